@@ -1,0 +1,64 @@
+# Needs make and a Python of 3.11 or newer, nothing else. Everything happens in .venv.
+# PYTHON=... chooses another interpreter, WORKERS=... how many processes run the tests.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench bench-resume bench-loop clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+WORKERS ?= auto
+PYTHON ?=
+
+help: ## List the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
+
+demo: $(INSTALLED) ## Train a small CNN on real images, with a live display and a report
+	@$(BIN)/stoker train examples/demo.py
+
+test: lint ## Everything that must hold; the same command CI runs
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+
+lint: $(INSTALLED) ## Style, formatting, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: bench-resume bench-loop ## All benchmarks; on an otherwise idle machine
+
+bench-resume: $(INSTALLED) ## Kill a run at random moments and compare the resumed weights, bit for bit
+	$(BIN)/python -m bench.resume.kill
+
+bench-loop: $(INSTALLED) ## What an update costs beyond plain PyTorch doing the same work [µs]
+	$(BIN)/python -m bench.loop_overhead
+
+clean: ## Remove the virtual environment and the tools' caches (runs stay)
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests bench examples -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# Reinstalled when the dependencies change; the package itself is installed in place, so its code needs no reinstall.
+$(INSTALLED): pyproject.toml constraints.txt
+	@set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		python=; \
+		for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+			if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+				python=$$candidate; break; \
+			fi; \
+		done; \
+		if [ -z "$$python" ]; then \
+			echo "Stoker needs Python 3.11 or newer with the modules venv and ensurepip; none of these is that:" \
+				"$(or $(PYTHON),python3.13 python3.12 python3.11 python3)." >&2; \
+			echo "Install one (Debian, Ubuntu: apt install python3 python3-venv)," \
+				"or name it: make $(or $(firstword $(MAKECMDGOALS)),test) PYTHON=/path/to/python3.12" >&2; \
+			exit 1; \
+		fi; \
+		echo "Making $(VENV) with $$("$$python" --version) ($$python)"; \
+		rm -rf $(VENV); \
+		"$$python" -m venv $(VENV); \
+	fi; \
+	echo "Installing Stoker and its dependencies (once, a few minutes)"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@

@@ -1,0 +1,51 @@
+"""Stoker: work out what a training job needs, train it at the limit of the device, and prove that it learned the same.
+
+Names are loaded on first use, so that `import stoker` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker import data, zoo
+    from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
+    from stoker.flow import Run, doctor, load, plan, report, train, verify
+    from stoker.jobs import EMA, SGD, Adam, AdamW, Job, Loss, holdout, schedules
+    from stoker.loading import transforms
+    from stoker.units import epochs, samples, seconds, updates
+
+_HOMES = {
+    "stoker.errors": ("BadJob", "BadRun", "DoesNotFit", "NoDevice", "RunFailed", "StokerError"),
+    "stoker.flow": ("Run", "doctor", "load", "plan", "report", "train", "verify"),
+    "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "Job", "Loss", "holdout"),
+    "stoker.units": ("epochs", "samples", "seconds", "updates"),
+}
+_MODULES = {
+    "data": "stoker.data",
+    "schedules": "stoker.jobs.schedules",
+    "transforms": "stoker.loading.transforms",
+    "zoo": "stoker.zoo",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DoesNotFit", "Job", "Loss", "NoDevice", "Run", "RunFailed",
+    "StokerError", "data", "doctor", "epochs", "holdout", "load", "plan", "report", "samples", "schedules", "seconds",
+    "train", "transforms", "updates", "verify", "zoo",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The public name `name`, loaded now."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

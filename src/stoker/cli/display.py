@@ -1,0 +1,212 @@
+"""Displays of a run while it happens: live in a terminal, plain lines elsewhere, or one JSON object a line.
+
+A display is a sink for events: it is called with each one, shows it, and decides nothing about training. What it writes
+to may vanish (a closed terminal, `| head`); it then falls silent, and training goes on.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TextIO, cast
+
+from rich.console import Console
+from rich.live import Live
+
+from stoker.records import Event, to_json
+from stoker.reporting.panel import closing, frame, permanent_lines
+from stoker.reporting.snapshot import Snapshot
+from stoker.reporting.telling import told
+
+REDRAWS_PER_S = 2.0
+"""How often the live display is drawn [1/s]; each drawing costs a few milliseconds of one core."""
+
+
+class Display(abc.ABC):
+    """A sink for events that shows them to someone; close it, or use it as a context manager."""
+
+    @abc.abstractmethod
+    def __call__(self, event: Event) -> None:
+        """Show what happened."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Leave the terminal as it was found; closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JsonDisplay(Display):
+    """One JSON object a line, flushed: `{"event": kind, "at": seconds since 1970, ...the event's fields}`.
+
+    Numbers that JSON cannot hold are the strings "nan", "inf" and "-inf".
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = _Outlet(stream)
+
+    def __call__(self, event: Event) -> None:
+        """Write the event as a line."""
+        fields = {name: value for name, value in event.fields.items() if name not in ("event", "at")}
+        document = to_json({"event": event.kind, "at": event.at, **fields})
+        self._stream.write_line(json.dumps(document, allow_nan=False))
+
+    def close(self) -> None:
+        """Nothing is held back: every line was flushed."""
+
+
+class PlainDisplay(Display):
+    """One line of text for each notable event, and for progress at most every `every_s` seconds of the run."""
+
+    def __init__(self, stream: TextIO, *, every_s: float = 10.0) -> None:
+        self._stream = _Outlet(stream)
+        self._every_s = every_s
+        self._shown_at = float("-inf")
+
+    def __call__(self, event: Event) -> None:
+        """Write a line if the event is worth one."""
+        if event.kind == "checkpointed":
+            return
+        if event.kind == "progress":
+            if event.at - self._shown_at < self._every_s:
+                return
+            self._shown_at = event.at
+        self._stream.write_line(told(event))
+        explanation = event.fields.get("explanation")
+        for line in explanation if event.kind == "planned" and isinstance(explanation, list | tuple) else ():
+            self._stream.write_line(f"  {line}")
+        if event.kind == "finished" and event.fields.get("report"):
+            self._stream.write_line(f"report: {event.fields['report']}")
+
+    def close(self) -> None:
+        """Nothing is held back: every line was flushed."""
+
+
+class LiveDisplay(Display):
+    """A panel that is redrawn in place, with a permanent line above it for what should stay readable.
+
+    Args:
+        console: where to draw; for people, so on standard error.
+        clock: seconds since 1970, as in `Event.at`; the time to go counts down by it between events.
+        redraws: whether a thread redraws twice a second; without, the panel changes only with events.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.time, redraws: bool = True) -> None:
+        self._console = console
+        self._clock = clock
+        self._snapshot = Snapshot()
+        self._is_closed = False
+        console.on_broken_pipe = self._fall_silent  # type: ignore[method-assign]  # rich's own would exit the process
+        self._live = Live(
+            console=console,
+            get_renderable=lambda: frame(self._snapshot, self._clock()),
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what a job prints lands above the panel, and still in a pipe
+        )
+        self._live.start(refresh=True)
+        self._redrawing = _Redrawing(self._live) if redraws else None
+
+    def __call__(self, event: Event) -> None:
+        """Fold the event into the panel, and print its permanent line if it has one."""
+        if self._is_closed:
+            return
+        self._snapshot = self._snapshot.after(event)
+        with _DRAWING:
+            for line in permanent_lines(event):
+                self._console.print(line)
+            if self._redrawing is None:
+                self._live.refresh()
+        if self._snapshot.is_over:
+            self.close()
+
+    def close(self) -> None:
+        """Take the panel away; a run that ended leaves its closing lines in its place."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._redrawing is not None:
+            self._redrawing.stop()
+        self._live.stop()
+        if self._snapshot.is_over:
+            self._console.print(closing(self._snapshot))
+
+    def _fall_silent(self) -> None:
+        self._console.quiet = True
+
+
+def choose_display(*, as_json: bool, stdout: TextIO, console: Console) -> Display:
+    """The display for where we are: JSON lines on standard output if asked for, else live or plain on `console`."""
+    if as_json:
+        return JsonDisplay(stdout)
+    return (
+        LiveDisplay(console)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainDisplay(cast("TextIO", console.file))
+    )
+
+
+_DRAWING = threading.RLock()
+"""Held while something is drawn, and while a process is forked: no worker may be born holding the terminal."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_DRAWING.acquire, after_in_parent=_DRAWING.release, after_in_child=_DRAWING.release)
+
+
+class _Redrawing(threading.Thread):
+    """Redraws a panel until stopped."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(name="stoker-display", daemon=True)
+        self._live = live
+        self._is_over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._is_over.wait(1 / REDRAWS_PER_S):
+            with _DRAWING:
+                if not self._is_over.is_set():
+                    self._live.refresh()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join()
+
+
+class _Outlet:
+    """A text stream that may be closed by its reader: from then on writing to it does nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+
+    def write_line(self, line: str) -> None:
+        if self._stream is None:
+            return
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads it, it cannot be written, or it was closed on our side
+            self._give_up(self._stream)
+
+    def _give_up(self, stream: TextIO) -> None:
+        """Let what is still buffered go nowhere, so that Python's flush at exit does not complain of the pipe again."""
+        self._stream = None
+        with suppress(OSError, ValueError):  # a stream without a descriptor has no flush at exit to fear
+            descriptor = stream.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

@@ -1,0 +1,247 @@
+"""The command line: it starts flows and renders records; it decides nothing about training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from stoker.errors import BadJob, StokerError
+from stoker.records import to_json
+
+if TYPE_CHECKING:
+    from stoker.jobs import Entry, Job
+
+_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="stoker",
+    help="Work out what a training job needs, train it at the limit of the device, and prove that it learned the same.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+runs_app = typer.Typer(help="List runs, or compare two.", add_completion=False)
+app.add_typer(runs_app, name="runs")
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A Python file with a function `job`.", show_default=False)]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of `job`; may be repeated.")
+]
+Place = Annotated[str, typer.Option("--on", metavar="PLACE", help="The device: here, cpu, cuda:0, …")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+RunWord = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, its name, or `latest`.")]
+
+
+@app.command()
+def doctor(
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even where a result is cached.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Tell what this machine is, and what it really reaches (about 10 s the first time, then cached)."""
+    with _reported(debug=debug):
+        from stoker import data, flow
+        from stoker.cli.doctor import doctor_document, look_around, render_doctor
+        from stoker.devices import watch_cpu
+
+        load = watch_cpu()
+        with _waiting("measuring what the devices reach", quiet=as_json):
+            devices, ceilings = flow.doctor(fresh=fresh)
+        around = look_around(data=data.whereabouts(), load=load)
+        if as_json:
+            _print_document(doctor_document(devices, ceilings, around))
+        else:
+            render_doctor(devices, ceilings, console=Console(), surroundings=around)
+
+
+@app.command()
+def plan(
+    job_file: JobFile,
+    settings: Settings = None,
+    on: Place = "here",
+    explain: Annotated[bool, typer.Option("--explain", help="Show what each rejected plan lost by.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Choose how to execute a job on a device, and forecast time and memory."""
+    with _reported(debug=debug):
+        from stoker import flow
+        from stoker.cli.plans import render_decision
+
+        job, entry = _load(job_file, settings)
+        with _waiting("trying plans", quiet=as_json):
+            decision = flow.plan(job, on=on, entry=entry)
+        if as_json:
+            _print_document(to_json(decision))
+        else:
+            render_decision(decision, Console(), explain=explain)
+
+
+@app.command()
+def train(
+    job_file: JobFile,
+    settings: Settings = None,
+    on: Place = "here",
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="The run's directory.")] = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Start another run even if one could be continued.")] = False,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Continue this run.")] = None,
+    fork: Annotated[str | None, typer.Option("--fork", metavar="RUN", help="Start from this run's state.")] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Plan a job, train it, report. The same command again continues what was cut off."""
+    with _reported(debug=debug):
+        if sum(bool(choice) for choice in (new, resume, fork)) > 1:
+            raise BadJob("--new, --resume and --fork exclude each other")
+        from stoker import flow, units
+        from stoker.cli.display import choose_display
+
+        job, entry = _load(job_file, settings)
+        with choose_display(as_json=as_json, stdout=sys.stdout, console=Console(stderr=True)) as display:
+            run = flow.train(
+                job,
+                on=on,
+                run_dir=run_dir,
+                plan=plan_file,
+                new=new,
+                resume=resume,
+                fork=fork,
+                checkpoint_every=None if checkpoint_every is None else units.seconds(checkpoint_every),
+                entry=entry,
+                sink=display,
+            )
+        if run.status == "unfinished":
+            raise typer.Exit(_INTERRUPTED)
+
+
+@app.command()
+def verify(
+    job_file: JobFile, settings: Settings = None, on: Place = "here", as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """Examine the exactness contract for a job: separable? exact on resume? equal under its plan?"""
+    with _reported(debug=debug):
+        from stoker import flow
+        from stoker.cli.verdicts import render_verdicts
+
+        job, entry = _load(job_file, settings)
+        with _waiting("examining the job", quiet=as_json):
+            verdicts = flow.verify(job, on=on, entry=entry)
+        if as_json:
+            _print_document({"verdicts": to_json(verdicts), "passed": all(v.passed for v in verdicts)})
+        else:
+            render_verdicts(job.name or job_file.stem, verdicts, console=Console())
+
+
+@app.command()
+def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
+    """Write a run's report anew, and show its summary."""
+    with _reported(debug=debug):
+        from stoker import flow
+        from stoker.reporting import summary_lines
+
+        path = flow.report(run)
+        record = flow.read_report(flow.load(run).directory)
+        if as_json:
+            _print_document({"report": str(path), "run": to_json(record.run)})
+            return
+        Console().print("\n".join(summary_lines(record)), highlight=False, markup=False)
+        Console().print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@runs_app.callback(invoke_without_command=True)
+def runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
+    """List the runs here, newest first."""
+    if context.invoked_subcommand is not None:
+        return
+    with _reported(debug=debug):
+        from stoker.cli.runs import render_runs, runs_document
+        from stoker.store import list_runs, runs_root
+
+        found = [(one.path, one.read_run(), one.read_spec()) for one in list_runs(runs_root())]
+        if as_json:
+            _print_document(runs_document(found))
+        else:
+            render_runs(found, Console())
+
+
+@runs_app.command("diff")
+def runs_diff(
+    first: Annotated[str, typer.Argument(metavar="A")],
+    second: Annotated[str, typer.Argument(metavar="B")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two runs: what was asked, how it was executed, what came of it."""
+    with _reported(debug=debug):
+        from stoker.cli.runs import diff_document, render_diff
+        from stoker.store import find_run, runs_root
+
+        sides = [_side(find_run(runs_root(), word)) for word in (first, second)]
+        if as_json:
+            _print_document(diff_document(*sides))
+        else:
+            render_diff(*sides, Console())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    app(args=None if arguments is None else list(arguments))
+
+
+def _load(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:
+    from stoker.jobs import load_job
+
+    pairs = {}
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise BadJob(f"--set {setting}: wanted NAME=VALUE")
+        pairs[name.strip()] = value
+    return load_job(path, pairs)
+
+
+@contextmanager
+def _reported(*, debug: bool) -> Iterator[None]:
+    """Show an error that a user can mend in words, and exit with its code."""
+    try:
+        yield
+    except StokerError as error:
+        if debug:
+            raise
+        console = Console(stderr=True, highlight=False)
+        console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
+        if error.remedy:
+            console.print(Text.assemble(("try:   ", "bold"), error.remedy), soft_wrap=True)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+@contextmanager
+def _waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    """A sign of life on standard error while something takes seconds."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} …"):
+        yield
+
+
+def _print_document(document: Any) -> None:
+    print(json.dumps(document, indent=2, ensure_ascii=False))

@@ -1,0 +1,82 @@
+"""How busy the CPU is with other people's work: what makes a measurement on this machine untrustworthy.
+
+Source: proc(5), `/proc/stat`: time spent in each state, in ticks of 1/sysconf(_SC_CLK_TCK) s, for each logical CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.devices.cpu import usable_cpus
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """Times since start-up on the CPUs this process may use [CPU-seconds]: busy, stolen by the host, and in all.
+
+    `own_s` is what this process and the children it has waited for used [CPU-seconds].
+    """
+
+    busy_s: float
+    stolen_s: float
+    total_s: float
+    own_s: float
+
+
+@dataclass(frozen=True)
+class CpuLoad:
+    """Fractions [0 to 1] of the usable CPUs' time that went to other processes here, and to the host's other guests."""
+
+    others: float
+    stolen: float
+
+
+def parse_stat(stat: str, cpus: Collection[int], *, ticks_per_s: int, own_s: float) -> CpuSample | None:
+    """A sample from the text of `/proc/stat`, of the CPUs numbered in `cpus`; None if none of them is listed."""
+    busy = stolen = total = 0
+    for line in stat.splitlines():
+        name, *ticks = line.split() or [""]
+        if not (name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus):
+            continue
+        # Guest time (the ninth and tenth number) is already counted as user time.
+        user, nice, system, idle, iowait, irq, softirq, steal = (int(t) for t in (ticks[:8] + ["0"] * 8)[:8])
+        busy += user + nice + system + irq + softirq
+        stolen += steal
+        total += user + nice + system + irq + softirq + steal + idle + iowait
+    if total == 0:
+        return None
+    return CpuSample(busy / ticks_per_s, stolen / ticks_per_s, total / ticks_per_s, own_s)
+
+
+def load_between(before: CpuSample, after: CpuSample) -> CpuLoad:
+    """What others used of the CPUs between two samples; ticks are coarse, so a tenth of a second or more apart."""
+    total = after.total_s - before.total_s
+    if total <= 0:
+        return CpuLoad(0.0, 0.0)
+    own = after.own_s - before.own_s
+    others = (after.busy_s - before.busy_s - own) / total
+    stolen = (after.stolen_s - before.stolen_s) / total
+    return CpuLoad(others=min(1.0, max(0.0, others)), stolen=min(1.0, max(0.0, stolen)))
+
+
+def sample_cpu() -> CpuSample | None:
+    """A sample now; None on systems without `/proc/stat`."""
+    try:
+        stat = Path("/proc/stat").read_text()
+    except OSError:
+        return None
+    spent = os.times()
+    own_s = spent.user + spent.system + spent.children_user + spent.children_system
+    return parse_stat(stat, usable_cpus(), ticks_per_s=os.sysconf("SC_CLK_TCK"), own_s=own_s)
+
+
+def watch_cpu(duration_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> CpuLoad | None:
+    """What others use of the CPUs during the next `duration_s` seconds; None on systems that do not tell."""
+    before = sample_cpu()
+    sleep(duration_s)
+    after = sample_cpu()
+    return load_between(before, after) if before and after else None

@@ -1,0 +1,95 @@
+"""Errors a user can act on.
+
+```
+StokerError                      exit  HTTP
+├── BadJob          the user's input is wrong            2   422
+├── DoesNotFit      no legal plan fits the device        3   409
+├── NoDevice        the place named by `--on` is absent  2   404
+├── RunFailed       training started and could not go on 4   500
+├── BadRun          a run directory cannot be used       2   409
+├── BadArtifact     an exported model cannot be used     2   422
+└── ServiceError    a service cannot answer              4   503
+```
+Every message says what is wrong with its numbers and what to do; the exit code and the HTTP status sit on the class,
+so that the command line and the web only render. A traceback of one of these is shown under `--debug` alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class StokerError(Exception):
+    """Something the user can mend. `message` says what is wrong, `remedy` what to do."""
+
+    exit_code: ClassVar[int] = 4
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        """The message, and the remedy on a line of its own."""
+        return self.message if self.remedy is None else f"{self.message}\n{self.remedy}"
+
+
+class BadJob(StokerError):
+    """The job file, its settings, its data or its functions cannot be used."""
+
+    exit_code = 2
+    http_status = 422
+
+
+class DoesNotFit(StokerError):
+    """No plan that keeps the contract fits the device."""
+
+    exit_code = 3
+    http_status = 409
+
+
+class NoDevice(StokerError):
+    """The place asked for is unknown, or is not attached to this machine."""
+
+    exit_code = 2
+    http_status = 404
+
+
+class RunFailed(StokerError):
+    """Training had started and could not go on; what was saved is intact."""
+
+    exit_code = 4
+    http_status = 500
+
+
+class BadRun(StokerError):
+    """A run directory is locked, damaged, of another job or of another version."""
+
+    exit_code = 2
+    http_status = 409
+
+
+class BadArtifact(StokerError):
+    """An exported model is damaged or of another version."""
+
+    exit_code = 2
+    http_status = 422
+
+
+class ServiceError(StokerError):
+    """A service cannot answer."""
+
+    exit_code = 4
+    http_status = 503
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most like `word` as ` Did you mean 'x'?`, or the whole list if none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean {close[0]!r}? Known: {', '.join(names)}."
+    return f"Known: {', '.join(names)}." if names else "There are none to choose from."

@@ -1,0 +1,86 @@
+"""A job made ready: its data, its identity, and whose fault it is when its code raises."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stoker.errors import BadJob, StokerError
+from stoker.jobs import Entry, Job
+from stoker.jobs.describe import describe_settings
+from stoker.jobs.extent import Extent
+from stoker.loading import Datasets, datasets_of
+from stoker.records import JobSpec
+from stoker.stepping import build_model, weights_digest
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job made ready: its identity and its data."""
+
+    job: Job
+    entry: Entry | None
+    spec: JobSpec
+    data: Datasets
+
+    @property
+    def extent(self) -> Extent:
+        """The shape of its run."""
+        return self.data.extent(self.job)
+
+
+def prepare(job: Job, entry: Entry | None = None) -> Prepared:
+    """The job's data and identity.
+
+    Raises:
+        BadJob: its data or its model cannot be used.
+    """
+    with users_code("making the job's data and model", entry):
+        data = datasets_of(job)
+        model = build_model(job)
+        stem = entry.path.stem if entry is not None else None
+        spec = JobSpec(
+            name=job.name or stem or type(model).__name__,
+            entry=None if entry is None else entry.path.name,
+            entry_digest=None if entry is None else entry.digest,
+            parameters={} if entry is None else entry.parameters,
+            settings=describe_settings(job),
+            data_class=data.train.data_class,
+            data_fingerprint=data.fingerprint(),
+            num_train=len(data.train),
+            weights_digest=weights_digest(model),
+        )
+    return Prepared(job, entry, spec, data)
+
+
+@contextmanager
+def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob) -> Iterator[None]:
+    """Turn an exception out of the user's model, loss or data into an error that names the user's own line."""
+    try:
+        yield
+    except StokerError:
+        raise
+    except Exception as problem:
+        where = _users_line(problem, entry)
+        summary = str(problem).strip().splitlines()
+        raise error(
+            f"{what} raised {type(problem).__name__}{where}: {summary[0] if summary else 'no message'}",
+            remedy="Run again with --debug for the whole traceback.",
+        ) from problem
+
+
+def _users_line(problem: Exception, entry: Entry | None) -> str:
+    """` (train_me.py, line 12: `…`)` where the traceback passes through the user's files."""
+    own, library = Path(__file__).parents[1], Path(torch.__file__).parent
+    folder = None if entry is None else entry.path.parent
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        path = Path(frame.filename)
+        is_users = folder is not None and path.is_relative_to(folder) and not path.is_relative_to(own)
+        if is_users or not (path.is_relative_to(own) or path.is_relative_to(library) or frame.filename.startswith("<")):
+            return f" ({path.name}, line {frame.lineno}: `{frame.line}`)"
+    return ""

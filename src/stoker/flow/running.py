@@ -1,0 +1,222 @@
+"""Training a job: choose the directory, plan, train, finish."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker import profiling, records, training
+from stoker.devices import attached_devices, resolve_place
+from stoker.errors import BadJob, BadRun, RunFailed, StokerError
+from stoker.flow.decision import decide, given_plan
+from stoker.flow.finishing import final_metrics, finish
+from stoker.flow.preparation import Prepared, prepare, users_code
+from stoker.flow.runs import JOB_COPY, Run
+from stoker.flow.starting import ready
+from stoker.jobs import Entry, Job
+from stoker.records import Coupling, Decision, Device, Event, Plan, Position
+from stoker.stepping import Step
+from stoker.store import (
+    CheckpointStore,
+    RunDirectory,
+    choose_directory,
+    find_run,
+    require_same_spec,
+    runs_root,
+    write_atomic,
+)
+from stoker.store.files import make_directories
+from stoker.training import Sink
+from stoker.units import Duration
+
+
+def train(
+    job: Job,
+    *,
+    on: str = "here",
+    run_dir: str | Path | None = None,
+    plan: str | Path | Plan | None = None,
+    new: bool = False,
+    resume: str | None = None,
+    fork: str | None = None,
+    checkpoint_every: Duration | None = None,
+    entry: Entry | None = None,
+    sink: Sink | None = None,
+) -> Run:
+    """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
+
+    Args:
+        job: what to learn.
+        on: the device: `here`, `cpu`, `cuda:1`, …
+        run_dir: the run's directory (default: named after the job, under `$STOKER_RUNS` or `./runs`).
+        plan: a plan, or a JSON file that holds one, instead of the planner's choice.
+        new: start another run even where one could be continued.
+        resume: continue this run, and no other.
+        fork: start from this run's last checkpoint, under a job that may have changed.
+        checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
+        entry: the job file it came from.
+        sink: receives every event.
+
+    Returns:
+        The run; its status is `unfinished` if it was asked to stop.
+
+    Raises:
+        BadJob, DoesNotFit, NoDevice: before anything was spent; no run is left behind.
+        BadRun: the run directory cannot be used, or is in use.
+        RunFailed: training could not go on; what was saved is intact.
+    """
+    prepared = prepare(job, entry)
+    device = resolve_place(on, attached_devices())
+    parent = find_run(runs_root(), fork) if fork is not None else None
+    directory, because = _choose(prepared, run_dir, resume, parent, new=new)
+    sinks: list[Sink] = [sink] if sink is not None else []
+    with ExitStack() as stack:
+        if not directory.is_run:
+            decision, coupling = _decide_and_tell(prepared, device, given_plan(plan), checkpoint_every, sinks, directory)
+            stack.enter_context(directory.locked())
+            _create(directory, prepared, device, decision, coupling, parent)
+        else:
+            stack.enter_context(directory.locked())
+            if plan is not None:
+                raise BadRun(f"{directory.name} goes on under the plan it began with",
+                             remedy="Drop --plan to continue it, or start another run with --new.")  # fmt: skip
+            _tell(sinks, "warned", message=because)
+        return _run(prepared, directory, sinks)
+
+
+def _choose(
+    prepared: Prepared, run_dir: str | Path | None, resume: str | None, parent: RunDirectory | None, *, new: bool
+) -> tuple[RunDirectory, str]:
+    """The directory to train in, and why."""
+    if resume is None:
+        choice = choose_directory(
+            runs_root(),
+            prepared.spec,
+            run_dir=None if run_dir is None else Path(run_dir),
+            new=new,
+            job_name=prepared.spec.name,
+            forked_from=None if parent is None else parent.name,
+        )
+        return choice.directory, choice.because
+    directory = find_run(runs_root(), resume)
+    run = directory.read_run()
+    require_same_spec(directory, prepared.spec)
+    if run.status == "finished":
+        raise BadRun(f"{run.name} is finished: there is nothing to resume",
+                     remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
+    return directory, f"{run.name} is continued, as asked."
+
+
+def _decide_and_tell(
+    prepared: Prepared,
+    device: Device,
+    given: Plan | None,
+    checkpoint_every: Duration | None,
+    sinks: Sequence[Sink],
+    directory: RunDirectory,
+) -> tuple[Decision, Coupling]:
+    if prepared.data.note:
+        _tell(sinks, "warned", message=prepared.data.note)
+    decision, coupling = decide(prepared, device, given)
+    if checkpoint_every is not None:
+        if checkpoint_every.unit != "seconds":
+            raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
+        best = decision.chosen
+        hurried = dataclasses.replace(best.plan, checkpoint_every_s=checkpoint_every.value)
+        candidates = (dataclasses.replace(best, plan=hurried), *decision.candidates[1:])
+        decision = dataclasses.replace(decision, candidates=candidates)
+    chosen = decision.chosen
+    _tell(
+        sinks, "planned", run=directory.name, plan=records.to_json(chosen.plan), took_s=decision.took_s,
+        forecast=records.to_json(chosen.forecast), explanation=list(decision.explanation), device=device.model,
+    )  # fmt: skip
+    return decision, coupling
+
+
+def _create(
+    directory: RunDirectory,
+    prepared: Prepared,
+    device: Device,
+    decision: Decision,
+    coupling: Coupling,
+    parent: RunDirectory | None,
+) -> None:
+    """Make the run on disk, with a copy of the job file and its local imports."""
+    run = records.Run(
+        name=directory.name,
+        status="unfinished",
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        spec_digest=prepared.spec.digest(),
+        total_samples=decision.chosen.forecast.total_samples,
+        forked_from=None if parent is None else parent.name,
+    )
+    RunDirectory.create(
+        directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,
+        environment=profiling.environment(device, decision.chosen.plan),
+    )  # fmt: skip
+    for name, text in (prepared.entry.sources if prepared.entry is not None else {}).items():
+        make_directories((directory.path / JOB_COPY / name).parent)
+        write_atomic(directory.path / JOB_COPY / name, text, what="the copy of the job file")
+
+
+def _run(prepared: Prepared, directory: RunDirectory, sinks: Sequence[Sink]) -> Run:
+    """Train, test and report the run in `directory`, whose lock is held, from where it is."""
+    decision, coupling = directory.read_decision(), directory.read_coupling()
+    if decision is None or coupling is None:
+        raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
+    chosen = decision.chosen
+
+    def sink(event: Event) -> None:
+        directory.append_event(event)
+        for one in sinks:
+            one(event)
+
+    store = CheckpointStore(directory.checkpoints)
+    with profiling.threads(chosen.plan.threads), training.stop_on_signals() as stop:
+        try:
+            with users_code("training", prepared.entry, RunFailed):
+                step = Step(prepared.job, chosen.plan, coupling)
+                loop, position = ready(prepared, directory, decision, step, store, sink, stop)
+                with profiling.PeakMemory(chosen.plan.device) as peak:
+                    position = loop.run(position)
+                if position.updates < loop.total_updates:
+                    return _stopped(directory, prepared, loop, position, stop.reason or "asked")
+                metrics = final_metrics(prepared, step, store, loop, sink)
+        except StokerError as error:
+            _failed(directory, store, error, sink)
+            raise
+        return finish(prepared, directory, step, loop, position, metrics, peak.num_bytes, sink)
+
+
+def _stopped(
+    directory: RunDirectory, prepared: Prepared, loop: training.Loop, position: Position, reason: str
+) -> Run:
+    """Leave the run to be continued."""
+    loop.telemetry.emit("stopped", reason=reason, samples=position.samples)
+    directory.write_run(
+        dataclasses.replace(
+            directory.read_run(), status="unfinished", samples=position.samples, updates=position.updates,
+            wall_s=loop.telemetry.wall_s,
+        )  # fmt: skip
+    )
+    return Run(directory, prepared.job)
+
+
+def _failed(directory: RunDirectory, store: CheckpointStore, error: StokerError, sink: Sink) -> None:
+    """Record the failure; a run that kept nothing leaves nothing."""
+    if not store.names():
+        directory.discard()
+        return
+    sink(Event(kind="stopped", at=time.time(), fields={"reason": error.message, "samples": 0}))
+    directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
+
+
+def _tell(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) -> None:
+    event = Event(kind=kind, at=time.time(), fields=fields)
+    for sink in sinks:
+        sink(event)

@@ -1,0 +1,132 @@
+"""Runs as people use them: metrics, model, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from stoker import records, reporting, training
+from stoker.errors import BadRun
+from stoker.jobs import Job, load_job
+from stoker.stepping import build_model
+from stoker.store import RunDirectory, find_run, runs_root, write_atomic
+
+WEIGHTS = "model.safetensors"
+"""The weights a finished run keeps, in its directory."""
+
+JOB_COPY = "job"
+"""The run's copy of its job file and local imports, in its directory."""
+
+
+class Run:
+    """A run on disk: its record, its metrics, its model."""
+
+    def __init__(self, directory: RunDirectory, job: Job | None = None) -> None:
+        self.directory = directory
+        self.record = directory.read_run()
+        self._job = job
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self.directory.path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.record.name
+
+    @property
+    def status(self) -> records.RunStatus:
+        """`finished`, `unfinished` or `failed`."""
+        return self.record.status
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Final metrics, such as `test/accuracy`; empty until the run is finished."""
+        return self.record.metrics
+
+    @property
+    def report_path(self) -> Path:
+        """The run's report, an HTML file."""
+        return self.directory.report_path
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights the run kept, by name; no code of the job runs.
+
+        Raises:
+            BadRun: the run is not finished, or its weights cannot be read.
+        """
+        path = self.path / WEIGHTS
+        if not path.is_file():
+            raise BadRun(f"{self.name} has no final weights: it is {self.status}",
+                         remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
+        try:
+            return safetensors.torch.load_file(path)
+        except safetensors.SafetensorError as error:
+            raise BadRun(f"{path} cannot be read: {error}") from error
+
+    def model(self, job: Job | None = None) -> torch.nn.Module:
+        """The trained model, in evaluation mode.
+
+        The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
+        job file, which then runs as code: load only runs you trust.
+
+        Raises:
+            BadRun: the run has no weights yet, or they do not fit the model.
+        """
+        model = build_model(job or self._job or self._job_from_copy())
+        training.load_weights(model, self.weights(), self.path / WEIGHTS)
+        return model.eval()
+
+    def __repr__(self) -> str:
+        """Name, status and metrics."""
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"<Run {self.name}: {self.status}{', ' if metrics else ''}{metrics}>"
+
+    def _job_from_copy(self) -> Job:
+        spec = self.directory.read_spec()
+        if spec.entry is None:
+            raise BadRun(f"{self.name} was made in Python, without a job file", remedy="Give it: run.model(job=…).")
+        settings = {name: _as_text(value) for name, value in spec.parameters.items() if value is not None}
+        return load_job(self.path / JOB_COPY / spec.entry, settings)[0]
+
+
+def load(where: str | Path, job: Job | None = None) -> Run:
+    """The run in a directory, or of that name.
+
+    Raises:
+        BadRun: there is none, or it is damaged.
+    """
+    return Run(find_run(runs_root(), str(where)), job)
+
+
+def report(where: str | Path) -> Path:
+    """Write a run's report anew; returns the HTML file.
+
+    Raises:
+        BadRun: there is no such run, or it is damaged.
+    """
+    directory = find_run(runs_root(), str(where))
+    write_atomic(directory.report_path, reporting.render_html(read_report(directory)), what="the report")
+    return directory.report_path
+
+
+def read_report(directory: RunDirectory) -> records.Report:
+    """Everything a report of the run shows."""
+    return records.Report(
+        run=directory.read_run(),
+        spec=directory.read_spec(),
+        decision=directory.read_decision(),
+        device=directory.read_device(),
+        environment=directory.read_environment(),
+        coupling=directory.read_coupling(),
+        events=directory.read_events(),
+    )
+
+
+def _as_text(value: records.codec.JSON) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,10 @@
+"""What a user writes: the Job and its parts. Live objects, no torch."""
+
+from stoker.jobs.job import EMA, LOSSES, METRICS, Holdout, Job, Loss, holdout
+from stoker.jobs.job_file import Entry, load_job
+from stoker.jobs.optimizers import SGD, Adam, AdamW, Optimizer
+
+__all__ = [
+    "EMA", "LOSSES", "METRICS", "SGD", "Adam", "AdamW", "Entry", "Holdout", "Job", "Loss", "Optimizer", "holdout",
+    "load_job",
+]  # fmt: skip

@@ -1,0 +1,172 @@
+"""Job: what is learned. Everything that changes the mathematics is here, and nothing that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from stoker.errors import BadJob, nearest
+from stoker.jobs.optimizers import Optimizer
+from stoker.jobs.schedules import Constant, Schedule
+from stoker.units import Duration, epochs
+
+if TYPE_CHECKING:
+    import torch
+
+LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1")
+METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "mse", "l1")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as a sum over what it counts (samples, or valid tokens) and that count; both may be tensors.
+
+    The update divides once, by the count of the whole optimiser batch.
+    """
+
+    sum: torch.Tensor
+    count: torch.Tensor | float
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """A share of the training data set aside, drawn by a keyed permutation of its indices."""
+
+    fraction: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction < 1:
+            raise ValueError(f"holdout takes the share of the data to set aside, between 0 and 1, got {self.fraction}")
+
+
+def holdout(fraction: float, *, seed: int = 0) -> Holdout:
+    """Set `fraction` of the training data aside for validation; the same samples for the same `seed`."""
+    return Holdout(fraction, seed)
+
+
+@dataclass(frozen=True)
+class EMA:
+    """An exponential moving average of the weights, taken after every update; what is evaluated and kept.
+
+    Early averages are shorter: the decay of update `t` is min(decay, (1 + t) / (10 + t)). Buffers are copied.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay < 1:
+            raise ValueError(f"the decay of an average lies between 0 and 1, got {self.decay}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Job:
+    """What is learned: a model, its data, and everything else that changes the mathematics.
+
+    Args:
+        model: a module, or a function of no arguments that makes one (called with its random draws fixed by `seed`).
+        data: training samples: a tuple or dict of tensors or NumPy arrays (first dimension: samples), a map-style
+            PyTorch dataset, or one of `stoker.data`.
+        loss: a name (see `LOSSES`); `loss(output, target)` giving one value per sample; `loss(model, batch)`, told by
+            its first parameter's name, giving `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe.
+        optimizer: `stoker.SGD`, `Adam`, `AdamW`, or a function from parameters to a `torch.optim.Optimizer`.
+        batch: the optimiser batch [samples]: what one update averages over.
+        until: how long to train: `stoker.epochs(5)`, `samples`, `updates`, or `seconds`.
+        valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint.
+        test: data of the same form, used once, at the end.
+        metrics: names (see `METRICS`), or functions like the loss whose values are summed over samples and divided by
+            their count; the first one chooses the best checkpoint (greater is better, except "mse", "l1" and "loss").
+        schedule: a function of progress (0 to 1) giving a factor of the learning rate; see `stoker.schedules`.
+        augment: random transforms of the inputs, in batches on the device; see `stoker.transforms`.
+        label_smoothing: share of the target spread over all classes (the two cross-entropies).
+        clip_norm: the gradient's global norm is scaled down to this.
+        penalty: a function of the model, added to the loss once per update.
+        ema: an average of the weights; a number is its decay.
+        coupling_group: samples whose statistics belong together in a model that couples samples (default: the batch).
+        loss_scope: "batch" declares a loss over the whole batch, such as a contrastive one.
+        inputs: which entries of a sample go into the model: keys of a dict or indices of a tuple (default: the first;
+            of a dict, all but the target).
+        target: which entry is the target (default: the last of a tuple; `target`, `label`, `labels` or `y` of a dict).
+        collate: makes a batch of a list of samples (map-style datasets; default: PyTorch's).
+        evaluate_every: how often `valid` is evaluated; always at the end too.
+        select: which weights the run keeps: those "best" on `valid`, or the "last".
+        seed: fixes the initial weights, the order, the augmentation and the model's own random draws.
+        name: what runs of this job are called.
+
+    Raises:
+        BadJob: a setting is of the wrong type or out of range.
+    """
+
+    model: torch.nn.Module | Callable[[], torch.nn.Module]
+    data: Any
+    loss: str | Callable[..., Any]
+    optimizer: Optimizer | Callable[[Any], torch.optim.Optimizer]
+    batch: int
+    until: Duration
+    valid: Any = None
+    test: Any = None
+    metrics: Sequence[str | Callable[..., Any]] = ()
+    schedule: Schedule = Constant()
+    augment: Sequence[Callable[..., Any]] = ()
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    penalty: Callable[[Any], Any] | None = None
+    ema: EMA | float | None = None
+    coupling_group: int | None = None
+    loss_scope: Literal["sample", "batch"] = "sample"
+    inputs: str | int | Sequence[str | int] | None = None
+    target: str | int | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    evaluate_every: Duration = epochs(1)
+    select: Literal["best", "last"] = "best"
+    seed: int = 0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ema, float):
+            object.__setattr__(self, "ema", EMA(self.ema))
+        for field_name, problem in _problems(self):
+            raise BadJob(f"Job({field_name}=…): {problem}")
+
+
+def _problems(job: Job) -> list[tuple[str, str]]:
+    """Settings that cannot be meant, with what is wrong about each."""
+    found: list[tuple[str, str]] = []
+
+    def check(field_name: str, is_right: object, problem: str) -> None:
+        if not is_right:
+            found.append((field_name, problem))
+
+    check("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}")
+    check("batch", _is_count(job.batch), f"wanted a positive whole number of samples, got {job.batch!r}")
+    check("until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}")
+    check("evaluate_every", isinstance(job.evaluate_every, Duration) and job.evaluate_every.unit != "seconds",
+          f"wanted epochs, samples or updates, got {job.evaluate_every!r}")  # fmt: skip
+    check("optimizer", isinstance(job.optimizer, Optimizer) or callable(job.optimizer),
+          f"wanted stoker.SGD, Adam, AdamW or a function from parameters to an optimiser, got {_kind(job.optimizer)}")  # fmt: skip
+    check("loss", callable(job.loss) or job.loss in LOSSES, f"{job.loss!r} is no loss. {nearest(str(job.loss), LOSSES)}")
+    for metric in job.metrics:
+        is_known = callable(metric) or metric in METRICS
+        check("metrics", is_known, f"{metric!r} is no metric. {nearest(str(metric), METRICS)}")
+    check("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}")
+    check("label_smoothing", 0 <= job.label_smoothing < 1, f"wanted a share in [0, 1), got {job.label_smoothing!r}")
+    check("clip_norm", job.clip_norm is None or job.clip_norm > 0, f"wanted a positive norm, got {job.clip_norm!r}")
+    group = job.coupling_group
+    check("coupling_group", group is None or (_is_count(group) and group <= job.batch),
+          f"wanted a number of samples up to the batch of {job.batch}, got {group!r}")  # fmt: skip
+    check("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}')
+    check("select", job.select in ("best", "last"), f'wanted "best" or "last", got {job.select!r}')
+    check("seed", 0 <= job.seed < 2**63, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}")
+    check("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid")
+    smoothing_means_something = job.label_smoothing == 0 or job.loss in ("cross_entropy", "token_cross_entropy")
+    check("label_smoothing", smoothing_means_something, f"goes with the cross-entropies, not with loss={job.loss!r}")
+    return found
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"

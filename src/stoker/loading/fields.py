@@ -1,0 +1,115 @@
+"""Which entries of a batch go into the model, and which is the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stoker.errors import BadJob, nearest
+
+Content = Any
+"""A batch as its collate function made it: a tensor, or a tuple, list or dict of tensors [B, ...]."""
+
+_TARGETS = ("target", "label", "labels", "y")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Keys of a dict or indices of a tuple; None stands for the defaults that `Job` states."""
+
+    inputs: str | int | Sequence[str | int] | None = None
+    target: str | int | None = None
+
+    def target_of(self, content: Content) -> Any:
+        """The target of a batch; None where it has none."""
+        if isinstance(content, Mapping):
+            key = self._target_key(content)
+            return None if key is None else content[key]
+        if isinstance(content, tuple | list):
+            if self.target is None:
+                return content[-1] if len(content) > 1 else None
+            return content[_place(self.target, content)]
+        return None
+
+    def call(self, model: Callable[..., Any], content: Content) -> Any:
+        """The model's output for a batch: one input by position, several by position (tuple) or by name (dict)."""
+        chosen = self._inputs_of(content)
+        if isinstance(chosen, dict):
+            return model(**chosen) if len(chosen) > 1 else model(*chosen.values())
+        return model(*chosen)
+
+    def map_inputs(self, content: Content, transform: Callable[[Any], Any]) -> Content:
+        """The batch with `transform` applied to its first input."""
+        if isinstance(content, Mapping):
+            first = next(iter(self._input_keys(content)))
+            return {key: transform(item) if key == first else item for key, item in content.items()}
+        if isinstance(content, tuple | list):
+            first = next(iter(self._input_places(content)))
+            return tuple(transform(item) if at == first else item for at, item in enumerate(content))
+        return transform(content)
+
+    def _inputs_of(self, content: Content) -> dict[str, Any] | tuple[Any, ...]:
+        if isinstance(content, Mapping):
+            return {str(key): content[key] for key in self._input_keys(content)}
+        if isinstance(content, tuple | list):
+            return tuple(content[at] for at in self._input_places(content))
+        return (content,)
+
+    def _target_key(self, content: Mapping[Any, Any]) -> Any:
+        if self.target is not None:
+            return _checked(self.target, content)
+        return next((key for key in _TARGETS if key in content), None)
+
+    def _input_keys(self, content: Mapping[Any, Any]) -> list[Any]:
+        if self.inputs is not None:
+            names = [self.inputs] if isinstance(self.inputs, str | int) else list(self.inputs)
+            return [_checked(name, content) for name in names]
+        target = self._target_key(content)
+        return [key for key in content if key != target]
+
+    def _input_places(self, content: Sequence[Any]) -> list[int]:
+        if self.inputs is None:
+            return [0]
+        places = [self.inputs] if isinstance(self.inputs, str | int) else list(self.inputs)
+        return [_place(place, content) for place in places]
+
+
+def _place(place: str | int, content: Sequence[Any]) -> int:
+    if not isinstance(place, int) or not 0 <= place < len(content):
+        raise BadJob(f"samples have entries 0 to {len(content) - 1}, there is no {place!r}")
+    return place
+
+
+def _checked(name: Any, content: Mapping[Any, Any]) -> Any:
+    if name not in content:
+        raise BadJob(f"samples have no entry {name!r}. {nearest(str(name), map(str, content))}")
+    return name
+
+
+def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Content:
+    """`content` with `change` applied to every tensor in it; other leaves stay."""
+    if isinstance(content, torch.Tensor):
+        return change(content)
+    if isinstance(content, Mapping):
+        return {key: map_tensors(item, change) for key, item in content.items()}
+    if isinstance(content, tuple) and hasattr(content, "_fields"):
+        return type(content)(*(map_tensors(item, change) for item in content))
+    if isinstance(content, tuple | list):
+        return type(content)(map_tensors(item, change) for item in content)
+    return content
+
+
+def cut(content: Content, start: int, stop: int, size: int) -> Content:
+    """Samples start..stop of a batch of `size`: tensors along dimension 0, lists of `size` items likewise."""
+    if isinstance(content, torch.Tensor):
+        return content[start:stop] if content.dim() and content.shape[0] == size else content
+    if isinstance(content, Mapping):
+        return {key: cut(item, start, stop, size) for key, item in content.items()}
+    if isinstance(content, list) and len(content) == size and not any(isinstance(c, torch.Tensor) for c in content):
+        return content[start:stop]
+    if isinstance(content, tuple | list):
+        return tuple(cut(item, start, stop, size) for item in content)
+    return content

@@ -1,0 +1,74 @@
+"""The order of samples: a keyed permutation of each epoch, computed at any position without what came before.
+
+What: a Feistel network over the smallest power of two that holds the indices, walked until the result is one of them.
+Use when: samples are indexed. Costs: a few hash rounds a sample, no memory but one block of the order.
+Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", https://doi.org/10.1007/3-540-45760-7_9
+(cycle walking); rounds here are SplitMix64, which mixes well but resists no attacker.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.loading.keys import Keys, Stream, key_of, mix_keys
+
+_ROUNDS = 6
+_BLOCK = 2**16
+
+Indices = npt.NDArray[np.int64]
+
+
+class KeyedPermutation:
+    """A permutation of range(`size`) chosen by `key`, evaluated wherever it is asked for."""
+
+    def __init__(self, size: int, key: int) -> None:
+        self.size = size
+        bits = max(2, (size - 1).bit_length())
+        self._low_bits = np.uint64(bits // 2)
+        self._low_mask = np.uint64((1 << (bits // 2)) - 1)
+        self._high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
+        self._keys = [np.uint64(key_of(Stream.ORDER, key, turn)) for turn in range(_ROUNDS)]
+
+    def __call__(self, positions: Indices) -> Indices:
+        """The indices [B] at these positions [B], each in range(size)."""
+        out = self._network(positions.astype(np.uint64))
+        outside = np.flatnonzero(out >= self.size)
+        while outside.size:
+            out[outside] = self._network(out[outside])
+            outside = outside[out[outside] >= self.size]
+        return out.astype(np.int64)
+
+    def _network(self, x: Keys) -> Keys:
+        high, low = x >> self._low_bits, x & self._low_mask
+        for turn, key in enumerate(self._keys):
+            if turn % 2:
+                low = low ^ (mix_keys(high + key) & self._low_mask)
+            else:
+                high = high ^ (mix_keys(low + key) & self._high_mask)
+        return (high << self._low_bits) | low
+
+
+class EpochOrder:
+    """The order of samples in every epoch of a run, from (seed, epoch, position) alone."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size
+        self.seed = seed
+        self._block: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Sample indices at positions start..stop of `epoch`."""
+        first = self._block_of(epoch, start // _BLOCK)
+        offset = start % _BLOCK
+        found = first[offset : offset + stop - start]
+        if len(found) == stop - start:
+            return found
+        return np.concatenate([found, self.indices(epoch, start + len(found), stop)])
+
+    def _block_of(self, epoch: int, block: int) -> Indices:
+        if self._block[:2] != (epoch, block):
+            permutation = KeyedPermutation(self.size, key_of(Stream.ORDER, self.seed, epoch))
+            positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.size), dtype=np.int64)
+            self._block = (epoch, block, permutation(positions))
+        return self._block[2]

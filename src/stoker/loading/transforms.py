@@ -1,0 +1,69 @@
+"""Random transforms of inputs, in batches on the device, drawn per sample from (seed, epoch, index).
+
+A transform is a callable `(inputs_BCHW, draw) -> inputs_BCHW`. All its randomness comes from `draw`, so that a sample is
+augmented alike whatever micro-batch, worker or process it passes through.
+Shapes: B samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stoker.loading.keys import Keys, Stream, key_of, keys_of_samples, mix_keys
+from stoker.loading.order import Indices
+
+
+class Draw:
+    """Random numbers for each sample of a batch; every call draws anew."""
+
+    def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
+        self._keys = keys_of_samples(key_of(Stream.AUGMENT, seed, epoch), indices)
+        self._device = device
+
+    def _bits(self) -> Keys:
+        self._keys = mix_keys(self._keys + np.uint64(1))
+        return self._keys
+
+    def uniform(self) -> torch.Tensor:
+        """A float32 [B] in [0, 1), a multiple of 2^-24."""
+        return torch.from_numpy((self._bits() >> np.uint64(40)).astype(np.float32) / np.float32(2**24)).to(self._device)
+
+    def integers(self, low: int, high: int) -> torch.Tensor:
+        """An int64 [B] with low <= value <= high, all equally likely (to within 2^-32)."""
+        scaled = ((self._bits() >> np.uint64(32)) * np.uint64(high - low + 1)) >> np.uint64(32)
+        return torch.from_numpy(scaled.astype(np.int64) + low).to(self._device)
+
+
+@dataclass(frozen=True)
+class RandomFlip:
+    """Mirror an image left to right with probability `p`."""
+
+    p: float = 0.5
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, some mirrored."""
+        mirrored_B = draw.uniform() < self.p
+        return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
+
+
+@dataclass(frozen=True)
+class RandomShift:
+    """Move an image by up to `pixels` in each direction; what comes in is `fill`."""
+
+    pixels: int
+    fill: float = 0.0
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, moved."""
+        B, C, H, W = x_BCHW.shape
+        reach = self.pixels
+        padded = torch.nn.functional.pad(x_BCHW, (reach, reach, reach, reach), value=self.fill)
+        top_B, left_B = draw.integers(0, 2 * reach), draw.integers(0, 2 * reach)
+        rows_BH = top_B[:, None] + torch.arange(H, device=x_BCHW.device)
+        columns_BW = left_B[:, None] + torch.arange(W, device=x_BCHW.device)
+        flat_BP = (rows_BH[:, :, None] * (W + 2 * reach) + columns_BW[:, None, :]).view(B, 1, H * W)
+        moved = padded.reshape(B, C, -1).gather(2, flat_BP.expand(B, C, H * W))
+        return moved.view(B, C, H, W)

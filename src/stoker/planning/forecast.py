@@ -1,0 +1,65 @@
+"""From a short trial to a forecast of the whole run."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from stoker.records import Estimate, Forecast, Measurement, Profile
+
+_DRIFT = 0.10
+"""Share by which a machine's speed drifts between a trial and the run, beyond the trial's own spread (shared cores)."""
+
+_COPY_BYTES_PER_S = 2e9
+"""What copying a state for a checkpoint reaches at least; a floor, used for so small a share that it need not be measured."""
+
+
+@dataclass(frozen=True)
+class Extents:
+    """How much there is to do: samples, updates, evaluations."""
+
+    total_samples: int
+    total_updates: int
+    evaluations: int
+
+
+def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forecast:
+    """What the run will need if the device goes on as in the trial."""
+    update_s = _from_samples(measured.update_s)
+    per_sample = update_s.scaled(1 / measured.samples_per_update)
+    evaluated = extents.evaluations * profile.num_valid + profile.num_test
+    evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
+    training = per_sample.scaled(extents.total_samples, "s")
+    checkpoint_s = Estimate(
+        value=measured.state_bytes / _COPY_BYTES_PER_S, low=0.0, high=3 * measured.state_bytes / _COPY_BYTES_PER_S,
+        unit="s", basis="roofline",
+    )  # fmt: skip
+    saves = extents.evaluations + training.value / measured.plan.checkpoint_every_s
+    total = training.value + measured.evaluate_s_per_sample * evaluated + saves * checkpoint_s.value
+    spread = (training.low / training.value, training.high / training.value)
+    return Forecast(
+        update_s=update_s,
+        samples_per_s=Estimate(
+            value=1 / per_sample.value, low=1 / per_sample.high, high=1 / per_sample.low, unit="samples/s",
+            basis="measured here",
+        ),
+        evaluate_s=evaluate_s,
+        checkpoint_s=checkpoint_s,
+        total_s=Estimate(value=total, low=total * spread[0], high=total * spread[1], unit="s", basis="measured here"),
+        peak_bytes=_around(float(measured.peak_bytes), 0.15, "bytes"),
+        total_samples=extents.total_samples,
+        total_updates=extents.total_updates,
+        gradient_error=measured.gradient_error,
+    )  # fmt: skip
+
+
+def _from_samples(times_s: tuple[float, ...]) -> Estimate:
+    """The median of single updates, between its quartiles widened by drift."""
+    middle = statistics.median(times_s)
+    quartiles = statistics.quantiles(times_s, n=4) if len(times_s) > 1 else [middle] * 3
+    low, high = min(quartiles[0], middle) * (1 - _DRIFT), max(quartiles[2], middle) * (1 + _DRIFT)
+    return Estimate(value=middle, low=low, high=high, unit="s", basis="measured here")
+
+
+def _around(value: float, share: float, unit: str) -> Estimate:
+    return Estimate(value=value, low=value * (1 - share), high=value * (1 + share), unit=unit, basis="measured here")

@@ -1,0 +1,251 @@
+"""What a device really reaches: matrix products per dtype and memory bandwidths, in some ten seconds.
+
+Method: everything to be timed is a `Probe`, a function and the FLOPs or bytes of one call. Probes take turns in rounds,
+so that a burst of other work on the machine hits all of them alike. In its turn a probe is called over and over for a
+slice of time, and the slice counts by its median; over rounds and sizes the best slice is the ceiling. The median of
+everything would report a busy neighbour, the shortest call a lucky reading of the clock. Matrices grow until a call
+takes half a slice: large enough to reach the plateau, and a slow device still ends in time.
+
+A finer calibration is more probes for the same `best_rates`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import mmap
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
+
+from stoker.errors import NoDevice
+from stoker.records import Ceilings, Device
+from stoker.units import MIB
+
+ROUNDS = 4
+LONGEST_SLICE_S = 0.25
+SLICES_IN_BUDGET = 60
+MOST_READINGS = 1000
+GEMM_SIZES = (512, 1024, 2048, 4096, 8192)
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Something to time: one `run` is `work` [FLOPs or bytes] towards `quantity`, such as `gemm/bf16`."""
+
+    quantity: str
+    work: float
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Times calls. `clock` reads seconds; `finish` waits for what calls have started, on devices that work aside.
+
+    `calls_last_s` is how long calls are timed together [s]: 0 times each alone, more hides the cost of waiting.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    finish: Callable[[], object] = lambda: None
+    calls_last_s: float = 0.0
+
+    def seconds(self, run: Callable[[], object], calls: int = 1) -> float:
+        """Time of one of `calls` calls [s]."""
+        started = self.clock()
+        for _ in range(calls):
+            run()
+        self.finish()
+        return (self.clock() - started) / calls
+
+    def median_seconds(self, run: Callable[[], object], slice_s: float) -> float:
+        """Median time of a call [s] over `slice_s` seconds of calling, at least two readings."""
+        started = self.clock()
+        first = max(self.seconds(run), 1e-9)
+        calls = max(1, min(100, math.ceil(self.calls_last_s / first)))
+        readings = [self.seconds(run, calls)]
+        while self.clock() - started < slice_s and len(readings) < MOST_READINGS:
+            readings.append(self.seconds(run, calls))
+        return max(statistics.median(readings if calls > 1 else [first, *readings]), 1e-9)
+
+
+def measure_ceilings(
+    device: Device,
+    *,
+    threads: int | None = None,
+    budget_s: float = 15.0,
+    clock: Callable[[], float] = time.perf_counter,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Ceilings:
+    """Measure what `device` reaches now; PyTorch's settings and random state are as before afterwards.
+
+    Args:
+        device: an attached device.
+        threads: threads PyTorch computes with; if None, the device's cores (on a GPU they stay as they are).
+        budget_s: time it should take at most [s]; one round is always done, whatever it takes.
+        clock: reads seconds.
+        now: reads the date.
+
+    Returns:
+        Rates in FLOP/s (a product of n x n matrices is 2 n^3 FLOPs) and bytes/s (a copy is bytes read plus bytes
+        written; host to device is the bytes that cross).
+
+    Raises:
+        NoDevice: PyTorch cannot compute on the device.
+        ValueError: `threads` is below 1, or `budget_s` is not positive.
+    """
+    if (threads is not None and threads < 1) or not budget_s > 0:
+        raise ValueError(f"threads must be at least 1 and budget_s positive, got {threads} and {budget_s}")
+    _require(device)
+    started = clock()
+    slice_s = min(LONGEST_SLICE_S, budget_s / SLICES_IN_BUDGET)
+    watch = _stopwatch(device, clock)
+    with _settings(threads or (device.cores if device.kind == "cpu" else None)), torch.inference_mode():
+        probes = [*gemm_probes(device, watch, slice_s), *copy_probes(device)]
+        rates = best_rates(probes, watch, slice_s=slice_s, deadline_s=started + budget_s)
+        num_threads = torch.get_num_threads()
+    return Ceilings(
+        device=device,
+        threads=num_threads,
+        gemm_flops={name.removeprefix("gemm/"): rate for name, rate in rates.items() if name.startswith("gemm/")},
+        copy_bytes_per_s=rates["copy"],
+        fresh_copy_bytes_per_s=rates["fresh copy"],
+        host_to_device_bytes_per_s=rates.get("host to device"),
+        took_s=clock() - started,
+        measured_at=now().isoformat(timespec="seconds"),
+        torch_version=torch.__version__,
+    )
+
+
+def best_rates(
+    probes: Sequence[Probe], watch: Stopwatch, *, slice_s: float, deadline_s: float, rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Best rate [work/s] of each quantity over its probes and over `rounds` turns of each.
+
+    Args:
+        probes: what to time; several may belong to one quantity.
+        watch: the stopwatch.
+        slice_s: length of a turn [s].
+        deadline_s: reading of the clock after which no further round begins.
+        rounds: turns of each probe, at most.
+    """
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        for probe in probes:
+            rate = probe.work / watch.median_seconds(probe.run, slice_s)
+            best[probe.quantity] = max(rate, best.get(probe.quantity, 0.0))
+        if watch.clock() >= deadline_s:
+            break
+    return best
+
+
+def gemm_probes(device: Device, watch: Stopwatch, slice_s: float) -> list[Probe]:
+    """Square matrix products: fp32 and bf16 always, tf32 and fp16 where the device multiplies them natively."""
+    native = set(device.fast_dtypes)
+    names = [name for name in _DTYPES if name in ("fp32", "bf16") or name in native]
+    return [probe for name in names for probe in _gemm_plateau(device, name, watch, slice_s)]
+
+
+def copy_probes(device: Device) -> list[Probe]:
+    """Copies of a buffer larger than any cache: over memory in use, into fresh memory, and from the host to a GPU."""
+    num_bytes = copy_buffer_bytes(device)
+    source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device.torch_name)
+    target = torch.zeros_like(source)
+    fresh = _into_fresh_cpu_memory if device.kind == "cpu" else _into_fresh_cuda_memory
+    probes = [
+        Probe("copy", 2 * source.nbytes, functools.partial(target.copy_, source)),
+        Probe("fresh copy", 2 * source.nbytes, functools.partial(fresh, source)),
+    ]
+    if device.kind == "cuda":
+        host = torch.ones(64 * MIB, dtype=torch.float32, pin_memory=True)
+        here = torch.empty_like(host, device=device.torch_name)
+        probes.append(Probe("host to device", host.nbytes, functools.partial(here.copy_, host, non_blocking=True)))
+    return probes
+
+
+def copy_buffer_bytes(device: Device) -> int:
+    """Size of the copied buffer [bytes]: 16 MiB a core, more than the cache of any CPU sold; 256 MiB to 1 GiB.
+
+    A small machine is not filled for it: at most 1/32 of the memory.
+    """
+    wanted = max(256 * MIB, min(1024 * MIB, 16 * MIB * device.cores))
+    return min(wanted, max(4 * MIB, device.memory_bytes // 32)) if device.memory_bytes else wanted
+
+
+def _gemm_plateau(device: Device, name: str, watch: Stopwatch, slice_s: float) -> list[Probe]:
+    """The two largest products of a dtype that fit in a slice; the smallest product in any case."""
+    kept: list[Probe] = []
+    for size in GEMM_SIZES:
+        kept.append(_gemm(device, name, size))
+        watch.seconds(kept[-1].run)  # Kernels are compiled, chosen or loaded at the first call.
+        # The next size has twice the rows, columns and depth: eight times the work.
+        if 8 * watch.seconds(kept[-1].run) > slice_s / 2:
+            break
+    return kept[-2:]
+
+
+def _gemm(device: Device, name: str, size: int) -> Probe:
+    """A product of two random matrices. Random, because GPUs draw less power, and run faster, on zeros."""
+    dtype = _DTYPES[name]
+    random = torch.Generator(device=device.torch_name).manual_seed(0)
+    a, b = (torch.randn(size, size, generator=random, device=device.torch_name).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def run() -> None:
+        if device.kind == "cuda" and dtype is torch.float32:
+            torch.backends.cuda.matmul.fp32_precision = "tf32" if name == "tf32" else "ieee"
+        torch.mm(a, b, out=out)
+
+    return Probe(f"gemm/{name}", 2.0 * size**3, run)
+
+
+def _into_fresh_cpu_memory(source: torch.Tensor) -> None:
+    """Copy into pages the kernel has to hand out first, whatever an allocator would have kept for reuse."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        pages = mmap.mmap(-1, source.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        torch.frombuffer(pages, dtype=source.dtype).copy_(source)
+    else:
+        torch.empty_like(source).copy_(source)
+
+
+def _into_fresh_cuda_memory(source: torch.Tensor) -> None:
+    """Copy into memory the driver has to allocate first, because PyTorch's cache is emptied."""
+    torch.cuda.empty_cache()
+    torch.empty_like(source).copy_(source)
+
+
+def _require(device: Device) -> None:
+    """Raise where PyTorch cannot compute on the device."""
+    if device.kind == "cuda" and not (torch.cuda.is_available() and device.index < torch.cuda.device_count()):
+        raise NoDevice(
+            f"PyTorch {torch.__version__} cannot use {device.torch_name} ({device.model}); "
+            f"it sees {torch.cuda.device_count()} CUDA devices.",
+            remedy="Install a CUDA build of PyTorch that fits the driver, or use `--on cpu`.",
+        )
+
+
+def _stopwatch(device: Device, clock: Callable[[], float]) -> Stopwatch:
+    """A stopwatch for the device: a GPU works aside, so calls are timed some together and waited for."""
+    if device.kind == "cpu":
+        return Stopwatch(clock)
+    return Stopwatch(clock, functools.partial(torch.cuda.synchronize, device.torch_name), calls_last_s=5e-3)
+
+
+@contextlib.contextmanager
+def _settings(threads: int | None) -> Iterator[None]:
+    """Compute with `threads` threads inside; put back threads and the precision of GPU products."""
+    threads_before = torch.get_num_threads()
+    precision_before = torch.backends.cuda.matmul.fp32_precision
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+        torch.backends.cuda.matmul.fp32_precision = precision_before

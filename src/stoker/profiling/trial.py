@@ -1,0 +1,142 @@
+"""Trying a plan for a few updates on the device, with the job's own batches, on a model that is thrown away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import torch
+
+from stoker.errors import DoesNotFit
+from stoker.jobs import Job
+from stoker.loading import Batch, BatchSource, Datasets, in_order
+from stoker.profiling.memory import PeakMemory
+from stoker.records import Coupling, Measurement, Plan, Position
+from stoker.stepping import Step, bytes_of
+
+_FEWEST, _MOST = 3, 30
+_COMPARED_BATCHES = 3
+
+
+def try_plan(
+    job: Job,
+    plan: Plan,
+    coupling: Coupling,
+    data: Datasets,
+    *,
+    budget_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measurement:
+    """Train a throw-away model under `plan` for about `budget_s` seconds, at least three updates where there are three.
+
+    Raises:
+        RunFailed: the loss is not finite.
+        BadJob: the data do not fit the model or the loss.
+        DoesNotFit: the device ran out of memory.
+    """
+    started = clock()
+    with threads(plan.threads), PeakMemory(plan.device) as peak:
+        try:
+            step, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
+            evaluate_s = _evaluation_time(step, data, clock)
+            error = None if plan.precision == "fp32" else gradient_error(job, plan, coupling, data)
+        except (torch.OutOfMemoryError, MemoryError) as problem:
+            raise DoesNotFit(f"{plan.in_words()} ran out of memory on {plan.device}: {problem}") from problem
+    state = [tensor for values in step.optimizer.state.values() for tensor in values.values()]
+    held = [*step.model.state_dict().values(), *(t for t in state if isinstance(t, torch.Tensor))]
+    averages = [] if step.average is None else list(step.average.weights.values())
+    return Measurement(
+        plan=plan,
+        samples_per_update=min(job.batch, len(data.train)),
+        update_s=tuple(times),
+        evaluate_s_per_sample=evaluate_s,
+        peak_bytes=peak.num_bytes,
+        state_bytes=bytes_of([*held, *averages]) + bytes_of(step.model.parameters()),
+        took_s=clock() - started,
+        gradient_error=error,
+    )
+
+
+def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> float:
+    """Relative error of the gradient under `plan` against fp32 from the same state: the worst of three batches.
+
+    The norm of the difference over the norm of the fp32 gradient, over all parameters together.
+    """
+    plain = Plan(device=plan.device, micro_batch=plan.micro_batch, threads=plan.threads, loader="inline")
+    steps = [Step(job, one, coupling) for one in (plan, plain)]
+    worst = 0.0
+    sources = [_source(step, data, plain) for step in steps]
+    updates = range(min(_COMPARED_BATCHES, data.extent(job).updates_per_epoch))
+    streams = [source.batches(Position(), len(updates)) for source in sources]
+    for update, pair in zip(updates, zip(*streams, strict=True), strict=True):
+        ours, theirs = (_gradient_of(step, batch, update) for step, batch in zip(steps, pair, strict=True))
+        worst = max(worst, float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)))
+    return worst
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Run with `count` intra-op threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed_updates(
+    job: Job, plan: Plan, coupling: Coupling, data: Datasets, budget_s: float, clock: Callable[[], float]
+) -> tuple[Step, list[float]]:
+    """The step after a few updates, and the time of each but the first [s]."""
+    step = Step(job, plan, coupling)
+    total = max(2, data.extent(job).updates_per_epoch)
+    times: list[float] = []
+    with closing(_source(step, data, plan).batches(Position(), min(total, _MOST + 1))) as batches:
+        mark = begun = clock()
+        for update, batch in enumerate(batches):
+            step.update(batch, update, update / total)
+            _wait_for(step.device)
+            now = clock()
+            times.append(now - mark)
+            mark = now
+            if update >= _FEWEST and now - begun > budget_s:
+                break
+    return step, times[1:] or times
+
+
+def _evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> float:
+    """Seconds to evaluate one sample, from one batch."""
+    samples = data.valid or data.test
+    if samples is None:
+        return 0.0
+    batch = next(_source_in_order(step, data))
+    with step.evaluation() as measure:
+        measure(batch.cut(0, batch.size), batch.size)
+        started = clock()
+        measure(batch.cut(0, batch.size), batch.size)
+        _wait_for(step.device)
+        return (clock() - started) / batch.size
+
+
+def _source(step: Step, data: Datasets, plan: Plan) -> BatchSource:
+    pipeline = step.pipeline(data.train, augmented=True)
+    return BatchSource(data.train, pipeline, data.extent(step.job), step.job.seed, plan)
+
+
+def _source_in_order(step: Step, data: Datasets) -> Iterator[Batch]:
+    samples = data.valid or data.test or data.train
+    return in_order(samples, step.pipeline(samples, augmented=False), step.plan.micro_batch)
+
+
+def _gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
+    step.gradients(batch, update)
+    gradients = [p.grad.reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
+    step.optimizer.zero_grad(set_to_none=True)
+    return torch.cat(gradients)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,151 @@
+"""The one JSON codec: frozen dataclasses to JSON and back, each with its schema version.
+
+A document is an object with two extra keys, `record` (the class) and `schema` (its version). Reading checks both, checks
+every value against the field's type, and names the path of what does not fit. Floats that JSON cannot hold are written
+as the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import types
+import typing
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
+
+JSON = Any
+"""A value `json` can write: None, bool, int, float, str, list or dict of the same."""
+
+
+class Record(Protocol):
+    """A frozen dataclass with a schema version that is raised when its fields change meaning."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    schema: ClassVar[int]
+
+
+R = TypeVar("R")
+
+
+def to_json(value: object) -> JSON:
+    """Plain JSON values of a record, or of records inside lists, tuples and dicts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        schema = getattr(value, "schema", None)
+        return fields if schema is None else {"record": type(value).__name__, "schema": schema, **fields}
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} has no place in a record: {value!r}")
+
+
+def dumps(value: object, *, indent: int | None = 2) -> str:
+    """A record as JSON text."""
+    return json.dumps(to_json(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def loads(text: str | bytes, record: type[R]) -> R:
+    """A record from JSON text.
+
+    Raises:
+        ValueError: not JSON, another record, another schema version, or a field that does not fit (its path is named).
+    """
+    return from_json(json.loads(text), record)
+
+
+def from_json(value: JSON, record: type[R]) -> R:
+    """A record from plain JSON values; see `loads`."""
+    decoded: R = _decode(value, record, record.__name__)
+    return decoded
+
+
+def digest(value: object) -> str:
+    """SHA-256 (hex) of the canonical JSON of `value`: equal content, equal digest, whatever the key order."""
+    text = json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _hints(record: type) -> dict[str, Any]:
+    return typing.get_type_hints(record)
+
+
+def _decode(value: JSON, wanted: Any, path: str) -> Any:
+    """`value` as the type `wanted`; `path` says where we are in the document."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted is Any:
+        return value
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+        return _decode_record(value, wanted, path)
+    if origin in (Union, types.UnionType):
+        return _decode_union(value, arguments, path)
+    if origin is Literal:
+        return value if value in arguments else _misfit(value, f"one of {list(arguments)}", path)
+    if origin is tuple and isinstance(value, list):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_decode(item, arguments[0], f"{path}[{i}]") for i, item in enumerate(value))
+        if len(arguments) == len(value):
+            return tuple(_decode(v, t, f"{path}[{i}]") for i, (v, t) in enumerate(zip(value, arguments, strict=True)))
+    if origin is dict and isinstance(value, dict):
+        return {key: _decode(item, arguments[1], f"{path}.{key}") for key, item in value.items()}
+    if wanted is float:
+        return _decode_float(value, path)
+    if isinstance(wanted, type) and type(value) is wanted:
+        return value
+    return _misfit(value, str(wanted), path)
+
+
+def _decode_union(value: JSON, choices: tuple[Any, ...], path: str) -> Any:
+    if value is None and types.NoneType in choices:
+        return None
+    problems: list[str] = []
+    for choice in (c for c in choices if c is not types.NoneType):
+        try:
+            return _decode(value, choice, path)
+        except ValueError as problem:
+            problems.append(str(problem))
+    raise ValueError(problems[0] if len(problems) == 1 else f"{path}: {' / '.join(problems)}")
+
+
+def _decode_float(value: JSON, path: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    return float(_misfit(value, "a number", path))
+
+
+def _decode_record(value: JSON, record: type, path: str) -> Any:
+    if not isinstance(value, dict):
+        return _misfit(value, f"an object ({record.__name__})", path)
+    content = dict(value)
+    schema = getattr(record, "schema", None)
+    if schema is not None:
+        name, version = content.pop("record", None), content.pop("schema", None)
+        if name != record.__name__:
+            raise ValueError(f"{path}: this is a {name!r} record, wanted {record.__name__!r}")
+        if version != schema:
+            raise ValueError(f"{path}: schema version {version!r}, this Stoker reads version {schema}")
+    known = {f.name: f for f in dataclasses.fields(record)}
+    if unknown := sorted(set(content) - set(known)):
+        raise ValueError(f"{path}: unknown field {unknown[0]!r}")
+    hints = _hints(record)
+    decoded = {name: _decode(item, hints[name], f"{path}.{name}") for name, item in content.items()}
+    no_default = dataclasses.MISSING
+    for name, field in known.items():
+        if name not in decoded and field.default is no_default and field.default_factory is no_default:
+            raise ValueError(f"{path}: field {name!r} is missing")
+    return record(**decoded)
+
+
+def _misfit(value: JSON, wanted: str, path: str) -> JSON:
+    shown = json.dumps(value)
+    raise ValueError(f"{path}: wanted {wanted}, found {shown if len(shown) < 80 else shown[:77] + '...'}")

@@ -1,0 +1,73 @@
+"""Hardware and surroundings as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from stoker.records import codec
+
+Precision = Literal["fp32", "tf32", "bf16"]
+"""Precisions a planner may choose: plain fp32, tf32 products, or autocast bf16 over fp32 weights and reductions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device within reach.
+
+    `fast_dtypes` are the dtypes its matrix units multiply natively, "unknown" ones left out; `memory_bytes` is what a
+    process may use (for a CPU: physical memory or the container's limit, whichever is smaller).
+    """
+
+    schema: ClassVar[int] = 1
+    name: str
+    kind: Literal["cpu", "cuda"]
+    index: int = 0
+    model: str
+    cores: int
+    memory_bytes: int
+    fast_dtypes: tuple[str, ...]
+    driver: str = "unknown"
+
+    @property
+    def torch_name(self) -> str:
+        """What PyTorch calls it: `cpu` or `cuda:0`."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What a device really reaches, measured: matrix products [FLOP/s] per dtype and bandwidths [bytes/s].
+
+    `copy_bytes_per_s` counts bytes read plus bytes written; `host_to_device_bytes_per_s` is None on a CPU.
+    """
+
+    schema: ClassVar[int] = 1
+    device: Device
+    threads: int
+    gemm_flops: dict[str, float]
+    copy_bytes_per_s: float
+    fresh_copy_bytes_per_s: float
+    host_to_device_bytes_per_s: float | None
+    took_s: float
+    measured_at: str
+    torch_version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The determinism class of a run: with equal environments and equal plans, runs are bit-equal."""
+
+    schema: ClassVar[int] = 1
+    device_model: str
+    device_kind: str
+    threads: int
+    torch_version: str
+    python_version: str
+    platform: str
+    libraries: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Short name of this class (12 hex digits)."""
+        return codec.digest(self)[:12]

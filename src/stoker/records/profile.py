@@ -1,0 +1,65 @@
+"""What a job's step is made of, as far as planning needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+CouplingKind = Literal["separable", "batch_norm", "whole_group"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coupling:
+    """Whether the samples of a batch influence each other's losses, and through what.
+
+    `separable`: any micro-batch is legal. `batch_norm`: only through batch statistics, so a micro-batch is any whole
+    number of groups. `whole_group`: through something that must see each group alone, so a micro-batch is one group.
+    `group` is the number of samples in a group (None when separable).
+    """
+
+    schema: ClassVar[int] = 1
+    kind: CouplingKind
+    group: int | None
+    causes: tuple[str, ...]
+    evidence: str
+
+    def problem_with(self, micro_batch: int, batch: int) -> str | None:
+        """Why a micro-batch of that many samples would change what is learned; None where it does not."""
+        if not 1 <= micro_batch <= batch:
+            return f"a micro-batch has 1 to {batch} samples, not {micro_batch}"
+        if self.kind == "separable" or self.group is None or micro_batch == self.group:
+            return None
+        if self.kind == "batch_norm" and (micro_batch % self.group == 0 or micro_batch == batch):
+            return None
+        rule = "a whole number of groups" if self.kind == "batch_norm" else "exactly one group"
+        return f"samples are coupled in groups of {self.group}: a micro-batch is {rule}, not {micro_batch} samples"
+
+    def legal_micro_batches(self, batch: int) -> tuple[int, ...]:
+        """Legal sizes, largest first: of a separable job the batch and its halvings, else those of whole groups."""
+        if self.kind == "whole_group" and self.group is not None:
+            return (self.group,)
+        halvings = [batch // 2**k for k in range(batch.bit_length()) if batch // 2**k > 0]
+        group = self.group or 1
+        sizes = dict.fromkeys(size if size == batch else max(group, size - size % group) for size in halvings)
+        return tuple(size for size in sizes if self.problem_with(size, batch) is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Facts of a job that planning rests on.
+
+    `saved_bytes_per_sample` is what the forward pass keeps for the backward pass, in fp32; `parameters` counts scalars.
+    """
+
+    schema: ClassVar[int] = 1
+    num_train: int
+    num_valid: int
+    num_test: int
+    batch: int
+    parameters: int
+    parameter_bytes: int
+    saved_bytes_per_sample: float
+    has_convolutions: bool
+    is_in_memory: bool
+    optimizer_implementations: tuple[str, ...]
+    coupling: Coupling

@@ -1,0 +1,70 @@
+"""Where a run is, and what happened in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from stoker.records.codec import JSON
+
+EventKind = Literal[
+    "planned", "started", "resumed", "progress", "evaluated", "checkpointed", "warned", "stopped", "finished"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """How far training is: `samples` in all, of them `cursor` in epoch number `epoch`; `updates` made."""
+
+    schema: ClassVar[int] = 1
+    epoch: int = 0
+    cursor: int = 0
+    samples: int = 0
+    updates: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened; `at` is seconds since 1970 (UTC).
+
+    Fields by kind (seconds, bytes and counts are in the names; `samples` is the position in samples):
+
+    - planned: run, plan, forecast, explanation, took_s
+    - started: samples, total_samples, total_updates, environment, data, level
+    - resumed: samples, updates, checkpoint
+    - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
+    - evaluated: split (valid or test), samples, metrics, took_s, best
+    - checkpointed: samples, bytes, blocked_s, write_s, path
+    - warned: message
+    - stopped: reason, samples
+    - finished: run, metrics, samples, updates, wall_s, report
+    """
+
+    schema: ClassVar[int] = 1
+    kind: EventKind
+    at: float
+    fields: dict[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileDigest:
+    """A file of a checkpoint: its size [bytes] and SHA-256 (hex)."""
+
+    schema: ClassVar[int] = 1
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """What a checkpoint holds; written last, so that a checkpoint without one does not exist."""
+
+    schema: ClassVar[int] = 1
+    spec_digest: str
+    position: Position
+    stoker_version: str
+    torch_version: str
+    files: tuple[FileDigest, ...]
+    skeleton: dict[str, JSON]
+    """The optimiser's and the loop's state with tensors replaced by their names in the weight files."""

@@ -1,0 +1,72 @@
+"""A run on disk, and what is reported of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from stoker.records.device import Device, Environment
+from stoker.records.job_spec import JobSpec
+from stoker.records.plan import Decision
+from stoker.records.profile import Coupling
+from stoker.records.progress import Event
+
+RunStatus = Literal["unfinished", "finished", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run's record. `metrics` has keys such as `test/accuracy`; `wall_s` is training time over all its processes."""
+
+    schema: ClassVar[int] = 1
+    name: str
+    status: RunStatus
+    created_at: str
+    spec_digest: str
+    total_samples: int
+    forked_from: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+    updates: int = 0
+    wall_s: float = 0.0
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything a report shows: the plan's forecast beside the run's events."""
+
+    schema: ClassVar[int] = 1
+    run: Run
+    spec: JobSpec
+    decision: Decision | None
+    device: Device | None
+    environment: Environment | None
+    coupling: Coupling | None
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """One thing `stoker verify` looked at. `level` is the level of the exactness contract that was shown to hold."""
+
+    schema: ClassVar[int] = 1
+    question: str
+    answer: str
+    passed: bool
+    level: Literal["bit-equal", "same mathematics", "same law", "none"]
+    evidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Forecast beside measured for one finished run: what the next plan on this device learns from."""
+
+    schema: ClassVar[int] = 1
+    device_model: str
+    torch_version: str
+    run: str
+    quantity: Literal["update_s", "total_s", "peak_bytes"]
+    forecast: float
+    measured: float
+    at: str

@@ -1,0 +1,226 @@
+"""The page's figures: learning curves, throughput, learning rate, memory; drawn light, repainted by the page when dark.
+
+A point is one event of the live history; more than `MOST_POINTS` of them are thinned, keeping each stretch's extremes.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from stoker.records import Event, Report
+from stoker.reporting.history import best_evaluation, evaluation_metrics, finite, live_history, of_kind, text
+from stoker.reporting.palette import light
+from stoker.reporting.wording import format_metric, format_samples, is_fraction
+from stoker.units import format_rate
+
+MOST_POINTS = 600
+_MOST_METRICS = 3
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its title, what it shows in words, and its Plotly JSON."""
+
+    key: str
+    title: str
+    words: str
+    figure: str
+
+
+def charts(report: Report) -> tuple[Chart, ...]:
+    """The charts a run's events allow, learning first; none for a run that never got to train."""
+    events = live_history(report.events)
+    drawn = [_loss(events), *_metrics(events), _throughput(events, report), _learning_rate(events), _memory(events)]
+    return tuple(chart for chart in drawn if chart is not None)
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most about `most` points: of each equal run of points the lowest and the highest, in their order."""
+    if len(points) <= most:
+        return list(points)
+    stretch = -(-len(points) // (most // 2))
+    kept: list[Point] = []
+    for start in range(0, len(points), stretch):
+        part = points[start : start + stretch]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return [points[0], *kept[1:-1], points[-1]]
+
+
+def _loss(events: Sequence[Event]) -> Chart | None:
+    train = _points(of_kind(events, "progress"), lambda event: finite(event, "loss"))
+    evaluations = [event for event in of_kind(events, "evaluated") if text(event, "split", "valid") == "valid"]
+    valid = _points(evaluations, lambda event: evaluation_metrics(event).get("loss"))
+    if not train and not valid:
+        return None
+    figure = _figure("samples", y_title="loss")
+    if train:
+        figure.add_trace(_line(thinned(train), "train, running", "blue", width=1.6))
+    if valid:
+        figure.add_trace(_line(valid, "valid", "ember", markers=True))
+    _mark_resumes(figure, events)
+    words = f"train {train[0][1]:.4g} to {train[-1][1]:.4g}" if train else ""
+    if valid:
+        words += f"{'; ' if words else ''}valid at its lowest {min(y for _, y in valid):.4g}"
+    return _chart("loss", "Loss", words, figure)
+
+
+def _metrics(events: Sequence[Event]) -> list[Chart]:
+    evaluations = of_kind(events, "evaluated")
+    names = dict.fromkeys(name for event in evaluations for name in evaluation_metrics(event) if name != "loss")
+    found = [_metric(name, events) for name in list(names)[:_MOST_METRICS]]
+    return [chart for chart in found if chart is not None]
+
+
+def _metric(name: str, events: Sequence[Event]) -> Chart | None:
+    """One metric over the evaluations: valid as a line, its best ringed, test as a diamond at the end."""
+    by_split: dict[str, list[Event]] = {}
+    for event in of_kind(events, "evaluated"):
+        by_split.setdefault(text(event, "split", "valid"), []).append(event)
+    figure = _figure("samples", y_title=html.escape(name), y_format=".1%" if is_fraction(name) else None)
+    words: list[str] = []
+    for split, evaluations in by_split.items():
+        points = _points(evaluations, lambda event: evaluation_metrics(event).get(name))
+        if not points:
+            continue
+        is_test = split == "test"
+        figure.add_trace(
+            _line(
+                points, split, "teal" if is_test else "ember", markers=True, symbol="diamond" if is_test else "circle"
+            )
+        )
+        words.append(f"{split} {format_metric(name, points[-1][1])}")
+    best = best_evaluation(events)
+    value = evaluation_metrics(best).get(name) if best else None
+    if best is not None and value is not None:
+        _ring(figure, finite(best, "samples") or 0.0, value, f"best {format_metric(name, value)}")
+        words.append(f"best {format_metric(name, value)} at {format_samples(finite(best, 'samples') or 0)} samples")
+    _mark_resumes(figure, events)
+    return _chart(f"metric-{name}", name, "; ".join(words), figure) if words else None
+
+
+def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
+    points = _points(of_kind(events, "progress"), lambda event: finite(event, "samples_per_s"), over_time=True)
+    if not points:
+        return None
+    shown, unit = _in_time_units(points)
+    figure = _figure(unit, y_title="samples/s", from_zero=True)
+    words = f"last {format_rate(points[-1][1])}"
+    if report.decision is not None:
+        expected = report.decision.chosen.forecast.samples_per_s
+        figure.add_hrect(y0=expected.low, y1=expected.high, fillcolor=light("amber"), opacity=0.18, line_width=0)
+        words += f"; the band is the forecast, {expected.low:,.0f} to {expected.high:,.0f}"
+    figure.add_trace(_line(thinned(shown), "samples/s", "blue", width=1.6))
+    return _chart("throughput", "Throughput", words, figure)
+
+
+def _learning_rate(events: Sequence[Event]) -> Chart | None:
+    points = _points(of_kind(events, "progress"), lambda event: finite(event, "lr"))
+    if not points:
+        return None
+    figure = _figure("samples", y_title="learning rate", from_zero=True)
+    figure.add_trace(_line(thinned(points), "learning rate", "blue", width=2))
+    peak = max(y for _, y in points)
+    return _chart("learning-rate", "Learning rate", f"highest {peak:.3g}, last {points[-1][1]:.3g}", figure)
+
+
+def _memory(events: Sequence[Event]) -> Chart | None:
+    points = _points(of_kind(events, "progress"), lambda event: finite(event, "resident_bytes"), over_time=True)
+    if not points:
+        return None
+    shown, unit = _in_time_units([(x, y / 2**30) for x, y in points])
+    figure = _figure(unit, y_title="GiB", from_zero=True)
+    figure.add_trace(_line(thinned(shown), "GiB", "blue", width=2))
+    peak = max(y for _, y in shown)
+    return _chart("memory", "Memory", f"highest {peak:.2f} GiB", figure)
+
+
+def _points(events: Sequence[Event], value: Callable[[Event], float | None], *, over_time: bool = False) -> list[Point]:
+    """(samples or wall seconds, value) of the events that have both."""
+    pairs = ((finite(event, "wall_s" if over_time else "samples"), value(event)) for event in events)
+    return [(x, y) for x, y in pairs if x is not None and y is not None and abs(y) < float("inf")]
+
+
+def _in_time_units(points: Sequence[Point]) -> tuple[list[Point], str]:
+    """Points over seconds as points over the unit people would use for the whole."""
+    longest = points[-1][0]
+    size, unit = (1, "s") if longest < 180 else (60, "min") if longest < 3 * 3600 else (3600, "h")
+    return [(x / size, y) for x, y in points], unit
+
+
+def _figure(x_title: str, *, y_title: str, y_format: str | None = None, from_zero: bool = False) -> Any:
+    font = {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12, "color": light("muted")}
+    axis = {"zeroline": False, "linecolor": light("line"), "tickcolor": light("line"), "automargin": True}
+    hover = {"bgcolor": light("surface"), "bordercolor": light("line"), "font": {"color": light("ink"), "size": 12}}
+    return go.Figure(
+        layout={
+            "template": "none",
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": font,
+            "margin": {"l": 8, "r": 14, "t": 8, "b": 8},
+            "showlegend": False,
+            "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+            "hovermode": "x unified",
+            "hoverlabel": hover,
+            "dragmode": False,
+            "xaxis": {**axis, "title": {"text": x_title, "standoff": 6}, "showgrid": False, "ticks": "outside",
+                      "ticklen": 4, "nticks": 7, "rangemode": "tozero", "hoverformat": ",.6~g"},
+            "yaxis": {**axis, "title": {"text": y_title, "standoff": 8}, "gridcolor": light("grid"), "nticks": 6,
+                      "tickformat": y_format or "", "hoverformat": ".2%" if y_format else ".4~g",
+                      "rangemode": "tozero" if from_zero else "normal", "showline": False},
+        }
+    )  # fmt: skip
+
+
+def _line(
+    points: Sequence[Point],
+    name: str,
+    colour: str,
+    *,
+    width: float = 2.0,
+    markers: bool = False,
+    symbol: str = "circle",
+) -> Any:
+    """A trace; a single point is a marker, since a line of one point cannot be seen."""
+    mode = "lines+markers" if markers else "lines"
+    return go.Scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        name=html.escape(name),
+        mode=mode if len(points) > 1 else "markers",
+        line={"color": light(colour), "width": width},
+        marker={"color": light(colour), "size": 10 if symbol == "diamond" else 7, "symbol": symbol},
+    )
+
+
+def _ring(figure: Any, x: float, y: float, words: str) -> None:
+    """A ring round the best point, with its value above it."""
+    ring = {"size": 15, "symbol": "circle-open", "color": light("good"), "line": {"width": 2.5}}
+    figure.add_trace(go.Scatter(x=[x], y=[y], mode="markers", marker=ring, hoverinfo="skip", showlegend=False))
+    figure.add_annotation(
+        x=x, y=y, text=html.escape(words), showarrow=False, yshift=-20, xanchor="right", font={"color": light("good")}
+    )
+
+
+def _mark_resumes(figure: Any, events: Sequence[Event]) -> None:
+    """A dotted line where the run was taken up again."""
+    for event in of_kind(events, "resumed"):
+        position = finite(event, "samples")
+        if position:
+            line = {"color": light("grey"), "width": 1, "dash": "dot"}
+            note = {"text": "resumed", "font": {"size": 11}, "textangle": 0, "yanchor": "top"}
+            figure.add_vline(x=position, line=line, annotation=note, annotation_position="top right")
+
+
+def _chart(key: str, title: str, words: str, figure: Any) -> Chart:
+    num_named = sum(trace.showlegend is not False for trace in figure.data)
+    figure.update_layout(showlegend=num_named > 1)
+    return Chart(key, title, words, str(figure.to_json()))

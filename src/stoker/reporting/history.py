@@ -1,0 +1,105 @@
+"""Reading a run's events: what is left of them after a resume, and their fields as numbers.
+
+A killed run goes back to its last checkpoint and does some of its samples again. What it said of them the first time is
+superseded; `live_history` leaves it out, so that a curve never runs twice over the same samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from stoker.records import Event, Forecast, Plan, from_json
+from stoker.records.codec import JSON
+
+_SUPERSEDED_KINDS = frozenset({"progress", "evaluated", "checkpointed"})
+
+
+def live_history(events: Sequence[Event]) -> tuple[Event, ...]:
+    """The events that still describe the run, in order.
+
+    A `resumed` event drops the progress, evaluations and checkpoints before it that lie beyond its position [samples];
+    of two evaluations of one split at one position the later stays.
+    """
+    live: list[Event] = []
+    for event in events:
+        position = number(event, "samples")
+        if event.kind == "resumed" and position is not None:
+            live = [past for past in live if not _is_beyond(past, position)]
+        live.append(event)
+    last_at = {_evaluation_place(event): index for index, event in enumerate(live) if event.kind == "evaluated"}
+    return tuple(
+        event
+        for index, event in enumerate(live)
+        if event.kind != "evaluated" or last_at[_evaluation_place(event)] == index
+    )
+
+
+def of_kind(events: Sequence[Event], kind: str) -> tuple[Event, ...]:
+    """The events of one kind, in order."""
+    return tuple(event for event in events if event.kind == kind)
+
+
+def number(event: Event, name: str) -> float | None:
+    """A field as a number; None if it is absent or no number. JSON's "nan" and "inf" are numbers."""
+    return as_number(event.fields.get(name))
+
+
+def finite(event: Event, name: str) -> float | None:
+    """A field as a finite number; None if it is absent, no number, or not finite."""
+    value = number(event, name)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def text(event: Event, name: str, default: str = "") -> str:
+    """A field as text; `default` if it is absent or None."""
+    value = event.fields.get(name)
+    return default if value is None else str(value)
+
+
+def as_number(value: JSON) -> float | None:
+    """A JSON value as a number; None if it is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return float(value) if value in ("nan", "inf", "-inf") else None
+
+
+def numbers(value: JSON) -> dict[str, float]:
+    """The numeric members of a JSON object; empty if it is no object."""
+    if not isinstance(value, Mapping):
+        return {}
+    found = {str(name): as_number(item) for name, item in value.items()}
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def evaluation_metrics(event: Event) -> dict[str, float]:
+    """The metrics of an `evaluated` event by their bare names: `accuracy`, whether or not written `valid/accuracy`."""
+    prefix = f"{text(event, 'split', 'valid')}/"
+    return {name.removeprefix(prefix): value for name, value in numbers(event.fields.get("metrics")).items()}
+
+
+def best_evaluation(events: Sequence[Event]) -> Event | None:
+    """The last evaluation on held-out data that was the best so far; None if none said so."""
+    marked = [event for event in events if event.kind == "evaluated" and event.fields.get("best") is True]
+    return marked[-1] if marked else None
+
+
+def planned_plan(event: Event) -> Plan | None:
+    """The plan a `planned` event carries; None if it carries words or nothing."""
+    value = event.fields.get("plan")
+    return from_json(value, Plan) if isinstance(value, Mapping) else None
+
+
+def planned_forecast(event: Event) -> Forecast | None:
+    """The forecast a `planned` event carries, if any."""
+    value = event.fields.get("forecast")
+    return from_json(value, Forecast) if isinstance(value, Mapping) else None
+
+
+def _is_beyond(event: Event, samples: float) -> bool:
+    position = number(event, "samples")
+    return event.kind in _SUPERSEDED_KINDS and position is not None and position > samples
+
+
+def _evaluation_place(event: Event) -> tuple[str, float | None]:
+    return text(event, "split", "valid"), number(event, "samples")

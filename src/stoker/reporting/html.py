@@ -1,0 +1,98 @@
+"""A run's report as one HTML file that needs nothing else: no network, no other file.
+
+A content security policy in the page forbids it to load anything; plotly.js (MIT licence) is inside, once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib import resources
+
+from plotly.offline import get_plotlyjs
+
+from stoker.records import Report, dumps
+from stoker.reporting import sections
+from stoker.reporting.figures import Chart, charts
+from stoker.reporting.markup import Markup, element, escaped, joined, script_json, section
+from stoker.reporting.palette import repainting, style_variables
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def render_html(report: Report) -> str:
+    """The report as a page of about 5 MB, nearly all of it plotly.js; a run without any chart needs no plotly.js."""
+    drawn = charts(report)
+    body = joined(
+        [
+            sections.headline(report),
+            sections.failure(report),
+            _figures("Learning", [chart for chart in drawn if _is_learning(chart)]),
+            _figures("Running", [chart for chart in drawn if not _is_learning(chart)]),
+            sections.time_spent(report),
+            sections.forecast_beside_measured(report),
+            sections.plan_and_why(report),
+            sections.contract(report),
+            sections.timeline(report),
+            sections.surroundings(report),
+            _footer(),
+        ]
+    )
+    return _document(report.run.name, element("main", body), _scripts(drawn))
+
+
+def _document(title: str, body: Markup, scripts: Markup) -> str:
+    style = f"{style_variables()}{_resource('page.css')}"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(title)} · Stoker</title><style>{style}</style></head><body>{body}{scripts}</body></html>\n"
+    )
+
+
+def _is_learning(chart: Chart) -> bool:
+    return chart.key == "loss" or chart.key.startswith("metric-")
+
+
+def _figures(title: str, drawn: Sequence[Chart]) -> Markup:
+    """A grid of figures; each has its words for those who do not see it, or print it before it is drawn."""
+    if not drawn:
+        return Markup("")
+    return section(title, element("div", *(_figure(chart) for chart in drawn), css=f"figures n{min(3, len(drawn))}"))
+
+
+def _figure(chart: Chart) -> Markup:
+    caption = element("figcaption", element("b", escaped(chart.title)), element("span", escaped(chart.words)))
+    label = f"{chart.title}: {chart.words}"
+    return element("figure", caption, element("div", css="plot", id=chart.key, role="img", aria_label=label))
+
+
+def _scripts(drawn: Sequence[Chart]) -> Markup:
+    if not drawn:
+        return Markup("")
+    figures = ",".join(f"{dumps(chart.key)}:{chart.figure}" for chart in drawn)
+    data = f'{{"figures":{{{figures}}},"dark":{dumps(repainting(), indent=None)}}}'
+    return joined(
+        [
+            element("script", script_json(data), type="application/json", id="report-data"),
+            element("script", Markup(_plotly_js())),
+            element("script", Markup(_resource("page.js"))),
+        ]
+    )
+
+
+def _footer() -> Markup:
+    words = "Counts are in samples. Forecast intervals are meant to hold 8 of 10 measured values. "
+    return element("footer", escaped(f"{words}Made by Stoker; figures by plotly.js. This file loads nothing."))
+
+
+@functools.cache
+def _plotly_js() -> str:
+    return str(get_plotlyjs())
+
+
+@functools.cache
+def _resource(name: str) -> str:
+    return resources.files("stoker.reporting").joinpath(name).read_text(encoding="utf-8")

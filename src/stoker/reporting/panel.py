@@ -1,0 +1,263 @@
+"""What a live display draws in a terminal: the panel of a running run, its permanent lines, and its closing lines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from stoker.records import Event, Forecast
+from stoker.reporting.history import evaluation_metrics, number, planned_forecast, planned_plan, text
+from stoker.reporting.snapshot import Curve, Snapshot
+from stoker.reporting.telling import told
+from stoker.reporting.wording import (
+    format_interval,
+    format_metric,
+    format_metrics,
+    format_samples,
+    headline_metric,
+)
+from stoker.units import format_bytes, format_rate, format_seconds
+
+EMBER = "#e8701a"
+"""The one accent, readable on light and dark terminals."""
+
+_WIDTH = 96
+_NARROWEST = 8
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Sparkline:
+    """A curve in one row of block characters over equal stretches of samples; blank where a terminal has no blocks.
+
+    Levels are between the least and the greatest mean; of their logarithms if all are positive, as losses are.
+    """
+
+    def __init__(self, curve: Curve, *, width: int = 32, beside: str = "") -> None:
+        self._curve = curve
+        self._width = width
+        self._beside = beside
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """The row of blocks."""
+        room = options.max_width - len(self._beside) - 2
+        blocks = "" if options.ascii_only or room < _NARROWEST else f"{self.blocks(min(self._width, room))}  "
+        yield Text.assemble((blocks, EMBER), (self._beside, "dim"), no_wrap=True, overflow="crop")
+
+    def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
+        """As wide as its columns and what stands beside them."""
+        return Measurement(1, self._width + 2 + len(self._beside))
+
+    def blocks(self, width: int) -> str:
+        """The characters, left to right: `width` of them, or fewer while there are fewer points."""
+        means = _column_means(self._curve, width)
+        levels = [math.log(mean) for mean in means] if all(mean > 0 for mean in means) else means
+        if not levels:
+            return ""
+        low, span = min(levels), max(levels) - min(levels)
+        return "".join(_BLOCKS[round((level - low) / span * 7)] if span else _BLOCKS[3] for level in levels)
+
+
+def frame(now: Snapshot, clock_s: float) -> RenderableType:
+    """The panel at `clock_s` [s since 1970]; what is not known yet has no row."""
+    title = Text.assemble(("stoker", EMBER), (f" {now.run}" if now.run else "", "bold"))
+    body: list[RenderableType] = [Text(now.plan, style="dim")] if now.plan else []
+    if now.phase == "planning":
+        doing = "preparing the first batch" if now.plan else "planning: measuring what this job needs here"
+        body.append(Spinner("dots", text=Text(doing), style=EMBER))
+    else:
+        body += [_headway(now), _schedule(now, clock_s), Text(), _details(now, clock_s)]
+    return Panel(
+        Group(*body), title=title, title_align="left", subtitle=Text(now.device, style="dim"), subtitle_align="right",
+        border_style="grey50", padding=(0, 1), width=_WIDTH, highlight=False,
+    )  # fmt: skip
+
+
+def permanent_lines(event: Event) -> list[RenderableType]:
+    """What stays readable above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
+    if event.kind == "planned":
+        return _plan_lines(event)
+    if event.kind == "evaluated":
+        return [_marked("◆", "cyan", _evaluation(event))]
+    marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), "warned": ("!", "bold yellow")}
+    mark, style = marks.get(event.kind, ("", ""))
+    return [_marked(mark, style, Text(told(event)))] if mark else []
+
+
+def _marked(mark: str, style: str, line: Text) -> RenderableType:
+    """A mark and its line; what does not fit goes on under the line's beginning."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(style=style, no_wrap=True)
+    grid.add_column()
+    grid.add_row(mark, line)
+    return grid
+
+
+def _plan_lines(event: Event) -> list[RenderableType]:
+    plan, forecast = planned_plan(event), planned_forecast(event)
+    explanation = event.fields.get("explanation")
+    lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
+    if forecast:
+        lines.append(Text(f"forecast {format_seconds(forecast.total_s.value)} ({_interval_and_basis(forecast)})"))
+    lines += [Text(str(line), style="dim") for line in explanation or () if isinstance(explanation, list | tuple)]
+    return [_marked("▸" if index == 0 else " ", EMBER, line) for index, line in enumerate(lines)]
+
+
+def _interval_and_basis(forecast: Forecast) -> str:
+    return f"{format_interval(forecast.total_s)}, {forecast.total_s.basis}"
+
+
+def _evaluation(event: Event) -> Text:
+    """An evaluation as columns, so that those of a run stand under each other."""
+    samples = format_samples(number(event, "samples") or 0)
+    metrics = evaluation_metrics(event)
+    named = headline_metric(metrics)
+    others = format_metrics({name: value for name, value in metrics.items() if named and name != named[0]})
+    return Text.assemble(
+        f"{text(event, 'split', 'valid'):<6}",
+        (f"{samples:>11} samples  ", "dim"),
+        (f"{named[0]} {format_metric(*named)}  " if named else "", "bold"),
+        others,
+        ("  best so far" if event.fields.get("best") is True else "", "green"),
+    )
+
+
+def closing(now: Snapshot) -> RenderableType:
+    """What remains on the terminal when the run has ended or was stopped."""
+    if now.phase == "stopped":
+        lines = [
+            Text.assemble(("■ ", "yellow"), (f"stopped at {format_samples(now.samples)} samples: {now.reason}", ""))
+        ]
+        if now.saved_at is not None:
+            saved = f"  saved at {format_samples(now.saved_samples)} samples; the same command continues from there"
+            lines.append(Text(saved, style="dim"))
+        return Group(*lines)
+    named = headline_metric(now.metrics)
+    result = f"{named[0].replace('/', ' ')} {format_metric(*named)}" if named else "finished"
+    lines = [Text.assemble(("✓ ", "bold green"), (result, "bold green"), (f"  {now.run}", "bold"))]
+    effort = f"{format_samples(now.samples)} samples in {format_seconds(now.wall_s)}"
+    best = headline_metric(now.best)
+    if best:
+        effort += f" · best {best[0]} on valid {format_metric(*best)} at {format_samples(now.best_samples)} samples"
+    lines.append(Text(f"  {effort}"))
+    if now.report:
+        lines.append(Text(f"  report {now.report}", style="dim", overflow="fold"))
+    return Group(*lines)
+
+
+def _headway(now: Snapshot) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    bar = ProgressBar(total=1.0, completed=now.fraction, complete_style=EMBER, finished_style="green", style="grey37")
+    grid.add_row(bar, Text(f"{100 * now.fraction:5.1f} %", style="bold"))
+    return Padding(grid, (1, 0, 0, 0))
+
+
+def _schedule(now: Snapshot, clock_s: float) -> Text:
+    """How far in samples and epochs, and when it ends: as a time to go and as the time of day."""
+    total = f" of {format_samples(now.total_samples)}" if now.total_samples else ""
+    line = Text(f"{format_samples(now.samples)}{total} samples")
+    if now.epoch is not None:
+        line.append(f" · epoch {round(now.epoch, 2):g}")
+    if now.eta_s is not None:
+        ends_at = now.at + now.eta_s
+        line.append(" · ").append(f"{_whole_seconds(ends_at - clock_s)} to go", style="bold")
+        line.append(f", until {time_of_day(ends_at, clock_s)}")
+    return line
+
+
+def _whole_seconds(duration_s: float) -> str:
+    """A time that is counted down or up: without tenths, never below zero."""
+    whole = max(0, round(duration_s))
+    return f"{whole} s" if whole < 60 else format_seconds(whole)
+
+
+def time_of_day(then_s: float, now_s: float) -> str:
+    """Local time of day, with the weekday when it is not today, and the date when it is further than six days off."""
+    then, now = time.localtime(then_s), time.localtime(now_s)
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M:%S", then)
+    return time.strftime("%a %H:%M" if then_s - now_s < 6 * 86400 else "%Y-%m-%d %H:%M", then)
+
+
+def _details(now: Snapshot, clock_s: float) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(min_width=18, no_wrap=True)
+    grid.add_column()
+    for label, value, beside in _rows(now, clock_s):
+        grid.add_row(label, value, beside)
+    return grid
+
+
+def _rows(now: Snapshot, clock_s: float) -> list[tuple[str, RenderableType, RenderableType]]:
+    rows: list[tuple[str, RenderableType, RenderableType]] = []
+    if now.loss is not None:
+        rate = f"learning rate {now.learning_rate:.2g}" if now.learning_rate is not None else ""
+        rows.append(("loss", _bold(f"{now.loss:.4f}"), Sparkline(now.losses, beside=rate)))
+    if now.samples_per_s is not None:
+        rows.append(("speed", _bold(format_rate(now.samples_per_s)), _beside_forecast(now)))
+    if named := headline_metric(now.valid):
+        rows.append(("valid", _bold(f"{named[0]} {format_metric(*named)}"), Text(_rest(now, named[0]))))
+    if now.wall_s:
+        rows.append(("time", Text(_whole_seconds(now.wall_s)), Text(_split(now), style="dim")))
+    if now.resident_bytes is not None:
+        rows.append(("memory", Text(format_bytes(now.resident_bytes)), Text()))
+    if now.saved_at is not None:
+        size = f" · {format_bytes(now.saved_bytes)}" if now.saved_bytes is not None else ""
+        where = f"at {format_samples(now.saved_samples)} samples{size}"
+        rows.append(("saved", Text(f"{_whole_seconds(clock_s - now.saved_at)} ago"), Text(where, style="dim")))
+    return rows
+
+
+def _beside_forecast(now: Snapshot) -> Text:
+    """The forecast interval of the rate, and whether the rate is in it."""
+    if now.forecast is None or now.samples_per_s is None:
+        return Text()
+    expected = now.forecast.samples_per_s
+    is_slow, is_fast = now.samples_per_s < expected.low, now.samples_per_s > expected.high
+    verdict = "slower than" if is_slow else "faster than" if is_fast else "as"
+    line = f"{verdict} forecast ({expected.low:,.0f} to {expected.high:,.0f})"
+    return Text(line, style="yellow" if is_slow else "dim")
+
+
+def _rest(now: Snapshot, shown: str) -> str:
+    """The other metrics of the last evaluation, and the best so far."""
+    others = {name: value for name, value in now.valid.items() if name != shown}
+    parts = [format_metrics(others)] if others else []
+    if shown in now.best:
+        best = format_metric(shown, now.best[shown])
+        parts.append(f"best {best} at {format_samples(now.best_samples)} samples")
+    return " · ".join(parts)
+
+
+def _split(now: Snapshot) -> str:
+    whole = sum(now.split_s.values())
+    shares = [(name, seconds / whole) for name, seconds in now.split_s.items() if whole > 0]
+    return " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+
+
+def _bold(words: str) -> Text:
+    return Text(words, style="bold")
+
+
+def _column_means(curve: Curve, width: int) -> Sequence[float]:
+    """Means over `width` equal stretches of the position; stretches without a point are left out."""
+    if not curve:
+        return []
+    first, last = curve[0][0], curve[-1][0]
+    columns: dict[int, list[float]] = {}
+    for position, value in curve:
+        place = (position - first) / (last - first) if last > first else 0.0
+        columns.setdefault(min(width - 1, int(place * width)), []).append(value)
+    return [sum(values) / len(values) for _, values in sorted(columns.items())]

@@ -1,0 +1,276 @@
+"""The parts of the page that are no figures: headline, time, forecast, plan, contract, surroundings, what happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from stoker.records import Candidate, Event, Plan, Report
+from stoker.records.codec import JSON
+from stoker.reporting.history import live_history, number, of_kind, text
+from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
+from stoker.reporting.palette import PHASE_COLOURS
+from stoker.reporting.strip import interval_strip
+from stoker.reporting.summary import ForecastRow, TimeShare, best_words, forecast_rows, time_split, wall_seconds
+from stoker.reporting.telling import told
+from stoker.reporting.wording import (
+    DATA_GUARANTEES,
+    LEVEL_MEANINGS,
+    format_interval,
+    format_metric,
+    format_metrics,
+    format_quantity,
+    format_samples,
+    headline_metric,
+    plan_differences,
+)
+from stoker.units import format_bytes, format_rate, format_seconds
+
+_STATUS_WORDS = {"finished": "finished", "failed": "failed", "unfinished": "not finished"}
+_TIMELINE_KINDS = ("planned", "started", "resumed", "evaluated", "warned", "stopped", "finished")
+_MOST_LINES = 60
+
+
+def headline(report: Report) -> Markup:
+    """Name, status, the result in large, and what it took."""
+    run = report.run
+    status = element("span", escaped(_STATUS_WORDS[run.status]), css=f"status {run.status}")
+    title = element("div", element("h1", escaped(run.name)), status, css="title")
+    tiles = joined(_tile(label, value, note) for label, value, note in _effort(report))
+    return element("header", title, element("div", _result(report), element("div", tiles, css="tiles"), css="hero"))
+
+
+def failure(report: Report) -> Markup:
+    """What went wrong and what is left, for a run that failed or was cut off; else nothing."""
+    run, events = report.run, live_history(report.events)
+    if run.status == "finished":
+        return Markup("")
+    saved = of_kind(events, "checkpointed")
+    stopped = of_kind(events, "stopped")
+    position = format_samples(number(saved[-1], "samples") or 0) if saved else ""
+    left = f"The last checkpoint holds {position} samples; the same command continues from there." if saved else ""
+    if run.status == "failed":
+        words = element("pre", escaped(run.failure or "no reason was recorded"))
+        heading = f"Training failed at {format_samples(run.samples)} samples"
+    else:
+        words = element("p", escaped(told(stopped[-1]))) if stopped else Markup("")
+        heading = f"{format_samples(run.samples)} of {format_samples(run.total_samples)} samples are done"
+    content = [element("h2", escaped(heading)), words, element("p", escaped(left)) if left else Markup("")]
+    return element("aside", *content, css=f"notice {run.status}")
+
+
+def time_spent(report: Report) -> Markup:
+    """A stacked bar of where the time went, with its legend."""
+    shares = time_split(report)
+    if not shares:
+        return Markup("")
+    words = ", ".join(f"{share.label} {100 * share.fraction:.1f} %" for share in shares)
+    bar = element("div", *(_segment(share) for share in shares), css="bar", role="img", aria_label=words)
+    legend = element("ul", *(_key(share) for share in shares), css="keys")
+    return section("Where the time went", bar, legend)
+
+
+def forecast_beside_measured(report: Report) -> Markup:
+    """Each forecast quantity with its interval, what was measured, and whether it fell inside."""
+    rows = forecast_rows(report)
+    if not rows:
+        return Markup("")
+    cells = [_forecast_cells(row) for row in rows]
+    known = [row for row in rows if row.is_inside is not None]
+    inside = sum(row.is_inside is True for row in known)
+    note = f"{inside} of {len(known)} measured values lie in their interval, made to hold 8 of 10." if known else ""
+    head = ("quantity", "forecast", "interval", "", "measured", "of forecast", "inside")
+    return section(
+        "Forecast beside measured", table(head, cells, css="forecast"), element("p", escaped(note), css="note")
+    )
+
+
+def plan_and_why(report: Report) -> Markup:
+    """The chosen plan, the explanation, the plans that also fit, and those that were rejected."""
+    decision = report.decision
+    if decision is None:
+        return Markup("")
+    chosen = decision.chosen.plan
+    choices = element("p", *(element("span", escaped(word)) for word in chosen.in_words().split(" · ")), css="choices")
+    why = element("ol", *(element("li", escaped(line)) for line in decision.explanation), css="why")
+    content = [choices, why]
+    if others := decision.candidates[1:]:
+        rows = [_candidate_cells(candidate, decision.chosen) for candidate in others]
+        content.append(_folded(f"{len(others)} more plans fit", table(("plan", "to finish", "memory", "loses"), rows)))
+    if decision.rejected:
+        rejected = [(escaped(_against(r.plan, chosen)), escaped(r.reason)) for r in decision.rejected]
+        content.append(_folded(f"{len(decision.rejected)} plans were rejected", table(("plan", "lost by"), rejected)))
+    note = f"Planned in {format_seconds(decision.took_s)} on {decision.device}."
+    return section("The plan, and why", *content, element("p", escaped(note), css="note"))
+
+
+def contract(report: Report) -> Markup:
+    """The exactness level the run held, and the facts it rests on."""
+    spec, coupling = report.spec, report.coupling
+    started = of_kind(report.events, "started")
+    level = text(started[-1], "level") if started else ""
+    badge = element("p", element("strong", escaped(level)), escaped(f": {LEVEL_MEANINGS.get(level, '')}"), css="level")
+    coupled = ""
+    if coupling is not None:
+        group = f" in groups of {coupling.group} samples" if coupling.group else ""
+        causes = f" ({'; '.join(coupling.causes)})" if coupling.causes else ""
+        coupled = f"{coupling.kind.replace('_', ' ')}{group}{causes}. {coupling.evidence}"
+    decision = report.decision
+    error = decision.chosen.forecast.gradient_error if decision else None
+    rows = [
+        ("data", f"{spec.data_class}: {DATA_GUARANTEES[spec.data_class]}"),
+        ("samples coupled", coupled),
+        ("optimiser batch", _setting(spec.settings.get("batch"), "samples")),
+        ("seed", _setting(spec.settings.get("seed"))),
+        ("gradient error", f"{100 * error:.2g} % against fp32, on real batches" if error is not None else ""),
+    ]
+    listed = facts([(term, escaped(value)) for term, value in rows])
+    return section("What holds", badge if level else Markup(""), listed)
+
+
+def surroundings(report: Report) -> Markup:
+    """The job's settings and digests, and the machine it ran on."""
+    spec, device, environment = report.spec, report.device, report.environment
+    rows: list[tuple[str, object]] = [("job", f"{spec.name}{f' from {spec.entry}' if spec.entry else ''}")]
+    rows += [("parameters", ", ".join(f"{name} = {_setting(value)}" for name, value in spec.parameters.items()))]
+    if device is not None:
+        memory = f"{device.cores} cores, {format_bytes(device.memory_bytes)}, fast in {', '.join(device.fast_dtypes)}"
+        rows.append(("device", f"{device.model} ({memory})"))
+    if environment is not None:
+        versions = {"torch": environment.torch_version, "python": environment.python_version, **environment.libraries}
+        rows.append(("software", ", ".join(f"{name} {version}" for name, version in versions.items())))
+        rows.append(("platform", f"{environment.platform}, {environment.threads} threads"))
+        rows.append(("flags", ", ".join(f"{name} = {value}" for name, value in environment.flags.items())))
+        rows.append(("determinism class", environment.digest()))
+    digests = [
+        ("job digest", report.run.spec_digest),
+        ("data", spec.data_fingerprint),
+        ("weights", spec.weights_digest),
+    ]
+    rows += [(name, value[:16]) for name, value in digests]
+    settings = json.dumps(spec.settings, indent=2, ensure_ascii=False)
+    folded = _folded("All settings of the job", element("pre", escaped(settings)))
+    return section("The job and the machine", facts([(term, escaped(value)) for term, value in rows if value]), folded)
+
+
+def timeline(report: Report) -> Markup:
+    """What happened, by the clock; checkpoints and progress are in the figures."""
+    superseded = len(report.events) - len(live_history(report.events))
+    told_events = [event for event in report.events if event.kind in _TIMELINE_KINDS]
+    if not told_events:
+        return Markup("")
+    shown = told_events if len(told_events) <= _MOST_LINES else [*told_events[:20], *told_events[20 - _MOST_LINES :]]
+    lines = [_happened(event, report.events[0].at) for event in shown]
+    checkpoints = of_kind(report.events, "checkpointed")
+    notes = [f"{len(checkpoints)} checkpoints were written."] if checkpoints else []
+    if superseded:
+        notes.append(f"{superseded} events before a resume were superseded and are left out of the figures.")
+    if len(shown) < len(told_events):
+        notes.append(f"{len(told_events) - len(shown)} lines in the middle are left out.")
+    note = element("p", escaped(" ".join(notes)), css="note")
+    return section("What happened", element("ol", *lines, css="timeline"), note)
+
+
+def _result(report: Report) -> Markup:
+    """The one number a run is known by; for a run without metrics, how far it came."""
+    named = headline_metric(report.run.metrics)
+    best = best_words(live_history(report.events))
+    if named is None:
+        done = report.run.samples / report.run.total_samples if report.run.total_samples else 0.0
+        value, label = f"{100 * done:.0f} %", "of the training is done"
+    else:
+        value, label = format_metric(*named), named[0].replace("/", " ")
+    split = named[0].split("/")[0] if named else ""
+    others = {n: v for n, v in report.run.metrics.items() if named and n != named[0] and n.startswith(f"{split}/")}
+    notes = [note for note in (f"{best} on valid" if best else "", format_metrics(others)) if note]
+    lines = joined(element("p", escaped(note), css="note") for note in notes)
+    return element("div", element("p", escaped(label), css="label"), element("p", escaped(value), css="big"), lines,
+                   css="result")  # fmt: skip
+
+
+def _effort(report: Report) -> list[tuple[str, str, str]]:
+    """(label, value, note) of the tiles beside the result."""
+    run, wall = report.run, wall_seconds(report)
+    rows = {row.quantity: row for row in forecast_rows(report)}
+    expected = rows.get("total time")
+    tiles = [("time", format_seconds(wall), f"forecast {format_seconds(expected.forecast.value)}" if expected else "")]
+    rate = rows["throughput"].measured if "throughput" in rows else None
+    rate = rate or (run.samples / wall if wall else None)
+    if rate:
+        tiles.append(("throughput", format_rate(rate), "while training" if "throughput" in rows else "over all"))
+    epochs = run.samples / report.spec.num_train if report.spec.num_train else 0.0
+    tiles.append(("samples", format_samples(run.samples), f"{epochs:.3g} epochs, {run.updates:,} updates"))
+    if report.device is not None:
+        threads = f", {report.environment.threads} threads" if report.environment else ""
+        tiles.append(("device", report.device.model, f"{report.device.cores} cores{threads}"))
+    return tiles
+
+
+def _tile(label: str, value: str, note: str) -> Markup:
+    parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
+    return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
+
+
+def _segment(share: TimeShare) -> Markup:
+    width = f"flex-grow:{share.fraction:.5f};background:var(--{PHASE_COLOURS.get(share.phase, 'grey')})"
+    inside = f"{100 * share.fraction:.0f} %" if share.fraction > 0.07 else ""
+    return element("span", escaped(inside), style=width, title=f"{share.label}: {format_seconds(share.seconds)}")
+
+
+def _key(share: TimeShare) -> Markup:
+    swatch = element("i", css="swatch", style=f"background:var(--{PHASE_COLOURS.get(share.phase, 'grey')})")
+    amount = f"{format_seconds(share.seconds)} · {100 * share.fraction:.1f} %"
+    return element("li", swatch, element("span", escaped(share.label)), element("b", escaped(amount)))
+
+
+def _forecast_cells(row: ForecastRow) -> Sequence[Markup]:
+    unit = row.forecast.unit
+    verdict = {True: ("✓ inside", "good"), False: ("✗ outside", "bad"), None: ("", "")}[row.is_inside]
+    return (
+        escaped(row.quantity),
+        escaped(format_quantity(row.forecast.value, unit)),
+        element("span", escaped(format_interval(row.forecast)), title=f"basis: {row.forecast.basis}"),
+        interval_strip(row.forecast, row.measured),
+        escaped(format_quantity(row.measured, unit) if row.measured is not None else "not measured"),
+        escaped(f"{row.ratio:.2f}×" if row.ratio is not None else ""),
+        element("span", escaped(verdict[0]), css=verdict[1]),
+    )
+
+
+def _candidate_cells(candidate: Candidate, chosen: Candidate) -> Sequence[Markup]:
+    forecast = candidate.forecast
+    slower = forecast.total_s.value / chosen.forecast.total_s.value if chosen.forecast.total_s.value else 1.0
+    return (
+        escaped(_against(candidate.plan, chosen.plan)),
+        escaped(format_seconds(forecast.total_s.value)),
+        escaped(format_bytes(forecast.peak_bytes.value)),
+        escaped(f"{slower:.2f}× the time"),
+    )
+
+
+def _against(plan: Plan, chosen: Plan) -> str:
+    """A plan by what it settles differently from the chosen one."""
+    differences = plan_differences(plan, chosen)
+    return ", ".join(f"{name} {mine.replace('_', '-')}" for name, mine, _ in differences) or "the same settings"
+
+
+def _folded(title: str, content: Markup) -> Markup:
+    return element("details", element("summary", escaped(title)), content)
+
+
+def _setting(value: JSON, unit: str = "") -> str:
+    """A setting as people write it; quantities with their unit."""
+    if isinstance(value, dict) and {"value", "unit"} <= set(value):
+        return f"{value['value']:,g} {value['unit']}" if isinstance(value["value"], int | float) else str(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,} {unit}".rstrip()
+    return "" if value is None else str(value)
+
+
+def _happened(event: Event, began_at: float) -> Markup:
+    """One line of the timeline: the time since the beginning as h:mm:ss, and on hover the date."""
+    clock = datetime.fromtimestamp(event.at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    minutes, seconds = divmod(max(0, round(event.at - began_at)), 60)
+    since = element("time", escaped(f"+{minutes // 60}:{minutes % 60:02}:{seconds:02}"), title=clock)
+    return element("li", since, element("span", escaped(told(event))), css=event.kind)

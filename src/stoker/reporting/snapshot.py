@@ -1,0 +1,174 @@
+"""A run as it stands now: its events folded, one by one, into what a live display shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.records import Event, Forecast
+from stoker.reporting.history import evaluation_metrics, finite, number, numbers, planned_forecast, planned_plan, text
+
+_MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss"})
+"""What an event may take back; other fields keep what was last said."""
+
+Curve = tuple[tuple[float, float], ...]
+"""(position [samples], value) pairs in order."""
+
+_MOST_POINTS = 512
+"""Losses and rates kept; every second one is dropped when there are more, so that they span the whole run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
+
+    `best` and `best_samples` are the metrics and the position of the best evaluation so far.
+    """
+
+    phase: str = "planning"
+    run: str = ""
+    plan: str = ""
+    forecast: Forecast | None = None
+    explanation: tuple[str, ...] = ()
+    device: str = ""
+    level: str = ""
+    at: float = 0.0
+    samples: float = 0.0
+    total_samples: float = 0.0
+    epoch: float | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    samples_per_s: float | None = None
+    eta_s: float | None = None
+    wall_s: float = 0.0
+    split_s: Mapping[str, float] = field(default_factory=dict)
+    resident_bytes: float | None = None
+    losses: Curve = ()
+    rates: Curve = ()
+    valid: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, float] = field(default_factory=dict)
+    best_samples: float = 0.0
+    saved_at: float | None = None
+    saved_samples: float = 0.0
+    saved_bytes: float | None = None
+    reason: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    report: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """How much of the training is done, between 0 and 1; 0 while the total is unknown."""
+        return min(1.0, self.samples / self.total_samples) if self.total_samples else 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen in this process."""
+        return self.phase in ("finished", "stopped")
+
+    def after(self, event: Event) -> Snapshot:
+        """The run as it stands once `event` has happened."""
+        changes = _CHANGES[event.kind](self, event)
+        known = {name: value for name, value in changes.items() if value is not None or name in _MAY_BECOME_UNKNOWN}
+        return dataclasses.replace(self, **known)
+
+
+def _planned(_: Snapshot, event: Event) -> dict[str, Any]:
+    plan, forecast = planned_plan(event), planned_forecast(event)
+    lines = event.fields.get("explanation")
+    return {
+        "run": text(event, "run") or None,
+        "plan": plan.in_words() if plan else text(event, "plan"),
+        "device": plan.device if plan else None,
+        "forecast": forecast,
+        "explanation": tuple(str(line) for line in lines) if isinstance(lines, list | tuple) else None,
+    }
+
+
+def _started(before: Snapshot, event: Event) -> dict[str, Any]:
+    environment = event.fields.get("environment")
+    model = environment.get("device_model") if isinstance(environment, Mapping) else None
+    return {
+        "phase": "training",
+        "at": event.at,
+        "samples": number(event, "samples"),
+        "total_samples": number(event, "total_samples"),
+        "device": str(model) if model else before.device,
+        "level": text(event, "level") or None,
+    }
+
+
+def _resumed(_: Snapshot, event: Event) -> dict[str, Any]:
+    return {"phase": "training", "at": event.at, "samples": number(event, "samples")}
+
+
+def _progress(before: Snapshot, event: Event) -> dict[str, Any]:
+    loss, rate = finite(event, "loss"), finite(event, "samples_per_s")
+    return {
+        "phase": "training",
+        "at": event.at,
+        "samples": number(event, "samples"),
+        "total_samples": number(event, "total_samples"),
+        "epoch": finite(event, "epoch"),
+        "loss": number(event, "loss"),
+        "learning_rate": finite(event, "lr"),
+        "samples_per_s": rate,
+        "eta_s": finite(event, "eta_s"),
+        "wall_s": finite(event, "wall_s"),
+        "split_s": numbers(event.fields.get("split_s")) or None,
+        "resident_bytes": finite(event, "resident_bytes"),
+        "losses": _with_one_more(before.losses, event, loss),
+        "rates": _with_one_more(before.rates, event, rate),
+    }
+
+
+def _evaluated(_: Snapshot, event: Event) -> dict[str, Any]:
+    metrics = evaluation_metrics(event)
+    changes: dict[str, Any] = {"valid": metrics} if text(event, "split", "valid") == "valid" else {}
+    if event.fields.get("best") is True:
+        changes |= {"best": metrics, "best_samples": number(event, "samples")}
+    return changes
+
+
+def _checkpointed(_: Snapshot, event: Event) -> dict[str, Any]:
+    samples = number(event, "samples")
+    return {"saved_at": event.at, "saved_samples": samples, "saved_bytes": finite(event, "bytes")}
+
+
+def _warned(_: Snapshot, __: Event) -> dict[str, Any]:
+    return {}
+
+
+def _stopped(_: Snapshot, event: Event) -> dict[str, Any]:
+    return {"phase": "stopped", "samples": number(event, "samples"), "reason": text(event, "reason")}
+
+
+def _finished(_: Snapshot, event: Event) -> dict[str, Any]:
+    return {
+        "phase": "finished",
+        "samples": number(event, "samples"),
+        "metrics": numbers(event.fields.get("metrics")),
+        "wall_s": finite(event, "wall_s"),
+        "report": text(event, "report"),
+        "run": text(event, "run") or None,
+    }
+
+
+def _with_one_more(curve: Curve, event: Event, value: float | None) -> Curve:
+    """The curve and its new point; every second point of it once there are too many."""
+    longer = curve if value is None else (*curve, (number(event, "samples") or 0.0, value))
+    return longer if len(longer) <= _MOST_POINTS else longer[::2]
+
+
+_CHANGES = {
+    "planned": _planned,
+    "started": _started,
+    "resumed": _resumed,
+    "progress": _progress,
+    "evaluated": _evaluated,
+    "checkpointed": _checkpointed,
+    "warned": _warned,
+    "stopped": _stopped,
+    "finished": _finished,
+}

@@ -1,0 +1,232 @@
+"""Where a run's time went, and its forecast beside what was measured: as records, and in a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from stoker.records import Estimate, Event, Report
+from stoker.reporting.history import (
+    best_evaluation,
+    evaluation_metrics,
+    finite,
+    live_history,
+    numbers,
+    of_kind,
+    text,
+)
+from stoker.reporting.wording import (
+    format_interval,
+    format_metric,
+    format_quantity,
+    format_samples,
+    headline_metric,
+)
+from stoker.units import format_rate, format_seconds
+
+__all__ = ["ForecastRow", "TimeShare", "forecast_rows", "live_history", "summary_lines", "time_split"]
+
+PHASES = {
+    "update": "forward, backward, update",
+    "data": "waiting for data",
+    "evaluate": "evaluation",
+    "checkpoint": "checkpoints",
+    "planning": "planning",
+    "other": "other",
+}
+"""The phases of `split_s` and what people call them, in the order they are shown; unknown ones keep their own name."""
+
+_NOT_TRAINING = frozenset({"evaluate", "checkpoint", "planning", "other"})
+
+
+@dataclass(frozen=True)
+class TimeShare:
+    """What one phase took [s], and its fraction of the whole."""
+
+    phase: str
+    label: str
+    seconds: float
+    fraction: float
+
+
+@dataclass(frozen=True)
+class ForecastRow:
+    """One forecast quantity beside what was measured (None where the run did not show it)."""
+
+    quantity: str
+    forecast: Estimate
+    measured: float | None
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured value lies in the interval; None if nothing was measured."""
+        if self.measured is None:
+            return None
+        return self.forecast.low <= self.measured <= self.forecast.high
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over forecast; None if nothing was measured or the forecast is zero."""
+        return None if self.measured is None or not self.forecast.value else self.measured / self.forecast.value
+
+
+def time_split(report: Report) -> tuple[TimeShare, ...]:
+    """Where the time went, planning included; shares add up to 1. Empty if the run says nothing of time.
+
+    Evaluations and checkpoints are summed over their own events where those say more than `split_s`, which ends at the
+    last `progress`. What is left of the wall time is `other`.
+    """
+    events = live_history(report.events)
+    seconds = _phase_seconds(events)
+    evaluated, saved = _total(events, "evaluated", "took_s"), _total(events, "checkpointed", "blocked_s")
+    seconds["evaluate"] = max(seconds.get("evaluate", 0.0), evaluated)
+    seconds["checkpoint"] = max(seconds.get("checkpoint", 0.0), saved)
+    unattributed = wall_seconds(report) - sum(seconds.values())
+    seconds["other"] = seconds.get("other", 0.0) + max(0.0, unattributed)
+    planned = _total(report.events, "planned", "took_s")
+    seconds["planning"] = planned or (report.decision.took_s if report.decision else 0.0)
+    whole = sum(seconds.values())
+    if whole <= 0:
+        return ()
+    names = [*(p for p in seconds if p not in PHASES), *PHASES]
+    names.sort(key=lambda phase: list(PHASES).index(phase) if phase in PHASES else 1)
+    return tuple(
+        TimeShare(phase, PHASES.get(phase, phase), seconds[phase], seconds[phase] / whole)
+        for phase in names
+        if seconds.get(phase, 0.0) > 0
+    )
+
+
+def wall_seconds(report: Report) -> float:
+    """Wall time of training over all its processes [s]; the largest that the record or an event states."""
+    stated = [finite(event, "wall_s") for event in live_history(report.events)]
+    return max([report.run.wall_s, *(value for value in stated if value is not None)])
+
+
+def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
+    """The forecast beside what was measured; empty without a plan.
+
+    Measured are: the total of a finished run; update time and rate over all training (data included, evaluations and
+    checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint held training up; and the growth
+    of memory over the `resident_bytes` that `started` states.
+    """
+    if report.decision is None:
+        return ()
+    forecast, events = report.decision.chosen.forecast, live_history(report.events)
+    update_s, samples_per_s = _training_speed(events)
+    total_s = wall_seconds(report) if report.run.status == "finished" else None
+    return (
+        ForecastRow("total time", forecast.total_s, total_s),
+        ForecastRow("one update", forecast.update_s, update_s),
+        ForecastRow("throughput", forecast.samples_per_s, samples_per_s),
+        ForecastRow("one evaluation", forecast.evaluate_s, _mean_evaluation(events)),
+        ForecastRow("one checkpoint", forecast.checkpoint_s, _mean(events, "checkpointed", "blocked_s")),
+        ForecastRow("peak memory", forecast.peak_bytes, _memory_growth(report)),
+    )
+
+
+def summary_lines(report: Report) -> list[str]:
+    """What came of a run, in a few lines for the terminal."""
+    events = live_history(report.events)
+    lines = [_outcome(report), _effort(report, events)]
+    if report.decision is not None:
+        lines.append(f"plan: {report.decision.chosen.plan.in_words()}")
+        rows = forecast_rows(report)
+        lines += [_compared(row) for row in rows[:1] if row.measured is not None]
+        lines += [_compared(row) for row in rows[1:] if row.is_inside is False]
+    if shares := time_split(report):
+        largest = sorted(shares, key=lambda share: -share.seconds)
+        lines.append(
+            "time: " + " · ".join(f"{s.label} {100 * s.fraction:.0f} %" for s in largest if s.fraction > 0.005)
+        )
+    if warnings := of_kind(report.events, "warned"):
+        lines.append(f"warnings: {len(warnings)}, the last: {text(warnings[-1], 'message')}")
+    if report.run.failure:
+        lines.append(f"failed: {report.run.failure}")
+    return lines
+
+
+def best_words(events: Sequence[Event]) -> str | None:
+    """The best evaluation in words: `best accuracy 92.80 % at 270,000 samples`; None if there is none."""
+    best = best_evaluation(events)
+    named = headline_metric(evaluation_metrics(best)) if best else None
+    if best is None or named is None:
+        return None
+    return f"best {named[0]} {format_metric(*named)} at {format_samples(finite(best, 'samples') or 0)} samples"
+
+
+def _outcome(report: Report) -> str:
+    named = headline_metric(report.run.metrics)
+    result = f"{named[0]} {format_metric(*named)}" if named else report.run.status
+    best = best_words(live_history(report.events))
+    return f"{report.run.name}: {result}" + (f" ({best} of valid)" if best else "")
+
+
+def _effort(report: Report, events: Sequence[Event]) -> str:
+    done, total, wall = report.run.samples, report.run.total_samples, wall_seconds(report)
+    amount = format_samples(done) if done >= total else f"{format_samples(done)} of {format_samples(total)}"
+    line = f"trained on {amount} samples in {format_seconds(wall)}"
+    _, rate = _training_speed(events)
+    if rate is not None:
+        line += f", {format_rate(rate)} while training"
+    return line + (f", on {report.device.model}" if report.device else "")
+
+
+def _compared(row: ForecastRow) -> str:
+    unit, measured = row.forecast.unit, row.measured or 0.0
+    verdict = "inside" if row.is_inside else "outside"
+    forecast = format_quantity(row.forecast.value, unit)
+    interval = f"{verdict} the interval {format_interval(row.forecast)}"
+    return f"{row.quantity}: {format_quantity(measured, unit)}, forecast {forecast} ({interval})"
+
+
+def _phase_seconds(events: Sequence[Event]) -> dict[str, float]:
+    """Seconds by phase at the last live `progress`; a counter that went down began anew in another process."""
+    total: dict[str, float] = {}
+    before: dict[str, float] = {}
+    for event in of_kind(events, "progress"):
+        now = numbers(event.fields.get("split_s"))
+        for phase, value in now.items():
+            earlier = before.get(phase, 0.0)
+            total[phase] = total.get(phase, 0.0) + (value - earlier if value >= earlier else value)
+        before = now
+    return total
+
+
+def _training_speed(events: Sequence[Event]) -> tuple[float | None, float | None]:
+    """Seconds per update and samples per second while training, from the phases that are training."""
+    progress = of_kind(events, "progress")
+    training_s = sum(s for phase, s in _phase_seconds(events).items() if phase not in _NOT_TRAINING)
+    if not progress or training_s <= 0:
+        return None, None
+    updates, samples = finite(progress[-1], "updates"), finite(progress[-1], "samples")
+    return training_s / updates if updates else None, samples / training_s if samples else None
+
+
+def _mean_evaluation(events: Sequence[Event]) -> float | None:
+    evaluations = of_kind(events, "evaluated")
+    held_out = [event for event in evaluations if text(event, "split", "valid") == "valid"]
+    return _mean(held_out or evaluations, "evaluated", "took_s")
+
+
+def _memory_growth(report: Report) -> float | None:
+    """Peak memory in the forecast's sense [bytes]: growth since each process's start on a CPU, the peak on a GPU."""
+    baseline = 0.0 if report.device is not None and report.device.kind == "cuda" else None
+    peaks: list[float] = []
+    for event in report.events:
+        resident = finite(event, "resident_bytes")
+        if resident is not None and event.kind == "started" and baseline != 0.0:
+            baseline = resident
+        elif resident is not None and baseline is not None:
+            peaks.append(max(0.0, resident - baseline))
+    return max(peaks, default=None)
+
+
+def _mean(events: Sequence[Event], kind: str, field: str) -> float | None:
+    values = [value for event in of_kind(events, kind) if (value := finite(event, field)) is not None]
+    return fmean(values) if values else None
+
+
+def _total(events: Sequence[Event], kind: str, field: str) -> float:
+    return sum(finite(event, field) or 0.0 for event in of_kind(events, kind))

@@ -1,0 +1,112 @@
+"""One line of plain text for each notable event; the live display, plain logs and the page's timeline say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.records import Event
+from stoker.reporting.history import (
+    evaluation_metrics,
+    finite,
+    number,
+    numbers,
+    planned_forecast,
+    planned_plan,
+    text,
+)
+from stoker.reporting.wording import DATA_GUARANTEES, format_interval, format_metric, format_metrics, format_samples
+from stoker.units import format_bytes, format_rate, format_seconds
+
+
+def told(event: Event) -> str:
+    """The event in one line without its time: `valid at 54,000 samples: accuracy 91.80 % (best so far)`."""
+    return _TELLERS[event.kind](event)
+
+
+def _planned(event: Event) -> str:
+    plan, forecast = planned_plan(event), planned_forecast(event)
+    took = finite(event, "took_s")
+    words = plan.in_words() if plan else text(event, "plan")
+    line = f"planned{f' in {format_seconds(took)}' if took is not None else ''}: {words}"
+    if forecast is None:
+        return line
+    total = forecast.total_s
+    return f"{line}; forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"
+
+
+def _started(event: Event) -> str:
+    done, total = number(event, "samples") or 0, number(event, "total_samples") or 0
+    updates = number(event, "total_updates")
+    line = f"started: {format_samples(total)} samples"
+    if updates:
+        line += f" in {updates:,.0f} updates"
+    if done:
+        line += f", {format_samples(done)} of them done"
+    data, level = text(event, "data"), text(event, "level")
+    if data:
+        line += f"; {data} data" + (f": {DATA_GUARANTEES[data]}" if data in DATA_GUARANTEES else "")
+    return f"{line}; level: {level}" if level else line
+
+
+def _resumed(event: Event) -> str:
+    return f"resumed at {format_samples(number(event, 'samples') or 0)} samples from the last checkpoint"
+
+
+def _progress(event: Event) -> str:
+    done, total = number(event, "samples") or 0, number(event, "total_samples")
+    share = f"{100 * done / total:5.1f} %" if total else ""
+    of = f" of {format_samples(total)}" if total else ""
+    parts = [f"{share} {format_samples(done)}{of} samples".strip()]
+    if (loss := number(event, "loss")) is not None:
+        parts.append(f"loss {format_metric('loss', loss)}")
+    if (rate := finite(event, "samples_per_s")) is not None:
+        parts.append(format_rate(rate))
+    if (eta := finite(event, "eta_s")) is not None:
+        parts.append(f"{format_seconds(eta)} to go")
+    return " · ".join(parts)
+
+
+def _evaluated(event: Event) -> str:
+    metrics = format_metrics(evaluation_metrics(event))
+    best = " (best so far)" if event.fields.get("best") is True else ""
+    return (
+        f"{text(event, 'split', 'valid')} at {format_samples(number(event, 'samples') or 0)} samples: {metrics}{best}"
+    )
+
+
+def _checkpointed(event: Event) -> str:
+    size, blocked = finite(event, "bytes"), finite(event, "blocked_s")
+    line = f"checkpoint at {format_samples(number(event, 'samples') or 0)} samples"
+    details = [format_bytes(size)] if size is not None else []
+    if blocked is not None:
+        details.append(f"training stood still for {format_seconds(blocked)}")
+    return f"{line} ({', '.join(details)})" if details else line
+
+
+def _warned(event: Event) -> str:
+    return f"warning: {text(event, 'message')}"
+
+
+def _stopped(event: Event) -> str:
+    return f"stopped at {format_samples(number(event, 'samples') or 0)} samples: {text(event, 'reason', 'unknown')}"
+
+
+def _finished(event: Event) -> str:
+    line = f"finished {format_samples(number(event, 'samples') or 0)} samples"
+    if (wall := finite(event, "wall_s")) is not None:
+        line += f" in {format_seconds(wall)}"
+    metrics = format_metrics(numbers(event.fields.get("metrics")))
+    return f"{line}: {metrics}" if metrics else line
+
+
+_TELLERS: dict[str, Callable[[Event], str]] = {
+    "planned": _planned,
+    "started": _started,
+    "resumed": _resumed,
+    "progress": _progress,
+    "evaluated": _evaluated,
+    "checkpointed": _checkpointed,
+    "warned": _warned,
+    "stopped": _stopped,
+    "finished": _finished,
+}

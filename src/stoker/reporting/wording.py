@@ -1,0 +1,98 @@
+"""How metrics, quantities and plans are written for people; the page and the terminal say them alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from stoker.records import Estimate, Plan
+from stoker.units import format_bytes, format_count, format_rate, format_seconds
+
+DATA_GUARANTEES = {
+    "indexed": "the order is computed from seed, epoch and position; a resume goes on exactly where it was",
+    "seekable": "the source's state is kept in each checkpoint; a resume goes on exactly where it was",
+    "stream": "read by one reader; a resume replays what was read",
+}
+"""What each data class promises."""
+
+LEVEL_MEANINGS = {
+    "bit-equal": "a run resumed under its own plan is equal, bit for bit, to one never stopped",
+    "same mathematics": "updates are those of any other legal plan, in exact arithmetic",
+    "same law": "rounding or the model's own random draws may differ from another plan's; the law they follow does not",
+    "none": "nothing is promised about another plan or a resume",
+}
+"""What each level of the exactness contract promises."""
+
+_FRACTIONS = ("accuracy", "precision", "recall", "f1", "auc", "iou", "error_rate")
+
+
+def is_fraction(name: str) -> bool:
+    """Whether a metric of this name is a fraction of one, so that it reads best in per cent."""
+    return any(word in name.lower() for word in _FRACTIONS)
+
+
+def format_metric(name: str, value: float) -> str:
+    """A metric's value: fractions in per cent, all else with four figures.
+
+    >>> format_metric("test/accuracy", 0.92614), format_metric("loss", 0.231449)
+    ('92.61 %', '0.2314')
+    """
+    if is_fraction(name) and 0 <= value <= 1:
+        return f"{100 * value:.2f} %"
+    return f"{value:.4g}" if math.isfinite(value) else str(value)
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Metrics on one line, the loss last.
+
+    >>> format_metrics({"loss": 0.25, "accuracy": 0.9})
+    'accuracy 90.00 % · loss 0.25'
+    """
+    ordered = sorted(metrics.items(), key=lambda item: item[0].rsplit("/", 1)[-1] == "loss")
+    return " · ".join(f"{name} {format_metric(name, value)}" for name, value in ordered)
+
+
+def headline_metric(metrics: Mapping[str, float]) -> tuple[str, float] | None:
+    """The metric a run is known by: of the test split before others, any before the loss, the first named first.
+
+    >>> headline_metric({"valid/accuracy": 0.93, "test/loss": 0.2, "test/accuracy": 0.92})
+    ('test/accuracy', 0.92)
+    """
+
+    def rank(name: str) -> tuple[bool, bool]:
+        return not name.startswith("test/"), name.rsplit("/", 1)[-1] == "loss"
+
+    return min(metrics.items(), key=lambda item: rank(item[0]), default=None)
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """A value in the unit of an `Estimate`: seconds, bytes, rates, or a plain number with its unit.
+
+    >>> format_quantity(75.0, "s"), format_quantity(2**30, "bytes"), format_quantity(1357.2, "samples/s")
+    ('1 min 15 s', '1.0 GiB', '1,357 samples/s')
+    """
+    if unit in ("s", "seconds"):
+        return format_seconds(value)
+    if unit in ("bytes", "B"):
+        return format_bytes(value)
+    if unit.endswith("/s"):
+        return format_rate(value, unit.removesuffix("/s"))
+    return f"{format_count(value)} {unit}".rstrip()
+
+
+def format_interval(estimate: Estimate) -> str:
+    """The interval of an estimate: `3 min 20 s to 4 min 30 s`."""
+    return f"{format_quantity(estimate.low, estimate.unit)} to {format_quantity(estimate.high, estimate.unit)}"
+
+
+def format_samples(samples: float) -> str:
+    """A number of samples in full: `187,392`."""
+    return f"{samples:,.0f}"
+
+
+def plan_differences(plan: Plan, other: Plan) -> tuple[tuple[str, str, str], ...]:
+    """What two plans settle differently: (setting, value in `plan`, value in `other`)."""
+    names = [field.name for field in dataclasses.fields(Plan)]
+    pairs = [(name, str(getattr(plan, name)), str(getattr(other, name))) for name in names]
+    return tuple((name.replace("_", " "), mine, theirs) for name, mine, theirs in pairs if mine != theirs)

@@ -1,0 +1,190 @@
+"""Losses and metrics as sums and counts, whatever form the user gave them in."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Loss
+from stoker.loading import Content, Fields, map_tensors
+
+IGNORED_TARGET = -100
+"""A class index that stands for "no target here", as in PyTorch."""
+
+Measure = Callable[[torch.Tensor, torch.Tensor], "Loss | torch.Tensor"]
+
+
+class Objective:
+    """The loss and the metrics of a job.
+
+    A function whose first parameter is called `model` gets (model, batch), any other (output, target). What comes back
+    is a Loss, a tensor with one value per sample or token (summed and counted), or a scalar mean over samples.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.fields = Fields(job.inputs, job.target)
+        self.label_smoothing = job.label_smoothing
+        self._loss = self._function(job.loss, LOSSES)
+        self._metrics = {measure_name(metric): self._function(metric, METRICS) for metric in job.metrics}
+
+    def loss(self, model: Callable[..., Any], content: Content, size: int) -> Loss:
+        """The loss of one micro-batch of `size` samples.
+
+        Raises:
+            BadJob: the function returned something else than a loss, or targets do not fit the output.
+        """
+        if _takes_model(self._loss):
+            return self._as_sum(self._loss(model, content), size, "loss")
+        return self._of_output(self._loss, self.fields.call(model, content), content, size, "loss")
+
+    def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
+        """The loss and every metric of one batch of `size` samples, with one pass through the model where possible."""
+        functions = {"loss": self._loss, **self._metrics}
+        if all(_takes_model(function) for function in functions.values()):
+            return {name: self._as_sum(f(model, content), size, name) for name, f in functions.items()}
+        output = self.fields.call(model, content)
+        return {
+            name: self._as_sum(f(model, content), size, name)
+            if _takes_model(f)
+            else self._of_output(f, output, content, size, name)
+            for name, f in functions.items()
+        }
+
+    def _function(self, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+        if not isinstance(given, str):
+            return given
+        function = named[given]
+        if given.endswith("cross_entropy") and self.label_smoothing:
+            return lambda output, target: function(output, target, label_smoothing=self.label_smoothing)
+        return function
+
+    def _of_output(self, function: Measure, output: Any, content: Content, size: int, name: str) -> Loss:
+        target = self.fields.target_of(content)
+        if target is None:
+            raise BadJob(f"{name} needs a target, but samples have none",
+                         remedy="Give samples as (input, target), or a loss of the form loss(model, batch).")  # fmt: skip
+        output = map_tensors(output, _in_full_precision)
+        try:
+            return self._as_sum(function(output, target), size, name)
+        except (IndexError, RuntimeError, ValueError) as error:
+            raise BadJob(_misfit(name, output, target, error)) from error
+
+    def _as_sum(self, value: Any, size: int, name: str) -> Loss:
+        if isinstance(value, Loss):
+            return value
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            if value.dim() == 0:
+                return Loss(value * size, size)
+            return Loss(value.sum(), value.numel())
+        raise BadJob(
+            f"{name} returned a {type(value).__name__}, wanted a float tensor or stoker.Loss(sum, count)"
+            if not isinstance(value, torch.Tensor)
+            else f"{name} returned a {value.dtype} tensor, wanted floating point"
+        )
+
+
+def measure_name(measure: str | Callable[..., Any]) -> str:
+    """What a loss or metric is called in results."""
+    return measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
+
+
+def is_scalar(job: Job, model: Callable[..., Any], content: Content, size: int) -> bool:
+    """Whether the job's loss comes as a bare scalar, which must be probed before it may be accumulated."""
+    if isinstance(job.loss, str):
+        return False
+    fields = Fields(job.inputs, job.target)
+    if _takes_model(job.loss):
+        value = job.loss(model, content)
+    else:
+        output = map_tensors(fields.call(model, content), _in_full_precision)
+        value = job.loss(output, fields.target_of(content))
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and size > 1
+
+
+def _takes_model(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # built in: no signature to read
+        return False
+    return bool(parameters) and parameters[0] == "model"
+
+
+def _in_full_precision(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:
+    """Classes in dimension 1, as in PyTorch; a target of -100 is not counted."""
+    total = F.cross_entropy(output, target, reduction="sum", label_smoothing=label_smoothing)
+    if target.is_floating_point():
+        return Loss(total, target.numel() // target.shape[1])
+    return Loss(total, (target != IGNORED_TARGET).sum())
+
+
+def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:
+    """Classes in the last dimension; counts valid tokens."""
+    return _cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
+
+
+def _accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+    valid = target != IGNORED_TARGET
+    return Loss(((output.argmax(1) == target) & valid).sum().float(), valid.sum())
+
+
+def _top5_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+    valid = target != IGNORED_TARGET
+    found = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1)
+    return Loss((found & valid).sum().float(), valid.sum())
+
+
+def _token_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+    return _accuracy(output.flatten(0, -2), target.flatten())
+
+
+def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.binary_cross_entropy_with_logits(output, target.to(output.dtype).view_as(output), reduction="none")
+
+
+def _mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(output, target.to(output.dtype), reduction="none")
+
+
+def _l1(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.l1_loss(output, target.to(output.dtype), reduction="none")
+
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    "cross_entropy": _cross_entropy,
+    "token_cross_entropy": _token_cross_entropy,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "mse": _mse,
+    "l1": _l1,
+}
+METRICS: dict[str, Callable[..., Any]] = {
+    "accuracy": _accuracy,
+    "top5_accuracy": _top5_accuracy,
+    "token_accuracy": _token_accuracy,
+    "mse": _mse,
+    "l1": _l1,
+}
+
+
+def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:
+    """What is wrong between output and target, with their shapes, or the label that is out of range."""
+    shapes = f"output {_shape(output)}, target {_shape(target)}"
+    is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
+    if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
+        classes = output.shape[-1] if "token" in name else output.shape[1]
+        low, high = int(target.min()), int(target.max())
+        if high >= classes or low < 0:
+            return f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
+    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
+
+
+def _shape(value: Any) -> str:
+    return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,208 @@
+"""The one place that makes a training step: (Job, Plan) -> Step.
+
+An update goes: accumulate, divide by the global count, check finite, clip the global norm once, step, average.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.errors import BadJob, RunFailed
+from stoker.jobs import EMA, Job, Loss
+from stoker.loading import Batch, Content, Pipeline, Samples, Stream, key_of, seed_generators
+from stoker.records import Coupling, Plan
+from stoker.stepping.averaging import Average
+from stoker.stepping.batch_norm import GroupedBatchNorm
+from stoker.stepping.losses import Objective
+from stoker.stepping.model import build_model, without_dropout
+from stoker.stepping.optimizers import build_optimizer, needs_closure
+
+
+class Step:
+    """A model, its optimiser and its average, moved from update to update as the plan says.
+
+    Args:
+        job: what is learned.
+        plan: how it is executed; must be legal under `coupling`.
+        coupling: what the probe found of the job.
+        dtype: weights and inputs in this dtype (float64, for proofs); None leaves the job's own.
+        dropout: False switches dropout modules off, for proofs.
+        model: a module to use in place of a fresh one.
+
+    Raises:
+        BadJob: the plan would change what is learned.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        coupling: Coupling,
+        *,
+        dtype: torch.dtype | None = None,
+        dropout: bool = True,
+        model: nn.Module | None = None,
+    ) -> None:
+        if problem := coupling.problem_with(plan.micro_batch, job.batch):
+            raise BadJob(f"this plan would change what is learned: {problem}")
+        self.job, self.plan, self.coupling, self.dtype = job, plan, coupling, dtype
+        self.device = torch.device(plan.device)
+        model = build_model(job) if model is None else model
+        self.model = _placed(model if dropout else without_dropout(model), self.device, plan, dtype)
+        self.optimizer = build_optimizer(job, self.model, plan)
+        self.objective = Objective(job)
+        self.average = Average(job.ema, self.model) if isinstance(job.ema, EMA) else None
+        self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._needs_closure = needs_closure(self.optimizer)
+        self._groups: GroupedBatchNorm | None = None
+        if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
+            self._groups = GroupedBatchNorm(self.model, coupling.group)
+
+    def pipeline(self, samples: Samples, *, augmented: bool) -> Pipeline:
+        """How raw batches of `samples` become this step's inputs."""
+        return Pipeline(
+            device=self.device,
+            fields=self.objective.fields,
+            prepare=samples.prepare,
+            augment=self.job.augment if augmented else (),
+            seed=self.job.seed,
+            channels_last=self.plan.memory_format == "channels_last",
+            dtype=self.dtype,
+        )
+
+    def update(self, batch: Batch, update: int, progress: float) -> torch.Tensor:
+        """Make update number `update` (from 0) on one optimiser batch.
+
+        `progress` is the share of the run done before it, in [0, 1): it sets the learning rate.
+        Returns the mean loss of the batch before the update, a detached scalar on the device.
+
+        Raises:
+            RunFailed: the loss or, where it is clipped, the gradient is not finite; the weights are unchanged.
+        """
+        self.set_rates(progress)
+        if self._needs_closure:
+            loss = self._step_with_closure(batch, update)
+        else:
+            loss = self.gradients(batch, update)
+            self._check_and_clip(loss, update)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(update)
+        return loss
+
+    def gradients(self, batch: Batch, update: int) -> torch.Tensor:
+        """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
+        micro_batch = self.plan.micro_batch
+        is_whole = batch.size <= micro_batch
+        losses: list[Loss] = []
+        for start in range(0, batch.size, micro_batch):
+            stop = min(start + micro_batch, batch.size)
+            loss = self.loss_of(batch.cut(start, stop), stop - start, update, start)
+            (loss.sum / loss.count if is_whole else loss.sum).backward()
+            losses.append(Loss(loss.sum.detach(), loss.count))
+        total, count = sum(loss.sum for loss in losses), sum(loss.count for loss in losses)
+        if not is_whole:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_div_(gradients, count)  # noqa: SLF001: the public way is one call a tensor
+        if self.job.penalty is not None:
+            self.job.penalty(self.model).backward()
+        return torch.as_tensor(total / count)
+
+    def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
+        """The loss of one micro-batch that starts at sample `first` of its batch; random draws are keyed by both."""
+        seed_generators(key_of(Stream.MICRO_BATCH, self.job.seed, update, first, 0), self.device)
+        if self._groups is not None:
+            self._groups.micro_batch = size
+        with self._precision():
+            return self.objective.loss(self.model, content, size)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[Callable[[Content, int], dict[str, Loss]]]:
+        """A function from (batch, size) to its measures, with the averaged weights if there are any.
+
+        Generators are forked: what evaluation draws, training does not miss.
+        """
+        devices = [self.device.index or 0] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), self._weights_to_keep(), torch.no_grad():
+            self.model.eval()
+            seed_generators(key_of(Stream.EVALUATION, self.job.seed), self.device)
+
+            def measure(content: Content, size: int) -> dict[str, Loss]:
+                with self._precision():
+                    return self.objective.measures(self.model, content, size)
+
+            try:
+                yield measure
+            finally:
+                self.model.train()
+
+    def kept_weights(self) -> dict[str, torch.Tensor]:
+        """The weights worth keeping: the average's, or the model's."""
+        return self.average.weights if self.average is not None else self.model.state_dict()
+
+    def set_rates(self, progress: float) -> float:
+        """Set the learning rates for `progress`; returns that of the first group."""
+        factor = self.job.schedule(progress)
+        for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = rate * factor
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.plan.precision == "bf16" and self.dtype is None:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _check_and_clip(self, loss: torch.Tensor, update: int) -> None:
+        if self.device.type == "cpu" and not math.isfinite(loss):
+            raise _not_finite("loss", float(loss), update)
+        if self.job.clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
+            if self.device.type == "cpu" and not math.isfinite(norm):
+                raise _not_finite("gradient's norm", float(norm), update)
+
+    def _step_with_closure(self, batch: Batch, update: int) -> torch.Tensor:
+        losses: list[torch.Tensor] = []
+
+        def closure() -> torch.Tensor:
+            self.optimizer.zero_grad(set_to_none=True)
+            losses.append(self.gradients(batch, update))
+            self._check_and_clip(losses[-1], update)
+            return losses[-1]
+
+        self.optimizer.step(closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
+        return losses[0]
+
+    @contextlib.contextmanager
+    def _weights_to_keep(self) -> Iterator[None]:
+        """The averaged weights in the model's place."""
+        if self.average is None:
+            yield
+            return
+        live = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(self.average.weights)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(live)
+
+
+def _placed(model: nn.Module, device: torch.device, plan: Plan, dtype: torch.dtype | None) -> nn.Module:
+    model = model.to(device=device, dtype=dtype) if dtype is not None else model.to(device)
+    if plan.memory_format == "channels_last":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
+    return model.train()
+
+
+def _not_finite(what: str, value: float, update: int) -> RunFailed:
+    remedy = "Lower the learning rate, set clip_norm, or look for bad values in the data."
+    if update == 0:
+        remedy = "It is so before anything was learned: look at the data, the loss and the initial weights."
+    return RunFailed(f"the {what} is {value} at update {update + 1}", remedy=remedy)

@@ -1,0 +1,287 @@
+"""Checkpoints on disk: each is whole and durable, or it is not there.
+
+```
+checkpoints/000000027000/            the position [samples]; written a second time it is 000000027000.2
+                model.safetensors    whatever the caller writes
+                manifest.json        CheckpointManifest with the size and SHA-256 of every file; written last
+            best.json                which one evaluation liked best
+            .writing-…/              one being written, or left behind by a killed process
+```
+A checkpoint is written aside, fsynced and renamed into place before an older one is removed, and none is ever
+replaced: so at every moment the previous one or the new one can be read. Checkpoints beyond the one just written are of
+a future that training turned back from (they were damaged) and are removed with the old ones.
+
+What it rests on: `stoker.store.files`. It has one writer at a time, the holder of the run's lock; readers need no lock.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.errors import BadRun
+from stoker.records import CheckpointManifest, FileDigest, Position, dumps, loads
+from stoker.store.disk_errors import disk_errors, read_errors
+from stoker.store.files import (
+    aside_path,
+    disk,
+    make_directories,
+    remove_leftovers,
+    remove_tree,
+    sha256_file,
+    sync_file,
+    write_atomic,
+    write_file,
+)
+
+MANIFEST = "manifest.json"
+_BEST = "best.json"
+_NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
+_START_ANEW = "Restore one of them from a copy, or start another run with --new; they were left as they are."
+
+
+def checkpoint_name(position: Position) -> str:
+    """The name of the checkpoint at `position`.
+
+    >>> checkpoint_name(Position(samples=27_000))
+    '000000027000'
+    """
+    return f"{position.samples:012d}"
+
+
+class CheckpointStore:
+    """The checkpoints of one run: the last `keep_last`, and the best.
+
+    `problems` collects, for people, what was found damaged and passed over, or could not be removed. Making a store
+    touches nothing.
+    """
+
+    def __init__(self, directory: Path, keep_last: int = 2) -> None:
+        if keep_last < 1:
+            raise ValueError(f"at least one checkpoint must be kept, got keep_last={keep_last}")
+        self.directory = directory
+        self.keep_last = keep_last
+        self.problems: list[str] = []
+
+    def write(
+        self,
+        position_name: str,
+        files: Callable[[Path], None],
+        manifest: Callable[[tuple[FileDigest, ...]], CheckpointManifest],
+        *,
+        expected_bytes: int | None = None,
+    ) -> Path:
+        """Write a checkpoint durably, then remove the ones no longer kept.
+
+        Args:
+            position_name: `checkpoint_name(position)`.
+            files: Writes the files into the directory it is given; they are fsynced and digested afterwards.
+            manifest: The manifest, given the digests of the files.
+            expected_bytes: How much it will take [bytes], for the message of a full disk; the previous one's size else.
+
+        Returns:
+            Its directory; the directory's name is the one for `mark_best`.
+
+        Raises:
+            RunFailed: it cannot be written; the previous ones are intact and nothing half-made is left.
+        """
+        if _NAME.fullmatch(position_name) is None:
+            raise ValueError(f"a checkpoint is named by 12 digits, got {position_name!r}")
+        target = self._free_name(position_name)
+        needed = expected_bytes or self._previous_bytes()
+        with disk_errors(target, f"checkpoint {target.name}", needed_bytes=needed):
+            make_directories(self.directory)
+            remove_leftovers(self.directory)
+            self._write_whole(target, files, manifest)
+        self._prune(target.name)
+        return target
+
+    def mark_best(self, name: str) -> None:
+        """Mark a checkpoint as the best; it is kept until another one is marked. Marking it again changes nothing.
+
+        Raises:
+            RunFailed: the mark cannot be written; the old one is intact.
+            ValueError: there is no such checkpoint.
+        """
+        if name not in self.names():
+            raise ValueError(f"no checkpoint {name!r} to mark as best; there are {', '.join(self.names()) or 'none'}")
+        write_atomic(self.directory / _BEST, json.dumps({"best": name}) + "\n", what="the mark of the best checkpoint")
+
+    def newest(self) -> tuple[Path, CheckpointManifest] | None:
+        """The newest checkpoint whose manifest reads and whose files all have their size and SHA-256.
+
+        Damaged newer ones are passed over, each with a line in `problems`.
+
+        Returns:
+            Its directory and manifest; None if there are no checkpoints at all.
+
+        Raises:
+            BadRun: there are some and none is usable (training would silently start anew), or the newest readable
+                manifest is of another schema version.
+        """
+        reasons: list[str] = []
+        for name in reversed(self.names()):
+            found = _inspect(self.directory / name, with_digests=True)
+            if isinstance(found, CheckpointManifest):
+                self.problems += [f"{reason}; using {name}" for reason in reasons]
+                return self.directory / name, found
+            reasons.append(f"checkpoint {name}: {found}")
+        if reasons:
+            raise BadRun(f"No checkpoint in {self.directory} is usable: {'; '.join(reasons)}.", remedy=_START_ANEW)
+        return None
+
+    def best(self) -> tuple[Path, CheckpointManifest] | None:
+        """The checkpoint marked best, checked as by `newest`; None if none was marked.
+
+        Raises:
+            BadRun: it, or the mark, is damaged: no other one takes its place silently.
+        """
+        name = self._best_name()
+        if name is None:
+            return None
+        found = _inspect(self.directory / name, with_digests=True)
+        if isinstance(found, CheckpointManifest):
+            return self.directory / name, found
+        raise BadRun(f"The best checkpoint, {self.directory / name}: {found}.", remedy=_START_ANEW)
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the checkpoints that are there, whole or not, oldest first."""
+        with read_errors(self.directory):
+            entries = list(self.directory.iterdir()) if self.directory.exists() else []
+        return tuple(sorted((e.name for e in entries if _NAME.fullmatch(e.name)), key=_order))
+
+    def _free_name(self, position_name: str) -> Path:
+        """Where to write this position: its name, or its name with a number if it was written before."""
+        samples = _order(position_name)[0]
+        attempts = [attempt for there, attempt in map(_order, self.names()) if there == samples]
+        suffix = f".{max(attempts) + 1}" if attempts else ""
+        return self.directory / f"{samples:012d}{suffix}"
+
+    def _write_whole(
+        self,
+        target: Path,
+        files: Callable[[Path], None],
+        manifest: Callable[[tuple[FileDigest, ...]], CheckpointManifest],
+    ) -> None:
+        aside = aside_path(target)
+        disk().make_directory(aside)
+        try:
+            files(aside)
+            digests = _seal(aside)
+            write_file(aside / MANIFEST, dumps(manifest(digests)).encode())
+            disk().sync_directory(aside)
+            disk().rename(aside, target)
+        except BaseException:
+            with suppress(OSError):  # what stays is cleared by the next writer; the first error is the one to tell
+                remove_tree(aside)
+            raise
+        disk().sync_directory(self.directory)
+
+    def _prune(self, written: str) -> None:
+        """Remove all but what was just written, the whole ones before it that are kept, and the best."""
+        try:
+            best = self._best_name()
+        except BadRun as problem:  # then nobody knows which one must stay
+            self.problems.append(f"no checkpoint was removed: {problem.message}")
+            return
+        position = _order(written)[0]
+        earlier = [name for name in self.names() if _order(name)[0] < position and _is_whole(self.directory / name)]
+        kept = {written, best, *earlier[len(earlier) - (self.keep_last - 1) :]}
+        for name in self.names():
+            if name not in kept:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Remove one checkpoint: first its name, so that half of one is never seen."""
+        path = self.directory / name
+        aside = aside_path(path)
+        try:
+            disk().rename(path, aside)
+            remove_tree(aside)
+        except OSError as problem:
+            self.problems.append(f"checkpoint {name} could not be removed: {problem.strerror}")
+
+    def _best_name(self) -> str | None:
+        path = self.directory / _BEST
+        try:
+            name = json.loads(path.read_bytes())["best"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as problem:
+            raise BadRun(f"{path} does not name a checkpoint.", remedy=_START_ANEW) from problem
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            raise BadRun(f"{path} names {name!r}, which is no checkpoint.", remedy=_START_ANEW)
+        return name
+
+    def _previous_bytes(self) -> int | None:
+        """Size of the newest checkpoint that is there [bytes], by its manifest."""
+        for name in reversed(self.names()):
+            with suppress(OSError, ValueError):
+                manifest = loads((self.directory / name / MANIFEST).read_bytes(), CheckpointManifest)
+                return sum(file.num_bytes for file in manifest.files)
+        return None
+
+
+def _order(name: str) -> tuple[int, int]:
+    """The position [samples] a checkpoint's name says, and the how-manieth writing of it."""
+    found = _NAME.fullmatch(name)
+    assert found is not None, name
+    return int(found[1]), int(found[2] or 1)
+
+
+def _seal(directory: Path) -> tuple[FileDigest, ...]:
+    """Fsync all files of an unfinished checkpoint, and digest them."""
+    entries = sorted(directory.rglob("*"))
+    for entry in (e for e in entries if e.is_file()):
+        sync_file(entry)
+    for entry in (e for e in entries if e.is_dir()):
+        disk().sync_directory(entry)
+    return tuple(
+        FileDigest(name=e.relative_to(directory).as_posix(), num_bytes=e.stat().st_size, sha256=sha256_file(e))
+        for e in entries
+        if e.is_file()
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether manifest and sizes fit; the digests are not computed."""
+    try:
+        return isinstance(_inspect(path, with_digests=False), CheckpointManifest)
+    except BadRun:
+        return False
+
+
+def _inspect(path: Path, *, with_digests: bool) -> CheckpointManifest | str:
+    """The manifest of a checkpoint that is whole, or what is wrong with it.
+
+    Raises:
+        BadRun: it is of another schema version.
+    """
+    try:
+        text = (path / MANIFEST).read_bytes()
+        manifest = loads(text, CheckpointManifest)
+        for file in manifest.files:
+            if (wrong := _wrong_with(path / file.name, file, with_digests=with_digests)) is not None:
+                return wrong
+    except FileNotFoundError as problem:
+        return f"{Path(problem.filename).name} is missing"
+    except OSError as problem:
+        return f"cannot be read: {problem.strerror}"
+    except ValueError as problem:
+        if "schema version" in str(problem):
+            remedy = "Use the Stoker it was written with, or start another run with --new."
+            raise BadRun(f"{path / MANIFEST} is of another version of Stoker: {problem}.", remedy=remedy) from problem
+        return f"{MANIFEST} cannot be used: {problem}"
+    return manifest
+
+
+def _wrong_with(path: Path, file: FileDigest, *, with_digests: bool) -> str | None:
+    num_bytes = path.stat().st_size
+    if num_bytes != file.num_bytes:
+        return f"{file.name} has {num_bytes:,} of {file.num_bytes:,} bytes"
+    if with_digests and (found := sha256_file(path)) != file.sha256:
+        return f"{file.name} has SHA-256 {found[:12]}…, its manifest says {file.sha256[:12]}…"
+    return None

@@ -1,0 +1,110 @@
+"""What the operating system says about a disk, in words a user can act on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.units import format_bytes
+
+_ELSEWHERE = "Choose another place with --run-dir DIR, or with STOKER_RUNS or STOKER_CACHE."
+_ON_A_FULL_DISK = "Free some space there; the same command then continues. Or choose another place with --run-dir DIR."
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MEANINGS: dict[int, tuple[str, str]] = {
+    errno.ENOSPC: ("the disk is full", _ON_A_FULL_DISK),
+    errno.EDQUOT: ("the disk quota is used up", _ON_A_FULL_DISK),
+    errno.EROFS: ("the file system is read-only", _ELSEWHERE),
+    errno.EACCES: ("permission denied", f"Make it writable for this user, or: {_ELSEWHERE}"),
+    errno.EPERM: ("the operation is not permitted", f"Make it writable for this user, or: {_ELSEWHERE}"),
+    errno.EIO: ("the disk reports an input/output error", f"Check that disk (on Linux: dmesg). {_ELSEWHERE}"),
+    errno.EFBIG: ("the file is larger than allowed here", f"Raise the limit (ulimit -f), or: {_ELSEWHERE}"),
+    errno.ENOENT: ("the directory is gone", "Something removed it meanwhile; run the command again."),
+    errno.ENOTDIR: ("part of the path is a file, not a directory", _ELSEWHERE),
+    errno.ENAMETOOLONG: ("the name is too long", "Give the job a shorter name, or choose one with --run-dir DIR."),
+    errno.EMFILE: ("this process has too many open files", "Raise the limit (ulimit -n), or use fewer loader workers."),
+    errno.ESTALE: ("the network file system lost the file", "Mount it again; the same command then continues."),
+}
+_OS_ERROR_IN_TEXT = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def disk_errors(
+    path: Path, what: str, *, needed_bytes: int | None = None, error: type[StokerError] = RunFailed
+) -> Iterator[None]:
+    """Turn errors of writing `what` to `path` into one a user can act on.
+
+    Errors of libraries written in Rust (safetensors among them) are no OSErrors but carry `(os error 28)` in their
+    text; they are turned as well. Everything else passes unchanged.
+
+    Args:
+        path: The file or directory being written; named in the message.
+        what: What it is, for people: `checkpoint 000000027000`.
+        needed_bytes: Its whole size [bytes], where known; told when the disk is full.
+        error: The class to raise: RunFailed while training, BadRun where nothing was spent yet.
+
+    Raises:
+        StokerError: as `error`, with the meaning of the error number, free and needed bytes of a full disk, a remedy.
+    """
+    try:
+        yield
+    except StokerError:
+        raise
+    except OSError as problem:
+        raise explained(problem.errno or 0, path, what, needed_bytes=needed_bytes, error=error) from problem
+    except Exception as problem:
+        found = _OS_ERROR_IN_TEXT.search(str(problem))
+        if found is None:
+            raise
+        raise explained(int(found[1]), path, what, needed_bytes=needed_bytes, error=error) from problem
+
+
+@contextmanager
+def read_errors(path: Path, what: str = "") -> Iterator[None]:
+    """Turn errors of reading `what` at `path` into one a user can act on.
+
+    Raises:
+        BadRun: with the path and what the operating system says.
+    """
+    try:
+        yield
+    except OSError as problem:
+        said = problem.strerror or str(problem)
+        remedy = "Check that it is there and that this user may read it."
+        raise BadRun(f"{what} {path} cannot be read: {said}.".lstrip(), remedy=remedy) from problem
+
+
+def explained(
+    code: int, path: Path, what: str, *, needed_bytes: int | None = None, error: type[StokerError] = RunFailed
+) -> StokerError:
+    """The error to raise for error number `code`; see `disk_errors`."""
+    said = os.strerror(code) if code else "the operating system gave no error number"
+    meaning, remedy = _MEANINGS.get(code, (said, _ELSEWHERE))
+    room = _room(path, needed_bytes) if code in _FULL else ""
+    return error(f"Cannot write {what} at {path}: {meaning}{room}.", remedy=remedy)
+
+
+def _room(path: Path, needed_bytes: int | None) -> str:
+    """` (1.0 MiB free, 26.4 MiB needed)`, for the file system `path` is or would be on."""
+    needed = "unknown" if needed_bytes is None else format_bytes(needed_bytes)
+    try:
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        free = format_bytes(shutil.disk_usage(there).free)
+        inodes = ", no inodes left" if _has_no_inodes(there) else ""
+    except OSError:
+        return f" (free: unknown, needed: {needed})"
+    return f" (free: {free}{inodes}, needed: {needed})"
+
+
+def _has_no_inodes(place: Path) -> bool:
+    """Whether the file system is full of files rather than of bytes; file systems without a count say 0 of 0."""
+    if not hasattr(os, "statvfs"):
+        return False
+    status = os.statvfs(place)
+    return status.f_files > 0 and status.f_favail == 0

@@ -1,0 +1,274 @@
+"""Bytes onto the disk: the seam they all go through, whole files replaced at once, and appended lines.
+
+After `write_atomic` returns, the new content survives a power cut; before, the old one does. The order is: write a file
+aside in the same directory, fsync it, rename it over the target, fsync the directory (whose entry the rename changed).
+
+Source: T. S. Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014, section 2.2: a rename is atomic, but
+neither the content of a new file nor its name is durable, or ordered, without an fsync of each.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from stoker.errors import RunFailed, StokerError
+from stoker.store import flock
+from stoker.store.disk_errors import disk_errors
+
+_BINARY = getattr(os, "O_BINARY", 0)
+_ASIDE = re.compile(r"\.writing-.+-\d+-[0-9a-f]{8}")
+_TAIL_BYTES = 64 * 1024
+
+
+class Disk:
+    """Every change the store makes to a disk, one method each: the seam where tests make a disk fail.
+
+    Methods raise OSError as the operating system does; they do not translate.
+    """
+
+    def open(self, path: Path, flags: int) -> int:
+        """A file descriptor of `path`; `flags` as for `os.open`."""
+        return os.open(path, flags | _BINARY, 0o666)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """Number of bytes of `data` that were written, from the first on."""
+        return os.write(descriptor, data)
+
+    def truncate(self, descriptor: int, num_bytes: int) -> None:
+        """Cut the file to `num_bytes`."""
+        os.ftruncate(descriptor, num_bytes)
+
+    def sync(self, descriptor: int) -> None:
+        """Return when the file's content is on the disk."""
+        os.fsync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in `path` are on the disk, where the file system can say so."""
+        if os.name == "nt":  # Windows opens no directories; NTFS journals names itself
+            return
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as problem:
+            if problem.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync no directories
+                raise
+        finally:
+            os.close(descriptor)
+
+    def make_directory(self, path: Path) -> None:
+        """Make one directory; its parent must exist."""
+        path.mkdir()
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target` in one step, replacing a file of that name."""
+        source.replace(target)
+
+    def remove_file(self, path: Path) -> None:
+        """Remove one file."""
+        path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove one empty directory."""
+        path.rmdir()
+
+
+class _Seam:
+    current: Disk = Disk()
+
+
+def disk() -> Disk:
+    """The disk all writing goes to: the real one, unless a test installed another."""
+    return _Seam.current
+
+
+@contextmanager
+def installed(replacement: Disk) -> Iterator[None]:
+    """Send all writing of this process to `replacement` within the block. For tests."""
+    before, _Seam.current = _Seam.current, replacement
+    try:
+        yield
+    finally:
+        _Seam.current = before
+
+
+def write_atomic(
+    path: Path, content: str | bytes, *, what: str | None = None, error: type[StokerError] = RunFailed
+) -> None:
+    """Replace the whole of `path` by `content`, durably: readers see all of the old content or all of the new.
+
+    The directory must exist. After an error the old content is intact and the file aside is removed where it can be.
+
+    Raises:
+        StokerError: as `error`, when it cannot be written; see `disk_errors`.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
+        aside = aside_path(path)
+        try:
+            write_file(aside, data)
+            disk().rename(aside, path)
+        except BaseException:
+            with suppress(OSError):  # it may never have come to be; the first error is the one to tell
+                disk().remove_file(aside)
+            raise
+        disk().sync_directory(path.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file and fsync it; its name is durable only once the directory is synced too.
+
+    Raises:
+        OSError: untranslated; FileExistsError if `path` is there already.
+    """
+    descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        _write_all(descriptor, data)
+        disk().sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the content of a file that something else wrote is on the disk.
+
+    Raises:
+        OSError: untranslated.
+    """
+    descriptor = disk().open(path, os.O_RDWR)
+    try:
+        disk().sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 (hex) of the content of `path`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def append_line(path: Path, line: str, *, what: str | None = None, error: type[StokerError] = RunFailed) -> None:
+    """Add one line to a log, in one write, after removing a last line that was cut off.
+
+    It survives the death of the process but, without an fsync, not a power cut. Several processes may append at once.
+
+    Raises:
+        StokerError: as `error`, when it cannot be written; the log then is as it was.
+        ValueError: `line` holds a line break.
+    """
+    if "\n" in line:
+        raise ValueError(f"one line at a time, got {line!r}")
+    data = line.encode() + b"\n"
+    with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
+        descriptor = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            with suppress(flock.LocksUnsupported):  # then only one process at a time may append
+                flock.wait_lock(descriptor)
+            end = _drop_torn_line(descriptor)
+            try:
+                _write_all(descriptor, data)
+            except BaseException:
+                with suppress(OSError):
+                    disk().truncate(descriptor, end)
+                raise
+        finally:
+            os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[bytes]:
+    """The whole lines of a log, without line breaks; a last line that was cut off is left out. No log, no lines.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return content.split(b"\n")[:-1]
+
+
+def make_directories(path: Path) -> None:
+    """Make `path` and what is missing above it, durably; nothing happens if it is there.
+
+    Raises:
+        OSError: untranslated.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    for place in reversed(missing):
+        with suppress(FileExistsError):  # another process was faster
+            disk().make_directory(place)
+        disk().sync_directory(place.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all in it, or a file.
+
+    Raises:
+        OSError: untranslated; what was not removed stays.
+    """
+    if path.is_dir() and not path.is_symlink():
+        for entry in sorted(path.iterdir()):
+            remove_tree(entry)
+        disk().remove_directory(path)
+    else:
+        disk().remove_file(path)
+
+
+def aside_path(path: Path) -> Path:
+    """A name next to `path`, hidden and unique, for what is not yet whole."""
+    return path.with_name(f".writing-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what killed writers left aside in `directory`. Only for its sole writer.
+
+    Raises:
+        OSError: untranslated.
+    """
+    for entry in sorted(directory.iterdir()):
+        if is_aside(entry):
+            remove_tree(entry)
+
+
+def is_aside(path: Path) -> bool:
+    """Whether `path` has a name that `aside_path` gives."""
+    return _ASIDE.fullmatch(path.name) is not None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`; the system may take it in parts (Linux takes at most 2 GiB at once)."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[disk().write(descriptor, rest) :]
+
+
+def _drop_torn_line(descriptor: int) -> int:
+    """Cut the log after its last line break; its size then [bytes]."""
+    end = start = os.lseek(descriptor, 0, os.SEEK_END)
+    if end == 0 or _read_at(descriptor, end - 1, 1) == b"\n":
+        return end
+    while start > 0:
+        start = max(0, start - _TAIL_BYTES)
+        found = _read_at(descriptor, start, _TAIL_BYTES).rfind(b"\n")
+        if found >= 0:
+            start += found + 1
+            break
+    disk().truncate(descriptor, start)
+    return start
+
+
+def _read_at(descriptor: int, offset: int, num_bytes: int) -> bytes:
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, num_bytes)

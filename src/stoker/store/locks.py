@@ -1,0 +1,224 @@
+"""One process at a time in a run directory.
+
+The lock is a `flock` on `DIR/lock`, so it dies with its holder, however that ends; the file's content only says who
+holds it. Where there are no file locks, a file made exclusively takes their place: one whose process is gone is taken
+over on the same host, and must be deleted by hand on another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stoker.errors import BadRun
+from stoker.store import flock
+from stoker.store.disk_errors import disk_errors
+from stoker.store.files import disk, make_directories
+
+LOCK_FILE = "lock"
+HELD_FILE = "lock.held"
+"""Stands in for the `flock` where there is none; its presence is the lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a lock: process number, host name, and since when (ISO 8601, UTC)."""
+
+    pid: int
+    host: str
+    since: str
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class RunLock:
+    """Holds a run directory for this process, as a context manager; the directory is made if it is not there.
+
+    A directory the lock made is removed again if nothing was put into it. Processes forked meanwhile (loader workers)
+    do not hold the lock: it is free as soon as this process is gone, even if they live on.
+    """
+
+    def __init__(self, directory: Path, *, now: Callable[[], datetime] = _now) -> None:
+        self.directory = directory
+        self.path = directory / LOCK_FILE
+        self._now = now
+        self._descriptor: int | None = None
+        self._stand_in: Path | None = None
+        self._made_directory = False
+        self._key = directory
+
+    def acquire(self) -> None:
+        """Take the lock; does not wait.
+
+        Raises:
+            BadRun: a process holds it (named, with host and since when), or the lock file cannot be written.
+        """
+        if is_held_here(self.directory):
+            raise self._refusal(self._read_holder(self.path))
+        with disk_errors(self.directory, "the run's lock", error=BadRun):
+            self._made_directory = not self.directory.exists()
+            make_directories(self.directory)
+            try:
+                self._descriptor = self._locked_file()
+                self._key = self.directory.resolve()
+                _held[self._key] = self
+                self._sign(self._descriptor)
+            except BaseException:
+                self.release()
+                if self._made_directory:
+                    with suppress(OSError):  # it may hold something by now; the first error is the one to tell
+                        disk().remove_directory(self.directory)
+                raise
+
+    def release(self) -> None:
+        """Give the lock back; nothing happens if it is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        _held.pop(self._key, None)
+        try:
+            with suppress(OSError):  # what the file says is for people; closing it is what frees the lock
+                self._clear(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        """Acquire."""
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release."""
+        self.release()
+
+    def _locked_file(self) -> int:
+        """The lock file, open and locked."""
+        while True:
+            descriptor = disk().open(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                if not self._try_lock(descriptor):
+                    raise self._refusal(self._read_holder(self.path))
+                if _is_same_file(descriptor, self.path):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # its last holder removed it between our opening and our locking
+
+    def _try_lock(self, descriptor: int) -> bool:
+        try:
+            return flock.try_lock(descriptor)
+        except flock.LocksUnsupported:
+            self._make_stand_in()
+            return True
+
+    def _make_stand_in(self) -> None:
+        """Take the lock by making a file that must not exist; one left by a dead process of this host is replaced."""
+        path = self.directory / HELD_FILE
+        holder = self._read_holder(path)
+        if holder is not None and holder.host == platform.node() and not _is_alive(holder.pid):
+            disk().remove_file(path)
+        try:
+            descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            raise self._refusal(holder, delete=path) from None
+        try:
+            disk().write(descriptor, memoryview(self._signature()))
+        finally:
+            os.close(descriptor)
+        self._stand_in = path
+
+    def _sign(self, descriptor: int) -> None:
+        """Say in the lock file who holds it."""
+        disk().truncate(descriptor, 0)
+        disk().write(descriptor, memoryview(self._signature()))
+
+    def _signature(self) -> bytes:
+        since = self._now().isoformat(timespec="seconds")
+        return json.dumps(asdict(Holder(pid=os.getpid(), host=platform.node(), since=since))).encode()
+
+    def _clear(self, descriptor: int) -> None:
+        if self._stand_in is not None:
+            disk().remove_file(self._stand_in)
+            self._stand_in = None
+        if self._made_directory and [e.name for e in self.directory.iterdir()] == [LOCK_FILE]:
+            disk().remove_file(self.path)
+            disk().remove_directory(self.directory)
+        else:
+            disk().truncate(descriptor, 0)
+
+    def _read_holder(self, path: Path) -> Holder | None:
+        """Who signed the file; None if it is not there or not (yet) signed."""
+        try:
+            return Holder(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def _refusal(self, holder: Holder | None, *, delete: Path | None = None) -> BadRun:
+        who = "another process"
+        if holder is not None:
+            who = f"process {holder.pid} on {holder.host} since {holder.since}"
+            if holder.pid == os.getpid() and holder.host == platform.node():
+                who = f"this process ({holder.pid}) since {holder.since}"
+        remedy = "Wait for it, stop it, or start another run with --new."
+        if delete is not None:
+            remedy += f" If that process is gone, delete {delete}."
+        return BadRun(f"The run {self.directory} is in use by {who}.", remedy=remedy)
+
+    def disown(self) -> None:
+        """In a forked child: close the copy of the lock file which the fork made; the parent keeps the lock."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def is_held_here(directory: Path) -> bool:
+    """Whether this very process holds the lock of `directory`."""
+    return directory.resolve() in _held
+
+
+_held: dict[Path, RunLock] = {}
+
+
+def _forget_all() -> None:
+    """In a forked child: the locks belong to the parent."""
+    for lock in _held.values():
+        lock.disown()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process of this host has the number `pid`; where that cannot be asked, it counts as alive."""
+    if sys.platform == "win32":  # os.kill ends processes there
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

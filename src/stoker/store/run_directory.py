@@ -1,0 +1,277 @@
+"""A run's directory: which file holds what, typed reading and writing.
+
+```
+DIR/run.json           Run: status, metrics, how far; written last, so that a directory without one is no run
+    spec.json          JobSpec: what is learned
+    plan.json          Decision: how it is executed, and why
+    environment.json   Environment: the determinism class
+    device.json        Device
+    coupling.json      Coupling
+    events.jsonl       one Event a line
+    checkpoints/       see CheckpointStore
+    report.html
+    lock               see RunLock
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.records import Coupling, Decision, Device, Environment, Event, JobSpec, Run, dumps, loads
+from stoker.records.codec import Record
+from stoker.store.disk_errors import disk_errors, read_errors
+from stoker.store.files import (
+    append_line,
+    disk,
+    is_aside,
+    read_lines,
+    remove_leftovers,
+    remove_tree,
+    write_atomic,
+)
+from stoker.store.locks import HELD_FILE, LOCK_FILE, RunLock, is_held_here
+
+R = TypeVar("R", bound=Record)
+
+_RUN, _SPEC, _PLAN, _ENVIRONMENT = "run.json", "spec.json", "plan.json", "environment.json"
+_DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
+    "device.json", "coupling.json", "events.jsonl", "report.html", "checkpoints"
+)  # fmt: skip
+_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE})
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one run. Making this object touches nothing; `create` makes a run, `is_run` says whether one is."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The directory's name, by which the run is found."""
+        return self.path.resolve().name
+
+    @property
+    def events_path(self) -> Path:
+        """The log of events."""
+        return self.path / _EVENTS
+
+    @property
+    def checkpoints(self) -> Path:
+        """The directory for a `CheckpointStore`; made by it when the first is written."""
+        return self.path / _CHECKPOINTS
+
+    @property
+    def report_path(self) -> Path:
+        """The HTML report, if it was written."""
+        return self.path / _REPORT
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was made here, readable or not."""
+        try:
+            return (self.path / _RUN).exists()
+        except OSError:  # a directory this user may not look into is none of this user's runs
+            return False
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether a run may be made here: nothing is there, or only what a run that never came to be left behind."""
+        return not self.path.exists() or (self.path.is_dir() and not self.foreign_entries())
+
+    def foreign_entries(self) -> tuple[str, ...]:
+        """Names in this directory that stand in the way of a new run."""
+        return tuple(sorted(e.name for e in self.path.iterdir() if e.name not in _BEFORE_A_RUN_IS and not is_aside(e)))
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        run: Run,
+        spec: JobSpec,
+        *,
+        decision: Decision | None = None,
+        environment: Environment | None = None,
+        device: Device | None = None,
+        coupling: Coupling | None = None,
+    ) -> RunDirectory:
+        """Make a run in a vacant directory, which need not exist.
+
+        It is there as a whole or not at all: an error removes what was written, and what a power cut leaves is vacant.
+        The run's lock is held meanwhile; a lock this process holds already is used.
+
+        Raises:
+            BadRun: the directory holds something, is in use, or cannot be written (full or read-only disk).
+        """
+        if run.spec_digest != spec.digest():
+            raise ValueError(f"the run is of job {run.spec_digest[:12]}, its spec is {spec.digest()[:12]}")
+        directory = cls(path)
+        records: dict[str, object | None] = {
+            _SPEC: spec, _PLAN: decision, _ENVIRONMENT: environment, _DEVICE: device, _COUPLING: coupling, _RUN: run
+        }  # fmt: skip
+        with nullcontext() if is_held_here(path) else RunLock(path):
+            if not directory.is_vacant:
+                raise BadRun(f"{path} is not empty: {directory.in_the_way()}.", remedy="Choose another directory.")
+            try:
+                directory._remove_all_but_the_lock()
+                for name, record in records.items():
+                    if record is not None:
+                        directory._write(name, record, error=BadRun)
+                with disk_errors(path, f"the run {directory.name}", error=BadRun):
+                    disk().sync_directory(path.resolve().parent)
+            except BaseException:
+                with suppress(StokerError):  # the first error is the one to tell; what stays is vacant
+                    directory._remove_all_but_the_lock()
+                raise
+        return directory
+
+    @contextmanager
+    def locked(self) -> Iterator[RunLock]:
+        """Hold the run for this process, and clear away what a killed one left half-written.
+
+        Raises:
+            BadRun: another process holds it, or the lock cannot be written.
+        """
+        with RunLock(self.path) as lock:
+            with disk_errors(self.path, "the run's directory", error=BadRun):
+                remove_leftovers(self.path)
+            yield lock
+
+    def discard(self) -> None:
+        """Remove a run that failed before it kept anything; the lock must be held by this process or by nobody.
+
+        Raises:
+            BadRun: it has a checkpoint, or another process holds it.
+        """
+        kept = [e.name for e in self.checkpoints.iterdir() if not is_aside(e)] if self.checkpoints.exists() else []
+        if kept:
+            raise BadRun(f"The run {self.path} has checkpoints ({', '.join(sorted(kept)[:3])}).", remedy="Delete it.")
+        with nullcontext() if is_held_here(self.path) else RunLock(self.path):
+            self._remove_all_but_the_lock()
+            with disk_errors(self.path, "the run's directory", error=BadRun), suppress(OSError):
+                disk().remove_file(self.path / LOCK_FILE)
+                disk().remove_directory(self.path)  # stays if somebody else put something there
+
+    def in_the_way(self) -> str:
+        """The first few foreign entries, for people."""
+        if not self.path.is_dir():
+            return "it is a file"
+        names = self.foreign_entries()
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return "it holds " + ", ".join(names[:3]) + more
+
+    def read_run(self) -> Run:
+        """The run's record.
+
+        Raises:
+            BadRun: it is missing, damaged (the field is named) or of another version.
+        """
+        return self._read(_RUN, Run)
+
+    def write_run(self, run: Run) -> None:
+        """Replace the run's record.
+
+        Raises:
+            RunFailed: it cannot be written; the old one is intact.
+        """
+        self._write(_RUN, run)
+
+    def read_spec(self) -> JobSpec:
+        """The job's spec; raises as `read_run`."""
+        return self._read(_SPEC, JobSpec)
+
+    def read_decision(self) -> Decision | None:
+        """The plan and why, None if there is none; raises as `read_run`."""
+        return self._read_if_there(_PLAN, Decision)
+
+    def write_decision(self, decision: Decision) -> None:
+        """Replace the plan; raises as `write_run`."""
+        self._write(_PLAN, decision)
+
+    def read_environment(self) -> Environment | None:
+        """The determinism class, None if there is none; raises as `read_run`."""
+        return self._read_if_there(_ENVIRONMENT, Environment)
+
+    def write_environment(self, environment: Environment) -> None:
+        """Replace the determinism class; raises as `write_run`."""
+        self._write(_ENVIRONMENT, environment)
+
+    def read_device(self) -> Device | None:
+        """The device, None if there is none; raises as `read_run`."""
+        return self._read_if_there(_DEVICE, Device)
+
+    def write_device(self, device: Device) -> None:
+        """Replace the device; raises as `write_run`."""
+        self._write(_DEVICE, device)
+
+    def read_coupling(self) -> Coupling | None:
+        """What couples samples, None if there is none; raises as `read_run`."""
+        return self._read_if_there(_COUPLING, Coupling)
+
+    def write_coupling(self, coupling: Coupling) -> None:
+        """Replace what couples samples; raises as `write_run`."""
+        self._write(_COUPLING, coupling)
+
+    def append_event(self, event: Event) -> None:
+        """Add an event to the log; it survives the death of the process.
+
+        Raises:
+            RunFailed: it cannot be written; the log is as it was.
+        """
+        append_line(self.events_path, dumps(event, indent=None), what="an event")
+
+    def read_events(self) -> tuple[Event, ...]:
+        """All events, oldest first; one being written, or cut off at the end, is left out.
+
+        A line that cannot be read becomes a `warned` event which names it.
+
+        Raises:
+            BadRun: the log cannot be read, or not one of its lines can (then it is of another version).
+        """
+        with read_errors(self.events_path):
+            lines = read_lines(self.events_path)
+        events: list[Event] = []
+        num_damaged = 0
+        for number, line in enumerate(lines, start=1):
+            try:
+                events.append(loads(line, Event))
+            except ValueError as problem:
+                num_damaged += 1
+                message = f"{_EVENTS}, line {number} cannot be read: {problem}"
+                at = events[-1].at if events else 0.0
+                events.append(Event(kind="warned", at=at, fields={"message": message}))
+        if lines and num_damaged == len(lines):
+            raise BadRun(f"{self.events_path} cannot be read: {events[0].fields['message']}.")
+        return tuple(events)
+
+    def _read(self, name: str, record: type[R]) -> R:
+        path = self.path / name
+        try:
+            with read_errors(path):
+                return loads(path.read_bytes(), record)
+        except ValueError as problem:
+            raise BadRun(f"{path} cannot be used: {problem}.", remedy=_NOT_LOST) from problem
+
+    def _read_if_there(self, name: str, record: type[R]) -> R | None:
+        with read_errors(self.path / name):
+            is_there = (self.path / name).exists()
+        return self._read(name, record) if is_there else None
+
+    def _write(self, name: str, record: object, error: type[StokerError] = RunFailed) -> None:
+        write_atomic(self.path / name, dumps(record) + "\n", what=f"the run's {name}", error=error)
+
+    def _remove_all_but_the_lock(self) -> None:
+        """Empty the directory, in an order that leaves a run or a vacant directory wherever it stops."""
+        with disk_errors(self.path, "the run's directory", error=BadRun):
+            names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE}
+            for name in sorted(names, key=lambda n: (n == _RUN or n in _BEFORE_A_RUN_IS, n in _BEFORE_A_RUN_IS)):
+                remove_tree(self.path / name)
+
+
+_NOT_LOST = "Restore it from a copy, or start another run with --new; checkpoints in it are untouched."

@@ -1,0 +1,198 @@
+"""Which directory a command means: the rules of run identity.
+
+A run's identity is the digest of its JobSpec, and what it was forked from. The same command continues the newest
+unfinished run of that identity; if all are finished it starts another one next to them, in `DIR-2`, `DIR-3`, ….
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from stoker.errors import BadRun, nearest
+from stoker.records import JobSpec, Run
+from stoker.store.disk_errors import read_errors
+from stoker.store.run_directory import RunDirectory
+from stoker.units import format_count
+
+LATEST = "latest"
+_MOST_DIFFERENCES = 12
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The directory to work in, whether a run there is continued, and why, for people."""
+
+    directory: RunDirectory
+    continues: bool
+    because: str
+
+
+def list_runs(root: Path) -> tuple[RunDirectory, ...]:
+    """All runs directly in `root`, newest first; those whose record cannot be read too. No `root`, no runs.
+
+    Raises:
+        BadRun: `root` cannot be read.
+    """
+    with read_errors(root):
+        directories = [RunDirectory(entry) for entry in root.iterdir() if entry.is_dir()] if root.exists() else []
+        return tuple(sorted((d for d in directories if d.is_run), key=_age, reverse=True))
+
+
+def find_run(root: Path, word: str) -> RunDirectory:
+    """The run a user means: the name of one in `root`, the start of just one name, `latest`, or a path.
+
+    Raises:
+        BadRun: there is none, or the start of a name fits several; the near ones are named.
+    """
+    by_name = {directory.name: directory for directory in list_runs(root)}
+    if word in by_name:
+        return by_name[word]
+    if word == LATEST and by_name:
+        return next(iter(by_name.values()))
+    if word and RunDirectory(Path(word)).is_run:
+        return RunDirectory(Path(word))
+    fitting = [name for name in by_name if word and name.startswith(word)]
+    if len(fitting) == 1:
+        return by_name[fitting[0]]
+    if fitting:
+        raise BadRun(f"{word!r} is the start of {len(fitting)} runs: {', '.join(fitting)}.", remedy="Write more of it.")
+    if word and Path(word).is_dir():
+        raise BadRun(f"{word} is not a run: it has no run.json.", remedy=nearest(word, by_name))
+    if not by_name:
+        raise BadRun(f"There is no run {word!r}: there are no runs in {root}.", remedy="Make one with `stoker train`.")
+    raise BadRun(f"There is no run {word!r} in {root}.", remedy=nearest(word, [*by_name, LATEST]))
+
+
+def choose_directory(
+    root: Path,
+    spec: JobSpec,
+    *,
+    run_dir: Path | None = None,
+    new: bool = False,
+    job_name: str,
+    forked_from: str | None = None,
+) -> Choice:
+    """Where to train `spec`; nothing is made yet.
+
+    Args:
+        root: Where runs are made; see `runs_root`.
+        spec: What is to be learned.
+        run_dir: The user's directory; by default `{job_name}-{first 6 of the digest}` in `root`.
+        new: Start another run even if one could be continued.
+        job_name: For the default directory's name.
+        forked_from: Name of the run this one starts from; only a run with the same origin is continued.
+
+    Raises:
+        BadRun: `run_dir` holds a run of another spec (what differs is listed), or something that is no run; or a run
+            that might have to be continued cannot be read.
+    """
+    base = run_dir if run_dir is not None else root / f"{_slug(job_name)}-{spec.digest()[:6]}"
+    with read_errors(base):
+        if run_dir is not None:
+            _require_usable(RunDirectory(run_dir))
+        members = _family(base)
+        free = _next_free(base, members)
+    runs = [(directory, directory.read_run()) for directory in members if directory.is_run]
+    own = [pair for pair in runs if _identity(pair[1]) == (spec.digest(), forked_from)]
+    unfinished = [pair for pair in own if pair[1].status != "finished"]
+    if unfinished and not new:
+        return _continued(*unfinished[-1])
+    if new:
+        return Choice(free, continues=False, because=f"{free.name} is a new run, as asked.")
+    if run_dir is not None and runs and runs[0][0].path == base:
+        require_same_spec(runs[0][0], spec)
+    if own:
+        return Choice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} starts anew.")
+    return Choice(free, continues=False, because=f"{free.name} is a new run.")
+
+
+def require_same_spec(directory: RunDirectory, spec: JobSpec) -> None:
+    """Nothing if the run in `directory` is of `spec`.
+
+    Raises:
+        BadRun: it is of another one, with the differences; or it cannot be read.
+    """
+    if directory.read_run().spec_digest == spec.digest():
+        return
+    lines = spec.differences(directory.read_spec()) or ("its digest only",)
+    shown = [*lines[:_MOST_DIFFERENCES]]
+    if len(lines) > len(shown):
+        shown.append(f"and {len(lines) - len(shown)} more")
+    raise BadRun(
+        f"{directory.path} holds a run of another job; what differs (here: now, there: in the run):\n  "
+        + "\n  ".join(shown),
+        remedy=f"Start another run with --new, choose another --run-dir, or start from its weights with "
+        f"--fork {directory.name}.",
+    )
+
+
+def _continued(directory: RunDirectory, run: Run) -> Choice:
+    done = f"at {format_count(run.samples)} of {format_count(run.total_samples)} samples"
+    if run.status == "failed":
+        failure = f" ({run.failure})" if run.failure else ""
+        because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
+    else:
+        because = f"{directory.name} is unfinished, {done}, and is continued."
+    return Choice(directory, continues=True, because=because)
+
+
+def _identity(run: Run) -> tuple[str, str | None]:
+    return run.spec_digest, run.forked_from
+
+
+def _require_usable(directory: RunDirectory) -> None:
+    """Nothing if the user's directory holds a run or is vacant."""
+    if directory.is_run or directory.is_vacant:
+        return
+    if directory.path.is_dir() and directory.checkpoints.exists():
+        raise BadRun(
+            f"{directory.path} has checkpoints but no run.json.",
+            remedy="Restore run.json from a copy, or choose another --run-dir.",
+        )
+    raise BadRun(
+        f"{directory.path} is not a run: {directory.in_the_way()}.", remedy="Choose an empty or a new --run-dir."
+    )
+
+
+def _family(base: Path) -> list[RunDirectory]:
+    """What is at `base`, `base-2`, `base-3`, …, in that order."""
+    numbers = {1} if base.exists() else set[int]()
+    if base.parent.is_dir():
+        found = (re.fullmatch(rf"{re.escape(base.name)}-([1-9]\d*)", entry.name) for entry in base.parent.iterdir())
+        numbers |= {int(match[1]) for match in found if match is not None and int(match[1]) > 1}
+    return [_member(base, number) for number in sorted(numbers)]
+
+
+def _next_free(base: Path, members: list[RunDirectory]) -> RunDirectory:
+    """The directory after the last that is taken."""
+    taken = [directory for directory in members if not directory.is_vacant]
+    if not taken:
+        return RunDirectory(base)
+    return _member(base, _number(base, taken[-1]) + 1)
+
+
+def _member(base: Path, number: int) -> RunDirectory:
+    return RunDirectory(base if number == 1 else base.with_name(f"{base.name}-{number}"))
+
+
+def _number(base: Path, member: RunDirectory) -> int:
+    suffix = member.path.name.removeprefix(base.name)
+    return int(suffix[1:]) if suffix else 1
+
+
+def _age(directory: RunDirectory) -> tuple[float, int, str]:
+    """When the run was made [s since 1970]; among runs of one moment the higher number is the newer."""
+    number = re.search(r"-(\d+)$", directory.name)
+    try:
+        made = datetime.fromisoformat(directory.read_run().created_at).timestamp()
+    except (BadRun, ValueError):  # damaged: still listed, by the age of its file
+        made = (directory.path / "run.json").stat().st_mtime
+    return made, int(number[1]) if number else 1, directory.name
+
+
+def _slug(name: str) -> str:
+    """`name` as part of a directory's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job"

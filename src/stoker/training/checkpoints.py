@@ -1,0 +1,171 @@
+"""Checkpoints of a run: copied between two updates, written in the background, restored exactly."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from stoker.errors import BadRun, RunFailed
+from stoker.records import CheckpointManifest, Position
+from stoker.records.codec import JSON
+from stoker.stepping import Step
+from stoker.store import CheckpointStore, checkpoint_name
+from stoker.training.state import Tensors, pack, unpack
+
+_PARTS = ("model", "optimizer", "average")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint on disk: where training was, its size, how long training waited and how long writing took [s]."""
+
+    path: Path
+    position: Position
+    num_bytes: int
+    blocked_s: float
+    write_s: float
+    best: bool
+
+
+class Checkpointer:
+    """Writes a run's checkpoints, one at a time, in a thread of its own."""
+
+    def __init__(self, store: CheckpointStore, *, spec_digest: str, version: str) -> None:
+        self._store = store
+        self._spec_digest = spec_digest
+        self._version = version
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="stoker-checkpoint")
+        self._pending: Future[Written] | None = None
+
+    def save(self, step: Step, position: Position, progress: dict[str, JSON], *, best: bool) -> list[Written]:
+        """Copy the state and start writing it; `progress` is kept with it. Returns what was finished meanwhile.
+
+        Raises:
+            RunFailed: an earlier checkpoint could not be written, or a weight is not finite.
+        """
+        started = time.perf_counter()
+        finished = self.collect(wait=True)
+        skeletons, parts = _snapshot(step)
+        skeletons["progress"] = progress
+        blocked_s = time.perf_counter() - started
+        self._pending = self._writer.submit(self._write, skeletons, parts, position, blocked_s, best)
+        return finished
+
+    def collect(self, *, wait: bool = False) -> list[Written]:
+        """The checkpoint that was being written, once it is on disk; raises what its writing raised."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return []
+        pending, self._pending = self._pending, None
+        return [pending.result()]
+
+    def close(self) -> list[Written]:
+        """Wait for the last checkpoint."""
+        try:
+            return self.collect(wait=True)
+        finally:
+            self._writer.shutdown()
+
+    def _write(
+        self, skeletons: dict[str, JSON], parts: dict[str, Tensors], position: Position, blocked_s: float, best: bool
+    ) -> Written:
+        started = time.perf_counter()
+
+        def files(folder: Path) -> None:
+            for name, tensors in parts.items():
+                _check_finite(name, tensors, position)
+                contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
+                safetensors.torch.save_file(contiguous, folder / f"{name}.safetensors")
+
+        path = self._store.write(
+            checkpoint_name(position),
+            files,
+            lambda digests: CheckpointManifest(
+                spec_digest=self._spec_digest,
+                position=position,
+                stoker_version=self._version,
+                torch_version=torch.__version__,
+                files=digests,
+                skeleton=skeletons,
+            ),
+        )
+        if best:
+            self._store.mark_best(path.name)
+        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        return Written(path, position, num_bytes, blocked_s, time.perf_counter() - started, best)
+
+
+def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:
+    """Put the checkpoint's state into `step`, in place; returns the progress that was kept with it.
+
+    Raises:
+        BadRun: the checkpoint is of another model or optimiser.
+    """
+    parts = {name: _read(path / f"{name}.safetensors") for name in _PARTS if name in manifest.skeleton}
+    load_weights(step.model, unpack(manifest.skeleton["model"], parts["model"]), path)
+    try:
+        step.optimizer.load_state_dict(unpack(manifest.skeleton["optimizer"], parts["optimizer"]))
+        if step.average is not None:
+            step.average.load(unpack(manifest.skeleton["average"], parts["average"]))
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise BadRun(f"{path} does not fit this job's optimiser: {error}",
+                     remedy="Was the optimiser or the average changed? --new starts anew.") from error  # fmt: skip
+    progress: dict[str, JSON] = manifest.skeleton["progress"]
+    return progress
+
+
+def kept_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
+    """The weights of a checkpoint worth keeping: the average's if there is one."""
+    part = "average" if "average" in manifest.skeleton else "model"
+    weights: Tensors = unpack(manifest.skeleton[part], _read(path / f"{part}.safetensors"))
+    return weights
+
+
+def load_weights(model: torch.nn.Module, weights: Tensors, source: Path) -> None:
+    """Copy weights into a model of the same architecture.
+
+    Raises:
+        BadRun: names or shapes differ; the first differences are named.
+    """
+    here = model.state_dict()
+    differing = [f"{name} is {_shape(here.get(name))} in the model, {_shape(weights.get(name))} in the file"
+                 for name in dict.fromkeys([*here, *weights])
+                 if _shape(here.get(name)) != _shape(weights.get(name))]  # fmt: skip
+    if differing:
+        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+        raise BadRun(f"{source} holds another model: {'; '.join(differing[:3])}{more}")
+    model.load_state_dict(weights)
+
+
+def _snapshot(step: Step) -> tuple[dict[str, JSON], dict[str, Tensors]]:
+    trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": step.optimizer.state_dict()}
+    if step.average is not None:
+        trees["average"] = step.average.weights
+    packed = {name: pack(tree, name) for name, tree in trees.items()}
+    skeletons = {name: skeleton for name, (skeleton, _) in packed.items()}
+    return skeletons, {name: tensors for name, (_, tensors) in packed.items()}
+
+
+def _check_finite(part: str, tensors: Tensors, position: Position) -> None:
+    for name, tensor in tensors.items():
+        if part == "model" and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise RunFailed(
+                f"{name} is not finite after {position.samples} samples; the checkpoint was not written",
+                remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
+            )
+
+
+def _read(path: Path) -> Tensors:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise BadRun(f"{path} cannot be read: {error}") from error
+
+
+def _shape(tensor: torch.Tensor | None) -> str:
+    return "absent" if tensor is None else str(list(tensor.shape))

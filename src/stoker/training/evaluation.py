@@ -1,0 +1,39 @@
+"""Evaluating the weights worth keeping on all of a set, in order."""
+
+from __future__ import annotations
+
+from stoker.errors import RunFailed
+from stoker.loading import Samples, in_order
+from stoker.stepping import Step
+
+LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
+
+
+def evaluate(step: Step, samples: Samples, size: int) -> dict[str, float]:
+    """The loss and every metric over `samples`, evaluated in batches of `size`: sums divided once by their counts.
+
+    Raises:
+        RunFailed: a metric counted nothing.
+    """
+    sums: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    with step.evaluation() as measure:
+        for batch in in_order(samples, step.pipeline(samples, augmented=False), size):
+            for name, found in measure(batch.cut(0, batch.size), batch.size).items():
+                sums[name] = sums.get(name, 0.0) + float(found.sum)
+                counts[name] = counts.get(name, 0.0) + float(found.count)
+    if empty := [name for name, count in counts.items() if count == 0]:
+        raise RunFailed(f"{empty[0]} counted nothing in {len(samples)} samples of {samples.name}")
+    return {name: sums[name] / counts[name] for name in sums}
+
+
+def evaluation_batch(step: Step) -> int:
+    """Samples evaluated at once: the plan's micro-batch, which is one group where the loss needs whole groups."""
+    return step.plan.micro_batch
+
+
+def is_better(name: str, value: float, than: float | None) -> bool:
+    """Whether `value` of the measure `name` is better; any number is better than none."""
+    if than is None:
+        return True
+    return value < than if name in LOWER_IS_BETTER else value > than

@@ -1,0 +1,75 @@
+"""A training state as named tensors and a JSON skeleton, and back: what makes checkpoints free of pickle.
+
+The skeleton is the nested state with every tensor replaced by its name; tensors that share memory are stored once, and
+strides are kept, so that what comes back is laid out like what was saved.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from stoker.errors import RunFailed
+from stoker.records.codec import JSON
+
+Tensors = dict[str, torch.Tensor]
+
+
+def pack(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
+    """The skeleton of `tree` and its tensors, copied to the CPU under names that begin with `prefix`.
+
+    Raises:
+        RunFailed: the tree holds something that is neither a tensor, a number, a text, nor a dict, list or tuple.
+    """
+    tensors: Tensors = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    return _pack(tree, prefix, tensors, seen), tensors
+
+
+def unpack(skeleton: JSON, tensors: Tensors) -> Any:
+    """What `pack` was given; KeyError if a tensor is missing."""
+    if not isinstance(skeleton, dict):
+        return skeleton
+    kind, content = skeleton["is"], skeleton["of"]
+    if kind == "tensor":
+        return _laid_out(tensors[content], skeleton["strides"])
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {key: unpack(item, tensors) for key, item in content}
+    items = [unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> JSON:
+    if isinstance(value, torch.Tensor):
+        memory = (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+        name = seen.setdefault(memory, path) if value.numel() else path
+        if name == path:
+            tensors[path] = value.detach().to("cpu", copy=True)
+        return {"is": "tensor", "of": name, "strides": list(value.stride())}
+    if isinstance(value, dict):
+        items = [[_key(key, path), _pack(item, f"{path}.{key}", tensors, seen)] for key, item in value.items()]
+        return {"is": "dict", "of": items}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {"is": kind, "of": [_pack(item, f"{path}.{at}", tensors, seen) for at, item in enumerate(value)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"is": "float", "of": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RunFailed(f"the state holds a {type(value).__name__} at {path}, which a checkpoint cannot keep")
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, str | int):
+        return key
+    raise RunFailed(f"the state has a {type(key).__name__} as a key at {path}, which a checkpoint cannot keep")
+
+
+def _laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    if list(tensor.stride()) == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,126 @@
+"""What is measured while training: loss, rate, where the time goes, and an honest time to go."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from stoker.records import Event, EventKind, Position
+from stoker.records.codec import JSON
+
+Sink = Callable[[Event], None]
+
+_HALF_LIFE_S = 20.0
+"""Half-life of the recent rate that the time to go rests on."""
+
+
+class Telemetry:
+    """Collects figures between progress events and sends events to `sink`.
+
+    Args:
+        sink: receives every event.
+        total_samples, total_updates: of the whole run.
+        evaluate_s, evaluations_left: forecast seconds of one evaluation, and how many are to come.
+        wall_s: seconds trained by earlier processes of this run.
+        interval_s: seconds between progress events.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        total_samples: int,
+        total_updates: int,
+        evaluate_s: float,
+        evaluations_left: int,
+        wall_s: float = 0.0,
+        interval_s: float = 0.5,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._sink, self._clock, self._interval_s = sink, clock, interval_s
+        self.total_samples, self.total_updates = total_samples, total_updates
+        self._evaluate_s, self._evaluations_left = evaluate_s, evaluations_left
+        self._started = clock() - wall_s
+        self._mark = self._last_progress = clock()
+        self._split = {"data": 0.0, "update": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
+        self._samples = 0
+        self._losses: list[torch.Tensor] = []
+        self._rate = 0.0
+        self.peak_bytes = 0
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since training began, over all processes of the run."""
+        return self._clock() - self._started
+
+    def emit(self, kind: EventKind, **fields: JSON) -> None:
+        """Send an event now."""
+        self._sink(Event(kind=kind, at=time.time(), fields=fields))
+
+    def lap(self, part: str) -> float:
+        """Book the time since the last lap under `part`; returns it [s]."""
+        now = self._clock()
+        took, self._mark = now - self._mark, now
+        self._split[part] += took
+        return took
+
+    def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
+        """Note an update's loss; whether a progress event is due."""
+        self.lap("update")
+        self._losses.append(loss)
+        self._samples += num_samples
+        return self._mark - self._last_progress >= self._interval_s
+
+    def progress(self, position: Position, lr: float) -> float:
+        """Send a progress event; returns the mean loss since the last one."""
+        elapsed = self._clock() - self._last_progress
+        busy = self._split["data"] + self._split["update"]
+        rate = self._samples / busy if busy > 0 else 0.0
+        weight = 0.5 ** (elapsed / _HALF_LIFE_S) if self._rate else 0.0
+        self._rate = weight * self._rate + (1 - weight) * rate
+        loss = float(torch.stack(self._losses).mean())
+        resident = resident_bytes()
+        self.peak_bytes = max(self.peak_bytes, resident)
+        self.emit(
+            "progress", samples=position.samples, total_samples=self.total_samples, updates=position.updates,
+            epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=self._eta_s(position), wall_s=self.wall_s,
+            split_s=dict(self._split), resident_bytes=resident,
+        )  # fmt: skip
+        self._split = dict.fromkeys(self._split, 0.0)
+        self._samples, self._losses, self._last_progress = 0, [], self._clock()
+        return loss
+
+    def evaluated(self, took_s: float) -> None:
+        """Note how long an evaluation took: the next ones are expected to take as long."""
+        self._evaluate_s = took_s
+        self._evaluations_left = max(0, self._evaluations_left - 1)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was trained since the last progress event."""
+        return bool(self._losses)
+
+    def _eta_s(self, position: Position) -> float | None:
+        if not self._rate:
+            return None
+        return (self.total_samples - position.samples) / self._rate + self._evaluations_left * self._evaluate_s
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now [bytes]; its peak where the system does not tell the present."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * resource.getpagesize()
+    except OSError:
+        return peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory of this process so far [bytes]."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

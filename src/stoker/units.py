@@ -1,0 +1,107 @@
+"""Quantities with units, and how they are written for people."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+DurationUnit = Literal["epochs", "samples", "updates", "seconds"]
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training, or an interval within it, in a stated unit."""
+
+    value: float
+    unit: DurationUnit
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value > 0):
+            raise ValueError(f"a duration must be a positive number of {self.unit}, got {self.value!r}")
+
+    def __str__(self) -> str:
+        """As people write it: `5 epochs`."""
+        return f"{self.value:g} {self.unit}"
+
+
+def epochs(value: float) -> Duration:
+    """`value` passes over the training data; a fraction ends inside a pass."""
+    return Duration(float(value), "epochs")
+
+
+def samples(value: float) -> Duration:
+    """Until at least `value` samples were trained on (whole updates)."""
+    return Duration(float(value), "samples")
+
+
+def updates(value: float) -> Duration:
+    """Exactly `value` optimiser updates."""
+    return Duration(float(value), "updates")
+
+
+def seconds(value: float) -> Duration:
+    """About `value` seconds of training, turned into samples once, from the plan's forecast."""
+    return Duration(float(value), "seconds")
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes in binary units.
+
+    >>> format_bytes(3 * 2**30)
+    '3.0 GiB'
+    >>> format_bytes(512)
+    '512 B'
+    """
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(duration_s: float) -> str:
+    """Seconds as a person would say them.
+
+    >>> [format_seconds(s) for s in (0.0000123, 0.0456, 2.5, 75, 18600, 200000)]
+    ['12.3 µs', '45.6 ms', '2.5 s', '1 min 15 s', '5 h 10 min', '2 d 7 h']
+    """
+    if not math.isfinite(duration_s):
+        return "unknown"
+    if duration_s < 1e-3:
+        return f"{duration_s * 1e6:.3g} µs"
+    if duration_s < 1:
+        return f"{duration_s * 1e3:.3g} ms"
+    if duration_s < 59.95:
+        return f"{duration_s:.1f} s"
+    whole = round(duration_s)
+    for size, big, small_size, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = (whole % size) // small_size
+            return f"{whole // size} {big} {rest} {small}" if rest else f"{whole // size} {big}"
+    return f"{whole} s"
+
+
+def format_count(count: float) -> str:
+    """A count with at most four figures.
+
+    >>> [format_count(n) for n in (950, 54000, 1_650_000)]
+    ['950', '54.0 k', '1.65 M']
+    """
+    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(count) >= size:
+            scaled = count / (1e3 if unit == " k" else size)
+            return f"{scaled:.3g}{unit}" if unit != " k" else f"{scaled:.1f}{unit}"
+    return f"{count:g}"
+
+
+def format_rate(per_second: float, what: str = "samples") -> str:
+    """A rate with its unit.
+
+    >>> format_rate(2718.28)
+    '2,718 samples/s'
+    """
+    return f"{per_second:,.0f} {what}/s" if per_second >= 100 else f"{per_second:.3g} {what}/s"

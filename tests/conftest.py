@@ -1,0 +1,47 @@
+"""What every test runs under: one thread, no network, a cache of its own, examples that repeat.
+
+All of it is set through the environment before anything of Stoker or torch is imported, so that the processes which
+tests start (the command line, loader workers, a run to be killed) live under the same rules.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+
+# One thread: sums are added in the same order everywhere, and the processes of pytest-xdist do not fight for cores.
+for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[threads] = "1"
+
+# As on a machine without a network: downloads go to a proxy on a port where nothing listens and are refused at once.
+for proxy in ("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+    os.environ[proxy] = "http://127.0.0.1:9"
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1"
+
+# Nothing is read from, or left in, the user's cache; plain output of one width whatever the terminal.
+os.environ["STOKER_CACHE"] = tempfile.mkdtemp(prefix="stoker-tests-")
+atexit.register(shutil.rmtree, os.environ["STOKER_CACHE"], ignore_errors=True)
+os.environ.pop("STOKER_DATA", None)
+os.environ.pop("FORCE_COLOR", None)
+os.environ.update(NO_COLOR="1", COLUMNS="120", LINES="40")
+
+import pytest  # noqa: E402 - the environment comes first
+from hypothesis import settings  # noqa: E402 - likewise
+
+# Examples are derived from the test itself: a change that fails here fails everywhere, and again.
+settings.register_profile("stoker", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.load_profile("stoker")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` where there is none; torch is asked only if such a test was collected."""
+    for_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not for_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in for_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch sees none"))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from stoker.devices import resolve_place
+from stoker.errors import NoDevice
+from stoker.records import Device
+
+CPU = Device(name="cpu", kind="cpu", model="AMD EPYC", cores=2, memory_bytes=2**34, fast_dtypes=("fp32",))
+
+
+def gpu(index: int, model: str) -> Device:
+    return Device(
+        name=f"cuda:{index}", kind="cuda", index=index, model=model, cores=0, memory_bytes=2**36, fast_dtypes=("fp32",)
+    )
+
+
+H200, A100 = gpu(0, "NVIDIA H200"), gpu(1, "NVIDIA A100-SXM4-40GB")
+LAPTOP, SERVER = (CPU,), (H200, A100, CPU)
+
+
+@pytest.mark.parametrize(
+    ("word", "attached", "device"),
+    [
+        ("here", LAPTOP, CPU),
+        ("here", SERVER, H200),
+        ("cpu", SERVER, CPU),
+        ("cuda", SERVER, H200),
+        ("cuda:1", SERVER, A100),
+        ("h200", SERVER, H200),
+        (" H200 ", SERVER, H200),
+        ("a100", SERVER, A100),
+        ("a100-40", SERVER, A100),
+        ("1xhere", LAPTOP, CPU),
+    ],
+)
+def test_words_that_mean_an_attached_device(word, attached, device):
+    """Words for the best device, a kind, a number, a model and an alias find it."""
+    assert resolve_place(word, attached) is device
+
+
+def test_known_but_not_attached_says_what_it_is_and_what_is_here():
+    """Somebody who asks for an H100 on a laptop learns its memory, what is here, and the way out."""
+    with pytest.raises(NoDevice) as caught:
+        resolve_place("h100", LAPTOP)
+    assert "NVIDIA H100 SXM, 80.0 GiB" in caught.value.message
+    assert "not attached" in caught.value.message
+    assert "AMD EPYC, 16.0 GiB" in caught.value.message
+    assert "--on here" in caught.value.remedy
+
+
+def test_the_other_memory_size_is_another_device():
+    """A machine with the 40 GB model does not pass for one with 80 GB."""
+    with pytest.raises(NoDevice, match="NVIDIA A100 SXM 80 GB"):
+        resolve_place("a100-80", SERVER)
+
+
+@pytest.mark.parametrize("word", ["cuda", "cuda:0", "cuda:7"])
+def test_cuda_without_a_gpu(word):
+    """The error names the word and lists what is attached."""
+    with pytest.raises(NoDevice, match=rf"{word} is not attached.*cpu = AMD EPYC"):
+        resolve_place(word, LAPTOP)
+
+
+def test_an_unknown_word_gets_the_nearest():
+    """A slip of the finger is met with the word that was meant."""
+    with pytest.raises(NoDevice) as caught:
+        resolve_place("h20o", SERVER)
+    assert "'h20o'" in caught.value.message
+    assert "Did you mean 'h200'?" in caught.value.remedy
+    assert "here" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("word", "single"), [("2xhere", "here"), ("8xH200", "h200")])
+def test_several_devices_are_understood_and_refused(word, single):
+    """The word for several devices is not taken for a typing error: it is refused with what works now."""
+    with pytest.raises(NoDevice) as caught:
+        resolve_place(word, SERVER)
+    assert f"asks for {word[0]} devices" in caught.value.message
+    assert f"--on {single}" in caught.value.remedy
+
+
+@pytest.mark.parametrize("word", ["0xhere", "2xh20o", "", "x", "2x", "cuda:", "cuda:x", "here here"])
+def test_nonsense_is_refused(word):
+    """Whatever is typed, the answer is an error with a remedy and exit code 2."""
+    with pytest.raises(NoDevice) as caught:
+        resolve_place(word, SERVER)
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_nothing_attached_is_an_error_with_a_remedy():
+    """Even an empty list of devices gives a sentence."""
+    with pytest.raises(NoDevice, match="Attached: nothing") as caught:
+        resolve_place("here", ())
+    assert "machine" in caught.value.remedy

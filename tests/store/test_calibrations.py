@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import RunFailed
+from stoker.records import Calibration, Ceilings
+from stoker.store import CalibrationStore, CeilingsCache
+from stoker.testing import FaultyDisk, fake_device
+
+
+def calibration(run: str, device_model: str = "A") -> Calibration:
+    """One for that run."""
+    return Calibration(
+        device_model=device_model,
+        torch_version="2",
+        run=run,
+        quantity="update_s",
+        forecast=1.0,
+        measured=1.1,
+        at="2025-03-01T00:00:00+00:00",
+    )
+
+
+CEILINGS = Ceilings(
+    device=fake_device(), threads=2, gemm_flops={"float32": 1e11}, copy_bytes_per_s=1e10, fresh_copy_bytes_per_s=5e9,
+    host_to_device_bytes_per_s=None, took_s=1.0, measured_at="2025-03-01T00:00:00+00:00", torch_version="2",
+)  # fmt: skip
+
+
+def test_calibrations_come_back_in_order_and_by_device(tmp_path: Path) -> None:
+    """All of them, or those of one device model."""
+    store = CalibrationStore(tmp_path / "calibration")
+    assert store.read() == ()
+    for run, device in (("1", "A"), ("2", "B"), ("3", "A")):
+        store.append(calibration(run, device))
+    assert [c.run for c in CalibrationStore(tmp_path / "calibration").read()] == ["1", "2", "3"]
+    assert [c.run for c in store.read(device_model="A")] == ["1", "3"]
+
+
+def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    """Damaged lines, those of another version, and a torn end: the rest still counts."""
+    store = CalibrationStore(tmp_path)
+    store.append(calibration("1"))
+    line = store.path.read_bytes()
+    store.path.write_bytes(line + b"{\n\xff\n" + line.replace(b'"schema": 1', b'"schema": 2') + line[:30])
+    assert [c.run for c in store.read()] == ["1"]
+    store.append(calibration("2"))
+    assert [c.run for c in store.read()] == ["1", "2"]
+
+
+def test_ceilings_are_kept_by_key(tmp_path: Path) -> None:
+    """Any string is a key; nothing, or something damaged, reads as nothing."""
+    cache = CeilingsCache(tmp_path / "ceilings")
+    assert cache.read("cpu/2 threads") is None
+    cache.write("cpu/2 threads", CEILINGS)
+    assert cache.read("cpu/2 threads") == CEILINGS
+    assert cache.read("cpu/4 threads") is None
+    [path] = (tmp_path / "ceilings").iterdir()
+    path.write_bytes(path.read_bytes()[:50])
+    assert cache.read("cpu/2 threads") is None
+    cache.write("cpu/2 threads", CEILINGS)
+    assert cache.read("cpu/2 threads") == CEILINGS
+
+
+def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """The caller may go on without it."""
+    with FaultyDisk.read_only(tmp_path):
+        with pytest.raises(RunFailed, match=r"a calibration.*read-only"):
+            CalibrationStore(tmp_path / "a").append(calibration("1"))
+        with pytest.raises(RunFailed, match=r"measured ceilings.*read-only"):
+            CeilingsCache(tmp_path / "a").write("key", CEILINGS)

@@ -1,0 +1,108 @@
+"""What `import stoker` and the command line's start cost, counted in modules, and the names that are promised."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import stoker
+
+# The public contract: names are added to it, and none of these goes away.
+PROMISED = {
+    "Adam",
+    "AdamW",
+    "Job",
+    "Loss",
+    "SGD",
+    "data",
+    "epochs",
+    "holdout",
+    "load",
+    "plan",
+    "samples",
+    "schedules",
+    "seconds",
+    "tokens",
+    "train",
+    "transforms",
+    "updates",
+    "verify",
+}
+
+# What start-up must do without: each costs tens of milliseconds to seconds.
+HEAVY = {"torch", "numpy", "plotly", "safetensors", "sympy"}
+
+MOST_MODULES_OF_IMPORT = 70
+MOST_MODULES_OF_HELP = 400
+
+
+def _modules_after(code: str) -> set[str]:
+    """Names of the modules that a fresh interpreter loads for `code`, beyond those it starts with."""
+    script = f"""
+import sys
+before = set(sys.modules)
+{code}
+import json
+print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def _packages(modules: set[str]) -> set[str]:
+    """The top-level packages of `modules`."""
+    return {name.partition(".")[0] for name in modules}
+
+
+def _heaviest(modules: set[str]) -> list[tuple[int, str]]:
+    """(number of modules, package), largest first: where a count that is too high comes from."""
+    packages = [name.partition(".")[0] for name in modules]
+    return sorted(((packages.count(package), package) for package in set(packages)), reverse=True)[:12]
+
+
+def test_import_loads_nothing_but_the_standard_library() -> None:
+    """`import stoker` touches no third-party package, least of all torch, and few modules altogether."""
+    modules = _modules_after("import stoker")
+    foreign = {package for package in _packages(modules) - set(sys.stdlib_module_names) if package[0] != "_"}
+    assert foreign == {"stoker"}
+    assert len(modules) <= MOST_MODULES_OF_IMPORT, _heaviest(modules)
+
+
+@pytest.mark.parametrize("command", ["", "doctor", "train", "verify", "plan", "report", "runs"])
+def test_help_loads_nothing_heavy(command: str) -> None:
+    """`stoker [COMMAND] --help` answers without torch, NumPy or plotly, and loads few modules."""
+    modules = _modules_after(f"""
+import runpy
+sys.argv = ["stoker", *{command.split()!r}, "--help"]
+try:
+    runpy.run_module("stoker", run_name="__main__", alter_sys=True)
+except SystemExit as stop:
+    assert not stop.code, stop.code
+""")
+    assert "stoker.cli" in modules
+    assert _packages(modules) & HEAVY == set()
+    assert len(modules) <= MOST_MODULES_OF_HELP, _heaviest(modules)
+
+
+@pytest.mark.parametrize("name", sorted(PROMISED))
+def test_every_promised_name_is_exported(name: str) -> None:
+    """A name of the public contract is in `stoker.__all__`."""
+    assert name in stoker.__all__
+
+
+def test_every_exported_name_resolves_and_is_listed() -> None:
+    """Each name of `stoker.__all__` can be had, is there once, and shows up in `dir(stoker)`."""
+    assert len(set(stoker.__all__)) == len(stoker.__all__)
+    for name in stoker.__all__:
+        assert getattr(stoker, name) is not None, name
+    assert set(stoker.__all__) <= set(dir(stoker))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """A misspelt name fails as it does in any module."""
+    with pytest.raises(AttributeError, match="trane"):
+        _ = stoker.trane  # type: ignore[attr-defined]

@@ -1,0 +1,87 @@
+"""The house of docs/design.md, held by pytest alone as well as by `make lint`."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "stoker"
+MOST_LINES = 450
+
+DOWN = "Imports go one way, down"
+TORCH_FREE = "Planning, reporting and the ground never reach torch"
+STANDARD_LIBRARY = "Records, units and errors stand on the standard library alone"
+
+
+def test_the_contracts_of_pyproject_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Imports go one way, down, and nothing that must start fast reaches torch."""
+    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
+    assert status == 0, capsys.readouterr().out
+
+
+def test_imports_for_types_go_down_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is imported under TYPE_CHECKING, which `make lint` leaves out, keeps to the layers."""
+    config = tmp_path / "pyproject.toml"
+    left_out, counted = (f"exclude_type_checking_imports = {value}" for value in ("true", "false"))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert left_out in text
+    config.write_text(text.replace(left_out, counted), encoding="utf-8")
+    status = lint_imports(config_filename=str(config), limit_to_contracts=("layers",), no_cache=True, no_logo=True)
+    assert status == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "contract"),
+    [
+        ("planning/broken.py", "from stoker import training", DOWN),
+        ("records/broken.py", "from stoker import store", DOWN),
+        ("unplaced/__init__.py", "", DOWN),
+        ("jobs/broken.py", "def late() -> None:\n    import torch", TORCH_FREE),
+        ("records/broken.py", "import numpy", STANDARD_LIBRARY),
+    ],
+)
+def test_a_break_is_caught(tmp_path: Path, where: str, line: str, contract: str) -> None:
+    """Each contract fails when a file that breaks it is added to a copy of the package."""
+    copy = tmp_path / "stoker"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / where).parent.mkdir(exist_ok=True)
+    (copy / where).write_text(line + "\n", encoding="utf-8")
+    check = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", check, "--config", str(ROOT / "pyproject.toml"), "--no-cache", "--no-logo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{contract} BROKEN" in done.stdout
+
+
+def test_records_import_only_the_standard_library() -> None:
+    """A record can be read by any Python, with nothing installed: not one third-party import, whatever its name."""
+    foreign = []
+    for path in [*(PACKAGE / "records").rglob("*.py"), PACKAGE / "units.py", PACKAGE / "errors.py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            known = {*sys.stdlib_module_names, "stoker"}
+            foreign += [f"{path.name}:{node.lineno} {name}" for name in names if name.split(".")[0] not in known]
+    assert foreign == []
+
+
+def test_no_file_is_too_long_to_be_one_concept() -> None:
+    """No source file has more than 450 lines."""
+    counts = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert counts
+    assert {path: count for path, count in counts.items() if count > MOST_LINES} == {}
