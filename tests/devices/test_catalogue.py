@@ -60,7 +60,7 @@ def test_fp32_rate_is_multiprocessors_times_lanes_times_clock(entry):
 
 @pytest.mark.parametrize("entry", catalogue().entries, ids=lambda entry: entry.name)
 def test_rates_are_dense_and_ordered(entry):
-    """Narrower dtypes are at least as fast, each by a power of two; a sparse figure taken for a dense one would show."""
+    """Narrower dtypes are faster by powers of two; a sparse figure taken for a dense one would show."""
     rates = entry.dense_flops
     half = rates["fp16"]
     assert rates.get("bf16", half) == half

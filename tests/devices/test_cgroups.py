@@ -8,6 +8,7 @@ from stoker.devices.cgroups import Limits, read_limits
 
 
 def write(path: Path, text: str) -> None:
+    """Make a file and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
@@ -20,10 +21,10 @@ def test_version_2_limits_of_a_container(tmp_path):
 
 
 def test_the_tightest_of_the_groups_around_holds(tmp_path):
-    """A pod's limit counts though the process is in a group inside it that has none of its own."""
+    """A pod's limit counts though the process is in a group inside it that is allowed more."""
     write(tmp_path / "pod" / "cpu.max", "400000 100000\n")
     write(tmp_path / "pod" / "memory.max", "1000000\n")
-    write(tmp_path / "pod" / "box" / "cpu.max", "max 100000\n")
+    write(tmp_path / "pod" / "box" / "cpu.max", "800000 100000\n")
     write(tmp_path / "pod" / "box" / "memory.max", "3000000\n")
     assert read_limits("0::/pod/box\n", tmp_path) == Limits(cpus=4.0, memory_bytes=1_000_000)
 

@@ -89,6 +89,7 @@ CPU part\t: 0xd03
 
 
 def described(cpuinfo, *, affinity=(0, 1), physical=8 * 2**30, limits=None):
+    """A CPU of 8 GiB with two logical CPUs in the affinity, unless said otherwise."""
     return describe_cpu(
         cpuinfo=cpuinfo, affinity=affinity, physical_bytes=physical, limits=limits or Limits(), otherwise="some chip"
     )
@@ -123,7 +124,7 @@ def test_hyper_threads_count_once():
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 2), (8.0, 2), (1.9, 1), (0.5, 1)])
 def test_a_quota_counts_in_whole_cores(quota, cores):
-    """Threads beyond the quota would be stopped in the middle of a product: 1.9 CPUs are one core, half a CPU is one."""
+    """Threads beyond the quota would be stopped in mid-product: 1.9 CPUs are one core, and so is half a CPU."""
     assert described(ZEN_4, limits=Limits(cpus=quota)).cores == cores
 
 

@@ -58,3 +58,11 @@ def test_watching_waits_once_and_gives_fractions():
     if sample_cpu() is not None:
         assert 0.0 <= load.others <= 1.0
         assert 0.0 <= load.stolen <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("load", "is_quiet"), [((0.0, 0.0), True), ((0.1, 0.05), True), ((0.11, 0.0), False), ((0.0, 0.06), False)]
+)
+def test_measurements_under_load_are_not_to_be_kept(load, is_quiet):
+    """A tenth of the CPUs in other hands, or a twentieth taken by the host, is the most."""
+    assert CpuLoad(*load).is_quiet is is_quiet

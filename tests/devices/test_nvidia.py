@@ -30,7 +30,7 @@ def test_recorded_table_gives_devices():
 
 
 def test_what_is_not_known_is_not_invented():
-    """A model outside the catalogue has 0 multiprocessors; memory and capability the driver keeps to itself are 0, fp32."""
+    """Multiprocessors and memory that nobody tells are 0, and without a capability only fp32 is fast."""
     assert describe_gpus(MIXED)[1].cores == 0
     silent = describe_gpus("0, GPU-1, NVIDIA GB10, [N/A], [N/A], 580.95.05\n")[0]
     assert (silent.memory_bytes, silent.fast_dtypes) == (0, ("fp32",))
@@ -81,6 +81,7 @@ def test_dtypes_by_capability(capability, dtypes):
 
 
 def script(path, lines):
+    """An executable shell script."""
     path.write_text("#!/bin/sh\n" + lines)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)

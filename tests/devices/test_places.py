@@ -10,6 +10,7 @@ CPU = Device(name="cpu", kind="cpu", model="AMD EPYC", cores=2, memory_bytes=2**
 
 
 def gpu(index: int, model: str) -> Device:
+    """An attached GPU of a model."""
     return Device(
         name=f"cuda:{index}", kind="cuda", index=index, model=model, cores=0, memory_bytes=2**36, fast_dtypes=("fp32",)
     )

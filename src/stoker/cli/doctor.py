@@ -18,12 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.devices import CpuLoad, TorchBuild, catalogue, installed_torch, watch_cpu
+from stoker.devices.load import MOST_OTHERS, MOST_STOLEN
 from stoker.records import Ceilings, Device, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_bytes, format_seconds
-
-BUSY_FRACTION = 0.1
-"""Fraction of the CPUs' time in other hands above which measured rates are not to be trusted."""
 
 WORTHWHILE_RATIO = 1.2
 """How much faster than fp32 a dtype must multiply before a plan would gain from it."""
@@ -185,12 +183,12 @@ def find_cautions(devices: Sequence[Device], ceilings: Sequence[Ceilings], aroun
 def _load_cautions(load: CpuLoad | None) -> list[str]:
     """Of other people's load."""
     found = []
-    if load is not None and load.others > BUSY_FRACTION:
+    if load is not None and load.others > MOST_OTHERS:
         found.append(
             f"Other processes are using {load.others:.0%} of this CPU now: measured rates may be too low. "
             "Run `stoker doctor` again when they are done."
         )
-    if load is not None and load.stolen > BUSY_FRACTION / 2:
+    if load is not None and load.stolen > MOST_STOLEN:
         found.append(
             f"The host takes {load.stolen:.0%} of this virtual machine's CPU time: expect slower, uneven steps."
         )

@@ -13,6 +13,10 @@ from pathlib import Path
 
 from stoker.devices.cpu import usable_cpus
 
+MOST_OTHERS, MOST_STOLEN = 0.10, 0.05
+"""Fractions above which measurements are not to be trusted: a thread that waits for a core holds up all the others, so
+that a neighbour on half of two cores was seen to slow products of matrices 2 to 10 times."""
+
 
 @dataclass(frozen=True)
 class CpuSample:
@@ -33,6 +37,11 @@ class CpuLoad:
 
     others: float
     stolen: float
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether what is measured under this load may be kept: `others` up to 10 %, `stolen` up to 5 %."""
+        return self.others <= MOST_OTHERS and self.stolen <= MOST_STOLEN
 
 
 def parse_stat(stat: str, cpus: Collection[int], *, ticks_per_s: int, own_s: float) -> CpuSample | None:

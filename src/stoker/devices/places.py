@@ -46,10 +46,8 @@ def _split(word: str) -> tuple[int, str]:
 
 def _one_device(name: str, attached: Sequence[Device], known: Catalogue) -> Device:
     """The attached device that `name` (lower case, without a count) means."""
-    if name == "here" and attached:
-        return attached[0]
-    if name in ("cpu", "cuda") or re.fullmatch(r"cuda:\d+", name):
-        matches = [device for device in attached if name in (device.kind, device.torch_name)]
+    if name in ("here", "cpu", "cuda") or re.fullmatch(r"cuda:\d+", name):
+        matches = [device for device in attached if name in ("here", device.kind, device.torch_name)]
         if matches:
             return matches[0]
         raise _not_attached(name, attached)

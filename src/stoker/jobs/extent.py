@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from stoker.records import Position
 from stoker.units import Duration
 
+_DECIMALS = 6
+"""Samples are rounded to this, so that 1.1 epochs of 10 are 11 samples, not 11.000000000000002."""
+
+_ROUNDING = 1e-9
+"""Intervals are whole to within this: ten tenths of an epoch end where the epoch does, though 54 / 5.4 < 10 in floats."""
+
 
 @dataclass(frozen=True)
 class Extent:
-    """The shape of a training run: `num_train` samples an epoch, `batch` samples an update."""
+    """The shape of a training run: `num_train` samples an epoch, `batch` samples an update; both at least 1."""
 
     num_train: int
     batch: int
@@ -25,14 +31,15 @@ class Extent:
         return math.ceil(self.num_train / self.batch)
 
     def updates_in(self, duration: Duration) -> int:
-        """Whole updates that reach `duration`; at least one. Seconds must have been turned into samples before."""
+        """The fewest whole updates that reach `duration`; at least one.
+
+        Raises:
+            ValueError: a duration in seconds, which must have been turned into samples before.
+        """
         if duration.unit == "updates":
-            return max(1, math.ceil(duration.value))
-        samples = duration.value * (self.num_train if duration.unit == "epochs" else 1)
-        if duration.unit not in ("epochs", "samples"):
-            raise ValueError(f"{duration} is no number of samples")
-        whole, rest = divmod(round(samples), self.num_train)
-        return max(1, whole * self.updates_per_epoch + math.ceil(rest / self.batch))
+            return math.ceil(duration.value)
+        epochs, rest = divmod(math.ceil(self._samples_in(duration)), self.num_train)
+        return epochs * self.updates_per_epoch + math.ceil(rest / self.batch)
 
     def position(self, updates: int) -> Position:
         """Where training is after `updates` updates."""
@@ -47,10 +54,33 @@ class Extent:
     def intervals(self, every: Duration, position: Position) -> int:
         """Whole intervals of `every` (epochs, samples or updates) up to `position`."""
         if every.unit == "updates":
-            return int(position.updates // every.value)
-        return int(position.samples // (every.value * (self.num_train if every.unit == "epochs" else 1)))
+            return math.floor(position.updates / every.value + _ROUNDING)
+        return math.floor(position.samples / self._samples_in(every) + _ROUNDING)
 
     def evaluations(self, every: Duration, total_updates: int) -> int:
-        """Evaluations in a run: where an interval ends, and at the end."""
-        before_last = self.position(total_updates - 1)
-        return min(self.intervals(every, before_last), total_updates - 1) + 1
+        """Evaluations in a run of `total_updates`: after each update in which an interval ends, and at the end."""
+        return self.evaluations_before(every, total_updates) + 1
+
+    def evaluations_before(self, every: Duration, total_updates: int) -> int:
+        """Evaluations in a run of `total_updates` but for the one at its end."""
+        updates = total_updates - 1
+        if every.unit == "updates" or self._samples_in(every) >= self.batch:
+            # No update is longer than an interval, unless an interval is shorter than any update.
+            return min(self.intervals(every, self.position(updates)), updates)
+        # Every full batch ends an interval; a ragged one may lie within.
+        return updates - sum(
+            self._is_within_interval(every, epoch) for epoch in range(updates // self.updates_per_epoch)
+        )
+
+    def _is_within_interval(self, every: Duration, epoch: int) -> bool:
+        """Whether no interval ends in the last update of `epoch`."""
+        last = (epoch + 1) * self.updates_per_epoch - 1
+        before, after = self.position(last), self.position(last + 1)
+        return self.intervals(every, before) == self.intervals(every, after)
+
+    def _samples_in(self, duration: Duration) -> float:
+        if duration.unit not in ("epochs", "samples"):
+            raise ValueError(f"{duration} is no number of samples")
+        return max(
+            10**-_DECIMALS, round(duration.value * (self.num_train if duration.unit == "epochs" else 1), _DECIMALS)
+        )

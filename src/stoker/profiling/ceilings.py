@@ -3,8 +3,9 @@
 Method: everything to be timed is a `Probe`, a function and the FLOPs or bytes of one call. Probes take turns in rounds,
 so that a burst of other work on the machine hits all of them alike. In its turn a probe is called over and over for a
 slice of time, and the slice counts by its median; over rounds and sizes the best slice is the ceiling. The median of
-everything would report a busy neighbour, the shortest call a lucky reading of the clock. Matrices grow until a call
-takes half a slice: large enough to reach the plateau, and a slow device still ends in time.
+everything would report a busy neighbour, the shortest call a lucky reading of the clock. Slices are short, so that
+some fall between a neighbour's bursts; a neighbour that never rests is seen by `stoker.devices.load`, not here.
+Matrices grow until a call takes two slices: large enough to reach the plateau, and a slow device ends in time.
 
 A finer calibration is more probes for the same `best_rates`.
 """
@@ -27,9 +28,9 @@ from stoker.errors import NoDevice
 from stoker.records import Ceilings, Device
 from stoker.units import MIB
 
-ROUNDS = 4
-LONGEST_SLICE_S = 0.25
-SLICES_IN_BUDGET = 60
+ROUNDS = 8
+LONGEST_SLICE_S = 0.1
+SLICES_IN_BUDGET = 150
 MOST_READINGS = 1000
 GEMM_SIZES = (512, 1024, 2048, 4096, 8192)
 
@@ -103,9 +104,8 @@ def measure_ceilings(
     if (threads is not None and threads < 1) or not budget_s > 0:
         raise ValueError(f"threads must be at least 1 and budget_s positive, got {threads} and {budget_s}")
     _require(device)
-    started = clock()
+    started, watch = clock(), _stopwatch(device, clock)
     slice_s = min(LONGEST_SLICE_S, budget_s / SLICES_IN_BUDGET)
-    watch = _stopwatch(device, clock)
     with _settings(threads or (device.cores if device.kind == "cpu" else None)), torch.inference_mode():
         probes = [*gemm_probes(device, watch, slice_s), *copy_probes(device)]
         rates = best_rates(probes, watch, slice_s=slice_s, deadline_s=started + budget_s)
@@ -149,7 +149,7 @@ def gemm_probes(device: Device, watch: Stopwatch, slice_s: float) -> list[Probe]
     """Square matrix products: fp32 and bf16 always, tf32 and fp16 where the device multiplies them natively."""
     native = set(device.fast_dtypes)
     names = [name for name in _DTYPES if name in ("fp32", "bf16") or name in native]
-    return [probe for name in names for probe in _gemm_plateau(device, name, watch, slice_s)]
+    return [probe for name in names for probe in on_the_plateau(functools.partial(_gemm, device, name), watch, slice_s)]
 
 
 def copy_probes(device: Device) -> list[Probe]:
@@ -178,16 +178,16 @@ def copy_buffer_bytes(device: Device) -> int:
     return min(wanted, max(4 * MIB, device.memory_bytes // 32)) if device.memory_bytes else wanted
 
 
-def _gemm_plateau(device: Device, name: str, watch: Stopwatch, slice_s: float) -> list[Probe]:
-    """The two largest products of a dtype that fit in a slice; the smallest product in any case."""
+def on_the_plateau(product_of_size: Callable[[int], Probe], watch: Stopwatch, slice_s: float) -> list[Probe]:
+    """The three largest products that fit two slices [s]; on the slowest devices the smallest product alone."""
     kept: list[Probe] = []
     for size in GEMM_SIZES:
-        kept.append(_gemm(device, name, size))
+        kept.append(product_of_size(size))
         watch.seconds(kept[-1].run)  # Kernels are compiled, chosen or loaded at the first call.
         # The next size has twice the rows, columns and depth: eight times the work.
-        if 8 * watch.seconds(kept[-1].run) > slice_s / 2:
+        if 8 * min(watch.seconds(kept[-1].run) for _ in range(3)) > 2 * slice_s:
             break
-    return kept[-2:]
+    return kept[-3:]
 
 
 def _gemm(device: Device, name: str, size: int) -> Probe:

@@ -1,8 +1,8 @@
 """The one JSON codec: frozen dataclasses to JSON and back, each with its schema version.
 
-A document is an object with two extra keys, `record` (the class) and `schema` (its version). Reading checks both, checks
-every value against the field's type, and names the path of what does not fit. Floats that JSON cannot hold are written
-as the strings "nan", "inf" and "-inf".
+A document is an object with two extra keys, `record` (the class) and `schema` (its version). Reading checks both,
+checks every value against the field's type, and names the path of what does not fit. Floats that JSON cannot hold are
+written as the strings "nan", "inf" and "-inf"; where a field takes any JSON, they are read as those strings.
 """
 
 from __future__ import annotations
@@ -68,9 +68,23 @@ def from_json(value: JSON, record: type[R]) -> R:
 
 
 def digest(value: object) -> str:
-    """SHA-256 (hex) of the canonical JSON of `value`: equal content, equal digest, whatever the key order."""
-    text = json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """SHA-256 (hex) of the canonical JSON of `value`: equal content, equal digest, whatever the key order.
+
+    A whole number is one content however it is held (5 and 5.0), as in RFC 8785, section 3.2.2.3; unlike there,
+    integers keep all their digits.
+    """
+    canonical = _with_whole_numbers(to_json(value))
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _with_whole_numbers(value: JSON) -> JSON:
+    """`value` with floats that are whole numbers as ints."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
+    return [_with_whole_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 @functools.cache
@@ -117,7 +131,10 @@ def _decode_union(value: JSON, choices: tuple[Any, ...], path: str) -> Any:
 
 def _decode_float(value: JSON, path: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            _misfit(value, "a number that a float can hold", path)
     if value in ("nan", "inf", "-inf"):
         return float(value)
     return float(_misfit(value, "a number", path))
@@ -143,7 +160,10 @@ def _decode_record(value: JSON, record: type, path: str) -> Any:
     for name, field in known.items():
         if name not in decoded and field.default is no_default and field.default_factory is no_default:
             raise ValueError(f"{path}: field {name!r} is missing")
-    return record(**decoded)
+    try:
+        return record(**decoded)
+    except ValueError as problem:  # what the record itself forbids
+        raise ValueError(f"{path}: {problem}") from problem
 
 
 def _misfit(value: JSON, wanted: str, path: str) -> JSON:

@@ -26,6 +26,4 @@ class Estimate:
     def scaled(self, factor: float, unit: str | None = None) -> Estimate:
         """The same knowledge of `factor` times the quantity."""
         ends = sorted((self.low * factor, self.high * factor))
-        return Estimate(
-            value=self.value * factor, low=ends[0], high=ends[1], unit=unit or self.unit, basis=self.basis
-        )
+        return Estimate(value=self.value * factor, low=ends[0], high=ends[1], unit=unit or self.unit, basis=self.basis)

@@ -37,15 +37,19 @@ class JobSpec:
         return codec.digest(self)
 
     def differences(self, other: JobSpec) -> tuple[str, ...]:
-        """What differs, one line each: `batch: 512 here, 256 there`."""
+        """What differs, one line each: `batch: 512 here, 256 there`; nothing where the digests are equal."""
         mine, theirs = dict(_leaves(codec.to_json(self))), dict(_leaves(codec.to_json(other)))
         names = [*mine, *(name for name in theirs if name not in mine)]
-        absent = "absent"
         return tuple(
-            f"{name.removeprefix('settings.')}: {mine.get(name, absent)} here, {theirs.get(name, absent)} there"
+            f"{name.removeprefix('settings.')}: {mine.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
             for name in names
-            if mine.get(name, absent) != theirs.get(name, absent)
+            if not _is_same(name, mine, theirs)
         )
+
+
+def _is_same(name: str, mine: dict[str, JSON], theirs: dict[str, JSON]) -> bool:
+    # By digest, so that what counts as a difference here is what made two specs differ.
+    return name in mine and name in theirs and codec.digest(mine[name]) == codec.digest(theirs[name])
 
 
 def _leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:

@@ -23,11 +23,15 @@ class Coupling:
     causes: tuple[str, ...]
     evidence: str
 
+    def __post_init__(self) -> None:
+        if (self.kind == "separable") != (self.group is None) or (self.group is not None and self.group < 1):
+            raise ValueError(f"a {self.kind} coupling does not go with group={self.group}")
+
     def problem_with(self, micro_batch: int, batch: int) -> str | None:
         """Why a micro-batch of that many samples would change what is learned; None where it does not."""
         if not 1 <= micro_batch <= batch:
             return f"a micro-batch has 1 to {batch} samples, not {micro_batch}"
-        if self.kind == "separable" or self.group is None or micro_batch == self.group:
+        if self.group is None or micro_batch == self.group:
             return None
         if self.kind == "batch_norm" and (micro_batch % self.group == 0 or micro_batch == batch):
             return None
@@ -35,9 +39,12 @@ class Coupling:
         return f"samples are coupled in groups of {self.group}: a micro-batch is {rule}, not {micro_batch} samples"
 
     def legal_micro_batches(self, batch: int) -> tuple[int, ...]:
-        """Legal sizes, largest first: of a separable job the batch and its halvings, else those of whole groups."""
+        """Legal sizes, largest first: of a separable job the batch and its halvings, else those of whole groups.
+
+        There are none where a group is larger than the batch.
+        """
         if self.kind == "whole_group" and self.group is not None:
-            return (self.group,)
+            return (self.group,) if self.group <= batch else ()
         halvings = [batch // 2**k for k in range(batch.bit_length()) if batch // 2**k > 0]
         group = self.group or 1
         sizes = dict.fromkeys(size if size == batch else max(group, size - size % group) for size in halvings)

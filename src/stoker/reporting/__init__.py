@@ -1,1 +1,13 @@
 """What a run is told by: its events folded into a summary for the terminal and a page for the browser."""
+
+from stoker.reporting.html import render_html
+from stoker.reporting.summary import (
+    ForecastRow,
+    TimeShare,
+    forecast_rows,
+    live_history,
+    summary_lines,
+    time_split,
+)
+
+__all__ = ["ForecastRow", "TimeShare", "forecast_rows", "live_history", "render_html", "summary_lines", "time_split"]

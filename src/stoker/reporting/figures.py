@@ -6,6 +6,7 @@ A point is one event of the live history; more than `MOST_POINTS` of them are th
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,9 @@ from stoker.records import Event, Report
 from stoker.reporting.history import best_evaluation, evaluation_metrics, finite, live_history, of_kind, text
 from stoker.reporting.palette import light
 from stoker.reporting.wording import format_metric, format_samples, is_fraction
-from stoker.units import format_rate
 
 MOST_POINTS = 600
+_LINEAR_UP_TO = 6.0
 _MOST_METRICS = 3
 
 Point = tuple[float, float]
@@ -60,7 +61,8 @@ def _loss(events: Sequence[Event]) -> Chart | None:
     valid = _points(evaluations, lambda event: evaluation_metrics(event).get("loss"))
     if not train and not valid:
         return None
-    figure = _figure("samples", y_title="loss")
+    ticks = _logarithmic_ticks([*train, *valid])
+    figure = _figure("samples", log_ticks=ticks)
     if train:
         figure.add_trace(_line(thinned(train), "train, running", "blue", width=1.6))
     if valid:
@@ -69,7 +71,7 @@ def _loss(events: Sequence[Event]) -> Chart | None:
     words = f"train {train[0][1]:.4g} to {train[-1][1]:.4g}" if train else ""
     if valid:
         words += f"{'; ' if words else ''}valid at its lowest {min(y for _, y in valid):.4g}"
-    return _chart("loss", "Loss", words, figure)
+    return _chart("loss", "Loss, logarithmic" if ticks else "Loss", words, figure)
 
 
 def _metrics(events: Sequence[Event]) -> list[Chart]:
@@ -84,7 +86,7 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
     by_split: dict[str, list[Event]] = {}
     for event in of_kind(events, "evaluated"):
         by_split.setdefault(text(event, "split", "valid"), []).append(event)
-    figure = _figure("samples", y_title=html.escape(name), y_format=".1%" if is_fraction(name) else None)
+    figure = _figure("samples", y_format=".1%" if is_fraction(name) else "")
     words: list[str] = []
     for split, evaluations in by_split.items():
         points = _points(evaluations, lambda event: evaluation_metrics(event).get(name))
@@ -103,7 +105,7 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
         _ring(figure, finite(best, "samples") or 0.0, value, f"best {format_metric(name, value)}")
         words.append(f"best {format_metric(name, value)} at {format_samples(finite(best, 'samples') or 0)} samples")
     _mark_resumes(figure, events)
-    return _chart(f"metric-{name}", name, "; ".join(words), figure) if words else None
+    return _chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure) if words else None
 
 
 def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
@@ -111,21 +113,21 @@ def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
     if not points:
         return None
     shown, unit = _in_time_units(points)
-    figure = _figure(unit, y_title="samples/s", from_zero=True)
-    words = f"last {format_rate(points[-1][1])}"
+    figure = _figure(unit, from_zero=True)
+    words = f"last {points[-1][1]:,.0f}"
     if report.decision is not None:
         expected = report.decision.chosen.forecast.samples_per_s
         figure.add_hrect(y0=expected.low, y1=expected.high, fillcolor=light("amber"), opacity=0.18, line_width=0)
-        words += f"; the band is the forecast, {expected.low:,.0f} to {expected.high:,.0f}"
+        words += f"; forecast band {expected.low:,.0f} to {expected.high:,.0f}"
     figure.add_trace(_line(thinned(shown), "samples/s", "blue", width=1.6))
-    return _chart("throughput", "Throughput", words, figure)
+    return _chart("throughput", "Throughput, samples/s", words, figure)
 
 
 def _learning_rate(events: Sequence[Event]) -> Chart | None:
     points = _points(of_kind(events, "progress"), lambda event: finite(event, "lr"))
     if not points:
         return None
-    figure = _figure("samples", y_title="learning rate", from_zero=True)
+    figure = _figure("samples", from_zero=True)
     figure.add_trace(_line(thinned(points), "learning rate", "blue", width=2))
     peak = max(y for _, y in points)
     return _chart("learning-rate", "Learning rate", f"highest {peak:.3g}, last {points[-1][1]:.3g}", figure)
@@ -136,10 +138,10 @@ def _memory(events: Sequence[Event]) -> Chart | None:
     if not points:
         return None
     shown, unit = _in_time_units([(x, y / 2**30) for x, y in points])
-    figure = _figure(unit, y_title="GiB", from_zero=True)
+    figure = _figure(unit, from_zero=True)
     figure.add_trace(_line(thinned(shown), "GiB", "blue", width=2))
     peak = max(y for _, y in shown)
-    return _chart("memory", "Memory", f"highest {peak:.2f} GiB", figure)
+    return _chart("memory", "Memory, GiB", f"highest {peak:.2f}", figure)
 
 
 def _points(events: Sequence[Event], value: Callable[[Event], float | None], *, over_time: bool = False) -> list[Point]:
@@ -155,7 +157,18 @@ def _in_time_units(points: Sequence[Point]) -> tuple[list[Point], str]:
     return [(x / size, y) for x, y in points], unit
 
 
-def _figure(x_title: str, *, y_title: str, y_format: str | None = None, from_zero: bool = False) -> Any:
+def _logarithmic_ticks(points: Sequence[Point]) -> list[float]:
+    """1, 2, 5, 10, … across values so far apart that only a logarithmic axis shows the small ones; else empty."""
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    if low <= 0 or high <= _LINEAR_UP_TO * low:
+        return []
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high < 1000 * low else (1,)
+    ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    return [tick for tick in ticks if low / 2 <= tick <= high * 2]
+
+
+def _figure(x_title: str, *, y_format: str = "", from_zero: bool = False, log_ticks: Sequence[float] = ()) -> Any:
     font = {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12, "color": light("muted")}
     axis = {"zeroline": False, "linecolor": light("line"), "tickcolor": light("line"), "automargin": True}
     hover = {"bgcolor": light("surface"), "bordercolor": light("line"), "font": {"color": light("ink"), "size": 12}}
@@ -172,10 +185,12 @@ def _figure(x_title: str, *, y_title: str, y_format: str | None = None, from_zer
             "hoverlabel": hover,
             "dragmode": False,
             "xaxis": {**axis, "title": {"text": x_title, "standoff": 6}, "showgrid": False, "ticks": "outside",
-                      "ticklen": 4, "nticks": 7, "rangemode": "tozero", "hoverformat": ",.6~g"},
-            "yaxis": {**axis, "title": {"text": y_title, "standoff": 8}, "gridcolor": light("grid"), "nticks": 6,
-                      "tickformat": y_format or "", "hoverformat": ".2%" if y_format else ".4~g",
-                      "rangemode": "tozero" if from_zero else "normal", "showline": False},
+                      "ticklen": 4, "nticks": 7, "tickangle": 0, "rangemode": "tozero", "hoverformat": ",.6~g"},
+            "yaxis": {**axis, "gridcolor": light("grid"), "showline": False, "exponentformat": "e",
+                      "tickformat": y_format, "hoverformat": ".2%" if y_format else ".4~g",
+                      "autorangeoptions": {"clipmin": 0, "clipmax": 1} if y_format else {},
+                      "rangemode": "tozero" if from_zero else "normal",
+                      **({"type": "log", "tickvals": list(log_ticks)} if log_ticks else {"nticks": 6})},
         }
     )  # fmt: skip
 

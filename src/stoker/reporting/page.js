@@ -12,16 +12,40 @@
     return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, painted(item, colours)]));
   };
 
-  const draw = (isDark) => {
+  /* Sizes [CSS pixels] of a figure on A4 or Letter paper, by the number of columns it stands in. */
+  const paper = { n1: { width: 640, height: 190 }, n2: { width: 304, height: 190 }, n3: { width: 190, height: 150 } };
+
+  const paperSize = (plot) => {
+    const columns = Object.keys(paper).find((name) => plot.closest(`.${name}`));
+    return { ...paper[columns], autosize: false };
+  };
+
+  const draw = (isDark, isPaper = false) => {
     const colours = isDark ? data.dark : {};
     for (const [key, figure] of Object.entries(data.figures)) {
       const { data: traces, layout } = painted(figure, colours);
-      Plotly.react(document.getElementById(key), traces, layout, config);
+      const plot = document.getElementById(key);
+      Plotly.react(plot, traces, isPaper ? { ...layout, ...paperSize(plot) } : { ...layout, autosize: true }, config);
     }
   };
 
   draw(darkness.matches);
   darkness.addEventListener("change", (change) => draw(change.matches));
-  window.addEventListener("beforeprint", () => draw(false));
-  window.addEventListener("afterprint", () => draw(darkness.matches));
+
+  /* On paper a figure fits its column, and what is folded is open. */
+  window.addEventListener("beforeprint", () => {
+    draw(false, true);
+    for (const svg of document.querySelectorAll(".plot .main-svg")) {
+      svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
+    }
+    for (const details of document.querySelectorAll("details:not([open])")) {
+      details.open = true;
+      details.classList.add("folded");
+    }
+  });
+  window.addEventListener("afterprint", () => {
+    for (const svg of document.querySelectorAll(".plot .main-svg")) svg.removeAttribute("viewBox");
+    for (const details of document.querySelectorAll("details.folded")) details.open = false;
+    draw(darkness.matches);
+  });
 })();

@@ -27,7 +27,7 @@ COLOURS: dict[str, tuple[str, str]] = {
 PHASE_COLOURS = {
     "update": "ember",
     "data": "blue",
-    "evaluate": "teal",
+    "evaluation": "teal",
     "checkpoint": "violet",
     "planning": "amber",
     "other": "grey",

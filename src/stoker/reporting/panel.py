@@ -87,13 +87,13 @@ def permanent_lines(event: Event) -> list[RenderableType]:
     if event.kind == "planned":
         return _plan_lines(event)
     if event.kind == "evaluated":
-        return [_marked("◆", "cyan", _evaluation(event))]
+        return [marked("◆", "cyan", _evaluation(event))]
     marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), "warned": ("!", "bold yellow")}
     mark, style = marks.get(event.kind, ("", ""))
-    return [_marked(mark, style, Text(told(event)))] if mark else []
+    return [marked(mark, style, Text(told(event)))] if mark else []
 
 
-def _marked(mark: str, style: str, line: Text) -> RenderableType:
+def marked(mark: str, style: str, line: Text) -> RenderableType:
     """A mark and its line; what does not fit goes on under the line's beginning."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(style=style, no_wrap=True)
@@ -109,7 +109,7 @@ def _plan_lines(event: Event) -> list[RenderableType]:
     if forecast:
         lines.append(Text(f"forecast {format_seconds(forecast.total_s.value)} ({_interval_and_basis(forecast)})"))
     lines += [Text(str(line), style="dim") for line in explanation or () if isinstance(explanation, list | tuple)]
-    return [_marked("▸" if index == 0 else " ", EMBER, line) for index, line in enumerate(lines)]
+    return [marked("▸" if index == 0 else " ", EMBER, line) for index, line in enumerate(lines)]
 
 
 def _interval_and_basis(forecast: Forecast) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from stoker.records import Candidate, Event, Plan, Report
+from stoker.records import Candidate, Event, Report
 from stoker.records.codec import JSON
 from stoker.reporting.history import live_history, number, of_kind, text
 from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
@@ -16,14 +16,14 @@ from stoker.reporting.summary import ForecastRow, TimeShare, best_words, forecas
 from stoker.reporting.telling import told
 from stoker.reporting.wording import (
     DATA_GUARANTEES,
-    LEVEL_MEANINGS,
     format_interval,
     format_metric,
     format_metrics,
     format_quantity,
     format_samples,
     headline_metric,
-    plan_differences,
+    level_meaning,
+    plan_in_difference,
 )
 from stoker.units import format_bytes, format_rate, format_seconds
 
@@ -80,7 +80,7 @@ def forecast_beside_measured(report: Report) -> Markup:
     known = [row for row in rows if row.is_inside is not None]
     inside = sum(row.is_inside is True for row in known)
     note = f"{inside} of {len(known)} measured values lie in their interval, made to hold 8 of 10." if known else ""
-    head = ("quantity", "forecast", "interval", "", "measured", "of forecast", "inside")
+    head = ("quantity", "forecast", "interval", "", "measured", "of forecast", "in interval")
     return section(
         "Forecast beside measured", table(head, cells, css="forecast"), element("p", escaped(note), css="note")
     )
@@ -99,7 +99,7 @@ def plan_and_why(report: Report) -> Markup:
         rows = [_candidate_cells(candidate, decision.chosen) for candidate in others]
         content.append(_folded(f"{len(others)} more plans fit", table(("plan", "to finish", "memory", "loses"), rows)))
     if decision.rejected:
-        rejected = [(escaped(_against(r.plan, chosen)), escaped(r.reason)) for r in decision.rejected]
+        rejected = [(escaped(plan_in_difference(r.plan, chosen)), escaped(r.reason)) for r in decision.rejected]
         content.append(_folded(f"{len(decision.rejected)} plans were rejected", table(("plan", "lost by"), rejected)))
     note = f"Planned in {format_seconds(decision.took_s)} on {decision.device}."
     return section("The plan, and why", *content, element("p", escaped(note), css="note"))
@@ -110,12 +110,12 @@ def contract(report: Report) -> Markup:
     spec, coupling = report.spec, report.coupling
     started = of_kind(report.events, "started")
     level = text(started[-1], "level") if started else ""
-    badge = element("p", element("strong", escaped(level)), escaped(f": {LEVEL_MEANINGS.get(level, '')}"), css="level")
+    badge = element("p", element("strong", escaped(level)), escaped(f": {level_meaning(level)}"), css="level")
     coupled = ""
     if coupling is not None:
         group = f" in groups of {coupling.group} samples" if coupling.group else ""
         causes = f" ({'; '.join(coupling.causes)})" if coupling.causes else ""
-        coupled = f"{coupling.kind.replace('_', ' ')}{group}{causes}. {coupling.evidence}"
+        coupled = f"{coupling.kind.replace('_', ' ')}{group}{causes}; {coupling.evidence}"
     decision = report.decision
     error = decision.chosen.forecast.gradient_error if decision else None
     rows = [
@@ -178,7 +178,7 @@ def _result(report: Report) -> Markup:
     best = best_words(live_history(report.events))
     if named is None:
         done = report.run.samples / report.run.total_samples if report.run.total_samples else 0.0
-        value, label = f"{100 * done:.0f} %", "of the training is done"
+        value, label = f"{100 * done:.{0 if done >= 0.1 else 1}f} %", "of the training is done"
     else:
         value, label = format_metric(*named), named[0].replace("/", " ")
     split = named[0].split("/")[0] if named else ""
@@ -194,7 +194,8 @@ def _effort(report: Report) -> list[tuple[str, str, str]]:
     run, wall = report.run, wall_seconds(report)
     rows = {row.quantity: row for row in forecast_rows(report)}
     expected = rows.get("total time")
-    tiles = [("time", format_seconds(wall), f"forecast {format_seconds(expected.forecast.value)}" if expected else "")]
+    forecast = f"forecast {format_seconds(expected.forecast.value)}" if expected else ""
+    tiles = [("time", format_seconds(wall), forecast)] if wall else []
     rate = rows["throughput"].measured if "throughput" in rows else None
     rate = rate or (run.samples / wall if wall else None)
     if rate:
@@ -220,13 +221,14 @@ def _segment(share: TimeShare) -> Markup:
 
 def _key(share: TimeShare) -> Markup:
     swatch = element("i", css="swatch", style=f"background:var(--{PHASE_COLOURS.get(share.phase, 'grey')})")
-    amount = f"{format_seconds(share.seconds)} · {100 * share.fraction:.1f} %"
+    percent = f"{100 * share.fraction:.1f} %" if share.fraction >= 0.001 else "< 0.1 %"
+    amount = f"{format_seconds(share.seconds)} · {percent}"
     return element("li", swatch, element("span", escaped(share.label)), element("b", escaped(amount)))
 
 
 def _forecast_cells(row: ForecastRow) -> Sequence[Markup]:
     unit = row.forecast.unit
-    verdict = {True: ("✓ inside", "good"), False: ("✗ outside", "bad"), None: ("", "")}[row.is_inside]
+    verdict = {True: ("✓ yes", "good"), False: ("✗ no", "bad"), None: ("", "")}[row.is_inside]
     return (
         escaped(row.quantity),
         escaped(format_quantity(row.forecast.value, unit)),
@@ -242,17 +244,11 @@ def _candidate_cells(candidate: Candidate, chosen: Candidate) -> Sequence[Markup
     forecast = candidate.forecast
     slower = forecast.total_s.value / chosen.forecast.total_s.value if chosen.forecast.total_s.value else 1.0
     return (
-        escaped(_against(candidate.plan, chosen.plan)),
+        escaped(plan_in_difference(candidate.plan, chosen.plan)),
         escaped(format_seconds(forecast.total_s.value)),
         escaped(format_bytes(forecast.peak_bytes.value)),
         escaped(f"{slower:.2f}× the time"),
     )
-
-
-def _against(plan: Plan, chosen: Plan) -> str:
-    """A plan by what it settles differently from the chosen one."""
-    differences = plan_differences(plan, chosen)
-    return ", ".join(f"{name} {mine.replace('_', '-')}" for name, mine, _ in differences) or "the same settings"
 
 
 def _folded(title: str, content: Markup) -> Markup:

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.records import Event, Forecast
-from stoker.reporting.history import evaluation_metrics, finite, number, numbers, planned_forecast, planned_plan, text
+from stoker.reporting.history import (
+    as_number,
+    evaluation_metrics,
+    finite,
+    number,
+    numbers,
+    planned_forecast,
+    planned_plan,
+    text,
+)
 
 _MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss"})
 """What an event may take back; other fields keep what was last said."""
@@ -24,7 +33,8 @@ _MOST_POINTS = 512
 class Snapshot:
     """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
-    `best` and `best_samples` are the metrics and the position of the best evaluation so far.
+    `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
+    best evaluation so far; `split_s` sums what this process told.
     """
 
     phase: str = "planning"
@@ -33,11 +43,10 @@ class Snapshot:
     forecast: Forecast | None = None
     explanation: tuple[str, ...] = ()
     device: str = ""
-    level: str = ""
     at: float = 0.0
     samples: float = 0.0
     total_samples: float = 0.0
-    epoch: float | None = None
+    num_train: float = 0.0
     loss: float | None = None
     learning_rate: float | None = None
     samples_per_s: float | None = None
@@ -80,22 +89,23 @@ def _planned(_: Snapshot, event: Event) -> dict[str, Any]:
     return {
         "run": text(event, "run") or None,
         "plan": plan.in_words() if plan else text(event, "plan"),
-        "device": plan.device if plan else None,
+        "device": text(event, "device") or (plan.device if plan else None),
         "forecast": forecast,
         "explanation": tuple(str(line) for line in lines) if isinstance(lines, list | tuple) else None,
     }
 
 
 def _started(before: Snapshot, event: Event) -> dict[str, Any]:
-    environment = event.fields.get("environment")
+    environment, data = event.fields.get("environment"), event.fields.get("data")
     model = environment.get("device_model") if isinstance(environment, Mapping) else None
     return {
         "phase": "training",
         "at": event.at,
         "samples": number(event, "samples"),
         "total_samples": number(event, "total_samples"),
+        "num_train": as_number(data.get("train")) if isinstance(data, Mapping) else None,
         "device": str(model) if model else before.device,
-        "level": text(event, "level") or None,
+        "run": text(event, "run") or None,
     }
 
 
@@ -110,13 +120,12 @@ def _progress(before: Snapshot, event: Event) -> dict[str, Any]:
         "at": event.at,
         "samples": number(event, "samples"),
         "total_samples": number(event, "total_samples"),
-        "epoch": finite(event, "epoch"),
         "loss": number(event, "loss"),
         "learning_rate": finite(event, "lr"),
         "samples_per_s": rate,
         "eta_s": finite(event, "eta_s"),
         "wall_s": finite(event, "wall_s"),
-        "split_s": numbers(event.fields.get("split_s")) or None,
+        "split_s": _added(before.split_s, numbers(event.fields.get("split_s"))),
         "resident_bytes": finite(event, "resident_bytes"),
         "losses": _with_one_more(before.losses, event, loss),
         "rates": _with_one_more(before.rates, event, rate),
@@ -141,7 +150,7 @@ def _warned(_: Snapshot, __: Event) -> dict[str, Any]:
 
 
 def _stopped(_: Snapshot, event: Event) -> dict[str, Any]:
-    return {"phase": "stopped", "samples": number(event, "samples"), "reason": text(event, "reason")}
+    return {"phase": "stopped", "samples": number(event, "samples") or None, "reason": text(event, "reason")}
 
 
 def _finished(_: Snapshot, event: Event) -> dict[str, Any]:
@@ -153,6 +162,10 @@ def _finished(_: Snapshot, event: Event) -> dict[str, Any]:
         "report": text(event, "report"),
         "run": text(event, "run") or None,
     }
+
+
+def _added(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    return {name: total.get(name, 0.0) + more.get(name, 0.0) for name in dict.fromkeys([*total, *more])}
 
 
 def _with_one_more(curve: Curve, event: Event, value: float | None) -> Curve:

@@ -30,14 +30,14 @@ __all__ = ["ForecastRow", "TimeShare", "forecast_rows", "live_history", "summary
 PHASES = {
     "update": "forward, backward, update",
     "data": "waiting for data",
-    "evaluate": "evaluation",
+    "evaluation": "evaluation",
     "checkpoint": "checkpoints",
     "planning": "planning",
     "other": "other",
 }
 """The phases of `split_s` and what people call them, in the order they are shown; unknown ones keep their own name."""
 
-_NOT_TRAINING = frozenset({"evaluate", "checkpoint", "planning", "other"})
+_NOT_TRAINING = frozenset({"evaluation", "checkpoint", "planning", "other"})
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class ForecastRow:
 def time_split(report: Report) -> tuple[TimeShare, ...]:
     """Where the time went, planning included; shares add up to 1. Empty if the run says nothing of time.
 
-    Evaluations and checkpoints are summed over their own events where those say more than `split_s`, which ends at the
-    last `progress`. What is left of the wall time is `other`.
+    Each `progress` tells of the time since the one before. Evaluations and checkpoints are summed over their own events
+    where those say more, since the last ones follow the last `progress`. What is left of the wall time is `other`.
     """
     events = live_history(report.events)
     seconds = _phase_seconds(events)
     evaluated, saved = _total(events, "evaluated", "took_s"), _total(events, "checkpointed", "blocked_s")
-    seconds["evaluate"] = max(seconds.get("evaluate", 0.0), evaluated)
+    seconds["evaluation"] = max(seconds.get("evaluation", 0.0), evaluated)
     seconds["checkpoint"] = max(seconds.get("checkpoint", 0.0), saved)
     unattributed = wall_seconds(report) - sum(seconds.values())
     seconds["other"] = seconds.get("other", 0.0) + max(0.0, unattributed)
@@ -108,8 +108,8 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
     """The forecast beside what was measured; empty without a plan.
 
     Measured are: the total of a finished run; update time and rate over all training (data included, evaluations and
-    checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint held training up; and the growth
-    of memory over the `resident_bytes` that `started` states.
+    checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint held training up; and the peak
+    memory that `finished` states.
     """
     if report.decision is None:
         return ()
@@ -122,7 +122,7 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
         ForecastRow("throughput", forecast.samples_per_s, samples_per_s),
         ForecastRow("one evaluation", forecast.evaluate_s, _mean_evaluation(events)),
         ForecastRow("one checkpoint", forecast.checkpoint_s, _mean(events, "checkpointed", "blocked_s")),
-        ForecastRow("peak memory", forecast.peak_bytes, _memory_growth(report)),
+        ForecastRow("peak memory", forecast.peak_bytes, _peak_memory(report)),
     )
 
 
@@ -182,26 +182,31 @@ def _compared(row: ForecastRow) -> str:
 
 
 def _phase_seconds(events: Sequence[Event]) -> dict[str, float]:
-    """Seconds by phase at the last live `progress`; a counter that went down began anew in another process."""
+    """Seconds by phase, summed over the stretches that `progress` events tell of."""
     total: dict[str, float] = {}
-    before: dict[str, float] = {}
     for event in of_kind(events, "progress"):
-        now = numbers(event.fields.get("split_s"))
-        for phase, value in now.items():
-            earlier = before.get(phase, 0.0)
-            total[phase] = total.get(phase, 0.0) + (value - earlier if value >= earlier else value)
-        before = now
+        for phase, seconds in numbers(event.fields.get("split_s")).items():
+            total[phase] = total.get(phase, 0.0) + seconds
     return total
 
 
 def _training_speed(events: Sequence[Event]) -> tuple[float | None, float | None]:
-    """Seconds per update and samples per second while training, from the phases that are training."""
-    progress = of_kind(events, "progress")
-    training_s = sum(s for phase, s in _phase_seconds(events).items() if phase not in _NOT_TRAINING)
-    if not progress or training_s <= 0:
+    """Seconds per update and samples per second while training, data included.
+
+    Each `progress` tells a rate and how long it held; an update has the run's mean number of samples.
+    """
+    samples = busy_s = 0.0
+    for event in of_kind(events, "progress"):
+        split = numbers(event.fields.get("split_s"))
+        held_s = sum(seconds for phase, seconds in split.items() if phase not in _NOT_TRAINING)
+        samples += (finite(event, "samples_per_s") or 0.0) * held_s
+        busy_s += held_s
+    if not samples or not busy_s:
         return None, None
-    updates, samples = finite(progress[-1], "updates"), finite(progress[-1], "samples")
-    return training_s / updates if updates else None, samples / training_s if samples else None
+    started = of_kind(events, "started")
+    total, updates = (finite(started[-1], f"total_{what}") if started else None for what in ("samples", "updates"))
+    rate = samples / busy_s
+    return total / updates / rate if total and updates else None, rate
 
 
 def _mean_evaluation(events: Sequence[Event]) -> float | None:
@@ -210,17 +215,15 @@ def _mean_evaluation(events: Sequence[Event]) -> float | None:
     return _mean(held_out or evaluations, "evaluated", "took_s")
 
 
-def _memory_growth(report: Report) -> float | None:
-    """Peak memory in the forecast's sense [bytes]: growth since each process's start on a CPU, the peak on a GPU."""
-    baseline = 0.0 if report.device is not None and report.device.kind == "cuda" else None
-    peaks: list[float] = []
-    for event in report.events:
-        resident = finite(event, "resident_bytes")
-        if resident is not None and event.kind == "started" and baseline != 0.0:
-            baseline = resident
-        elif resident is not None and baseline is not None:
-            peaks.append(max(0.0, resident - baseline))
-    return max(peaks, default=None)
+def _peak_memory(report: Report) -> float | None:
+    """Peak memory in the forecast's sense [bytes], as `finished` states it or, on a GPU, the greatest seen."""
+    finished = of_kind(report.events, "finished")
+    if finished and (peak := finite(finished[-1], "peak_bytes")) is not None:
+        return peak
+    if report.device is None or report.device.kind != "cuda":
+        return None
+    seen = [finite(event, "resident_bytes") for event in of_kind(report.events, "progress")]
+    return max((value for value in seen if value is not None), default=None)
 
 
 def _mean(events: Sequence[Event], kind: str, field: str) -> float | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from stoker.records import Event
+from stoker.records.codec import JSON
 from stoker.reporting.history import (
     evaluation_metrics,
     finite,
@@ -42,10 +43,18 @@ def _started(event: Event) -> str:
         line += f" in {updates:,.0f} updates"
     if done:
         line += f", {format_samples(done)} of them done"
-    data, level = text(event, "data"), text(event, "level")
-    if data:
-        line += f"; {data} data" + (f": {DATA_GUARANTEES[data]}" if data in DATA_GUARANTEES else "")
-    return f"{line}; level: {level}" if level else line
+    if data := _data_words(event.fields.get("data")):
+        line += f"; {data}"
+    return f"{line}; {level}" if (level := text(event, "level")) else line
+
+
+def _data_words(data: JSON) -> str:
+    """The data's name, class and guarantee, from the class alone or an object with more."""
+    known = data if isinstance(data, Mapping) else {"class": data} if data else {}
+    name, data_class = known.get("name"), known.get("class", "")
+    guarantee = known.get("guarantee") or DATA_GUARANTEES.get(str(data_class), "")
+    words = f"{name} ({data_class} data)" if name else f"{data_class} data" if data_class else ""
+    return f"{words}: {guarantee}" if words and guarantee else words
 
 
 def _resumed(event: Event) -> str:
@@ -88,7 +97,9 @@ def _warned(event: Event) -> str:
 
 
 def _stopped(event: Event) -> str:
-    return f"stopped at {format_samples(number(event, 'samples') or 0)} samples: {text(event, 'reason', 'unknown')}"
+    samples = number(event, "samples")
+    where = f" at {format_samples(samples)} samples" if samples else ""
+    return f"stopped{where}: {text(event, 'reason', 'unknown')}"
 
 
 def _finished(event: Event) -> str:

@@ -24,6 +24,16 @@ LEVEL_MEANINGS = {
 }
 """What each level of the exactness contract promises."""
 
+
+def level_meaning(level: str) -> str:
+    """What a level promises, by the words it begins with; empty for an unknown one.
+
+    >>> level_meaning("bit-equal on resume")
+    'a run resumed under its own plan is equal, bit for bit, to one never stopped'
+    """
+    return next((meaning for name, meaning in LEVEL_MEANINGS.items() if level.startswith(name)), "")
+
+
 _FRACTIONS = ("accuracy", "precision", "recall", "f1", "auc", "iou", "error_rate")
 
 
@@ -82,8 +92,12 @@ def format_quantity(value: float, unit: str) -> str:
 
 
 def format_interval(estimate: Estimate) -> str:
-    """The interval of an estimate: `3 min 20 s to 4 min 30 s`."""
-    return f"{format_quantity(estimate.low, estimate.unit)} to {format_quantity(estimate.high, estimate.unit)}"
+    """The interval of an estimate: `3 min 20 s to 4 min 30 s`, `324 to 366 ms`."""
+    low, high = format_quantity(estimate.low, estimate.unit), format_quantity(estimate.high, estimate.unit)
+    number, _, unit = low.partition(" ")
+    if " " not in unit and high.partition(" ")[2] == unit:
+        low = number
+    return f"{low} to {high}"
 
 
 def format_samples(samples: float) -> str:
@@ -96,3 +110,13 @@ def plan_differences(plan: Plan, other: Plan) -> tuple[tuple[str, str, str], ...
     names = [field.name for field in dataclasses.fields(Plan)]
     pairs = [(name, str(getattr(plan, name)), str(getattr(other, name))) for name in names]
     return tuple((name.replace("_", " "), mine, theirs) for name, mine, theirs in pairs if mine != theirs)
+
+
+def plan_in_difference(plan: Plan, chosen: Plan) -> str:
+    """A plan by what it settles differently from the chosen one: `fp32, micro-batch 64`."""
+    differences = [(name, mine) for name, mine, _ in plan_differences(plan, chosen)]
+    speaking = {"precision": "{}", "memory format": "{}", "device": "on {}", "loader": "{} loader",
+                "optimizer implementation": "{} optimiser", "micro batch": "micro-batch {}", "num workers": "{} workers",
+                "threads": "{} threads"}  # fmt: skip
+    words = [speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-")) for name, mine in differences]
+    return ", ".join(words) or "the same settings"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +18,14 @@ from stoker.loading import Content, Fields, map_tensors
 IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
 
-Measure = Callable[[torch.Tensor, torch.Tensor], "Loss | torch.Tensor"]
+
+@dataclass(frozen=True)
+class _Measure:
+    """A loss or metric: what it is called, and whether its function takes the model or the output."""
+
+    name: str
+    function: Callable[..., Any]
+    takes_model: bool
 
 
 class Objective:
@@ -29,8 +38,9 @@ class Objective:
     def __init__(self, job: Job) -> None:
         self.fields = Fields(job.inputs, job.target)
         self.label_smoothing = job.label_smoothing
-        self._loss = self._function(job.loss, LOSSES)
-        self._metrics = {measure_name(metric): self._function(metric, METRICS) for metric in job.metrics}
+        self._loss = self._measure("loss", job.loss, LOSSES)
+        self._all = (self._loss, *(self._measure(measure_name(m), m, METRICS) for m in job.metrics))
+        self._needs_output = not all(measure.takes_model for measure in self._all)
 
     def loss(self, model: Callable[..., Any], content: Content, size: int) -> Loss:
         """The loss of one micro-batch of `size` samples.
@@ -38,32 +48,30 @@ class Objective:
         Raises:
             BadJob: the function returned something else than a loss, or targets do not fit the output.
         """
-        if _takes_model(self._loss):
-            return self._as_sum(self._loss(model, content), size, "loss")
-        return self._of_output(self._loss, self.fields.call(model, content), content, size, "loss")
+        output = None if self._loss.takes_model else self.fields.call(model, content)
+        return self._value(self._loss, model, output, content, size)
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss and every metric of one batch of `size` samples, with one pass through the model where possible."""
-        functions = {"loss": self._loss, **self._metrics}
-        if all(_takes_model(function) for function in functions.values()):
-            return {name: self._as_sum(f(model, content), size, name) for name, f in functions.items()}
-        output = self.fields.call(model, content)
-        return {
-            name: self._as_sum(f(model, content), size, name)
-            if _takes_model(f)
-            else self._of_output(f, output, content, size, name)
-            for name, f in functions.items()
-        }
+        output = self.fields.call(model, content) if self._needs_output else None
+        return {one.name: self._value(one, model, output, content, size) for one in self._all}
 
-    def _function(self, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    def _measure(
+        self, name: str, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]
+    ) -> _Measure:
         if not isinstance(given, str):
-            return given
+            return _Measure(name, given, takes_model(given))
         function = named[given]
         if given.endswith("cross_entropy") and self.label_smoothing:
-            return lambda output, target: function(output, target, label_smoothing=self.label_smoothing)
-        return function
+            function = functools.partial(function, label_smoothing=self.label_smoothing)
+        return _Measure(name, function, takes_model=False)
 
-    def _of_output(self, function: Measure, output: Any, content: Content, size: int, name: str) -> Loss:
+    def _value(self, measure: _Measure, model: Callable[..., Any], output: Any, content: Content, size: int) -> Loss:
+        if measure.takes_model:
+            return self._as_sum(measure.function(model, content), size, measure.name)
+        return self._of_output(measure.function, output, content, size, measure.name)
+
+    def _of_output(self, function: Callable[..., Any], output: Any, content: Content, size: int, name: str) -> Loss:
         target = self.fields.target_of(content)
         if target is None:
             raise BadJob(f"{name} needs a target, but samples have none",
@@ -98,7 +106,7 @@ def is_scalar(job: Job, model: Callable[..., Any], content: Content, size: int) 
     if isinstance(job.loss, str):
         return False
     fields = Fields(job.inputs, job.target)
-    if _takes_model(job.loss):
+    if takes_model(job.loss):
         value = job.loss(model, content)
     else:
         output = map_tensors(fields.call(model, content), _in_full_precision)
@@ -106,7 +114,8 @@ def is_scalar(job: Job, model: Callable[..., Any], content: Content, size: int) 
     return isinstance(value, torch.Tensor) and value.dim() == 0 and size > 1
 
 
-def _takes_model(function: Callable[..., Any]) -> bool:
+def takes_model(function: Callable[..., Any]) -> bool:
+    """Whether a loss or metric is of the form (model, batch), told by its first parameter's name."""
     try:
         parameters = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # built in: no signature to read

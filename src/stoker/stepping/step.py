@@ -100,21 +100,28 @@ class Step:
 
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
-        micro_batch = self.plan.micro_batch
-        is_whole = batch.size <= micro_batch
-        losses: list[Loss] = []
-        for start in range(0, batch.size, micro_batch):
-            stop = min(start + micro_batch, batch.size)
-            loss = self.loss_of(batch.cut(start, stop), stop - start, update, start)
-            (loss.sum / loss.count if is_whole else loss.sum).backward()
-            losses.append(Loss(loss.sum.detach(), loss.count))
-        total, count = sum(loss.sum for loss in losses), sum(loss.count for loss in losses)
-        if not is_whole:
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            torch._foreach_div_(gradients, count)  # noqa: SLF001: the public way is one call a tensor
+        if batch.size <= self.plan.micro_batch:
+            whole = self.loss_of(batch.cut(0, batch.size), batch.size, update, 0)
+            mean = whole.sum / whole.count
+            mean.backward()
+        else:
+            mean = self._accumulated(batch, update)
         if self.job.penalty is not None:
             self.job.penalty(self.model).backward()
-        return torch.as_tensor(total / count)
+        return mean.detach()
+
+    def _accumulated(self, batch: Batch, update: int) -> torch.Tensor:
+        """The mean loss over micro-batches, its gradient left in the parameters, divided once by the whole count."""
+        losses: list[Loss] = []
+        for start in range(0, batch.size, self.plan.micro_batch):
+            stop = min(start + self.plan.micro_batch, batch.size)
+            part = self.loss_of(batch.cut(start, stop), stop - start, update, start)
+            part.sum.backward()
+            losses.append(Loss(part.sum.detach(), part.count))
+        count = sum(loss.count for loss in losses)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        torch._foreach_div_(gradients, count)  # noqa: SLF001 - the public way is one call a tensor
+        return torch.as_tensor(sum(loss.sum for loss in losses) / count)
 
     def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
         """The loss of one micro-batch that starts at sample `first` of its batch; random draws are keyed by both."""

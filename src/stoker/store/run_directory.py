@@ -123,8 +123,6 @@ class RunDirectory:
                 for name, record in records.items():
                     if record is not None:
                         directory._write(name, record, error=BadRun)
-                with disk_errors(path, f"the run {directory.name}", error=BadRun):
-                    disk().sync_directory(path.resolve().parent)
             except BaseException:
                 with suppress(StokerError):  # the first error is the one to tell; what stays is vacant
                     directory._remove_all_but_the_lock()

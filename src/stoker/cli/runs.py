@@ -1,0 +1,153 @@
+"""Runs side by side: the list of them, and what two of them differ in; in the terminal and as one JSON document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.records import JobSpec, Report, Run, to_json
+from stoker.records.codec import JSON
+from stoker.reporting.summary import wall_seconds
+from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
+from stoker.units import format_seconds
+
+_STATUS_STYLES = {"finished": "green", "unfinished": "yellow", "failed": "red"}
+
+
+def render_runs(runs: Sequence[tuple[Path, Run, JobSpec]], console: Console) -> None:
+    """Print runs as a table, one a line, in the order given."""
+    if not runs:
+        console.print(Text("no runs here yet; `stoker train JOB.py` makes one", style="dim"))
+        return
+    table = _table("run", "status", "result", "samples", "time", "when")
+    for path, run, _ in runs:
+        table.add_row(
+            _name(path, run),
+            Text(run.status, style=_STATUS_STYLES[run.status]),
+            _result(run),
+            _headway(run),
+            Text(format_seconds(run.wall_s) if run.wall_s else "", no_wrap=True),
+            Text(_local_time(run.created_at), style="dim", no_wrap=True),
+        )
+    console.print(table)
+
+
+def runs_document(runs: Sequence[tuple[Path, Run, JobSpec]]) -> dict[str, JSON]:
+    """The list for `--json`: each run's record with its path and its job's digest."""
+    return {
+        "runs": [{"path": str(path), "job": spec.name, "spec_digest": spec.digest(), "run": to_json(run)}
+                 for path, run, spec in runs]
+    }  # fmt: skip
+
+
+def render_diff(a: Report, b: Report, console: Console) -> None:
+    """Print what two runs differ in: their jobs, their plans, and what came of them."""
+    table = _table("", a.run.name, b.run.name, "change")
+    _add_part(table, "job", [(*row, "") for row in _spec_differences(a, b)], if_empty="the same")
+    both_planned = a.decision is not None and b.decision is not None
+    plans = [(*row, "") for row in _plan_differences(a, b)]
+    _add_part(table, "plan", plans, if_empty="the same" if both_planned else "not recorded for both")
+    _add_part(table, "what came of it", _outcomes(a, b), if_empty="")
+    console.print(table)
+
+
+def diff_document(a: Report, b: Report) -> dict[str, JSON]:
+    """The comparison for `--json`; `job` and `plan` hold [name, in a, in b], `metrics` name to [a, b] (null: absent)."""
+    names = dict.fromkeys([*a.run.metrics, *b.run.metrics])
+    return {
+        "a": to_json(a.run),
+        "b": to_json(b.run),
+        "job": [list(row) for row in _spec_differences(a, b)],
+        "plan": [list(row) for row in _plan_differences(a, b)],
+        "metrics": {name: [to_json(a.run.metrics.get(name)), to_json(b.run.metrics.get(name))] for name in names},
+    }
+
+
+def _name(path: Path, run: Run) -> Text:
+    """The run's name, and where it is if its directory is called something else."""
+    name = Text(run.name, style="bold", overflow="fold")
+    return name if path.name == run.name else name.append(f"\n{path}", style="not bold dim")
+
+
+def _result(run: Run) -> Text:
+    """The metric a run is known by, or its failure's first line."""
+    if run.status == "failed" and run.failure:
+        return Text(run.failure.splitlines()[0], style="red", overflow="ellipsis", no_wrap=True)
+    named = headline_metric(run.metrics)
+    return Text(f"{named[0]} {format_metric(*named)}" if named else "", style="bold", no_wrap=True)
+
+
+def _headway(run: Run) -> Text:
+    if run.samples >= run.total_samples:
+        return Text(format_samples(run.samples), no_wrap=True)
+    percent = f" ({100 * run.samples / run.total_samples:.0f} %)"
+    return Text(f"{format_samples(run.samples)}{percent}", style="yellow", no_wrap=True)
+
+
+def _spec_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
+    """(setting, in a, in b), from the lines of `JobSpec.differences`."""
+    rows = []
+    for line in a.spec.differences(b.spec):
+        name, _, rest = line.partition(": ")
+        mine, _, theirs = rest.partition(" here, ")
+        rows.append((name, mine, theirs.removesuffix(" there")))
+    return rows
+
+
+def _plan_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
+    if a.decision is None or b.decision is None:
+        return []
+    return list(plan_differences(a.decision.chosen.plan, b.decision.chosen.plan))
+
+
+def _outcomes(a: Report, b: Report) -> list[tuple[str, str, str, str]]:
+    """(what, in a, in b, change): status, metrics, samples and time."""
+    rows = [("status", a.run.status, b.run.status, "")]
+    for name in dict.fromkeys([*a.run.metrics, *b.run.metrics]):
+        mine, theirs = a.run.metrics.get(name), b.run.metrics.get(name)
+        shown = [format_metric(name, value) if value is not None else "" for value in (mine, theirs)]
+        rows.append((name, shown[0], shown[1], _change(name, mine, theirs)))
+    rows.append(("samples", format_samples(a.run.samples), format_samples(b.run.samples), ""))
+    wall_a, wall_b = wall_seconds(a), wall_seconds(b)
+    ratio = f"{wall_b / wall_a:.2f}×" if wall_a and wall_b else ""
+    rows.append(("time", format_seconds(wall_a), format_seconds(wall_b), ratio))
+    return rows
+
+
+def _change(name: str, mine: float | None, theirs: float | None) -> str:
+    """The signed change from a to b; of fractions in percentage points."""
+    if mine is None or theirs is None or not math.isfinite(theirs - mine):
+        return ""
+    if mine == theirs:
+        return "none"
+    is_percent = format_metric(name, mine).endswith("%")
+    return f"{100 * (theirs - mine):+.2f} points" if is_percent else f"{theirs - mine:+.4g}"
+
+
+def _add_part(table: Table, title: str, rows: Sequence[tuple[str, str, str, str]], *, if_empty: str) -> None:
+    """A titled group of rows; a group without rows says so."""
+    table.add_row()
+    table.add_row(Text(title, style="bold"), Text("" if rows else if_empty, style="dim"))
+    for row in rows:
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    for title in titles:
+        table.add_column(Text(title, overflow="fold"))
+    return table
+
+
+def _local_time(created_at: str) -> str:
+    """An ISO time as local date and minute; as it is if it is no time."""
+    try:
+        return datetime.fromisoformat(created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:
+        return created_at

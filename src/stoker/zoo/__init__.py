@@ -1,0 +1,7 @@
+"""Small reference models: the ones that examples, tests and benchmarks train."""
+
+from stoker.zoo.gpt import GPT
+from stoker.zoo.mlp import MLP
+from stoker.zoo.resnet9 import ResNet9
+
+__all__ = ["GPT", "MLP", "ResNet9"]
