@@ -9,7 +9,7 @@ The images are Fashion-MNIST (70,000 of 28x28) where it can be had, else the han
 import stoker
 
 
-def job(width: int = 16, lr: float = 0.4, epochs: float = 6, batch: int = 512, seed: int = 0) -> stoker.Job:
+def job(width: int = 16, lr: float = 0.2, epochs: float = 6, batch: int = 256, seed: int = 0) -> stoker.Job:
     """A ResNet-9 trained with SGD under a one-cycle schedule."""
     train, test = stoker.data.images()
     is_small = train.fields[0].shape[-1] < 16
@@ -27,6 +27,7 @@ def job(width: int = 16, lr: float = 0.4, epochs: float = 6, batch: int = 512, s
         label_smoothing=0.1,
         batch=64 if is_small else batch,
         until=stoker.epochs(30 if is_small else epochs),
-        augment=[stoker.transforms.RandomShift(1 if is_small else 2)] + ([] if is_small else [stoker.transforms.RandomFlip()]),
+        augment=[stoker.transforms.RandomShift(1 if is_small else 2)]
+        + ([] if is_small else [stoker.transforms.RandomFlip()]),
         seed=seed,
     )

@@ -61,11 +61,12 @@ def test_links_are_left_out(tmp_path):
     assert [file.path for file in Corpus(tmp_path).files] == ["a.py"]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="to the superuser every file is readable")
 def test_unreadable_files_are_left_out(tmp_path):
     """What may not be read is no part of the text."""
     library(tmp_path, a="aa", b="bb")
     (tmp_path / "a.py").chmod(0)
+    if os.access(tmp_path / "a.py", os.R_OK):
+        pytest.skip("to the superuser every file is readable")
     assert [file.path for file in Corpus(tmp_path).files] == ["b.py"]
 
 

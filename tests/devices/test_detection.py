@@ -18,7 +18,8 @@ GPU = Device(
 
 def test_gpus_come_first_where_pytorch_can_use_them():
     """`here` is the best device a job can run on."""
-    assert rank(CPU, [GPU], TorchBuild("2.13.0+cu130", "13.0")).devices == (GPU, CPU)
+    survey = rank(CPU, [GPU], TorchBuild("2.13.0+cu130", "13.0"))
+    assert survey.devices == survey.usable == (GPU, CPU)
     assert rank(CPU, [], TorchBuild("2.13.0+cpu", None)).devices == (CPU,)
 
 
@@ -26,6 +27,7 @@ def test_gpus_pytorch_cannot_use_come_last_and_are_named():
     """With a CPU build a GPU is shown, never chosen, and the remedy is told."""
     survey = rank(CPU, [GPU, GPU], TorchBuild("2.13.0+cpu", None))
     assert survey.devices == (CPU, GPU, GPU)
+    assert survey.usable == (CPU,)
     assert len(survey.problems) == 1
     assert "2 GPUs (NVIDIA L4)" in survey.problems[0]
     assert "2.13.0+cpu" in survey.problems[0]

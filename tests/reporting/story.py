@@ -34,6 +34,9 @@ UPDATES_PER_EPOCH = math.ceil(NUM_TRAIN / BATCH)
 RATE = 1480.0
 BASELINE_BYTES = 310 * 2**20
 
+DATA = {"class": "indexed", "guarantee": "order computed from (seed, epoch, position)", "name": "fashion-mnist",
+        "train": NUM_TRAIN, "valid": 6000, "test": 10_000}  # fmt: skip
+
 PLAN = Plan(
     device="cpu",
     micro_batch=512,
@@ -164,7 +167,7 @@ def one_cycle(progress: float) -> float:
 
 @dataclasses.dataclass
 class Teller:
-    """Tells events of a run with a clock of its own; counters in `split_s` and `wall_s` are over the whole run."""
+    """Tells events of a run with a clock of its own: `wall_s` over the whole run, `split_s` since the last progress."""
 
     seed: int = 0
     at: float = START_S
@@ -174,11 +177,12 @@ class Teller:
 
     def __post_init__(self) -> None:
         self.noise = random.Random(self.seed)
-        self.split = {"update": 0.0, "data": 0.0, "evaluate": 0.0, "checkpoint": 0.0}
+        self.split = dict.fromkeys(("data", "update", "evaluation", "checkpoint"), 0.0)
+        self.wall_s = 0.8
 
-    @property
-    def wall_s(self) -> float:
-        return sum(self.split.values()) * 1.004 + 0.8
+    def spend(self, phase: str, seconds: float) -> None:
+        self.split[phase] += seconds
+        self.wall_s += seconds * 1.004
 
     def tell(self, kind: str, after_s: float = 0.0, **fields: JSON) -> None:
         self.at += after_s
@@ -186,14 +190,13 @@ class Teller:
 
     def begin(self) -> None:
         chosen = decision().chosen
-        self.tell("planned", 6.4, run=NAME, plan=to_json(chosen.plan), took_s=6.4,
+        self.tell("planned", 6.4, run=NAME, plan=to_json(chosen.plan), took_s=6.4, device=DEVICE.model,
                   forecast=to_json(chosen.forecast), explanation=list(decision().explanation))  # fmt: skip
         self.start()
 
     def start(self) -> None:
-        self.tell("started", 0.5, samples=self.samples, total_samples=TOTAL_SAMPLES, data="indexed", level="same law",
-                  total_updates=UPDATES_PER_EPOCH * EPOCHS, environment=to_json(ENVIRONMENT),
-                  resident_bytes=BASELINE_BYTES)  # fmt: skip
+        self.tell("started", 0.5, samples=self.samples, total_samples=TOTAL_SAMPLES, data=DATA, level="same law",
+                  total_updates=UPDATES_PER_EPOCH * EPOCHS, environment=to_json(ENVIRONMENT), run=NAME)  # fmt: skip
 
     def train(self, until: int, *, every: int = 3 * BATCH) -> None:
         """Progress once every `every` samples, evaluations at epochs' ends, a checkpoint every 45,000 samples."""
@@ -202,30 +205,31 @@ class Teller:
             epoch_end = (before // NUM_TRAIN + 1) * NUM_TRAIN
             self.samples = min(before + every, epoch_end, until)
             took = (self.samples - before) / (self.rate * (1 + self.noise.gauss(0, 0.02)))
-            self.split["update"] += took * 0.975
-            self.split["data"] += took * 0.025
-            self.progress(took)
+            self.spend("update", took * 0.975)
+            self.spend("data", took * 0.025)
+            self.progress(self.samples - before, took)
             if before // 45_000 != self.samples // 45_000:
                 self.checkpoint()
             if self.samples == epoch_end:
                 self.evaluate("valid")
 
-    def progress(self, took: float) -> None:
+    def progress(self, num_samples: int, took: float) -> None:
         share = self.samples / TOTAL_SAMPLES
-        self.tell("progress", took, samples=self.samples, total_samples=TOTAL_SAMPLES, epoch=self.samples / NUM_TRAIN,
+        split, self.split = self.split, dict.fromkeys(self.split, 0.0)
+        self.tell("progress", took, samples=self.samples, total_samples=TOTAL_SAMPLES, epoch=self.samples // NUM_TRAIN,
                   updates=self.samples // BATCH, loss=loss_at(self.samples, self.noise), lr=one_cycle(share),
-                  samples_per_s=self.rate * (1 + self.noise.gauss(0, 0.02)), wall_s=self.wall_s,
-                  eta_s=(TOTAL_SAMPLES - self.samples) / self.rate * 1.06, split_s=dict(self.split),
+                  samples_per_s=num_samples / took, wall_s=self.wall_s,
+                  eta_s=(TOTAL_SAMPLES - self.samples) / self.rate * 1.06, split_s=split,
                   resident_bytes=int(BASELINE_BYTES + 2**20 * 880 * (1 - math.exp(-self.samples / 6000))))  # fmt: skip
 
     def checkpoint(self) -> None:
-        self.split["checkpoint"] += 0.011
+        self.spend("checkpoint", 0.011)
         self.tell("checkpointed", 0.011, samples=self.samples, bytes=26_400_000, blocked_s=0.011, write_s=0.19,
                   path=f"checkpoints/{self.samples:012d}")  # fmt: skip
 
     def evaluate(self, split: str) -> None:
         took = 1.8 if split == "valid" else 3.1
-        self.split["evaluate"] += took
+        self.spend("evaluation", took)
         metrics = {"accuracy": accuracy_at(self.samples), "loss": 0.21 + 0.5 * math.exp(-self.samples / 60_000)}
         metrics = metrics if split == "valid" else {"accuracy": 0.92614, "loss": 0.2291}
         self.tell("evaluated", took, split=split, samples=self.samples, metrics=metrics, took_s=took,
@@ -235,7 +239,8 @@ class Teller:
         self.evaluate("test")
         metrics = {"valid/accuracy": 0.9326, "valid/loss": 0.2156, "test/accuracy": 0.92614, "test/loss": 0.2291}
         self.tell("finished", 0.4, run=NAME, metrics=metrics, samples=self.samples, wall_s=self.wall_s,
-                  updates=UPDATES_PER_EPOCH * EPOCHS, report=f"runs/{NAME}/report.html")  # fmt: skip
+                  updates=UPDATES_PER_EPOCH * EPOCHS, peak_bytes=880 * 2**20,
+                  report=f"runs/{NAME}/report.html")  # fmt: skip
 
 
 def whole_run() -> list[Event]:
@@ -255,7 +260,7 @@ def killed_and_resumed() -> list[Event]:
     saved = [event for event in first.events if event.kind == "checkpointed"][-1]
     kept = [e for e in first.events if e.kind == "progress" and e.fields["samples"] <= saved.fields["samples"]][-1]
     second = Teller(seed=7, at=first.at + 3600, samples=saved.fields["samples"], rate=RATE * 0.93)
-    second.split = dict(kept.fields["split_s"])
+    second.wall_s = kept.fields["wall_s"]
     second.start()
     second.tell("resumed", 0.1, samples=second.samples, updates=second.samples // BATCH, checkpoint="000000135168")
     second.tell("warned", 2.0, message="another process is using 40 % of the CPU; throughput is 7 % below the forecast")

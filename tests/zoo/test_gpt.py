@@ -92,7 +92,7 @@ def test_the_first_loss_is_that_of_guessing():
     """Untrained, cross-entropy is ln(V) to within a few per cent."""
     logits = small()(some_tokens())
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), some_tokens().flatten())
-    assert float(loss) == pytest.approx(math.log(V), rel=0.05)
+    assert loss.item() == pytest.approx(math.log(V), rel=0.05)
 
 
 def test_dropout_acts_in_training_only():

@@ -17,6 +17,7 @@ from stoker.errors import BadJob, StokerError
 from stoker.records import to_json
 
 if TYPE_CHECKING:
+    from stoker.data.fashion import FashionMnist
     from stoker.jobs import Entry, Job
 
 _INTERRUPTED = 130
@@ -32,7 +33,9 @@ app = typer.Typer(
 runs_app = typer.Typer(help="List runs, or compare two.", add_completion=False)
 app.add_typer(runs_app, name="runs")
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="A Python file with a function `job`.", show_default=False)]
+JobFile = Annotated[
+    Path, typer.Argument(metavar="JOB", help="A Python file with a function `job`.", show_default=False)
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of `job`; may be repeated.")
 ]
@@ -57,7 +60,7 @@ def doctor(
         load = watch_cpu()
         with _waiting("measuring what the devices reach", quiet=as_json):
             devices, ceilings = flow.doctor(fresh=fresh)
-        around = look_around(data=data.whereabouts(), load=load)
+        around = look_around(data={"Fashion-MNIST": _whereabouts(data.fashion_mnist()[0])}, load=load)
         if as_json:
             _print_document(doctor_document(devices, ceilings, around))
         else:
@@ -154,7 +157,7 @@ def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = Fals
         from stoker.reporting import summary_lines
 
         path = flow.report(run)
-        record = flow.read_report(flow.load(run).directory)
+        record = flow.load(run).directory.read_report()
         if as_json:
             _print_document({"report": str(path), "run": to_json(record.run)})
             return
@@ -190,16 +193,20 @@ def runs_diff(
         from stoker.cli.runs import diff_document, render_diff
         from stoker.store import find_run, runs_root
 
-        sides = [_side(find_run(runs_root(), word)) for word in (first, second)]
+        a, b = (find_run(runs_root(), word).read_report() for word in (first, second))
         if as_json:
-            _print_document(diff_document(*sides))
+            _print_document(diff_document(a, b))
         else:
-            render_diff(*sides, Console())
+            render_diff(a, b, Console())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     app(args=None if arguments is None else list(arguments))
+
+
+def _whereabouts(source: FashionMnist) -> str:
+    return "found" if source.is_here() else "not here: downloaded when asked for, else the digits in the package"
 
 
 def _load(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:

@@ -1,4 +1,4 @@
-"""What the planner decided, as a table in the terminal and as one JSON document."""
+"""What the planner decided, as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Candidate, Decision, to_json
-from stoker.records.codec import JSON
+from stoker.records import Candidate, Decision
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval, plan_in_difference
 from stoker.units import format_bytes, format_seconds
@@ -26,12 +25,6 @@ def render_decision(decision: Decision, console: Console, *, explain: bool) -> N
         console.print(_rejections(decision))
     elif decision.rejected:
         console.print(Text(f"{len(decision.rejected)} plans were rejected; --explain says what each lost by", "dim"))
-
-
-def decision_document(decision: Decision) -> dict[str, JSON]:
-    """The whole decision for `--json`."""
-    document: dict[str, JSON] = to_json(decision)
-    return document
 
 
 def _candidates(decision: Decision) -> Table:

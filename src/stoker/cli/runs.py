@@ -58,7 +58,7 @@ def render_diff(a: Report, b: Report, console: Console) -> None:
 
 
 def diff_document(a: Report, b: Report) -> dict[str, JSON]:
-    """The comparison for `--json`; `job` and `plan` hold [name, in a, in b], `metrics` name to [a, b] (null: absent)."""
+    """The comparison for `--json`: `job` and `plan` hold [name, in a, in b], `metrics` [in a, in b] or null by name."""
     names = dict.fromkeys([*a.run.metrics, *b.run.metrics])
     return {
         "a": to_json(a.run),
@@ -108,7 +108,7 @@ def _plan_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
 
 def _outcomes(a: Report, b: Report) -> list[tuple[str, str, str, str]]:
     """(what, in a, in b, change): status, metrics, samples and time."""
-    rows = [("status", a.run.status, b.run.status, "")]
+    rows: list[tuple[str, str, str, str]] = [("status", a.run.status, b.run.status, "")]
     for name in dict.fromkeys([*a.run.metrics, *b.run.metrics]):
         mine, theirs = a.run.metrics.get(name), b.run.metrics.get(name)
         shown = [format_metric(name, value) if value is not None else "" for value in (mine, theirs)]

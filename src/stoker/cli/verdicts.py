@@ -1,4 +1,4 @@
-"""What `stoker verify` found, on one page in the terminal and as one JSON document."""
+"""What `stoker verify` found, on one page in the terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Verdict, to_json
-from stoker.records.codec import JSON
-from stoker.reporting.wording import LEVEL_MEANINGS
+from stoker.records import Verdict
+from stoker.reporting.wording import LEVEL_MEANINGS, level_meaning
 
 
-def render_verdicts(name: str, verdicts: Sequence[Verdict], level: str, console: Console) -> None:
-    """Print each question with a check mark or a cross, its answer and its evidence; the level comes last."""
+def render_verdicts(name: str, verdicts: Sequence[Verdict], level: str | None = None, *, console: Console) -> None:
+    """Print each question with a check mark or a cross, its answer and its evidence; the level comes last.
+
+    Without a `level`, the last line names the levels that the verdicts show to hold.
+    """
     console.print(Text.assemble((name, "bold"), "  what holds for this job"))
     console.print()
     console.print(_questions(verdicts))
@@ -22,19 +24,18 @@ def render_verdicts(name: str, verdicts: Sequence[Verdict], level: str, console:
     failed = sum(not verdict.passed for verdict in verdicts)
     if failed:
         console.print(Text(f"{failed} of {len(verdicts)} did not hold", style="bold red"))
-    meaning = LEVEL_MEANINGS.get(level)
-    console.print(Text.assemble("level: ", (level, "bold green" if not failed else "bold yellow"),
-                                f", {meaning}" if meaning else ""))  # fmt: skip
+    style = "bold yellow" if failed else "bold green"
+    if level is None:
+        shown = [name for name in LEVEL_MEANINGS if name != "none" and _is_shown(name, verdicts)]
+        console.print(Text.assemble("holds: ", (", ".join(shown) or "nothing", style)))
+    else:
+        meaning = level_meaning(level)
+        console.print(Text.assemble("level: ", (level, style), f": {meaning}" if meaning else ""))
 
 
-def verdicts_document(name: str, verdicts: Sequence[Verdict], level: str) -> dict[str, JSON]:
-    """The page for `--json`: the job, the level, whether everything held, and each verdict."""
-    return {
-        "job": name,
-        "level": level,
-        "passed": all(verdict.passed for verdict in verdicts),
-        "verdicts": [to_json(verdict) for verdict in verdicts],
-    }
+def _is_shown(level: str, verdicts: Sequence[Verdict]) -> bool:
+    """Whether some verdict shows the level to hold."""
+    return any(verdict.passed and verdict.level == level for verdict in verdicts)
 
 
 def _questions(verdicts: Sequence[Verdict]) -> Table:

@@ -145,7 +145,8 @@ def standardised(values: torch.Tensor, *, mean: float, std: float) -> torch.Tens
     """`values` as float32, `mean` taken off and divided by `std` (both in units of the values); a new tensor."""
     import torch
 
-    # One allocation and two passes in place. Out of place, a batch of 512 Fashion-MNIST images took 1.3 ms, not 53 µs.
+    # One new tensor, then in place: 512 images of 28 × 28 took 75 µs on a core of a CPU. With a second tensor they took
+    # 1.3 ms in two of three processes, whose allocator gave the memory back to the system each time.
     return values.to(torch.float32, copy=True).mul_(1 / std).sub_(mean / std)
 
 

@@ -18,6 +18,12 @@ class Survey:
     devices: tuple[Device, ...]
     problems: tuple[str, ...] = ()
 
+    @property
+    def usable(self) -> tuple[Device, ...]:
+        """Those that PyTorch can use: the CPU, and the GPUs before it."""
+        kinds = [device.kind for device in self.devices]
+        return self.devices[: kinds.index("cpu") + 1]
+
 
 def attached_devices() -> tuple[Device, ...]:
     """The devices of this machine, best first: GPUs that PyTorch can use, the CPU, GPUs that it cannot use."""

@@ -6,7 +6,7 @@ Each verb is a few calls into the stages, and only here is their order known.
 from stoker.flow.decision import plan
 from stoker.flow.diagnosis import doctor
 from stoker.flow.running import train
-from stoker.flow.runs import Run, load, read_report, report
+from stoker.flow.runs import Run, load, report
 from stoker.flow.verification import verify
 
-__all__ = ["Run", "doctor", "load", "plan", "read_report", "report", "train", "verify"]
+__all__ = ["Run", "doctor", "load", "plan", "report", "train", "verify"]

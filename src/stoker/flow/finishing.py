@@ -9,76 +9,89 @@ from datetime import UTC, datetime
 import safetensors.torch
 
 from stoker import records, reporting, training
-from stoker.flow.preparation import Prepared
-from stoker.flow.runs import WEIGHTS, Run, read_report
-from stoker.records import Event, Position
-from stoker.stepping import Step
-from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_root, write_atomic
-from stoker.training import Sink
+from stoker.flow.runs import WEIGHTS, Run
+from stoker.flow.starting import Session
+from stoker.store import CalibrationStore, cache_root, write_atomic
 
 
-def final_metrics(
-    prepared: Prepared, step: Step, store: CheckpointStore, loop: training.Loop, sink: Sink
-) -> dict[str, float]:
+def final_metrics(session: Session) -> dict[str, float]:
     """Metrics of the weights worth keeping, which are left in the step's model; the test set is used here, once."""
-    if prepared.job.select == "best" and prepared.data.valid is not None and (best := store.best()) is not None:
+    job, data, step = session.prepared.job, session.prepared.data, session.step
+    best = session.store.best() if job.select == "best" and data.valid is not None else None
+    if best is not None:
         weights = training.kept_weights(*best)
     else:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
     step.average = None
-    training.load_weights(step.model, weights, store.directory)
+    training.load_weights(step.model, weights, session.directory.path)
     found: dict[str, float] = {}
-    for split, samples in (("valid", prepared.data.valid), ("test", prepared.data.test)):
-        if samples is not None:
-            started = time.perf_counter()
-            metrics = training.evaluate(step, samples, training.evaluation_batch(step))
-            found |= {f"{split}/{name}": value for name, value in metrics.items()}
-            if split == "test":
-                loop.telemetry.emit("evaluated", split=split, samples=loop.best.samples or loop.telemetry.total_samples,
-                                    metrics=dict(metrics), took_s=time.perf_counter() - started, best=False)  # fmt: skip
+    for split, samples in (("valid", data.valid), ("test", data.test)):
+        if samples is None:
+            continue
+        started = time.perf_counter()
+        metrics = training.evaluate(step, samples, training.evaluation_batch(step))
+        found |= {f"{split}/{name}": value for name, value in metrics.items()}
+        if split == "test":
+            took_s = time.perf_counter() - started
+            at = session.position.samples if best is None else best[1].position.samples
+            session.loop.telemetry.emit(
+                "evaluated", split=split, samples=at, metrics=dict(metrics), took_s=took_s, best=False
+            )
     return found
 
 
-def finish(
-    prepared: Prepared,
-    directory: RunDirectory,
-    step: Step,
-    loop: training.Loop,
-    position: Position,
-    metrics: dict[str, float],
-    peak_bytes: int,
-    sink: Sink,
-) -> Run:
+def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
     """Write weights, record and report."""
-    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in step.model.state_dict().items()}
+    directory, telemetry = session.directory, session.loop.telemetry
+    state = session.step.model.state_dict()
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights), what="the trained weights")
-    wall_s = loop.telemetry.wall_s
     done = dataclasses.replace(
-        directory.read_run(), status="finished", metrics=metrics, samples=position.samples, updates=position.updates,
-        wall_s=wall_s, failure=None,
-    )  # fmt: skip
+        directory.read_run(),
+        status="finished",
+        metrics=metrics,
+        samples=session.position.samples,
+        updates=session.position.updates,
+        wall_s=telemetry.wall_s,
+        failure=None,
+    )
     directory.write_run(done)
-    sink(Event(kind="finished", at=time.time(), fields={
-        "run": directory.name, "metrics": metrics, "samples": position.samples, "updates": position.updates,
-        "wall_s": wall_s, "report": str(directory.report_path), "peak_bytes": peak_bytes}))  # fmt: skip
-    write_atomic(directory.report_path, reporting.render_html(read_report(directory)), what="the report")
-    _calibrate(directory, done, peak_bytes)
-    return Run(directory, prepared.job)
+    telemetry.emit(
+        "finished",
+        run=directory.name,
+        metrics=dict(metrics),
+        samples=done.samples,
+        updates=done.updates,
+        wall_s=done.wall_s,
+        report=str(directory.report_path),
+        peak_bytes=peak_bytes,
+    )
+    write_atomic(directory.report_path, reporting.render_html(directory.read_report()), what="the report")
+    _calibrate(session, done, peak_bytes)
+    return Run(directory, session.prepared.job)
 
 
-def _calibrate(directory: RunDirectory, run: records.Run, peak_bytes: int) -> None:
-    """Store forecast beside measured, for the next plan."""
-    decision, environment = directory.read_decision(), directory.read_environment()
-    if decision is None or environment is None or any(e.kind == "resumed" for e in directory.read_events()):
+def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:
+    """Store forecast beside measured, for the next plan; a run in several pieces was not what was forecast."""
+    events, environment = session.directory.read_events(), session.directory.read_environment()
+    if environment is None or any(event.kind == "resumed" for event in events):
         return
-    forecast = decision.chosen.forecast
-    pairs = {"total_s": (forecast.total_s.value, run.wall_s), "peak_bytes": (forecast.peak_bytes.value, peak_bytes)}
+    forecast = session.decision.chosen.forecast
     store = CalibrationStore(cache_root() / "calibration")
-    for quantity, (expected, measured) in pairs.items():
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def append(quantity: records.Quantity, expected: float, measured: float) -> None:
         store.append(
             records.Calibration(
-                device_model=environment.device_model, torch_version=environment.torch_version, run=run.name,
-                quantity=quantity, forecast=expected, measured=float(measured),  # type: ignore[arg-type]  # its names
-                at=datetime.now(UTC).isoformat(timespec="seconds"),
-            )  # fmt: skip
+                device_model=environment.device_model,
+                torch_version=environment.torch_version,
+                run=run.name,
+                quantity=quantity,
+                forecast=expected,
+                measured=measured,
+                at=at,
+            )
         )
+
+    append("total_s", forecast.total_s.value, run.wall_s)
+    append("peak_bytes", forecast.peak_bytes.value, float(peak_bytes))

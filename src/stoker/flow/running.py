@@ -17,10 +17,9 @@ from stoker.flow.decision import decide, given_plan
 from stoker.flow.finishing import final_metrics, finish
 from stoker.flow.preparation import Prepared, prepare, users_code
 from stoker.flow.runs import JOB_COPY, Run
-from stoker.flow.starting import ready
+from stoker.flow.starting import Session, ready
 from stoker.jobs import Entry, Job
-from stoker.records import Coupling, Decision, Device, Event, Plan, Position
-from stoker.stepping import Step
+from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.store import (
     CheckpointStore,
     RunDirectory,
@@ -35,7 +34,7 @@ from stoker.training import Sink
 from stoker.units import Duration
 
 
-def train(
+def train(  # noqa: PLR0913 - what the command line offers
     job: Job,
     *,
     on: str = "here",
@@ -75,16 +74,15 @@ def train(
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = _choose(prepared, run_dir, resume, parent, new=new)
     sinks: list[Sink] = [sink] if sink is not None else []
+    given = given_plan(plan)
     with ExitStack() as stack:
         if not directory.is_run:
-            decision, coupling = _decide_and_tell(prepared, device, given_plan(plan), checkpoint_every, sinks, directory)
+            decision, coupling = _decide_and_tell(prepared, device, given, checkpoint_every, sinks, directory)
             stack.enter_context(directory.locked())
             _create(directory, prepared, device, decision, coupling, parent)
         else:
             stack.enter_context(directory.locked())
-            if plan is not None:
-                raise BadRun(f"{directory.name} goes on under the plan it began with",
-                             remedy="Drop --plan to continue it, or start another run with --new.")  # fmt: skip
+            _require_same_plan(directory, given)
             _tell(sinks, "warned", message=because)
         return _run(prepared, directory, sinks)
 
@@ -110,6 +108,19 @@ def _choose(
         raise BadRun(f"{run.name} is finished: there is nothing to resume",
                      remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
     return directory, f"{run.name} is continued, as asked."
+
+
+def _require_same_plan(directory: RunDirectory, given: Plan | None) -> None:
+    """Nothing if no plan was asked for, or the one the run began with."""
+    decision = directory.read_decision()
+    if given is None or decision is None:
+        return
+    began = decision.chosen.plan
+    if dataclasses.replace(given, checkpoint_every_s=began.checkpoint_every_s) != began:
+        raise BadRun(
+            f"{directory.name} began under another plan and goes on under it: {began.in_words()}",
+            remedy="Drop --plan to continue it, or start another run with --new.",
+        )
 
 
 def _decide_and_tell(
@@ -169,50 +180,45 @@ def _run(prepared: Prepared, directory: RunDirectory, sinks: Sequence[Sink]) -> 
     decision, coupling = directory.read_decision(), directory.read_coupling()
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
-    chosen = decision.chosen
+    plan = decision.chosen.plan
+    every_sink = [directory.append_event, *sinks]
 
     def sink(event: Event) -> None:
-        directory.append_event(event)
-        for one in sinks:
+        for one in every_sink:
             one(event)
 
-    store = CheckpointStore(directory.checkpoints)
-    with profiling.threads(chosen.plan.threads), training.stop_on_signals() as stop:
+    with profiling.threads(plan.threads), training.stop_on_signals() as stop:
         try:
-            with users_code("training", prepared.entry, RunFailed):
-                step = Step(prepared.job, chosen.plan, coupling)
-                loop, position = ready(prepared, directory, decision, step, store, sink, stop)
-                with profiling.PeakMemory(chosen.plan.device) as peak:
-                    position = loop.run(position)
-                if position.updates < loop.total_updates:
-                    return _stopped(directory, prepared, loop, position, stop.reason or "asked")
-                metrics = final_metrics(prepared, step, store, loop, sink)
+            with users_code("training", prepared.entry, RunFailed), profiling.PeakMemory(plan.device) as peak:
+                session = ready(prepared, directory, decision=decision, coupling=coupling, sink=sink, stop=stop)
+                session.position = session.loop.run(session.position)
+                if session.position.updates < session.loop.total_updates:
+                    return _stopped(session, stop.reason or "asked")
+                metrics = final_metrics(session)
+            return finish(session, metrics, peak.num_bytes)
         except StokerError as error:
-            _failed(directory, store, error, sink)
+            _failed(directory, error, every_sink)
             raise
-        return finish(prepared, directory, step, loop, position, metrics, peak.num_bytes, sink)
 
 
-def _stopped(
-    directory: RunDirectory, prepared: Prepared, loop: training.Loop, position: Position, reason: str
-) -> Run:
+def _stopped(session: Session, reason: str) -> Run:
     """Leave the run to be continued."""
-    loop.telemetry.emit("stopped", reason=reason, samples=position.samples)
+    directory, position, telemetry = session.directory, session.position, session.loop.telemetry
+    telemetry.emit("stopped", reason=reason, samples=position.samples)
+    run = directory.read_run()
     directory.write_run(
-        dataclasses.replace(
-            directory.read_run(), status="unfinished", samples=position.samples, updates=position.updates,
-            wall_s=loop.telemetry.wall_s,
-        )  # fmt: skip
+        dataclasses.replace(run, samples=position.samples, updates=position.updates, wall_s=telemetry.wall_s)
     )
-    return Run(directory, prepared.job)
+    return Run(directory, session.prepared.job)
 
 
-def _failed(directory: RunDirectory, store: CheckpointStore, error: StokerError, sink: Sink) -> None:
+def _failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
     """Record the failure; a run that kept nothing leaves nothing."""
-    if not store.names():
+    names = CheckpointStore(directory.checkpoints).names()
+    if not names:
         directory.discard()
         return
-    sink(Event(kind="stopped", at=time.time(), fields={"reason": error.message, "samples": 0}))
+    _tell(sinks, "stopped", reason=error.message, samples=int(names[-1].split(".")[0]))
     directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
 
 

@@ -111,21 +111,8 @@ def report(where: str | Path) -> Path:
         BadRun: there is no such run, or it is damaged.
     """
     directory = find_run(runs_root(), str(where))
-    write_atomic(directory.report_path, reporting.render_html(read_report(directory)), what="the report")
+    write_atomic(directory.report_path, reporting.render_html(directory.read_report()), what="the report")
     return directory.report_path
-
-
-def read_report(directory: RunDirectory) -> records.Report:
-    """Everything a report of the run shows."""
-    return records.Report(
-        run=directory.read_run(),
-        spec=directory.read_spec(),
-        decision=directory.read_decision(),
-        device=directory.read_device(),
-        environment=directory.read_environment(),
-        coupling=directory.read_coupling(),
-        events=directory.read_events(),
-    )
 
 
 def _as_text(value: records.codec.JSON) -> str:

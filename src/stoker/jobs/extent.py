@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from stoker.records import Position
 from stoker.units import Duration
 
-_DECIMALS = 6
+_DECIMALS, _SMALLEST = 6, 1e-6
 """Samples are rounded to this, so that 1.1 epochs of 10 are 11 samples, not 11.000000000000002."""
 
 _ROUNDING = 1e-9
-"""Intervals are whole to within this: ten tenths of an epoch end where the epoch does, though 54 / 5.4 < 10 in floats."""
+"""Intervals are whole to within this: ten tenths of an epoch end with the epoch, though 54 / 5.4 < 10 in floats."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,5 @@ class Extent:
     def _samples_in(self, duration: Duration) -> float:
         if duration.unit not in ("epochs", "samples"):
             raise ValueError(f"{duration} is no number of samples")
-        return max(
-            10**-_DECIMALS, round(duration.value * (self.num_train if duration.unit == "epochs" else 1), _DECIMALS)
-        )
+        per_unit = self.num_train if duration.unit == "epochs" else 1
+        return max(_SMALLEST, round(duration.value * per_unit, _DECIMALS))

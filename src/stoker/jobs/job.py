@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from stoker.errors import BadJob, nearest
 from stoker.jobs.optimizers import Optimizer
@@ -124,49 +124,139 @@ class Job:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.ema, float):
-            object.__setattr__(self, "ema", EMA(self.ema))
-        for field_name, problem in _problems(self):
-            raise BadJob(f"Job({field_name}=…): {problem}")
+        if _is_number(self.ema):
+            object.__setattr__(self, "ema", _average(self.ema))
+        for field_name, is_right, problem in (*_parts(self), *_amounts(self), *_choices(self), *_fields(self)):
+            if not is_right:
+                raise BadJob(f"Job({field_name}=…): {problem}")
 
 
-def _problems(job: Job) -> list[tuple[str, str]]:
-    """Settings that cannot be meant, with what is wrong about each."""
-    found: list[tuple[str, str]] = []
+_Check = tuple[str, bool, str]
+"""A field, whether its setting can be meant, and what is wrong if not."""
 
-    def check(field_name: str, is_right: object, problem: str) -> None:
-        if not is_right:
-            found.append((field_name, problem))
 
-    check("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}")
-    check("batch", _is_count(job.batch), f"wanted a positive whole number of samples, got {job.batch!r}")
-    check("until", isinstance(job.until, Duration), f"wanted a duration such as stoker.epochs(5), got {job.until!r}")
-    check("evaluate_every", isinstance(job.evaluate_every, Duration) and job.evaluate_every.unit != "seconds",
-          f"wanted epochs, samples or updates, got {job.evaluate_every!r}")  # fmt: skip
-    check("optimizer", isinstance(job.optimizer, Optimizer) or callable(job.optimizer),
-          f"wanted stoker.SGD, Adam, AdamW or a function from parameters to an optimiser, got {_kind(job.optimizer)}")  # fmt: skip
-    check("loss", callable(job.loss) or job.loss in LOSSES, f"{job.loss!r} is no loss. {nearest(str(job.loss), LOSSES)}")
-    for metric in job.metrics:
+def _parts(job: Job) -> list[_Check]:
+    """What a job is made of: modules and functions."""
+    optimizers = "stoker.SGD, Adam, AdamW or a function from parameters to an optimiser"
+    is_loss = callable(job.loss) or job.loss in LOSSES
+    is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer)
+    return [
+        ("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}"),
+        ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}"),
+        ("loss", is_loss, f"{job.loss!r} is no loss. {nearest(str(job.loss), LOSSES)}"),
+        ("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}"),
+        ("augment", _is_list(job.augment) and all(map(callable, job.augment)),
+         f"wanted a list of transforms, got {_listed(job.augment)}"),
+        ("penalty", _is_none_or_callable(job.penalty), f"wanted a function of the model, got {_kind(job.penalty)}"),
+        ("collate", _is_none_or_callable(job.collate), f"wanted a function of samples, got {_kind(job.collate)}"),
+        ("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid"),
+        *_metrics(job.metrics),
+    ]  # fmt: skip
+
+
+def _metrics(metrics: object) -> Iterator[_Check]:
+    if not isinstance(metrics, list | tuple):
+        yield "metrics", False, f"wanted a list of names and functions, got {metrics!r}"
+        return
+    for metric in metrics:
         is_known = callable(metric) or metric in METRICS
-        check("metrics", is_known, f"{metric!r} is no metric. {nearest(str(metric), METRICS)}")
-    check("schedule", callable(job.schedule), f"wanted a function of progress, got {_kind(job.schedule)}")
-    check("label_smoothing", 0 <= job.label_smoothing < 1, f"wanted a share in [0, 1), got {job.label_smoothing!r}")
-    check("clip_norm", job.clip_norm is None or job.clip_norm > 0, f"wanted a positive norm, got {job.clip_norm!r}")
-    group = job.coupling_group
-    check("coupling_group", group is None or (_is_count(group) and group <= job.batch),
-          f"wanted a number of samples up to the batch of {job.batch}, got {group!r}")  # fmt: skip
-    check("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}')
-    check("select", job.select in ("best", "last"), f'wanted "best" or "last", got {job.select!r}')
-    check("seed", 0 <= job.seed < 2**63, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}")
-    check("test", not isinstance(job.test, Holdout), "test data must be apart; stoker.holdout(…) is for valid")
-    smoothing_means_something = job.label_smoothing == 0 or job.loss in ("cross_entropy", "token_cross_entropy")
-    check("label_smoothing", smoothing_means_something, f"goes with the cross-entropies, not with loss={job.loss!r}")
-    return found
+        yield "metrics", is_known, f"{metric!r} is no metric. {nearest(str(metric), METRICS)}"
+    names = [metric if isinstance(metric, str) else _name_of(metric) for metric in metrics]
+    for name in names:
+        # Results are kept by name: of two alike, one would be lost.
+        yield "metrics", names.count(name) == 1, f"{names.count(name)} metrics are called {name!r}; define each by name"
+        yield "metrics", name != "loss", "a metric called 'loss' would stand in for the loss; give it another name"
+
+
+def _amounts(job: Job) -> list[_Check]:
+    """Numbers and durations."""
+    group, smoothing = job.coupling_group, job.label_smoothing
+    is_group = group is None or (_is_count(group) and _is_count(job.batch) and group <= job.batch)
+    is_share = _is_number(smoothing) and 0 <= smoothing < 1
+    is_seed = _is_whole(job.seed) and 0 <= job.seed < 2**63
+    smooths_classes = smoothing == 0 or job.loss in ("cross_entropy", "token_cross_entropy")
+    return [
+        ("batch", _is_count(job.batch), f"wanted a positive whole number of samples, got {job.batch!r}"),
+        ("until", _is_duration(job.until), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
+        ("evaluate_every", _is_duration(job.evaluate_every) and job.evaluate_every.unit != "seconds",
+         f"wanted epochs, samples or updates, got {job.evaluate_every!r}"),
+        ("label_smoothing", is_share, f"wanted a share in [0, 1), got {smoothing!r}"),
+        ("label_smoothing", smooths_classes, f"goes with the cross-entropies, not with loss={job.loss!r}"),
+        ("clip_norm", job.clip_norm is None or (_is_number(job.clip_norm) and job.clip_norm > 0),
+         f"wanted a positive norm, got {job.clip_norm!r}"),
+        ("ema", job.ema is None or isinstance(job.ema, EMA), f"wanted a decay or stoker.EMA(…), got {job.ema!r}"),
+        ("coupling_group", is_group, f"wanted a number of samples up to the batch of {job.batch}, got {group!r}"),
+        ("seed", is_seed, f"wanted a whole number from 0 to 2^63 - 1, got {job.seed!r}"),
+    ]  # fmt: skip
+
+
+def _choices(job: Job) -> list[_Check]:
+    """Words out of a few."""
+    return [
+        ("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}'),
+        ("select", job.select in ("best", "last"), f'wanted "best" or "last", got {job.select!r}'),
+        ("name", job.name is None or _is_word(job.name),
+         f"wanted a name for its runs, got {job.name!r}"),
+    ]  # fmt: skip
+
+
+def _fields(job: Job) -> list[_Check]:
+    """Names or places of entries of a sample."""
+    inputs = job.inputs
+    are_inputs = _is_list(inputs) and len(inputs) > 0 and all(isinstance(entry, str | int) for entry in inputs)
+    wanted = "wanted a key or an index of an entry"
+    return [
+        (
+            "inputs",
+            inputs is None or isinstance(inputs, str | int) or are_inputs,
+            f"{wanted}, or several, got {inputs!r}",
+        ),
+        ("target", job.target is None or isinstance(job.target, str | int), f"{wanted}, got {job.target!r}"),
+    ]
+
+
+def _average(decay: float) -> EMA:
+    try:
+        return EMA(float(decay))
+    except ValueError as problem:
+        raise BadJob(f"Job(ema=…): {problem}") from None
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return _is_whole(value) and value > 0
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, Duration)
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_none_or_callable(value: object) -> bool:
+    return value is None or callable(value)
 
 
 def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(repr, value)) if _is_list(value) else repr(value)

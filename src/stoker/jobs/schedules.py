@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 Schedule = Callable[[float], float]
 
@@ -35,7 +36,7 @@ class Ramp:
     warmup: float
     initial: float
     final: float
-    shape: str
+    shape: Literal["cosine", "linear"]
 
     def __post_init__(self) -> None:
         if not 0 <= self.warmup < 1:
@@ -43,6 +44,8 @@ class Ramp:
         for name in ("initial", "final"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a factor of the learning rate, in [0, 1], got {getattr(self, name)}")
+        if self.shape not in ("cosine", "linear"):
+            raise ValueError(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
 
     def __call__(self, progress: float) -> float:
         """The factor of the learning rate at `progress`."""

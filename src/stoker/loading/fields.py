@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,11 @@ class Fields:
     def map_inputs(self, content: Content, transform: Callable[[Any], Any]) -> Content:
         """The batch with `transform` applied to its first input."""
         if isinstance(content, Mapping):
-            first = next(iter(self._input_keys(content)))
+            first = self._input_keys(content)[0]
             return {key: transform(item) if key == first else item for key, item in content.items()}
         if isinstance(content, tuple | list):
-            first = next(iter(self._input_places(content)))
-            return tuple(transform(item) if at == first else item for at, item in enumerate(content))
+            place = self._input_places(content)[0]
+            return _like(content, [transform(item) if at == place else item for at, item in enumerate(content)])
         return transform(content)
 
     def _inputs_of(self, content: Content) -> dict[str, Any] | tuple[Any, ...]:
@@ -68,7 +68,11 @@ class Fields:
             names = [self.inputs] if isinstance(self.inputs, str | int) else list(self.inputs)
             return [_checked(name, content) for name in names]
         target = self._target_key(content)
-        return [key for key in content if key != target]
+        keys = [key for key in content if key != target]
+        if not keys:
+            raise BadJob(f"samples have no entry for the model: all they have is {', '.join(map(repr, content))}",
+                         remedy="Name the entries that go into it: Job(inputs=…, target=…).")  # fmt: skip
+        return keys
 
     def _input_places(self, content: Sequence[Any]) -> list[int]:
         if self.inputs is None:
@@ -95,21 +99,59 @@ def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Cont
         return change(content)
     if isinstance(content, Mapping):
         return {key: map_tensors(item, change) for key, item in content.items()}
-    if isinstance(content, tuple) and hasattr(content, "_fields"):
-        return type(content)(*(map_tensors(item, change) for item in content))
     if isinstance(content, tuple | list):
-        return type(content)(map_tensors(item, change) for item in content)
+        return _like(content, [map_tensors(item, change) for item in content])
     return content
 
 
 def cut(content: Content, start: int, stop: int, size: int) -> Content:
-    """Samples start..stop of a batch of `size`: tensors along dimension 0, lists of `size` items likewise."""
+    """Samples start..stop of a batch of `size`: tensors along dimension 0, lists with one item a sample likewise.
+
+    Tensors of another length are shared by all samples and stay whole. A list of `size` items is taken to have one for
+    each sample, unless all tensors in it have `size` rows: then it is a list of entries.
+    """
     if isinstance(content, torch.Tensor):
-        return content[start:stop] if content.dim() and content.shape[0] == size else content
+        return content[start:stop] if _has_rows(content, size) else content
     if isinstance(content, Mapping):
         return {key: cut(item, start, stop, size) for key, item in content.items()}
-    if isinstance(content, list) and len(content) == size and not any(isinstance(c, torch.Tensor) for c in content):
-        return content[start:stop]
     if isinstance(content, tuple | list):
-        return tuple(cut(item, start, stop, size) for item in content)
+        if _is_by_sample(content, size):
+            return content[start:stop]
+        return _like(content, [cut(item, start, stop, size) for item in content])
     return content
+
+
+def can_be_cut(content: Content, size: int) -> bool:
+    """Whether anything in a batch of `size` samples has an entry for each of them."""
+    if isinstance(content, Mapping):
+        return any(can_be_cut(item, size) for item in content.values())
+    if isinstance(content, tuple | list):
+        return _is_by_sample(content, size) or any(can_be_cut(item, size) for item in content)
+    return isinstance(content, torch.Tensor) and _has_rows(content, size)
+
+
+def _is_by_sample(items: Sequence[Any], size: int) -> bool:
+    if len(items) != size or hasattr(items, "_fields"):
+        return False
+    tensors = [tensor for tensor in _tensors_of(items) if tensor.dim()]
+    return not tensors or not all(_has_rows(tensor, size) for tensor in tensors)
+
+
+def _has_rows(tensor: torch.Tensor, size: int) -> bool:
+    return tensor.dim() > 0 and tensor.shape[0] == size
+
+
+def _tensors_of(content: Content) -> Iterator[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        yield content
+    elif isinstance(content, Mapping | tuple | list):
+        for item in content.values() if isinstance(content, Mapping) else content:
+            yield from _tensors_of(item)
+
+
+def _like(content: Sequence[Any], items: list[Any]) -> Sequence[Any]:
+    """`items` as a tuple, with the names of `content` if it has any, or as a list if it is one."""
+    if hasattr(content, "_fields"):
+        named: Sequence[Any] = type(content)(*items)
+        return named
+    return items if isinstance(content, list) else tuple(items)

@@ -58,13 +58,14 @@ class EpochOrder:
         self._block: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """Sample indices at positions start..stop of `epoch`."""
-        first = self._block_of(epoch, start // _BLOCK)
-        offset = start % _BLOCK
-        found = first[offset : offset + stop - start]
-        if len(found) == stop - start:
-            return found
-        return np.concatenate([found, self.indices(epoch, start + len(found), stop)])
+        """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
+        if not 0 <= start <= stop <= self.size:
+            raise IndexError(f"an epoch has positions 0 to {self.size}, asked for {start}..{stop}")
+        parts = []
+        for block in range(start // _BLOCK, max(stop - 1, start) // _BLOCK + 1):
+            first = block * _BLOCK
+            parts.append(self._block_of(epoch, block)[max(start - first, 0) : stop - first])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _block_of(self, epoch: int, block: int) -> Indices:
         if self._block[:2] != (epoch, block):

@@ -150,7 +150,9 @@ class ItemSamples(Samples):
             return self._collate(items)
         except Exception as error:
             named = _shape_mismatch(items, indices)
-            raise BadSample(named or f"collating {len(items)} samples raised {type(error).__name__}: {error}") from error
+            raise BadSample(
+                named or f"collating {len(items)} samples raised {type(error).__name__}: {error}"
+            ) from error
 
     def fingerprint(self) -> str:
         """Digest of the dataset's type, its length and a few of its items."""

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -30,7 +31,7 @@ class PeakMemory:
         self._sampled = 0
         self.num_bytes = 0
 
-    def __enter__(self) -> PeakMemory:
+    def __enter__(self) -> Self:
         """Begin to watch."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)

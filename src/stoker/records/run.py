@@ -58,6 +58,9 @@ class Verdict:
     evidence: str
 
 
+Quantity = Literal["total_s", "peak_bytes"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Forecast beside measured for one finished run: what the next plan on this device learns from."""
@@ -66,7 +69,7 @@ class Calibration:
     device_model: str
     torch_version: str
     run: str
-    quantity: Literal["update_s", "total_s", "peak_bytes"]
+    quantity: Quantity
     forecast: float
     measured: float
     at: str

@@ -43,7 +43,7 @@ def charts(report: Report) -> tuple[Chart, ...]:
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most about `most` points: of each equal run of points the lowest and the highest, in their order."""
+    """At most `most` + 2 points: the ends, and the lowest and the highest of each run of points, in order of x."""
     if len(points) <= most:
         return list(points)
     stretch = -(-len(points) // (most // 2))
@@ -52,7 +52,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
         part = points[start : start + stretch]
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
         kept += sorted(ends)
-    return [points[0], *kept[1:-1], points[-1]]
+    return [*([] if kept[0] == points[0] else [points[0]]), *kept, *([] if kept[-1] == points[-1] else [points[-1]])]
 
 
 def _loss(events: Sequence[Event]) -> Chart | None:

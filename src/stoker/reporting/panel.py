@@ -134,9 +134,8 @@ def _evaluation(event: Event) -> Text:
 def closing(now: Snapshot) -> RenderableType:
     """What remains on the terminal when the run has ended or was stopped."""
     if now.phase == "stopped":
-        lines = [
-            Text.assemble(("■ ", "yellow"), (f"stopped at {format_samples(now.samples)} samples: {now.reason}", ""))
-        ]
+        where = f" at {format_samples(now.samples)} samples" if now.samples else ""
+        lines = [Text.assemble(("■ ", "yellow"), f"stopped{where}: {now.reason}")]
         if now.saved_at is not None:
             saved = f"  saved at {format_samples(now.saved_samples)} samples; the same command continues from there"
             lines.append(Text(saved, style="dim"))
@@ -167,8 +166,9 @@ def _schedule(now: Snapshot, clock_s: float) -> Text:
     """How far in samples and epochs, and when it ends: as a time to go and as the time of day."""
     total = f" of {format_samples(now.total_samples)}" if now.total_samples else ""
     line = Text(f"{format_samples(now.samples)}{total} samples")
-    if now.epoch is not None:
-        line.append(f" · epoch {round(now.epoch, 2):g}")
+    if now.num_train:
+        epochs = f"{round(now.total_samples / now.num_train, 2):g}"
+        line.append(f" · {now.samples / now.num_train:.2f} of {epochs} epochs")
     if now.eta_s is not None:
         ends_at = now.at + now.eta_s
         line.append(" · ").append(f"{_whole_seconds(ends_at - clock_s)} to go", style="bold")

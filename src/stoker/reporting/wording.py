@@ -115,8 +115,15 @@ def plan_differences(plan: Plan, other: Plan) -> tuple[tuple[str, str, str], ...
 def plan_in_difference(plan: Plan, chosen: Plan) -> str:
     """A plan by what it settles differently from the chosen one: `fp32, micro-batch 64`."""
     differences = [(name, mine) for name, mine, _ in plan_differences(plan, chosen)]
-    speaking = {"precision": "{}", "memory format": "{}", "device": "on {}", "loader": "{} loader",
-                "optimizer implementation": "{} optimiser", "micro batch": "micro-batch {}", "num workers": "{} workers",
-                "threads": "{} threads"}  # fmt: skip
+    speaking = {
+        "device": "on {}",
+        "loader": "{} loader",
+        "memory format": "{}",
+        "micro batch": "micro-batch {}",
+        "num workers": "{} workers",
+        "optimizer implementation": "{} optimiser",
+        "precision": "{}",
+        "threads": "{} threads",
+    }
     words = [speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-")) for name, mine in differences]
     return ", ".join(words) or "the same settings"

@@ -1,216 +1,120 @@
 """Do the samples of a batch influence each other's losses? Found by a probe, explained by module.
 
-With f the loss sum of a batch made of two halves, samples are separable only if the mixed difference
-f(A, B) + f(A', B') - f(A', B) - f(A, B') vanishes for any halves: then each half adds its own share. All four batches
-have one shape and one seed, so that dropout draws the same masks and cannot hide or fake a coupling. Halves are real
-samples; some rounds fill one with copies of a single sample, which overflows a capacity that random samples may not
-reach. The probe runs in float64, where rounding is nine orders below any coupling that matters.
+Samples are separable where three things hold, whatever the samples: each half of a batch adds its own share to the loss
+(the mixed difference vanishes); a batch's sum, count and gradient are those of its parts together; and the state that a
+pass leaves behind (buffers, and what is hidden in Python) is the same whether the batch passes whole or in parts, and
+moves no loss. The first sees through random draws, which are keyed alike; for the others they are silenced.
 """
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
 
-import numpy as np
-import torch
 from torch import nn
 
-from stoker.jobs import Job, Loss
-from stoker.loading import Fields, Pipeline, Samples, Stream, key_of, seed_generators
-from stoker.loading.order import Indices, KeyedPermutation
-from stoker.records import Coupling
+from stoker.errors import BadJob
+from stoker.jobs import Job
+from stoker.loading import Samples
+from stoker.records import Coupling, CouplingKind
 from stoker.stepping.batch_norm import batch_norms
-from stoker.stepping.losses import Objective, is_scalar
-from stoker.stepping.model import build_model, without_dropout
-
-_ROUNDS = 4
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest mixed difference, relative to the losses, that counts as none."""
+from stoker.stepping.culprits import culprits, loss_cause
+from stoker.stepping.parts import Agreement, compare_groups, compare_parts
+from stoker.stepping.probing import Probe, Where, working_probe
 
 
 def find_coupling(job: Job, samples: Samples) -> Coupling:
     """How the samples of an optimiser batch are coupled in this job; see `Coupling`.
 
+    What it cannot see: a coupling that none of the batches it tries brings out, such as a capacity that only rare
+    batches exceed. `evidence` says how many it tried.
+
     Raises:
         BadJob: the model or the loss cannot be evaluated on these samples.
     """
-    group = job.coupling_group or job.batch
     if job.loss_scope == "batch":
-        return Coupling(kind="whole_group", group=group, causes=("the loss",), evidence='declared: loss_scope="batch"')
+        return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
     if job.batch == 1 or len(samples) < 2:
-        return Coupling(kind="separable", group=None, causes=(), evidence="an update sees one sample")
-    probe = _working_probe(job, samples)
-    largest = probe.largest_mixed_difference()
-    if largest <= probe.tolerance:
-        return _separable_or_not_additive(probe, largest, group)
-    evidence = f"replacing half of a batch moves the other half's loss by {largest:.1e} of it ({probe.describe()})"
-    norms = batch_norms(probe.model)
-    if norms and probe.with_frozen(norms).largest_mixed_difference() <= probe.tolerance:
-        causes = tuple(probe.names_of(norms))
-        return Coupling(kind="batch_norm", group=group, causes=causes, evidence=evidence)
-    causes = (*probe.names_of(norms), *probe.with_frozen(norms).culprits())
-    return Coupling(kind="whole_group", group=group, causes=causes, evidence=evidence)
+        return _separable("an update sees one sample")
+    probe = working_probe(job, samples)
+    if not probe.is_repeatable():
+        cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
+        return _coupled(
+            job, "whole_group", (cause,), "the same batch, seed and weights give another loss when repeated"
+        )
+    norms = _statistics(probe)
+    largest, where = probe.largest_mixed_difference()
+    evidence = _moves(probe, largest)
+    if norms and largest > probe.tolerance:
+        thawed, probe = probe, probe.with_frozen(norms)
+        largest, where = probe.largest_mixed_difference()
+        if largest <= probe.tolerance and where is not None:
+            _require_two_samples(job, thawed, len(samples))
+            return _by_batch_norm(job, thawed, probe, where, evidence)
+    if where is None:
+        return _coupled(job, "whole_group", ("the loss",), f"it is finite in none of {probe.describe()}")
+    if largest > probe.tolerance:
+        return _coupled(job, "whole_group", (*_counted(norms), *culprits(probe, where)), evidence)
+    parts = compare_parts(probe)
+    if parts.problem is not None:
+        cause = loss_cause(probe, where) if parts.is_loss else "the model"
+        return _coupled(job, "whole_group", (cause,), f"{parts.problem} ({probe.describe()})")
+    return _separable(f"mixed difference at most {largest:.1e} of the loss; {_adds_up(parts)} ({probe.describe()})")
 
 
-def _separable_or_not_additive(probe: _Probe, largest: float, group: int) -> Coupling:
-    evidence = f"mixed difference at most {largest:.1e} of the loss ({probe.describe()})"
-    gap = probe.additivity_gap()
-    if gap is None:
-        return Coupling(kind="separable", group=None, causes=(), evidence=f"{evidence}; the model draws at random")
-    if gap <= probe.tolerance:
-        return Coupling(kind="separable", group=None, causes=(), evidence=f"{evidence}; halves add up to {gap:.1e}")
-    causes = (probe.loss_cause(),)
-    evidence = f"the sums or counts of two halves differ from the whole's by {gap:.1e} of it ({probe.describe()})"
-    return Coupling(kind="whole_group", group=group, causes=causes, evidence=evidence)
+def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence: str) -> Coupling:
+    """The coupling of a job that is separable but for its batch statistics."""
+    names = _counted(_statistics(probe))
+    parts = compare_parts(frozen)
+    if parts.problem is not None:
+        cause = loss_cause(frozen, where) if parts.is_loss else "the model"
+        return _coupled(job, "whole_group", (*names, cause), f"{evidence}; {parts.problem}")
+    if job.coupling_group is not None and job.coupling_group < job.batch:
+        groups = compare_groups(probe)
+        if groups.problem is not None:
+            return _coupled(job, "whole_group", names, f"{evidence}; {groups.problem}")
+    return _coupled(job, "batch_norm", names, f"{evidence}; without batch statistics {_adds_up(parts)}")
 
 
-@dataclass(frozen=True)
-class _Probe:
-    """A copy of the job's model, and losses of chosen samples on it."""
-
-    job: Job
-    samples: Samples
-    model: nn.Module
-    dtype: torch.dtype
-    half: int
-
-    @property
-    def tolerance(self) -> float:
-        return _TOLERANCE[self.dtype]
-
-    def describe(self) -> str:
-        return f"{_ROUNDS} rounds of {2 * self.half} samples, {str(self.dtype).removeprefix('torch.')}"
-
-    def loss(self, indices: Indices, seed: int = 0) -> tuple[float, float]:
-        """(sum, count) of the batch of these samples; generators and buffers are the same at every call."""
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        seed_generators(key_of(Stream.PROBE, seed))
-        prepared = self._pipeline()(self.samples.fetch(indices, 0), 0, indices)
-        with torch.no_grad():
-            loss: Loss = Objective(self.job).loss(self.model, prepared, len(indices))
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[name])
-        return float(loss.sum), float(loss.count)
-
-    def largest_mixed_difference(self) -> float:
-        """The largest mixed difference over all rounds, relative to the losses in it."""
-        found = 0.0
-        for a, b, other_a, other_b in self._halves():
-            quads = [np.concatenate(pair) for pair in ((a, b), (other_a, other_b), (other_a, b), (a, other_b))]
-            losses = [self.loss(indices) for indices in quads]
-            for which in (0, 1):
-                w, x, y, z = (loss[which] for loss in losses)
-                found = max(found, abs(w + x - y - z) / max(abs(w), abs(x), abs(y), abs(z), 1e-12))
-        return found
-
-    def additivity_gap(self) -> float | None:
-        """How far sums and counts of two halves are from the whole's, relatively; None if the model draws at random."""
-        quiet = self.replaced(without_dropout(copy.deepcopy(self.model)))
-        gap = 0.0
-        for a, b, _, _ in self._halves():
-            whole = np.concatenate((a, b))
-            if quiet.loss(whole, seed=0) != quiet.loss(whole, seed=1):
-                return None
-            parts, together = (quiet.loss(a), quiet.loss(b)), quiet.loss(whole)
-            for which in (0, 1):
-                added = parts[0][which] + parts[1][which]
-                gap = max(gap, abs(added - together[which]) / max(abs(together[which]), 1e-12))
-        return gap
-
-    def culprits(self) -> tuple[str, ...]:
-        """The first module whose output for one half moves when the other half is replaced; else the loss."""
-        for a, b, other_a, _ in self._halves():
-            rows = [self._rows_of_second_half(np.concatenate((first, b))) for first in (a, other_a)]
-            for name in rows[0]:
-                one, two = rows[0][name], rows[1].get(name)
-                scale = float(one.abs().max()) if one.numel() else 0.0
-                is_moved = two is None or one.shape != two.shape or bool((one - two).abs().max() > self.tolerance * scale)
-                if scale and is_moved:
-                    return (f"{name} ({type(self.model.get_submodule(name)).__name__})",)
-        return (self.loss_cause(),)
-
-    def loss_cause(self) -> str:
-        """What to call the loss when it is the cause."""
-        indices = np.arange(min(2, len(self.samples)))
-        prepared = self._pipeline()(self.samples.fetch(indices, 0), 0, indices)
-        with torch.no_grad():
-            if is_scalar(self.job, self.model, prepared, len(indices)):
-                return "the loss: its scalar is not a mean over samples"
-        return "the loss"
-
-    def with_frozen(self, modules: list[nn.Module]) -> _Probe:
-        """The same probe with these modules of the model in evaluation mode."""
-        names = {name for name, module in self.model.named_modules() if any(module is m for m in modules)}
-        frozen = copy.deepcopy(self.model)
-        for name, module in frozen.named_modules():
-            if name in names:
-                module.eval()
-        return self.replaced(frozen)
-
-    def names_of(self, modules: list[nn.Module]) -> list[str]:
-        """Counts of modules by type: `5 BatchNorm2d`."""
-        kinds = [type(module).__name__ for module in modules]
-        return [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-
-    def replaced(self, model: nn.Module) -> _Probe:
-        return _Probe(self.job, self.samples, model, self.dtype, self.half)
-
-    def _pipeline(self) -> Pipeline:
-        fields = Fields(self.job.inputs, self.job.target)
-        device = torch.device("cpu")
-        return Pipeline(device, fields, self.samples.prepare, self.job.augment, self.job.seed, dtype=self.dtype)
-
-    def _halves(self) -> Iterator[tuple[Indices, Indices, Indices, Indices]]:
-        """(A, B, A', B') for every round: first ordinary samples, then halves of one repeated sample."""
-        order = KeyedPermutation(len(self.samples), key_of(Stream.PROBE, self.job.seed))
-        for turn in range(_ROUNDS):
-            places = (np.arange(4 * self.half, dtype=np.int64) + 4 * self.half * turn) % len(self.samples)
-            a, b, other_a, other_b = np.split(order(places), 4)
-            if turn >= _ROUNDS // 2:
-                other_a, other_b = np.repeat(other_a[:1], self.half), np.repeat(other_b[:1], self.half)
-            yield a, b, other_a, other_b
-
-    def _rows_of_second_half(self, indices: Indices) -> dict[str, torch.Tensor]:
-        """Every module's output rows that belong to the second half of the batch, in call order."""
-        rows: dict[str, torch.Tensor] = {}
-        handles = [
-            module.register_forward_hook(_keeping_rows(rows, name, len(indices)))
-            for name, module in self.model.named_modules()
-            if name
-        ]
-        try:
-            self.loss(indices)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return rows
+def _require_two_samples(job: Job, probe: Probe, num_samples: int) -> None:
+    """Refuse a job some of whose groups are a single sample that its batch statistics cannot be taken of."""
+    group = job.coupling_group or job.batch
+    whole, rest = divmod(num_samples, job.batch)
+    if group == 1 or 1 not in {job.batch % group if whole else 0, rest % group}:
+        return
+    try:
+        probe.value(probe.model, next(probe.quads())[1].first[:1])
+    except (RuntimeError, ValueError) as error:
+        raise BadJob(
+            f"{num_samples} samples in batches of {job.batch} and groups of {group} leave a group of 1 sample, which "
+            f"{', '.join(_counted(_statistics(probe)))} cannot take statistics of: {error}",
+            remedy="Choose batch (or coupling_group) so that no group has 1 sample, or leave a sample out.",
+        ) from error
 
 
-def _keeping_rows(rows: dict[str, torch.Tensor], name: str, size: int) -> Callable[..., None]:
-    def hook(_module: nn.Module, _inputs: object, output: object) -> None:
-        is_batch = isinstance(output, torch.Tensor) and output.dim() > 0 and output.shape[0] % size == 0
-        if is_batch and isinstance(output, torch.Tensor) and output.is_floating_point() and name not in rows:
-            rows[name] = output[output.shape[0] // 2 :].detach().clone()
-
-    return hook
+def _statistics(probe: Probe) -> list[nn.Module]:
+    """The modules that normalise by batch statistics in training."""
+    return [module for module in batch_norms(probe.model) if module.training]
 
 
-def _working_probe(job: Job, samples: Samples) -> _Probe:
-    """A probe in float64 of as many samples as are quick; in fp32, or of the real batch, where the model insists."""
-    model = build_model(job)
-    small, real = min(2, max(1, job.batch // 2)), max(1, job.batch // 2)
-    for dtype, half in ((torch.float64, small), (torch.float32, small), (torch.float64, real)):
-        probe = _Probe(job, samples, copy.deepcopy(model).to(dtype), dtype, half)
-        try:
-            started = time.perf_counter()
-            probe.loss(np.arange(2 * half, dtype=np.int64) % len(samples))
-        except Exception:  # noqa: BLE001, S112: the last attempt below shows what is wrong
-            continue
-        is_quick = half == small and time.perf_counter() - started < 0.05
-        return _Probe(job, samples, probe.model, dtype, min(real, 16) if is_quick else half)
-    probe = _Probe(job, samples, model, torch.float32, real)
-    probe.loss(np.arange(2 * real, dtype=np.int64) % len(samples))
-    return probe
+def _separable(evidence: str) -> Coupling:
+    return Coupling(kind="separable", group=None, causes=(), evidence=evidence)
+
+
+def _coupled(job: Job, kind: CouplingKind, causes: tuple[str, ...], evidence: str) -> Coupling:
+    return Coupling(kind=kind, group=job.coupling_group or job.batch, causes=causes, evidence=evidence)
+
+
+def _moves(probe: Probe, largest: float) -> str:
+    return f"replacing half of a batch moves the other half's loss by {largest:.1e} of it ({probe.describe()})"
+
+
+def _adds_up(parts: Agreement) -> str:
+    if math.isnan(parts.largest):
+        return "parts were not compared with the whole: the model draws at random in ways that cannot be silenced"
+    return f"sums, counts, gradients and state of parts agree with the whole's to {parts.largest:.1e}"
+
+
+def _counted(modules: list[nn.Module]) -> tuple[str, ...]:
+    """Modules by type: `5 BatchNorm2d`."""
+    kinds = [type(module).__name__ for module in modules]
+    return tuple(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
@@ -17,6 +19,8 @@ from stoker.loading import Content, Fields, map_tensors
 
 IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
+
+LossForm = Literal["sum and count", "value per sample", "scalar"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,13 @@ class Objective:
 
     A function whose first parameter is called `model` gets (model, batch), any other (output, target). What comes back
     is a Loss, a tensor with one value per sample or token (summed and counted), or a scalar mean over samples.
+    Losses that are modules are copied; their own tensors, such as class weights, go to `device` and `dtype`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         self.fields = Fields(job.inputs, job.target)
         self.label_smoothing = job.label_smoothing
+        self._device, self._dtype = device, dtype
         self._loss = self._measure("loss", job.loss, LOSSES)
         self._all = (self._loss, *(self._measure(measure_name(m), m, METRICS) for m in job.metrics))
         self._needs_output = not all(measure.takes_model for measure in self._all)
@@ -49,16 +55,26 @@ class Objective:
             BadJob: the function returned something else than a loss, or targets do not fit the output.
         """
         output = None if self._loss.takes_model else self.fields.call(model, content)
-        return self._value(self._loss, model, output, content, size)
+        return self._as_sum(self._value(self._loss, model, output, content), size, self._loss.name)
+
+    def form(self, model: Callable[..., Any], content: Content) -> LossForm:
+        """What the loss function returns for a batch; a scalar must be probed before it may be accumulated."""
+        output = None if self._loss.takes_model else self.fields.call(model, content)
+        value = self._value(self._loss, model, output, content)
+        if isinstance(value, Loss):
+            return "sum and count"
+        return "scalar" if isinstance(value, torch.Tensor) and value.dim() == 0 else "value per sample"
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss and every metric of one batch of `size` samples, with one pass through the model where possible."""
         output = self.fields.call(model, content) if self._needs_output else None
-        return {one.name: self._value(one, model, output, content, size) for one in self._all}
+        values = {one.name: self._value(one, model, output, content) for one in self._all}
+        return {name: self._as_sum(value, size, name) for name, value in values.items()}
 
-    def _measure(
-        self, name: str, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]
-    ) -> _Measure:
+    def _measure(self, name: str, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]) -> _Measure:
+        if isinstance(given, nn.Module):
+            placed = copy.deepcopy(given).to(device=self._device, dtype=self._dtype)
+            return _Measure(name, placed, takes_model(given.forward))
         if not isinstance(given, str):
             return _Measure(name, given, takes_model(given))
         function = named[given]
@@ -66,21 +82,21 @@ class Objective:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
         return _Measure(name, function, takes_model=False)
 
-    def _value(self, measure: _Measure, model: Callable[..., Any], output: Any, content: Content, size: int) -> Loss:
+    def _value(self, measure: _Measure, model: Callable[..., Any], output: Any, content: Content) -> Any:
+        """What the measure's function returns."""
         if measure.takes_model:
-            return self._as_sum(measure.function(model, content), size, measure.name)
-        return self._of_output(measure.function, output, content, size, measure.name)
-
-    def _of_output(self, function: Callable[..., Any], output: Any, content: Content, size: int, name: str) -> Loss:
+            return measure.function(model, content)
         target = self.fields.target_of(content)
         if target is None:
-            raise BadJob(f"{name} needs a target, but samples have none",
-                         remedy="Give samples as (input, target), or a loss of the form loss(model, batch).")  # fmt: skip
+            raise BadJob(
+                f"{measure.name} needs a target, but samples have none",
+                remedy="Give samples as (input, target), or a loss of the form loss(model, batch).",
+            )
         output = map_tensors(output, _in_full_precision)
         try:
-            return self._as_sum(function(output, target), size, name)
+            return measure.function(output, target)
         except (IndexError, RuntimeError, ValueError) as error:
-            raise BadJob(_misfit(name, output, target, error)) from error
+            raise BadJob(_misfit(measure.name, output, target, error)) from error
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
@@ -99,19 +115,6 @@ class Objective:
 def measure_name(measure: str | Callable[..., Any]) -> str:
     """What a loss or metric is called in results."""
     return measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
-
-
-def is_scalar(job: Job, model: Callable[..., Any], content: Content, size: int) -> bool:
-    """Whether the job's loss comes as a bare scalar, which must be probed before it may be accumulated."""
-    if isinstance(job.loss, str):
-        return False
-    fields = Fields(job.inputs, job.target)
-    if takes_model(job.loss):
-        value = job.loss(model, content)
-    else:
-        output = map_tensors(fields.call(model, content), _in_full_precision)
-        value = job.loss(output, fields.target_of(content))
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and size > 1
 
 
 def takes_model(function: Callable[..., Any]) -> bool:

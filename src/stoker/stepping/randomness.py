@@ -4,8 +4,8 @@ What: PyTorch's dispatcher names every operation that draws from a seeded genera
 asked for replaced by what they draw on average (a Bernoulli draw by its probability, so that dropout drops nothing).
 Use when: ways of cutting a batch are compared with each other. Costs: 5 to 10 µs an operation.
 Does not combine with: draws from Python's `random` or NumPy, which pass unseen; operations that `_AVERAGES` lacks.
-Source: https://docs.pytorch.org/docs/stable/notes/extending.html, "Extending all torch API with modes". The class lies in
-a private module: where it is gone nothing is seen or silenced, and proofs say that the model draws at random.
+Source: https://docs.pytorch.org/docs/stable/notes/extending.html, "Extending all torch API with modes". The class lies
+in a private module: where it is gone nothing is seen or silenced, and proofs say that the model draws at random.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RandomDraws(TorchDispatchMode):
     """
 
     def __init__(self, *, silenced: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.silenced = silenced
         self.drawn: set[str] = set()
         self.coarsest = 0.0

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.errors import BadRun, RunFailed, StokerError
-from stoker.records import Coupling, Decision, Device, Environment, Event, JobSpec, Run, dumps, loads
+from stoker.records import Coupling, Decision, Device, Environment, Event, JobSpec, Report, Run, dumps, loads
 from stoker.records.codec import Record
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
@@ -215,6 +215,22 @@ class RunDirectory:
     def write_coupling(self, coupling: Coupling) -> None:
         """Replace what couples samples; raises as `write_run`."""
         self._write(_COUPLING, coupling)
+
+    def read_report(self) -> Report:
+        """Everything a report of the run shows.
+
+        Raises:
+            BadRun: a record is damaged.
+        """
+        return Report(
+            run=self.read_run(),
+            spec=self.read_spec(),
+            decision=self.read_decision(),
+            device=self.read_device(),
+            environment=self.read_environment(),
+            coupling=self.read_coupling(),
+            events=self.read_events(),
+        )
 
     def append_event(self, event: Event) -> None:
         """Add an event to the log; it survives the death of the process.

@@ -54,7 +54,7 @@ class Checkpointer:
         skeletons, parts = _snapshot(step)
         skeletons["progress"] = progress
         blocked_s = time.perf_counter() - started
-        self._pending = self._writer.submit(self._write, skeletons, parts, position, blocked_s, best)
+        self._pending = self._writer.submit(self._write, skeletons, parts, position, blocked_s, best=best)
         return finished
 
     def collect(self, *, wait: bool = False) -> list[Written]:
@@ -72,7 +72,7 @@ class Checkpointer:
             self._writer.shutdown()
 
     def _write(
-        self, skeletons: dict[str, JSON], parts: dict[str, Tensors], position: Position, blocked_s: float, best: bool
+        self, skeletons: dict[str, JSON], parts: dict[str, Tensors], position: Position, blocked_s: float, *, best: bool
     ) -> Written:
         started = time.perf_counter()
 
@@ -117,6 +117,12 @@ def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, J
                      remedy="Was the optimiser or the average changed? --new starts anew.") from error  # fmt: skip
     progress: dict[str, JSON] = manifest.skeleton["progress"]
     return progress
+
+
+def model_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
+    """The model's weights in a checkpoint, as they were trained on."""
+    weights: Tensors = unpack(manifest.skeleton["model"], _read(path / "model.safetensors"))
+    return weights
 
 
 def kept_weights(path: Path, manifest: CheckpointManifest) -> Tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from stoker.errors import RunFailed
@@ -71,9 +72,11 @@ class Loop:
 
     def _report_progress(self, position: Position) -> None:
         loss = self.telemetry.progress(position, float(self.step.optimizer.param_groups[0]["lr"]))
-        if loss != loss or abs(loss) == float("inf"):  # on a GPU, where updates do not wait to be looked at
-            raise RunFailed(f"the loss is {loss} after {position.samples} samples",
-                            remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.")  # fmt: skip
+        if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at
+            raise RunFailed(
+                f"the loss is {loss} after {position.samples} samples",
+                remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
+            )
 
     def _evaluate_if_due(self, before: Position, position: Position, *, is_last: bool) -> bool:
         """Evaluate where an interval ends; whether this was the best so far."""

@@ -1,0 +1,1 @@
+"""Benchmarks and slow proofs, run by hand; their last results are in `results/`."""

@@ -1,0 +1,173 @@
+"""The tables of `stoker runs`, `stoker plan` and `stoker verify`."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stoker.cli.plans import render_decision
+from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
+from stoker.cli.verdicts import render_verdicts
+from stoker.records import Report, Verdict
+from tests.reporting import story
+
+
+def console(width: int = 120) -> Console:
+    """A console without colours; what it shows is in its file."""
+    return Console(file=io.StringIO(), width=width, color_system=None)
+
+
+def shown(one: Console) -> str:
+    """Everything that was printed."""
+    return one.file.getvalue()
+
+
+@pytest.fixture
+def first() -> Report:
+    """A finished run."""
+    return story.report(story.whole_run())
+
+
+@pytest.fixture
+def second(first: Report) -> Report:
+    """A run of another batch, under another plan, with a lower accuracy and no test loss."""
+    chosen = dataclasses.replace(story.decision().chosen, plan=dataclasses.replace(story.PLAN, precision="fp32"))
+    return dataclasses.replace(
+        first,
+        run=dataclasses.replace(
+            first.run, name="fashion-resnet-77aa01", metrics={"test/accuracy": 0.9189}, wall_s=470.0
+        ),
+        spec=story.spec(batch=256),
+        decision=dataclasses.replace(story.decision(), candidates=(chosen,)),
+    )
+
+
+def test_runs_are_listed_with_what_came_of_them(first: Report) -> None:
+    """One line a run: name, status, result or failure, how far, how long; the path if it is not the name."""
+    failed = story.report(story.failed_run(), status="failed", failure="the loss is nan\nmore", name="broken-1")
+    one = console()
+    render_runs(
+        [(Path("runs") / story.NAME, first.run, first.spec), (Path("/else/where"), failed.run, failed.spec)], one
+    )
+    text = shown(one)
+    for expected in (story.NAME, "finished", "test/accuracy 92.61 %", "324,000", "3 min 55 s", "broken-1", "failed",
+                     "the loss is nan", "70,144 (22 %)", "/else/where"):  # fmt: skip
+        assert expected in text
+    assert f"runs/{story.NAME}" not in text
+    assert "more" not in text
+
+
+def test_an_empty_list_says_how_to_begin() -> None:
+    """No empty table."""
+    one = console()
+    render_runs([], one)
+    assert "stoker train" in shown(one)
+
+
+def test_a_name_with_markup_is_shown_as_it_is(first: Report) -> None:
+    """Square brackets in names are no styles."""
+    run = dataclasses.replace(first.run, name="[red]x")
+    one = console()
+    render_runs([(Path("[red]x"), run, first.spec)], one)
+    assert "[red]x" in shown(one)
+
+
+def test_the_list_as_json_holds_the_records(first: Report) -> None:
+    """A script finds path, job and the whole record of each run."""
+    document = json.loads(json.dumps(runs_document([(Path("a/b"), first.run, first.spec)])))
+    (only,) = document["runs"]
+    assert (only["path"], only["job"], only["run"]["name"]) == ("a/b", "fashion-resnet", story.NAME)
+    assert only["spec_digest"] == first.spec.digest()
+
+
+def test_a_diff_shows_job_plan_and_outcome(first: Report, second: Report) -> None:
+    """Each difference with both values, and by how much the numbers changed."""
+    one = console()
+    render_diff(first, second, one)
+    rows = [line.split() for line in shown(one).splitlines()]
+    assert ["batch", "512", "256"] in rows
+    assert ["precision", "bf16", "fp32"] in rows
+    assert ["test/accuracy", "92.61", "%", "91.89", "%", "-0.72", "points"] in rows
+    assert ["test/loss", "0.2291"] in rows
+    assert ["time", "3", "min", "55", "s", "7", "min", "50", "s", "2.00×"] in rows
+
+
+def test_a_diff_of_equal_runs_says_the_same(first: Report) -> None:
+    """Nothing is listed as a difference."""
+    one = console()
+    render_diff(first, first, one)
+    assert shown(one).count("the same") == 2
+    assert "none" in shown(one)
+
+
+def test_a_diff_without_plans_does_not_call_them_equal(first: Report) -> None:
+    """A plan that was not recorded cannot be compared."""
+    one = console()
+    render_diff(first, dataclasses.replace(first, decision=None), one)
+    assert "not recorded for both" in shown(one)
+
+
+def test_the_diff_as_json_holds_both_sides(first: Report, second: Report) -> None:
+    """Names with both values; null where one side has none."""
+    document = json.loads(json.dumps(diff_document(first, second)))
+    assert ["batch", "512", "256"] in document["job"]
+    assert document["plan"] == [["precision", "bf16", "fp32"]]
+    assert document["metrics"]["test/accuracy"] == [0.92614, 0.9189]
+    assert document["metrics"]["test/loss"] == [0.2291, None]
+
+
+def test_a_decision_shows_the_chosen_plan_and_why() -> None:
+    """The chosen plan in words with memory, update and time to finish; the others by what they change and cost."""
+    one = console()
+    render_decision(story.decision(), one, explain=False)
+    text = shown(one)
+    for expected in ("bf16 · micro-batch 512", "905.0 MiB", "345 ms", "3 min 53 s", "chosen", "contiguous",
+                     "1.12× the time", "3 min 34 s to 4 min 12 s", "measured here", "• channels-last:",
+                     "3 plans were rejected"):  # fmt: skip
+        assert expected in text
+    assert "cuts a BatchNorm group" not in text
+
+
+def test_explaining_shows_what_each_rejected_plan_lost_by() -> None:
+    """With `--explain` every rejection has its reason."""
+    one = console()
+    render_decision(story.decision(), one, explain=True)
+    for rejection in story.decision().rejected:
+        assert rejection.reason in shown(one)
+
+
+def test_a_decision_of_one_plan_says_it_is_the_only_one() -> None:
+    """No comparison is made up."""
+    only = dataclasses.replace(story.decision(), candidates=story.decision().candidates[:1], rejected=())
+    one = console()
+    render_decision(only, one, explain=True)
+    assert "the only one that fits" in shown(one)
+    assert "rejected" not in shown(one)
+
+
+def verdict(passed: bool, level: str = "same mathematics") -> Verdict:
+    """One verdict."""
+    return Verdict(question="Separable?", answer="Yes.", passed=passed, level=level, evidence="differ by 2.2e-16")
+
+
+def test_verdicts_are_marked_and_the_level_comes_last() -> None:
+    """A check mark, the answer, the evidence; the last line is the level and what it promises."""
+    one = console()
+    render_verdicts("net", [verdict(True)], "bit-equal", console=one)
+    lines = shown(one).splitlines()
+    assert any("✓" in line and "Separable?" in line for line in lines)
+    assert any("differ by 2.2e-16" in line for line in lines)
+    assert lines[-1].startswith("level: bit-equal: a run resumed under its own plan")
+
+
+def test_what_did_not_hold_is_counted_and_crossed() -> None:
+    """A failed verdict cannot be overlooked, and its level is not among those shown to hold."""
+    one = console()
+    render_verdicts("net", [verdict(True), verdict(False, "bit-equal")], console=one)
+    lines = shown(one).splitlines()
+    assert "1 of 2 did not hold" in lines
+    assert sum("✗" in line for line in lines) == 1
+    assert lines[-1] == "holds: same mathematics"

@@ -1,0 +1,97 @@
+"""Reading a run's events."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.records import Event
+from stoker.reporting.history import (
+    best_evaluation,
+    evaluation_metrics,
+    finite,
+    live_history,
+    number,
+    of_kind,
+    planned_plan,
+)
+from tests.reporting import story
+
+
+def progress(samples: int) -> Event:
+    """Progress at a position."""
+    return Event(kind="progress", at=0.0, fields={"samples": samples})
+
+
+def evaluated(samples: int, split: str = "valid", **fields: object) -> Event:
+    """An evaluation at a position."""
+    return Event(kind="evaluated", at=0.0, fields={"samples": samples, "split": split, **fields})
+
+
+def resumed(samples: int) -> Event:
+    """A resume from a position."""
+    return Event(kind="resumed", at=0.0, fields={"samples": samples})
+
+
+def test_a_resume_drops_what_lay_beyond_its_position() -> None:
+    """Progress, evaluations and checkpoints that the killed process was ahead by are superseded."""
+    ahead = [progress(300), evaluated(300), Event(kind="checkpointed", at=0.0, fields={"samples": 300})]
+    live = live_history([progress(100), progress(200), *ahead, resumed(200), progress(300)])
+    assert [(event.kind, event.fields["samples"]) for event in live] == [
+        ("progress", 100),
+        ("progress", 200),
+        ("resumed", 200),
+        ("progress", 300),
+    ]
+
+
+def test_what_is_not_a_measurement_survives_a_resume() -> None:
+    """Warnings, starts and plans are part of the story even if the samples they were at are done again."""
+    warned = Event(kind="warned", at=0.0, fields={"message": "slow", "samples": 300})
+    assert warned in live_history([warned, resumed(0)])
+
+
+def test_an_evaluation_made_again_at_the_same_place_counts_once() -> None:
+    """A run killed after evaluating at its last checkpoint evaluates there again; splits are kept apart."""
+    events = [evaluated(200, metrics={"loss": 1.0}), resumed(200), evaluated(200, metrics={"loss": 1.0}, again=True)]
+    live = live_history([*events, evaluated(200, "test")])
+    assert [event.fields.get("again") for event in of_kind(live, "evaluated")] == [True, None]
+
+
+@given(st.lists(st.one_of(st.integers(0, 50).map(progress), st.integers(0, 50).map(resumed)), max_size=40))
+def test_live_progress_never_lies_beyond_a_later_resume(events: list[Event]) -> None:
+    """Whatever happened, no event that stayed is ahead of a resume that came after it."""
+    live = live_history(events)
+    for index, event in enumerate(live):
+        if event.kind == "resumed":
+            assert all(
+                before.fields["samples"] <= event.fields["samples"] for before in of_kind(live[:index], "progress")
+            )
+
+
+def test_numbers_come_as_json_wrote_them() -> None:
+    """The codec's "nan" is a number that is not finite; text, booleans and absent fields are none."""
+    event = Event(kind="progress", at=0.0, fields={"loss": "nan", "lr": 1, "best": True, "path": "x"})
+    assert math.isnan(number(event, "loss") or 0.0)
+    assert finite(event, "loss") is None
+    assert finite(event, "lr") == 1.0
+    assert [number(event, name) for name in ("best", "path", "absent")] == [None, None, None]
+
+
+def test_metrics_are_known_by_their_bare_names() -> None:
+    """`valid/accuracy` and `accuracy` of a valid evaluation are the same metric."""
+    event = evaluated(1, metrics={"valid/accuracy": 0.5, "loss": 1, "note": "text"})
+    assert evaluation_metrics(event) == {"accuracy": 0.5, "loss": 1.0}
+
+
+def test_the_best_evaluation_is_the_last_one_marked() -> None:
+    """Each new best is marked as it comes, so the last mark stands."""
+    best = evaluated(2, best=True)
+    assert best_evaluation([evaluated(1, best=True), best, evaluated(3, best=False)]) is best
+    assert best_evaluation([evaluated(1)]) is None
+
+
+def test_a_planned_event_carries_a_plan_or_words() -> None:
+    """A plan in words is no plan record."""
+    assert planned_plan(story.whole_run()[0]) == story.PLAN
+    assert planned_plan(Event(kind="planned", at=0.0, fields={"plan": "fp32"})) is None

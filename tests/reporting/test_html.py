@@ -1,0 +1,137 @@
+"""The report as a page."""
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from stoker.records import Report
+from stoker.reporting import render_html
+from tests.reporting import story
+
+VOID = {"meta", "br", "img", "link", "hr", "input", "line", "rect", "circle"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and collects ids, tags and visible text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+        self.data = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.ids += [value or "" for name, value in attributes if name == "id"]
+        self.references += [value or "" for name, value in attributes if name in ("src", "href", "srcset", "action")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self.open:
+            self.data = self.data or data
+        elif "style" not in self.open:
+            self.text += f" {data}"
+
+
+def page(report: Report) -> Page:
+    """The report's page, which is well-formed."""
+    found = Page(render_html(report))
+    assert found.open == []
+    assert len(found.ids) == len(set(found.ids))
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    """The page of a run that was never stopped."""
+    return render_html(story.report(story.whole_run()))
+
+
+def test_a_page_shows_what_came_of_the_run() -> None:
+    """Result, effort, best, plan and why, forecast beside measured, contract, machine, what happened."""
+    text = page(story.report(story.killed_and_resumed())).text
+    for expected in (story.NAME, "92.61 %", "4 min 4 s", "1,419 samples/s", "93.26 % at 270,000", "micro-batch 512",
+                     "BatchNorm couples samples in groups of 512", "✓ yes", "cuts a BatchNorm group", "same law",
+                     "AMD EPYC 9B14", "2.13.0+cpu", "resumed at 135,648",
+                     "40 % of the CPU", "forward, backward, update", "were superseded"):  # fmt: skip
+        assert expected in text
+
+
+def test_a_page_needs_nothing_from_outside(whole: str) -> None:
+    """No element refers anywhere, the policy forbids loading, and plotly.js is inside once."""
+    assert Page(whole).references == []
+    assert "default-src 'none'" in whole.replace("&#x27;", "'")
+    assert whole.count("plotly.js v") == 1
+
+
+def test_each_figure_has_its_place_and_its_words(whole: str) -> None:
+    """Every figure in the data has an element of its name, with a description for those who do not see it."""
+    found = Page(whole)
+    data = json.loads(found.data)
+    assert set(data["figures"]) <= set(found.ids)
+    assert whole.count('role="img" aria-label="Loss') == 1
+
+
+def test_dark_is_a_repainting_of_every_colour(whole: str) -> None:
+    """A colour in a figure that the page cannot repaint would be unreadable in the dark."""
+    data = json.loads(Page(whole).data)
+    used = set(re.findall(r'"(#[0-9a-f]{6})"', json.dumps(data["figures"])))
+    assert used <= set(data["dark"])
+
+
+def test_names_and_texts_from_users_are_escaped() -> None:
+    """A run, a job, a metric, a setting, a warning and a failure may hold markup; none of it becomes markup."""
+    evil = "</script><script>alert(1)</script>"
+    events = story.whole_run()
+    events.append(dataclasses.replace(events[-1], kind="warned", fields={"message": evil}))
+    for event in events:
+        if event.kind == "evaluated":
+            event.fields["metrics"] = {evil: 0.5, "loss": 1.0}
+    report = story.report(events, name=evil, status="failed", failure=evil)
+    report = dataclasses.replace(report, spec=story.spec(evil, note=evil))
+    expected = page(story.report(events)).tags.count("script")
+    made = page(report)
+    assert made.tags.count("script") == expected == 3
+    assert made.text.count(evil) >= 5
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (story.report(story.failed_run(), status="failed", failure="the loss is nan"), "the loss is nan"),
+        (story.report(story.failed_run(), status="failed", failure="x"), "The last checkpoint holds 46,080 samples"),
+        (story.report(story.young_run(), status="unfinished"), "1,536 of 324,000 samples are done"),
+        (story.report([], status="failed", has_plan=False), "no reason was recorded"),
+        (story.report(story.whole_run()[2:40], status="unfinished", has_plan=False), "of the training is done"),
+    ],
+    ids=["failed", "saved", "young", "refused", "no plan"],
+)
+def test_a_page_of_less_than_a_whole_run_is_sensible(report: Report, expected: str) -> None:
+    """What is missing is left out, what is known is there, and nothing says None or nan."""
+    text = page(report).text
+    assert expected in text
+    assert "None" not in text
+    assert not re.search(r"\bnan\b", text.replace("loss is nan", ""))
+
+
+def test_a_run_without_charts_carries_no_plotly() -> None:
+    """A page with nothing to draw is small."""
+    assert len(render_html(story.report([], status="failed", failure="x", has_plan=False))) < 50_000
+
+
+def test_a_page_is_the_same_each_time() -> None:
+    """Nothing in it depends on when or where it was made."""
+    assert render_html(story.report(story.young_run())) == render_html(story.report(story.young_run()))

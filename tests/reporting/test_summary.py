@@ -1,0 +1,121 @@
+"""Where the time went, the forecast beside what was measured, and the lines for the terminal."""
+
+import dataclasses
+
+import pytest
+
+from stoker.records import Event, Report
+from stoker.reporting.summary import forecast_rows, summary_lines, time_split, wall_seconds
+from tests.reporting import story
+
+
+@pytest.fixture
+def whole() -> Report:
+    """A run that was never stopped."""
+    return story.report(story.whole_run())
+
+
+@pytest.fixture
+def resumed() -> Report:
+    """A run that was killed and continued."""
+    return story.report(story.killed_and_resumed())
+
+
+def told(*events: Event, **changes: object) -> Report:
+    """A report of a few events, without a plan."""
+    return dataclasses.replace(story.report(events, has_plan=False), **changes)
+
+
+def test_shares_of_the_time_add_up(whole: Report) -> None:
+    """Every second of wall time and of planning is in exactly one share."""
+    shares = time_split(whole)
+    assert sum(share.fraction for share in shares) == pytest.approx(1.0)
+    assert sum(share.seconds for share in shares) == pytest.approx(wall_seconds(whole) + 6.4)
+
+
+def test_stretches_are_summed_and_the_last_evaluation_is_not_lost() -> None:
+    """Each progress tells of the time since the one before; an evaluation after the last progress counts too."""
+    stretch = {"update": 2.0, "data": 0.5, "evaluation": 1.0, "checkpoint": 0.0}
+    report = told(
+        *(Event(kind="progress", at=0.0, fields={"samples": n, "split_s": stretch, "wall_s": n}) for n in (5, 10)),
+        Event(kind="evaluated", at=0.0, fields={"samples": 5, "took_s": 2.0}),
+        Event(kind="evaluated", at=0.0, fields={"samples": 10, "took_s": 3.0}),
+    )
+    seconds = {share.phase: share.seconds for share in time_split(report)}
+    assert seconds == {"update": 4.0, "data": 1.0, "evaluation": 5.0}
+
+
+def test_a_phase_nobody_announced_keeps_its_own_name() -> None:
+    """A new part of the loop shows up in the report without a change here."""
+    report = told(Event(kind="progress", at=0.0, fields={"samples": 1, "split_s": {"all_reduce": 3.0, "update": 1.0}}))
+    assert [(share.phase, share.label) for share in time_split(report)] == [
+        ("update", "forward, backward, update"),
+        ("all_reduce", "all_reduce"),
+    ]
+
+
+def test_a_run_that_says_nothing_of_time_has_no_shares() -> None:
+    """No division by zero, and no made-up bar."""
+    assert time_split(told()) == ()
+
+
+def test_superseded_stretches_are_not_counted(resumed: Report) -> None:
+    """The time of samples that were done again is counted once, so shares still fit the wall time."""
+    training_s = sum(share.seconds for share in time_split(resumed) if share.phase in ("update", "data"))
+    assert training_s < wall_seconds(resumed)
+
+
+def test_measured_stands_beside_forecast(whole: Report) -> None:
+    """The measured values are those the events tell: total, update, rate, evaluation, checkpoint, peak memory."""
+    rows = {row.quantity: row for row in forecast_rows(whole)}
+    assert rows["total time"].measured == whole.run.wall_s
+    assert rows["throughput"].measured == pytest.approx(story.RATE, rel=0.02)
+    assert rows["one update"].measured == pytest.approx(
+        story.TOTAL_SAMPLES / (story.UPDATES_PER_EPOCH * story.EPOCHS) / rows["throughput"].measured
+    )
+    assert rows["one evaluation"].measured == pytest.approx(1.8)
+    assert rows["one checkpoint"].measured == pytest.approx(0.011)
+    assert rows["peak memory"].measured == 880 * 2**20
+    assert all(row.is_inside for row in rows.values())
+
+
+def test_a_value_outside_its_interval_says_so(whole: Report) -> None:
+    """A forecast of half the time is missed, and by how much is told."""
+    decision = story.decision()
+    fast = dataclasses.replace(decision.chosen, forecast=story.forecast(scale=0.5))
+    report = dataclasses.replace(whole, decision=dataclasses.replace(decision, candidates=(fast,)))
+    total = forecast_rows(report)[0]
+    assert total.is_inside is False
+    assert total.ratio == pytest.approx(whole.run.wall_s / 116.5)
+    assert any("total time" in line and "outside the interval" in line for line in summary_lines(report))
+
+
+def test_an_unfinished_run_has_no_total_yet() -> None:
+    """The forecast total is compared with nothing until the run has finished."""
+    rows = forecast_rows(story.report(story.young_run(), status="unfinished"))
+    assert rows[0].measured is None
+    assert rows[0].is_inside is None
+    assert rows[0].ratio is None
+
+
+def test_without_a_plan_there_is_no_forecast() -> None:
+    """A run that was refused before planning has no rows."""
+    assert forecast_rows(told()) == ()
+
+
+def test_the_summary_names_result_effort_and_forecast(resumed: Report) -> None:
+    """What someone wants to know when the run is over, in a handful of lines."""
+    lines = summary_lines(resumed)
+    assert len(lines) <= 8
+    text = "\n".join(lines)
+    for expected in ("92.61 %", "best accuracy 93.26 % at 270,000 samples", "324,000 samples in 4 min", "forecast",
+                     "bf16", "warnings: 1", "40 % of the CPU"):  # fmt: skip
+        assert expected in text
+
+
+def test_the_summary_of_a_failed_run_says_why() -> None:
+    """The reason is there, and how far the run came."""
+    report = story.report(story.failed_run(), status="failed", failure="the loss is nan after 70,656 samples")
+    text = "\n".join(summary_lines(report))
+    assert "failed: the loss is nan after 70,656 samples" in text
+    assert "70,144 of 324,000 samples" in text
