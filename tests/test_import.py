@@ -25,7 +25,6 @@ PROMISED = {
     "samples",
     "schedules",
     "seconds",
-    "tokens",
     "train",
     "transforms",
     "updates",

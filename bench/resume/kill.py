@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,36 +47,31 @@ def train_to_the_end(arguments: list[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def kill_at(arguments: list[str], run: Path, delay_s: float, *, in_checkpoint: bool) -> dict[str, object] | None:
-    """Start the command and SIGKILL it `delay_s` after training began, or in the next checkpoint; None if it finished.
+def kill_at(
+    arguments: list[str], run: Path, target: int, jitter_s: float, *, in_checkpoint: bool
+) -> dict[str, object] | None:
+    """Start the command and SIGKILL it `jitter_s` after it passed `target` samples; None if it finished before.
 
-    Its loader workers are left to notice by themselves.
+    With `in_checkpoint`, the kill waits for the next checkpoint to be half-written. Loader workers are left to notice
+    by themselves.
     """
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    seen: list[dict[str, object]] = []
-    begun = threading.Event()
-
-    def read() -> None:
-        for line in process.stdout or ():
-            seen.append(json.loads(line))
-            if seen[-1]["event"] == "progress":
-                begun.set()
-        begun.set()
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    begun.wait()
-    time.sleep(delay_s)
-    while in_checkpoint and process.poll() is None and not any((run / "checkpoints").glob(".writing-*")):
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    at = 0
+    for line in process.stdout or ():
+        at = int(json.loads(line).get("samples", 0))
+        if at >= target:
+            break
+    time.sleep(jitter_s)
+    writing = run / "checkpoints"
+    while in_checkpoint and process.poll() is None and not any(writing.glob(".writing-*")):
         pass
-    inside = any((run / "checkpoints").glob(".writing-*"))
-    os.kill(process.pid, signal.SIGKILL)
-    code = process.wait()
-    reader.join()
-    if code == 0:
+    inside = any(writing.glob(".writing-*"))
+    process.kill()
+    rest, _ = process.communicate()
+    if process.returncode == 0:
         return None
-    last = next((e for e in reversed(seen) if "samples" in e), {})
-    return {"after_samples": last.get("samples"), "inside_a_checkpoint": inside, "exit": code}
+    at = max([at, *(int(json.loads(line).get("samples", 0)) for line in rest.splitlines() if line.endswith("}"))])
+    return {"after_samples": at, "inside_a_checkpoint": inside, "exit": process.returncode}
 
 
 def digest(run: Path) -> str:
@@ -94,18 +86,24 @@ def prove(job: str, kills: int, randomly: random.Random) -> dict[str, object]:
         (folder / "plan.json").write_text(dumps(PLANS[job]))
         whole = train_to_the_end(command(job, folder, "whole"))
         trained_s = float(str(next(e for e in whole if e["event"] == "finished")["wall_s"]))
-        arguments, happened = command(job, folder, "killed"), []
+        total = int(str(next(e for e in whole if e["event"] == "finished")["samples"]))
+        happened: list[dict[str, object]] = []
+        digests: set[str] = set()
         while len(happened) < kills:
-            in_checkpoint = len(happened) % 2 == 1
-            delay_s = randomly.uniform(0.0, 1.6 * trained_s / kills)
-            killed = kill_at(arguments, folder / "killed", delay_s, in_checkpoint=in_checkpoint)
-            if killed is None:
-                break
-            happened.append(killed)
-        if not (folder / "killed" / "model.safetensors").exists():
-            train_to_the_end(arguments)
-        same = digest(folder / "whole") == digest(folder / "killed")
-        print(f"{job}: {len(happened)} kills, bit-equal: {same}", flush=True)
+            run = folder / f"killed{len(digests)}"
+            arguments = command(job, folder, run.name)
+            for target in sorted(randomly.randrange(total) for _ in range(kills - len(happened))):
+                in_checkpoint = len(happened) % 2 == 1
+                killed = kill_at(arguments, run, target, randomly.uniform(0.0, 0.5), in_checkpoint=in_checkpoint)
+                if killed is None:
+                    break
+                happened.append(killed)
+            if not (run / "model.safetensors").exists():
+                train_to_the_end(arguments)
+            digests.add(digest(run))
+        same = digests == {digest(folder / "whole")}
+        inside = sum(bool(one["inside_a_checkpoint"]) for one in happened)
+        print(f"{job}: {len(happened)} kills, {inside} inside a checkpoint, bit-equal: {same}", flush=True)
         return {"kills": happened, "bit_equal": same, "weights_sha256": digest(folder / "whole"), "wall_s": trained_s}
 
 

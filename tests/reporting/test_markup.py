@@ -16,7 +16,7 @@ def test_text_and_attributes_are_escaped() -> None:
     assert made == '<p class="&quot;&gt;&lt;script&gt;" title="a&#x27;b">&lt;b&gt;&amp;</p>'
 
 
-@given(st.text(alphabet="<>&/!-scriptSCRIPT\"\u2028"))
+@given(st.text(alphabet='<>&/!-scriptSCRIPT"\u2028'))
 def test_json_in_a_script_cannot_end_it(text: str) -> None:
     """Whatever the strings hold, no `<` is left, and the JSON means the same."""
     made = script_json(json.dumps({"text": text}, ensure_ascii=False))

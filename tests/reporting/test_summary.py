@@ -108,8 +108,8 @@ def test_the_summary_names_result_effort_and_forecast(resumed: Report) -> None:
     lines = summary_lines(resumed)
     assert len(lines) <= 8
     text = "\n".join(lines)
-    for expected in ("92.61 %", "best accuracy 93.26 % at 270,000 samples", "324,000 samples in 4 min", "forecast",
-                     "bf16", "warnings: 1", "40 % of the CPU"):  # fmt: skip
+    for expected in ("92.61 %", "best accuracy on valid 93.26 % at 270,000 samples", "324,000 samples in 4 min",
+                     "forecast", "bf16", "warnings: 1", "40 % of the CPU"):  # fmt: skip
         assert expected in text
 
 

@@ -3,7 +3,7 @@
 import stoker
 
 
-def job(updates: int = 400) -> stoker.Job:
+def job(updates: int = 300) -> stoker.Job:
     """Two blocks of width 64 over 64 bytes of context."""
     train, test = stoker.data.python_source(context=64, limit_bytes=2_000_000)
     return stoker.Job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,10 @@ from stoker.reporting.summary import wall_seconds
 from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
 from stoker.units import format_seconds
 
+_LONGEST_FAILURE = 44
+_WIDE = 100
+"""Columns from which on the time of day has room."""
+
 _STATUS_STYLES = {"finished": "green", "unfinished": "yellow", "failed": "red"}
 
 
@@ -25,15 +30,17 @@ def render_runs(runs: Sequence[tuple[Path, Run, JobSpec]], console: Console) -> 
     if not runs:
         console.print(Text("no runs here yet; `stoker train JOB.py` makes one", style="dim"))
         return
-    table = _table("run", "status", "result", "samples", "time", "when")
+    table = _table("run")
+    for title in ("status", "result", "samples", "time", "when"):
+        table.add_column(title, no_wrap=True)
     for path, run, _ in runs:
         table.add_row(
             _name(path, run),
             Text(run.status, style=_STATUS_STYLES[run.status]),
             _result(run),
             _headway(run),
-            Text(format_seconds(run.wall_s) if run.wall_s else "", no_wrap=True),
-            Text(_local_time(run.created_at), style="dim", no_wrap=True),
+            Text(format_seconds(run.wall_s) if run.wall_s else ""),
+            Text(_local_time(run.created_at, is_short=console.width < _WIDE), style="dim"),
         )
     console.print(table)
 
@@ -78,16 +85,16 @@ def _name(path: Path, run: Run) -> Text:
 def _result(run: Run) -> Text:
     """The metric a run is known by, or its failure's first line."""
     if run.status == "failed" and run.failure:
-        return Text(run.failure.splitlines()[0], style="red", overflow="ellipsis", no_wrap=True)
+        return Text(textwrap.shorten(run.failure.splitlines()[0], _LONGEST_FAILURE, placeholder=" …"), style="red")
     named = headline_metric(run.metrics)
-    return Text(f"{named[0]} {format_metric(*named)}" if named else "", style="bold", no_wrap=True)
+    return Text(f"{named[0]} {format_metric(*named)}" if named else "", style="bold")
 
 
 def _headway(run: Run) -> Text:
     if run.samples >= run.total_samples:
-        return Text(format_samples(run.samples), no_wrap=True)
+        return Text(format_samples(run.samples))
     percent = f" ({100 * run.samples / run.total_samples:.0f} %)"
-    return Text(f"{format_samples(run.samples)}{percent}", style="yellow", no_wrap=True)
+    return Text(f"{format_samples(run.samples)}{percent}", style="yellow")
 
 
 def _spec_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
@@ -139,15 +146,15 @@ def _add_part(table: Table, title: str, rows: Sequence[tuple[str, str, str, str]
 
 
 def _table(*titles: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
         table.add_column(Text(title, overflow="fold"))
     return table
 
 
-def _local_time(created_at: str) -> str:
-    """An ISO time as local date and minute; as it is if it is no time."""
+def _local_time(created_at: str, *, is_short: bool) -> str:
+    """An ISO time as local date, with the minute unless short; as it is if it is no time."""
     try:
-        return datetime.fromisoformat(created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+        return datetime.fromisoformat(created_at).astimezone().strftime("%Y-%m-%d" if is_short else "%Y-%m-%d %H:%M")
     except ValueError:
         return created_at

@@ -77,9 +77,16 @@ def train(  # noqa: PLR0913 - what the command line offers
     given = given_plan(plan)
     with ExitStack() as stack:
         if not directory.is_run:
-            decision, coupling = _decide_and_tell(prepared, device, given, checkpoint_every, sinks, directory)
+            early: list[Event] = []
+            if because is not None:
+                _tell(sinks, "warned", message=because)
+            decision, coupling = _decide_and_tell(
+                prepared, device, given, checkpoint_every, [early.append, *sinks], directory
+            )
             stack.enter_context(directory.locked())
             _create(directory, prepared, device, decision, coupling, parent)
+            for event in early:
+                directory.append_event(event)
         else:
             stack.enter_context(directory.locked())
             _require_same_plan(directory, given)
@@ -89,8 +96,8 @@ def train(  # noqa: PLR0913 - what the command line offers
 
 def _choose(
     prepared: Prepared, run_dir: str | Path | None, resume: str | None, parent: RunDirectory | None, *, new: bool
-) -> tuple[RunDirectory, str]:
-    """The directory to train in, and why."""
+) -> tuple[RunDirectory, str | None]:
+    """The directory to train in, and what the user should know about the choice."""
     if resume is None:
         choice = choose_directory(
             runs_root(),

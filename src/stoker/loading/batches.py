@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
-from stoker.loading.fields import Content, Fields, cut, map_tensors
+from stoker.loading.fields import Content, Fields, can_be_cut, cut, map_tensors
 from stoker.loading.order import EpochOrder, Indices
-from stoker.loading.samples import BadSample, ItemSamples, Samples, SubsetOf
+from stoker.loading.samples import Samples
 from stoker.loading.transforms import Draw
+from stoker.loading.workers import Place, by_workers
 from stoker.records import Plan, Position
 
 
@@ -74,9 +75,17 @@ class Batch:
         return len(self.indices)
 
     def cut(self, start: int, stop: int) -> Content:
-        """Samples start..stop, ready for the model."""
-        if start == 0 and stop == self.size:
-            return self.pipeline(self.content, self.epoch, self.indices)
+        """Samples start..stop, ready for the model.
+
+        Raises:
+            BadJob: nothing in the batch has an entry for each sample.
+        """
+        if not (stop - start == self.size or can_be_cut(self.content, self.size)):
+            raise BadJob(
+                f"a batch of {self.size} samples cannot be cut: no tensor in it has {self.size} rows",
+                remedy="Let Job(collate=…) give tensors [B, ...], or declare Job(loss_scope='batch').",
+            )
+        # Cut even where nothing is left out: a batch then has one type, whatever the micro-batch.
         return self.pipeline(cut(self.content, start, stop, self.size), self.epoch, self.indices[start:stop])
 
 
@@ -102,96 +111,33 @@ class BatchSource:
             RunFailed: a loader worker died.
         """
         places = self._places(start, total_updates)
-        try:
-            if self.plan.loader == "workers":
-                yield from self._from_workers(places)
-            else:
-                for epoch, indices in places:
-                    yield Batch(self.samples.fetch(indices, epoch), indices, epoch, self.pipeline)
-        except BadSample as problem:
-            raise BadJob(_own_words(problem)) from problem
+        with closing(self._fetched(places)) as fetched:
+            for (epoch, indices), content in fetched:
+                yield Batch(content, indices, epoch, self.pipeline)
 
-    def _places(self, start: Position, total_updates: int) -> Iterator[tuple[int, Indices]]:
+    def _fetched(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+        plan = self.plan
+        if plan.loader == "workers":
+            is_pinned = self.pipeline.device.type == "cuda"
+            return by_workers(self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned)
+        return (((epoch, indices), self.samples.fetch(indices, epoch)) for epoch, indices in places)
+
+    def _places(self, start: Position, total_updates: int) -> Iterator[Place]:
         for update in range(start.updates, total_updates):
             position = self.extent.position(update)
             stop = position.cursor + self.extent.batch_at(position)
             yield position.epoch, self.order.indices(position.epoch, position.cursor, stop)
 
-    def _from_workers(self, places: Iterator[tuple[int, Indices]]) -> Iterator[Batch]:
-        asked: list[tuple[int, Indices]] = []
-        loader = torch.utils.data.DataLoader(
-            _KeyedItems(self.samples),
-            batch_sampler=_remembered(places, asked),
-            num_workers=self.plan.num_workers,
-            prefetch_factor=self.plan.prefetch_batches,
-            collate_fn=_KeyedItems(self.samples).collate,
-            worker_init_fn=_leave_interrupts_to_the_trainer,
-            pin_memory=self.pipeline.device.type == "cuda",
-        )
-        batches = iter(loader)
-        while True:
-            try:
-                content = next(batches)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
-                    raise
-                raise RunFailed(f"a loader worker died: {error}",
-                                remedy="Run the same command again to continue; if it recurs, the worker is likely "
-                                "out of memory: give a plan with fewer num_workers.") from error  # fmt: skip
-            epoch, indices = asked.pop(0)
-            yield Batch(content, indices, epoch, self.pipeline)
-
 
 def in_order(samples: Samples, pipeline: Pipeline, size: int) -> Iterator[Batch]:
-    """All samples once, in their own order, in batches of `size`: for evaluation."""
-    try:
-        for start in range(0, len(samples), size):
-            indices = np.arange(start, min(start + size, len(samples)), dtype=np.int64)
-            yield Batch(samples.fetch(indices, 0), indices, 0, pipeline)
-    except BadSample as problem:
-        raise BadJob(str(problem)) from problem
+    """All samples once, in their own order, in batches of `size`: for evaluation.
 
-
-class _KeyedItems(torch.utils.data.Dataset[Any]):
-    """Items addressed by (epoch, index), for loader workers."""
-
-    def __init__(self, samples: Samples) -> None:
-        self._whole = samples.whole if isinstance(samples, SubsetOf) else samples
-        self._indices = samples.indices if isinstance(samples, SubsetOf) else None
-
-    def __getitem__(self, place: tuple[int, int]) -> Any:
-        """The item, its random draws keyed by (epoch, index)."""
-        epoch, index = place
-        if not isinstance(self._whole, ItemSamples):
-            raise TypeError(f"{self._whole.name} lies in memory: workers have nothing to fetch")
-        return self._whole.item((epoch, index if self._indices is None else int(self._indices[index])))
-
-    def collate(self, items: list[Any]) -> Content:
-        """A batch of items."""
-        if not isinstance(self._whole, ItemSamples):
-            raise TypeError(f"{self._whole.name} lies in memory: workers have nothing to collate")
-        return self._whole.collate(items)
-
-
-def _own_words(problem: BadSample) -> str:
-    """What the problem says, without the traceback that a loader worker puts before it."""
-    return str(problem).rsplit("BadSample: ", 1)[-1].strip()
-
-
-def _remembered(
-    places: Iterator[tuple[int, Indices]], asked: list[tuple[int, Indices]]
-) -> Iterator[list[tuple[int, int]]]:
-    """Batches of (epoch, index) for the workers; each also goes to the end of `asked`."""
-    for epoch, indices in places:
-        asked.append((epoch, indices))
-        yield [(epoch, int(index)) for index in indices]
-
-
-def _leave_interrupts_to_the_trainer(_worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    Raises:
+        BadJob: a sample cannot be fetched or collated.
+    """
+    for start in range(0, len(samples), size):
+        indices = np.arange(start, min(start + size, len(samples)), dtype=np.int64)
+        yield Batch(samples.fetch(indices, 0), indices, 0, pipeline)
 
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,18 +13,18 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
+from stoker.jobs.source import name_of
 from stoker.loading.fields import Content
+from stoker.loading.fingerprint import digest_of_arrays, digest_of_items, leaves_of
 from stoker.loading.keys import Stream, key_of
 from stoker.loading.order import Indices, KeyedPermutation
 from stoker.records import DataClass
 
-_HASHED_WHOLE_BYTES = 2**30
-_HASHED_ROWS = 4096
 _HASHED_ITEMS = 16
 
 
-class BadSample(Exception):
-    """A sample that could not be fetched or collated; carries only text, so that it crosses processes."""
+class BadSample(BadJob):
+    """A sample that could not be fetched or collated; made of its text alone, so that it crosses processes."""
 
 
 class Samples(ABC):
@@ -94,13 +94,13 @@ class ArraySamples(Samples):
         rows = torch.from_numpy(indices)
         arrays = self.arrays
         if isinstance(arrays, Mapping):
-            return {key: array.index_select(0, rows) for key, array in arrays.items()}
-        return tuple(array.index_select(0, rows) for array in arrays)
+            return {key: _rows_of(array, rows) for key, array in arrays.items()}
+        return tuple(_rows_of(array, rows) for array in arrays)
 
     def fingerprint(self) -> str:
         """What the source states, or else the SHA-256 of the arrays (of strided rows beyond 1 GiB)."""
         if self._fingerprint is None:
-            self._fingerprint = _digest_of_arrays(_leaves(self.arrays))
+            self._fingerprint = digest_of_arrays(leaves_of(self.arrays))
         return self._fingerprint
 
     def prepare(self, content: Content) -> Content:
@@ -149,19 +149,17 @@ class ItemSamples(Samples):
         try:
             return self._collate(items)
         except Exception as error:
-            named = _shape_mismatch(items, indices)
-            raise BadSample(
-                named or f"collating {len(items)} samples raised {type(error).__name__}: {error}"
-            ) from error
+            is_ours = self._collate is torch.utils.data.default_collate
+            named = _shape_mismatch(items, indices) if is_ours else None
+            raised = f"collating {len(items)} samples of {self.name} raised {type(error).__name__}: {error}"
+            raise BadSample(named or raised) from error
 
     def fingerprint(self) -> str:
         """Digest of the dataset's type, its length and a few of its items."""
-        state = hashlib.sha256(f"{type(self.dataset).__module__}.{self.name}:{len(self)}".encode())
         chosen = KeyedPermutation(len(self), key_of(Stream.PROBE))(np.arange(min(_HASHED_ITEMS, len(self))))
-        for index in chosen:
-            for leaf in _leaves(self.item((0, int(index)))):
-                state.update(_bytes_of(leaf))
-        return f"sha256:{state.hexdigest()} (of {len(chosen)} items)"
+        what = f"{name_of(type(self.dataset))}:{len(self)}"
+        items = (self.item((0, int(index))) for index in chosen)
+        return f"{digest_of_items(what, items)} (of {len(chosen)} items)"
 
     def prepare(self, content: Content) -> Content:
         """Nothing: items come prepared."""
@@ -221,7 +219,10 @@ def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
     """
     aside = round(len(samples) * holdout.fraction)
     if not 0 < aside < len(samples):
-        raise BadJob(f"a holdout of {holdout.fraction:g} sets {aside} of {len(samples)} samples aside")
+        raise BadJob(
+            f"a holdout of {holdout.fraction:g} sets {aside} of {len(samples)} samples aside",
+            remedy="Both parts need samples: choose another fraction, or give valid=… data of its own.",
+        )
     permutation = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, holdout.seed))
     order = permutation(np.arange(len(samples)))
     rule = f"{holdout.fraction:g} held out, seed {holdout.seed}"
@@ -234,7 +235,7 @@ def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
 def seed_generators(key: int, device: torch.device | None = None) -> None:
     """Seed Python's, NumPy's and PyTorch's CPU generators, and that of `device` if it has its own."""
     random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002: the global generator is the one that users' code draws from
+    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is the one that users' code draws from
     torch.default_generator.manual_seed(key)
     if device is not None and device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
@@ -246,10 +247,13 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
                      remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.")  # fmt: skip
     if hasattr(data, "arrays") and hasattr(data, "prepare"):  # one of stoker.data
         return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
-    if isinstance(data, torch.utils.data.TensorDataset) and collate is None:
+    if type(data) is torch.utils.data.TensorDataset and collate is None:  # a subclass may change its items
         return _arrays(data.tensors, what)
-    if isinstance(data, Mapping) or (isinstance(data, tuple | list) and data and all(map(_is_array, data))):
+    if isinstance(data, Mapping) or (isinstance(data, tuple) and any(map(_is_array, data))):
         return _arrays(data, what)
+    if isinstance(data, list) and data and all(map(_is_array, data)):
+        raise BadJob(f"{what} is a list of {len(data)} arrays: it could be their samples or their entries",
+                     remedy="Give a tuple (inputs, targets) of arrays; stack samples into one array.")  # fmt: skip
     if _is_array(data):
         return _arrays((data,), what)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
@@ -262,48 +266,38 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
 
 def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
     named = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
-    tensors = {key: torch.as_tensor(array) for key, array in named.items()}
+    tensors = {key: _tensor(array, f"{what}[{key!r}]") for key, array in named.items()}
     lengths = {key: tensor.shape[0] if tensor.dim() else 0 for key, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
         raise BadJob(f"the arrays of {what} have different numbers of samples ({listed})")
     content = tensors if isinstance(data, Mapping) else tuple(tensors.values())
-    return ArraySamples("arrays", next(iter(lengths.values())), lambda: content)
+    return ArraySamples("arrays", next(iter(lengths.values()), 0), lambda: content)
+
+
+def _tensor(array: Any, what: str) -> torch.Tensor:
+    try:
+        if isinstance(array, np.ndarray):
+            # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.
+            array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                return torch.from_numpy(array)
+        return torch.as_tensor(array).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadJob(f"{what} cannot be a tensor: {error}", remedy="Give numbers, in an array or tensor.") from error
+
+
+def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return array.index_select(0, rows.to(array.device))
 
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray)
 
 
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return [leaf for key in value for leaf in (key, *_leaves(value[key]))]
-    if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [value]
-
-
-def _bytes_of(leaf: Any) -> bytes:
-    if isinstance(leaf, torch.Tensor):
-        flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return f"{leaf.dtype}{tuple(leaf.shape)}".encode() + flat.numpy().tobytes()
-    if isinstance(leaf, np.ndarray):
-        return f"{leaf.dtype}{leaf.shape}".encode() + leaf.tobytes()
-    return repr(leaf).encode() if isinstance(leaf, bool | int | float | str | bytes) else type(leaf).__name__.encode()
-
-
-def _digest_of_arrays(leaves: list[Any]) -> str:
-    state = hashlib.sha256()
-    for leaf in leaves:
-        whole = not isinstance(leaf, torch.Tensor) or leaf.numel() * leaf.element_size() <= _HASHED_WHOLE_BYTES
-        state.update(f"{getattr(leaf, 'shape', '')}".encode())
-        state.update(_bytes_of(leaf if whole else leaf[:: max(1, leaf.shape[0] // _HASHED_ROWS)]))
-    return f"sha256:{state.hexdigest()}"
-
-
 def _shape_mismatch(items: list[Any], indices: Indices | None) -> str | None:
     """Which two samples differ in shape, or None."""
-    shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in _leaves(item)] for item in items]
+    shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in leaves_of(item)] for item in items]
     for at, shape in enumerate(shapes):
         if shape != shapes[0]:
             first, other = (0, at) if indices is None else (int(indices[0]), int(indices[at]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 
+from stoker.planning.forecast import pace
 from stoker.records import Candidate, Device, Measurement, Profile, Rejection
 from stoker.units import format_bytes, format_count, format_seconds
 
@@ -20,15 +20,22 @@ def explain(
     """Five lines: the plan, what the contract allows, what each setting gave, the memory, and the time to finish."""
     plan, forecast = chosen.plan, chosen.forecast
     total, peak = forecast.total_s, forecast.peak_bytes
+    interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}, {total.basis}"
+    samples = format_count(forecast.total_samples)
+    updates = f"{forecast.total_updates} updates, {format_seconds(forecast.update_s.value)} each"
     return (
-        f"{device.model}, {device.cores} cores: {plan.in_words()}",
+        f"{_hardware(device)}: {plan.in_words()}",
         _legality(profile),
         _gains(chosen, measured, rejected),
         f"memory: {format_bytes(peak.value)} at the peak ({peak.basis}), of {format_bytes(device.memory_bytes)}",
-        f"to finish: {format_seconds(total.value)} ({format_seconds(total.low)} to {format_seconds(total.high)}, "
-        f"{total.basis}) for {format_count(forecast.total_samples)} samples in {forecast.total_updates} updates, "
-        f"{format_seconds(forecast.update_s.value)} each",
+        f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
     )
+
+
+def _hardware(device: Device) -> str:
+    if device.kind == "cpu":
+        return f"{device.model}, {device.cores} {'core' if device.cores == 1 else 'cores'}"
+    return f"{device.model}, {device.cores} multiprocessors" if device.cores else device.model
 
 
 def _legality(profile: Profile) -> str:
@@ -43,14 +50,13 @@ def _legality(profile: Profile) -> str:
 def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequence[Rejection]) -> str:
     """What the chosen settings gave against the plans that differ in one of them."""
     best = next(m for m in measured if m.plan == chosen.plan)
-    pace = statistics.median(best.update_s)
     parts = []
     for other in measured:
         changed = _only_difference(best, other)
         if changed is not None:
-            mine, theirs = (getattr(m.plan, changed) for m in (best, other))
-            parts.append(f"{_word(changed, mine)} {statistics.median(other.update_s) / pace:.2f}x {_word(changed, theirs)}")
-    parts += [f"{r.plan.precision} ruled out: {r.reason}" for r in rejected]
+            mine, theirs = (_word(changed, getattr(m.plan, changed)) for m in (best, other))
+            parts.append(f"{mine} {pace(other) / pace(best):.2f}x {theirs}")
+    parts += [f"{r.plan.precision} at micro-batch {r.plan.micro_batch} ruled out: {r.reason}" for r in rejected]
     error = chosen.forecast.gradient_error
     if error is not None:
         parts.append(f"gradient {error:.1%} from fp32's")
@@ -65,6 +71,11 @@ def _only_difference(one: Measurement, other: Measurement) -> str | None:
 
 def _word(setting: str, value: object) -> str:
     """A setting's value as one would say it."""
-    words = {"threads": f"{value} threads", "micro_batch": f"micro-batch {value}",
-             "optimizer_implementation": f"{value} optimiser", "loader": f"{value} loader"}  # fmt: skip
+    words = {
+        "threads": f"{value} thread{'' if value == 1 else 's'}",
+        "micro_batch": f"micro-batch {value}",
+        "num_workers": f"{value} loader worker{'' if value == 1 else 's'}",
+        "optimizer_implementation": f"{value} optimiser",
+        "loader": f"{value} loader",
+    }
     return words.get(setting, str(value).replace("_", "-"))

@@ -13,13 +13,13 @@ decision = search.decision()
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from stoker.errors import DoesNotFit
 from stoker.planning.explanation import explain
-from stoker.planning.forecast import Extents, forecast
+from stoker.planning.forecast import Extents, forecast, pace
 from stoker.planning.space import first_plan, neighbours
-from stoker.records import Candidate, Decision, Device, Measurement, Plan, Profile, Rejection
+from stoker.records import Candidate, Decision, Device, Measurement, Plan, Precision, Profile, Rejection
 from stoker.units import format_seconds
 
 PLANNING_SHARE = 0.05
@@ -34,19 +34,27 @@ LEAST_GAIN = 0.02
 
 
 class Search:
-    """Coordinate descent over legal plans, measured one by one."""
+    """Coordinate descent over legal plans, measured one by one.
+
+    Args:
+        profile: the job's facts.
+        device: where it is to run.
+        extents: how much there is to do, under a plan of that measurement.
+
+    Attributes:
+        measured: trials of plans that can be used, in order.
+        rejected: plans that cannot, with the reasons.
+        spent_s: seconds spent on trials so far, as far as they were measured.
+    """
 
     def __init__(self, profile: Profile, device: Device, extents: Callable[[Measurement], Extents]) -> None:
         self.profile, self.device, self._extents = profile, device, extents
         self.measured: list[Measurement] = []
         self.rejected: list[Rejection] = []
+        self.spent_s = 0.0
         self._best: Measurement | None = None
         self._tried: set[Plan] = set()
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds spent on trials so far."""
-        return sum(measurement.took_s for measurement in self.measured)
+        self._inexact: set[Precision] = set()
 
     def next_plan(self) -> Plan | None:
         """The next plan to try; None when it is time to decide."""
@@ -56,19 +64,20 @@ class Search:
             return self._smaller_than_rejected()
         if self.spent_s > max(LEAST_PLANNING_S, PLANNING_SHARE * self._total_s(self._best)):
             return None
-        candidates = neighbours(self._best.plan, self.profile, self.device)
-        return next((plan for plan in candidates if plan not in self._tried), None)
+        return self._first_untried(neighbours(self._best.plan, self.profile, self.device))
 
     def record(self, measurement: Measurement) -> None:
         """Take a trial's result into account."""
         self._tried.add(measurement.plan)
+        self.spent_s += measurement.took_s
         error = measurement.gradient_error
         if error is not None and not error <= LARGEST_GRADIENT_ERROR:
+            self._inexact.add(measurement.plan.precision)
             self.reject(measurement.plan, f"its gradient is {error:.1%} from fp32's, more than "
                         f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
             return
         self.measured.append(measurement)
-        if self._best is None or _pace(measurement) < _pace(self._best) * (1 - LEAST_GAIN):
+        if self._best is None or pace(measurement) < pace(self._best) * (1 - LEAST_GAIN):
             self._best = measurement
 
     def reject(self, plan: Plan, reason: str) -> None:
@@ -88,7 +97,7 @@ class Search:
         best = self._best
         losers = [m for m in self.measured if m is not best]
         chosen = Candidate(plan=best.plan, forecast=forecast(best, self.profile, self._extents(best)))
-        slower = [Rejection(plan=m.plan, reason=self._lost_by(m, best)) for m in sorted(losers, key=_pace)]
+        slower = [Rejection(plan=m.plan, reason=self._lost_by(m, best)) for m in sorted(losers, key=pace)]
         return Decision(
             device=self.device.name,
             candidates=(chosen,),
@@ -98,22 +107,22 @@ class Search:
         )
 
     def _smaller_than_rejected(self) -> Plan | None:
-        """After a plan that did not work: the same in fp32, then with smaller micro-batches."""
+        """After a plan that did not work: the same in fp32, then with smaller micro-batches, then anything else."""
         last = self.rejected[-1].plan
-        return next((p for p in neighbours(last, self.profile, self.device) if p not in self._tried), None)
+        found = list(neighbours(last, self.profile, self.device))
+        smaller = [p for p in found if p.precision != last.precision or p.micro_batch != last.micro_batch]
+        return self._first_untried([*smaller, *found])
+
+    def _first_untried(self, plans: Iterable[Plan]) -> Plan | None:
+        left = (plan for plan in plans if plan not in self._tried and plan.precision not in self._inexact)
+        return next(left, None)
 
     def _total_s(self, measurement: Measurement) -> float:
         return forecast(measurement, self.profile, self._extents(measurement)).total_s.value
 
     def _lost_by(self, loser: Measurement, best: Measurement) -> str:
-        ratio = _pace(loser) / _pace(best)
+        ratio = pace(loser) / pace(best)
         shown = format_seconds(statistics.median(loser.update_s))
         if ratio < 1:
             return f"{shown} an update, faster by {1 - ratio:.1%}: within the noise of a trial"
         return f"{shown} an update, {ratio:.2f}x the time"
-
-
-def _pace(measurement: Measurement) -> float:
-    """Seconds a sample, from the faster half of the trial: noise only ever adds time."""
-    times = sorted(measurement.update_s)
-    return statistics.mean(times[: max(1, len(times) // 2)]) / measurement.samples_per_update

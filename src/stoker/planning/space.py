@@ -9,6 +9,9 @@ from stoker.errors import DoesNotFit
 from stoker.records import Device, Plan, Precision, Profile
 from stoker.units import format_bytes
 
+HOST_WORKERS = (8, 4)
+"""Loader workers tried beside a GPU, whose record does not say how many cores the host has."""
+
 SHARE_OF_MEMORY = 0.8
 """The most of a device's memory a plan may be expected to take: the rest is for what the estimate leaves out."""
 
@@ -22,10 +25,11 @@ def first_plan(profile: Profile, device: Device) -> Plan:
     legal = profile.coupling.legal_micro_batches(profile.batch)
     fitting = [size for size in legal if expected_bytes(profile, size) <= SHARE_OF_MEMORY * device.memory_bytes]
     if not fitting:
-        needed, there = expected_bytes(profile, legal[-1]), device.memory_bytes
-        group = f" (samples are coupled in groups of {legal[-1]})" if profile.coupling.group else ""
+        smallest = legal[-1] if legal else profile.coupling.group or 1
+        needed, there = expected_bytes(profile, smallest), device.memory_bytes
+        group = f" (samples are coupled in groups of {smallest})" if profile.coupling.group else ""
         raise DoesNotFit(
-            f"a micro-batch of {legal[-1]}{group} needs about {format_bytes(needed)}; {device.model} has "
+            f"a micro-batch of {smallest}{group} needs about {format_bytes(needed)}; {device.model} has "
             f"{format_bytes(there)}, of which a plan may take {SHARE_OF_MEMORY:.0%}",
             remedy="A smaller coupling_group or batch is a change of Job; a smaller model or a larger device will do.",
         )
@@ -35,7 +39,8 @@ def first_plan(profile: Profile, device: Device) -> Plan:
         precision=precisions(device)[0],
         memory_format="channels_last" if profile.has_convolutions else "contiguous",
         optimizer_implementation=profile.optimizer_implementations[0],  # type: ignore[arg-type]  # they are its names
-        threads=device.cores,
+        # A GPU's cores are not the host's: one thread feeds it.
+        threads=device.cores if device.kind == "cpu" else 1,
         loader="memory" if profile.is_in_memory else "inline",
     )
 
@@ -73,5 +78,6 @@ def neighbours(plan: Plan, profile: Profile, device: Device) -> Iterator[Plan]:
 
 def _loaders(plan: Plan, device: Device) -> Iterator[Plan]:
     yield dataclasses.replace(plan, loader="inline", num_workers=0)
-    for workers in dict.fromkeys((device.cores, max(1, device.cores // 2))):
+    counts = (device.cores, max(1, device.cores // 2)) if device.kind == "cpu" else HOST_WORKERS
+    for workers in dict.fromkeys(counts):
         yield dataclasses.replace(plan, loader="workers", num_workers=workers)

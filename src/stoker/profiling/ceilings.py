@@ -28,7 +28,7 @@ from stoker.errors import NoDevice
 from stoker.records import Ceilings, Device
 from stoker.units import MIB
 
-ROUNDS = 8
+ROUNDS = 6
 LONGEST_SLICE_S = 0.1
 SLICES_IN_BUDGET = 150
 MOST_READINGS = 1000

@@ -102,7 +102,7 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
     best = best_evaluation(events)
     value = evaluation_metrics(best).get(name) if best else None
     if best is not None and value is not None:
-        _ring(figure, finite(best, "samples") or 0.0, value, f"best {format_metric(name, value)}")
+        _ring(figure, (finite(best, "samples") or 0.0, value), f"best {format_metric(name, value)}")
         words.append(f"best {format_metric(name, value)} at {format_samples(finite(best, 'samples') or 0)} samples")
     _mark_resumes(figure, events)
     return _chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure) if words else None
@@ -212,17 +212,23 @@ def _line(
         name=html.escape(name),
         mode=mode if len(points) > 1 else "markers",
         line={"color": light(colour), "width": width},
+        cliponaxis=not markers,
         marker={"color": light(colour), "size": 10 if symbol == "diamond" else 7, "symbol": symbol},
     )
 
 
-def _ring(figure: Any, x: float, y: float, words: str) -> None:
-    """A ring round the best point, with its value above it."""
+def _ring(figure: Any, best: Point, words: str) -> None:
+    """A ring round the best point, with its value below it, on the side where there is more room."""
+    x, y = best
     ring = {"size": 15, "symbol": "circle-open", "color": light("good"), "line": {"width": 2.5}}
-    figure.add_trace(go.Scatter(x=[x], y=[y], mode="markers", marker=ring, hoverinfo="skip", showlegend=False))
-    figure.add_annotation(
-        x=x, y=y, text=html.escape(words), showarrow=False, yshift=-20, xanchor="right", font={"color": light("good")}
+    is_late = x > 0.6 * max(position for trace in figure.data for position in trace.x)
+    figure.add_trace(
+        go.Scatter(x=[x], y=[y], mode="markers", marker=ring, hoverinfo="skip", showlegend=False, cliponaxis=False)
     )
+    figure.add_annotation(
+        x=x, y=y, text=html.escape(words), showarrow=False, yshift=-20, xanchor="right" if is_late else "left",
+        font={"color": light("good")},
+    )  # fmt: skip
 
 
 def _mark_resumes(figure: Any, events: Sequence[Event]) -> None:

@@ -148,19 +148,19 @@ def summary_lines(report: Report) -> list[str]:
 
 
 def best_words(events: Sequence[Event]) -> str | None:
-    """The best evaluation in words: `best accuracy 92.80 % at 270,000 samples`; None if there is none."""
+    """The best evaluation in words: `best accuracy on valid 92.80 % at 270,000 samples`; None if there is none."""
     best = best_evaluation(events)
     named = headline_metric(evaluation_metrics(best)) if best else None
     if best is None or named is None:
         return None
-    return f"best {named[0]} {format_metric(*named)} at {format_samples(finite(best, 'samples') or 0)} samples"
+    return f"best {named[0]} on valid {format_metric(*named)} at {format_samples(finite(best, 'samples') or 0)} samples"
 
 
 def _outcome(report: Report) -> str:
     named = headline_metric(report.run.metrics)
     result = f"{named[0]} {format_metric(*named)}" if named else report.run.status
     best = best_words(live_history(report.events))
-    return f"{report.run.name}: {result}" + (f" ({best} of valid)" if best else "")
+    return f"{report.run.name}: {result}" + (f" ({best})" if best else "")
 
 
 def _effort(report: Report, events: Sequence[Event]) -> str:

@@ -83,7 +83,7 @@ def format_quantity(value: float, unit: str) -> str:
     ('1 min 15 s', '1.0 GiB', '1,357 samples/s')
     """
     if unit in ("s", "seconds"):
-        return format_seconds(value)
+        return format_seconds(value) if value else "0 s"
     if unit in ("bytes", "B"):
         return format_bytes(value)
     if unit.endswith("/s"):

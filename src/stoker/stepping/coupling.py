@@ -41,6 +41,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
         return _coupled(
             job, "whole_group", (cause,), "the same batch, seed and weights give another loss when repeated"
         )
+    _require_last_batch(job, probe, len(samples))
     norms = _statistics(probe)
     largest, where = probe.largest_mixed_difference()
     evidence = _moves(probe, largest)
@@ -48,7 +49,6 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
         thawed, probe = probe, probe.with_frozen(norms)
         largest, where = probe.largest_mixed_difference()
         if largest <= probe.tolerance and where is not None:
-            _require_two_samples(job, thawed, len(samples))
             return _by_batch_norm(job, thawed, probe, where, evidence)
     if where is None:
         return _coupled(job, "whole_group", ("the loss",), f"it is finite in none of {probe.describe()}")
@@ -56,7 +56,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
         return _coupled(job, "whole_group", (*_counted(norms), *culprits(probe, where)), evidence)
     parts = compare_parts(probe)
     if parts.problem is not None:
-        cause = loss_cause(probe, where) if parts.is_loss else "the model"
+        cause = parts.cause or loss_cause(probe, where)
         return _coupled(job, "whole_group", (cause,), f"{parts.problem} ({probe.describe()})")
     return _separable(f"mixed difference at most {largest:.1e} of the loss; {_adds_up(parts)} ({probe.describe()})")
 
@@ -66,7 +66,7 @@ def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence
     names = _counted(_statistics(probe))
     parts = compare_parts(frozen)
     if parts.problem is not None:
-        cause = loss_cause(frozen, where) if parts.is_loss else "the model"
+        cause = parts.cause or loss_cause(frozen, where)
         return _coupled(job, "whole_group", (*names, cause), f"{evidence}; {parts.problem}")
     if job.coupling_group is not None and job.coupling_group < job.batch:
         groups = compare_groups(probe)
@@ -75,19 +75,22 @@ def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence
     return _coupled(job, "batch_norm", names, f"{evidence}; without batch statistics {_adds_up(parts)}")
 
 
-def _require_two_samples(job: Job, probe: Probe, num_samples: int) -> None:
-    """Refuse a job some of whose groups are a single sample that its batch statistics cannot be taken of."""
+def _require_last_batch(job: Job, probe: Probe, num_samples: int) -> None:
+    """Refuse a job whose epoch ends in a batch, or in a group of one sample, that the model cannot take."""
     group = job.coupling_group or job.batch
     whole, rest = divmod(num_samples, job.batch)
-    if group == 1 or 1 not in {job.batch % group if whole else 0, rest % group}:
+    has_single = group > 1 and 1 in {job.batch % group if whole else 0, rest % group}
+    tried = 1 if has_single and _statistics(probe) else rest if sum(probe.sizes) == job.batch else 0
+    if tried == 0:
         return
+    row = next(probe.quads())[1].first[:1]
     try:
-        probe.value(probe.model, next(probe.quads())[1].first[:1])
+        probe.value(probe.model, *[row] * tried)
     except (RuntimeError, ValueError) as error:
+        where = f"{num_samples} samples in batches of {job.batch}" + (f" and groups of {group}" if has_single else "")
         raise BadJob(
-            f"{num_samples} samples in batches of {job.batch} and groups of {group} leave a group of 1 sample, which "
-            f"{', '.join(_counted(_statistics(probe)))} cannot take statistics of: {error}",
-            remedy="Choose batch (or coupling_group) so that no group has 1 sample, or leave a sample out.",
+            f"{where} leave {tried} at the end of an epoch, which the model does not take: {error}",
+            remedy="Choose another batch (or coupling_group), or leave samples out, so that the last are enough.",
         ) from error
 
 
@@ -115,6 +118,6 @@ def _adds_up(parts: Agreement) -> str:
 
 
 def _counted(modules: list[nn.Module]) -> tuple[str, ...]:
-    """Modules by type: `5 BatchNorm2d`."""
-    kinds = [type(module).__name__ for module in modules]
+    """Modules that can be frozen, by type: `5 BatchNorm2d`."""
+    kinds = [type(module).__name__ for module in modules if getattr(module, "running_mean", None) is not None]
     return tuple(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from torch import nn
 from stoker.loading import map_tensors
 from stoker.loading.order import Indices
 from stoker.stepping.losses import IGNORED_TARGET
-from stoker.stepping.pool import Quad
 from stoker.stepping.probing import Probe, Where, fresh
 from stoker.stepping.randomness import RandomDraws
+
+Halves = tuple[Indices, Indices]
 
 _CONSISTENT = 1e-6
 """How well the weights of three groups must agree with each other [relative] for a scalar to be their weighted mean."""
@@ -23,7 +25,7 @@ _CONSISTENT = 1e-6
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a module: the rows of its inputs and of its output that belong to the second half of the batch."""
+    """One call of a module: the rows of its inputs and of its output that belong to one half of the batch."""
 
     name: str
     inputs: list[torch.Tensor]
@@ -37,14 +39,28 @@ def culprits(probe: Probe, where: Where) -> tuple[str, ...]:
     one is named. The augmentation does if the model is handed other inputs for that half.
     """
     model, quad = where
-    before, after = (_calls(probe, model, first, quad.second) for first in (quad.first, quad.other_first))
-    for one, two in zip(before, after, strict=False):
-        if one.name == two.name and not _moved(one.inputs, two.inputs, probe) and _moved(one.output, two.output, probe):
-            kind = type(model.get_submodule(one.name)).__name__
-            return (f"{one.name} ({kind})" if one.name else f"the model ({kind})",)
-    if _inputs_moved(probe, quad):
-        return ("the augmentation or preparation of inputs",)
+    exchanges = [
+        ((quad.first, quad.second), (quad.other_first, quad.second), 1),
+        ((quad.first, quad.other_second), (quad.other_first, quad.other_second), 1),
+        ((quad.first, quad.second), (quad.first, quad.other_second), 0),
+        ((quad.other_first, quad.second), (quad.other_first, quad.other_second), 0),
+    ]
+    for one, two, kept in exchanges:
+        if found := _mixer(probe, model, one, two, kept):
+            return (found,)
     return (loss_cause(probe, where),)
+
+
+def _mixer(probe: Probe, model: nn.Module, one: Halves, two: Halves, kept: int) -> str | None:
+    """What moves the half `kept` between two batches that share it."""
+    for before, after in zip(_calls(probe, model, one, kept), _calls(probe, model, two, kept), strict=False):
+        stays = before.name == after.name and not _moved(before.inputs, after.inputs, probe)
+        if stays and _moved(before.output, after.output, probe):
+            kind = type(model.get_submodule(before.name)).__name__
+            return f"{kind} {before.name!r}" if before.name else f"the model ({kind})"
+    batches = [probe.pool.batch(*halves) for halves in (one, two)]
+    inputs = [_half(batch.cut(0, batch.size), halves, kept) for batch, halves in zip(batches, (one, two), strict=True)]
+    return "the augmentation or preparation of inputs" if _moved(inputs[0], inputs[1], probe) else None
 
 
 def loss_cause(probe: Probe, where: Where) -> str:
@@ -52,7 +68,8 @@ def loss_cause(probe: Probe, where: Where) -> str:
     if probe.form() != "scalar":
         return "the loss"
     model, quad = where
-    groups = (quad.first, quad.second, quad.other_first)
+    ordinary = next(itertools.islice(probe.pool.quads(probe.sizes, probe.job.seed), 2, None))
+    groups = (quad.first, ordinary.second, quad.other_first)
     with RandomDraws(silenced=True):
         weights = _weights(probe, model, groups)
     if weights is None:
@@ -101,37 +118,34 @@ def _valid_targets(probe: Probe, rows: Indices) -> float:
     return float((target != IGNORED_TARGET).sum())
 
 
-def _calls(probe: Probe, model: nn.Module, first: Indices, second: Indices) -> list[_Call]:
-    """Every module's calls during the loss of a batch, in the order in which they end."""
+def _calls(probe: Probe, model: nn.Module, halves: Halves, half: int) -> list[_Call]:
+    """Every module's calls during the loss of a batch, in the order in which they end; rows of one half."""
     calls: list[_Call] = []
     copied = fresh(model)
-    split = (len(first), len(first) + len(second))
-    handles = [
-        module.register_forward_hook(_noting(calls, name, split), with_kwargs=True)
-        for name, module in copied.named_modules()
-    ]
-    batch = probe.pool.batch(first, second)
+
+    def noting(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls.append(_Call(name, _half((args, kwargs), halves, half), _half(output, halves, half)))
+
+        return hook
+
+    handles = [m.register_forward_hook(noting(name), with_kwargs=True) for name, m in copied.named_modules()]
+    batch = probe.pool.batch(*halves)
     probe.value_of(copied, batch, 0, batch.size)
     for handle in handles:
         handle.remove()
     return calls
 
 
-def _noting(calls: list[_Call], name: str, split: tuple[int, int]) -> Callable[..., None]:
-    def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        calls.append(_Call(name, _second_half((args, kwargs), split), _second_half(output, split)))
-
-    return hook
-
-
-def _second_half(values: Any, split: tuple[int, int]) -> list[torch.Tensor]:
-    """Of every floating tensor whose first dimension is the batch (or a multiple): the rows of the second half."""
+def _half(values: Any, halves: Halves, half: int) -> list[torch.Tensor]:
+    """Of every floating tensor whose first dimension is the batch (or a multiple): the rows of half 0 or 1."""
     found: list[torch.Tensor] = []
-    first, size = split
+    first, size = len(halves[0]), sum(map(len, halves))
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_floating_point() and tensor.dim() > 0 and tensor.shape[0] % size == 0:
-            found.append(tensor[tensor.shape[0] // size * first :].detach().clone())
+            at = tensor.shape[0] // size * first
+            found.append((tensor[at:] if half else tensor[:at]).detach().clone())
         return tensor
 
     map_tensors(values, note)
@@ -146,13 +160,3 @@ def _moved(one: list[torch.Tensor], other: list[torch.Tensor], probe: Probe) -> 
         for a, b in zip(one, other, strict=True)
         if a.numel()
     )
-
-
-def _inputs_moved(probe: Probe, quad: Quad) -> bool:
-    """Whether replacing the first half changes what the second half looks like before it enters the model."""
-    split = (len(quad.first), len(quad.first) + len(quad.second))
-    halves = []
-    for first in (quad.first, quad.other_first):
-        batch = probe.pool.batch(first, quad.second)
-        halves.append(_second_half(batch.cut(0, batch.size), split))
-    return _moved(halves[0], halves[1], probe)

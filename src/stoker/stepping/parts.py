@@ -14,7 +14,8 @@ from stoker.stepping.batch_norm import GroupedBatchNorm
 from stoker.stepping.probing import Probe, Value, fresh, gap
 from stoker.stepping.randomness import RandomDraws
 
-_COMPARED = 3
+_ROUNDS_FOR_EACH = 3
+"""Parts are compared once for so many rounds of the probe: a comparison costs as much as three rounds."""
 _GRADIENT_ROUNDING = 10
 """Gradients may differ by so many times the tolerance of losses: they are sums over many more terms."""
 
@@ -24,12 +25,12 @@ class Agreement:
     """How far parts and whole are apart.
 
     `largest` is the largest relative difference of sums, counts, gradients and state (NaN: nothing could be compared);
-    `problem` says what differs, None where nothing does; `is_loss` whether it is the loss that does not add up.
+    `problem` says what differs, None where nothing does; `cause` is to blame, None where it is the loss.
     """
 
     largest: float
     problem: str | None = None
-    is_loss: bool = False
+    cause: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def compare_parts(probe: Probe) -> Agreement:
     """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts."""
     largest = 0.0
     with RandomDraws(silenced=True):
-        if not _is_quiet(probe):
+        if not probe.is_same_with(seed=1):
             return Agreement(math.nan)
-        for model, quad in itertools.islice(probe.quads(), _COMPARED):
+        for model, quad in itertools.islice(probe.quads(), max(1, probe.rounds // _ROUNDS_FOR_EACH)):
             found = _compare(probe, model, probe.pool.batch(quad.first, quad.second), max(1, len(quad.first) - 1))
             if found.problem is not None:
                 return found
@@ -81,38 +82,30 @@ def compare_groups(probe: Probe) -> Agreement:
     return Agreement(max(largest, state))
 
 
-def _is_quiet(probe: Probe) -> bool:
-    """Whether another seed gives the same loss, now that random draws are silenced."""
-    model, quad = next(probe.quads())
-    one, two = (probe.value(model, quad.first, quad.second, seed=seed) for seed in (0, 1))
-    return not gap(one, two, one) > probe.tolerance
-
-
 def _compare(probe: Probe, model: nn.Module, batch: Batch, at: int) -> Agreement:
     """Compare `batch` with its parts before and after sample `at`."""
     whole = _pass(probe, fresh(model), batch, 0, batch.size)
     try:
         first = _pass(probe, fresh(model), batch, 0, at)
         second = _pass(probe, first.model, batch, at, batch.size)
-        second_alone = _pass(probe, fresh(model), batch, at, batch.size)
+        second_alone = probe.value_of(fresh(model), batch, at, batch.size)
     except Exception as error:  # noqa: BLE001 - whatever the model raises for a size that is not its own
-        return Agreement(math.nan, f"the model or the loss takes only batches of {batch.size} samples ({error})")
-    sums = gap(whole.value, first.value + second_alone.value, whole.value)
+        cause = f"the model or the loss: it takes only batches of {batch.size} samples"
+        return Agreement(math.nan, f"smaller ones raise {type(error).__name__}: {error}", cause)
+    sums = gap(whole.value, first.value + second_alone, whole.value)
     if sums > probe.tolerance:
-        return Agreement(
-            sums, f"the sums or counts of two parts differ from the whole's by {sums:.1e} of it", is_loss=True
-        )
-    memory = gap(second.value, second_alone.value, second_alone.value)
+        return Agreement(sums, f"the sums or counts of two parts differ from the whole's by {sums:.1e} of it")
+    memory = gap(second.value, second_alone, second_alone)
     if memory > probe.tolerance:
-        return Agreement(
-            memory, f"what an earlier part leaves in the model moves a later one's loss by {memory:.1e} of it"
-        )
+        problem = f"what one part leaves in the model moves the next one's loss by {memory:.1e} of it"
+        return Agreement(memory, problem, "the model: a pass changes it")
     gradients = _gradient_difference(whole, first, second)
     if gradients > _GRADIENT_ROUNDING * probe.tolerance:
-        return Agreement(gradients, f"the gradients of two parts differ from the whole's by {gradients:.1e} of it")
+        problem = f"the gradients of two parts differ from the whole's by {gradients:.1e} of it"
+        return Agreement(gradients, problem, "the gradient of the model or of the loss")
     moved, state = _state_difference(whole.model, second.model)
     if state > probe.tolerance:
-        return Agreement(state, f"every pass updates {moved}, so that two parts leave it {state:.1e} off the whole's")
+        return Agreement(state, f"two parts leave it {state:.1e} off the whole's", f"{moved}, which every pass changes")
     finite = [difference for difference in (sums, memory, gradients, state) if math.isfinite(difference)]
     return Agreement(max(finite, default=0.0))
 
@@ -139,9 +132,10 @@ def _state_difference(one: nn.Module, other: nn.Module) -> tuple[str, float]:
     for name, buffer in one.named_buffers():
         that = theirs.get(name)
         if that is None or that.shape != buffer.shape:
-            return name, math.inf
+            return f"the buffer {name!r}", math.inf
         mine, its = buffer.detach().double(), that.detach().double()
         difference = float((mine - its).abs().max() / mine.abs().max().clamp_min(1e-12)) if mine.numel() else 0.0
         if difference > largest:
-            worst, largest = f"{name} of {type(one.get_submodule(name.rpartition('.')[0])).__name__}", difference
+            owner = type(one.get_submodule(name.rpartition(".")[0])).__name__
+            worst, largest = f"the buffer {name!r} of {owner}", difference
     return worst, largest

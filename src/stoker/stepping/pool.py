@@ -46,17 +46,17 @@ class Pool:
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[Quad]:
         """Rows for ever new comparisons of halves of these sizes.
 
-        Ordinary samples and copies of one sample take turns as the others: copies overflow a capacity that ordinary
-        samples may never reach. The third comparison sets the samples that differ most against each other.
+        The first sets the samples that differ most against each other, such as those with most and least padding. In
+        every second one the others are copies of one sample, which overflow a capacity that samples seldom reach.
         """
         turn = 0
         while True:
             picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
             if turn % 2:
                 picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
-            elif turn == 2 and len(self) > 2:
+            elif turn == 0:
                 low, high = self._unlike()
-                picked = [np.resize(rows, size) for rows, size in zip((low, low, high, high), 2 * sizes, strict=True)]
+                picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
             for place in (0, 1):
                 if np.array_equal(picked[place], picked[place + 2]):
                     picked[place + 2] = (picked[place + 2] + 1) % len(self)

@@ -30,7 +30,7 @@ from stoker.stepping.randomness import RandomDraws
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Differences up to this [relative to the losses compared] are taken for rounding, by the coarsest type in use."""
 _HALF, _ROUNDS = 4, 8
-_HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 3
+_HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 2
 _SLOW_S = 0.3
 _NOISE = 0.05
 
@@ -107,7 +107,7 @@ class Probe:
         total, count = self._loss(model, batch, start, stop, seed=0)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         found = torch.autograd.grad(total, trainable, materialize_grads=True, allow_unused=True)
-        return Value(float(total), count), [gradient.detach() for gradient in found]
+        return Value(float(total.detach()), count), [gradient.detach() for gradient in found]
 
     def mixed_difference(self, model: nn.Module, quad: Quad) -> float:
         """f(A, B) + f(A', B') - f(A', B) - f(A, B') relative to the largest of the four; NaN where one is not finite.
@@ -134,8 +134,12 @@ class Probe:
 
     def is_repeatable(self) -> bool:
         """Whether the same batch, seed and state give the same loss again."""
+        return self.is_same_with(seed=0)
+
+    def is_same_with(self, *, seed: int) -> bool:
+        """Whether a batch's loss under seed 0 is the same under `seed`."""
         model, quad = next(self.quads())
-        one, two = (self.value(model, quad.first, quad.second) for _ in range(2))
+        one, two = (self.value(model, quad.first, quad.second, seed=each) for each in (0, seed))
         return not gap(one, two, one) > self.tolerance
 
     def form(self) -> LossForm:
@@ -194,7 +198,7 @@ def _probe(job: Job, samples: Samples, dtype: torch.dtype, sizes: tuple[int, int
 
 
 def _calibrated(probe: Probe) -> Probe:
-    """The probe with its tolerance and what draws at random; with the initial weights alone if noise breaks the loss."""
+    """The probe with its tolerance and what draws at random; with the initial weights alone if noise breaks it."""
     _, quad = next(probe.quads())
     with RandomDraws() as draws:
         value = probe.value(probe.model, quad.first, quad.second)

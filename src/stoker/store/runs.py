@@ -23,11 +23,11 @@ _MOST_DIFFERENCES = 12
 
 @dataclass(frozen=True)
 class Choice:
-    """The directory to work in, whether a run there is continued, and why, for people."""
+    """The directory to work in, whether a run there is continued, and what people should know about it, if anything."""
 
     directory: RunDirectory
     continues: bool
-    because: str
+    because: str | None
 
 
 def list_runs(root: Path) -> tuple[RunDirectory, ...]:
@@ -101,12 +101,12 @@ def choose_directory(
     if unfinished and not new:
         return _continued(*unfinished[-1])
     if new:
-        return Choice(free, continues=False, because=f"{free.name} is a new run, as asked.")
+        return Choice(free, continues=False, because=None)
     if run_dir is not None and runs and runs[0][0].path == base:
         require_same_spec(runs[0][0], spec)
     if own:
         return Choice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} starts anew.")
-    return Choice(free, continues=False, because=f"{free.name} is a new run.")
+    return Choice(free, continues=False, because=None)
 
 
 def require_same_spec(directory: RunDirectory, spec: JobSpec) -> None:

@@ -1,7 +1,7 @@
 """A training state as named tensors and a JSON skeleton, and back: what makes checkpoints free of pickle.
 
-The skeleton is the nested state with every tensor replaced by its name; tensors that share memory are stored once, and
-strides are kept, so that what comes back is laid out like what was saved.
+The skeleton is the nested state with every tensor replaced by its name; a tensor that is there several times is stored
+once, and strides are kept, so that what comes back is laid out like what was saved.
 """
 
 from __future__ import annotations
@@ -45,11 +45,7 @@ def unpack(skeleton: JSON, tensors: Tensors) -> Any:
 
 def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> JSON:
     if isinstance(value, torch.Tensor):
-        memory = (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
-        name = seen.setdefault(memory, path) if value.numel() else path
-        if name == path:
-            tensors[path] = value.detach().to("cpu", copy=True)
-        return {"is": "tensor", "of": name, "strides": list(value.stride())}
+        return {"is": "tensor", "of": _name(value, path, tensors, seen), "strides": list(value.stride())}
     if isinstance(value, dict):
         items = [[_key(key, path), _pack(item, f"{path}.{key}", tensors, seen)] for key, item in value.items()]
         return {"is": "dict", "of": items}
@@ -63,6 +59,17 @@ def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], s
     raise RunFailed(f"the state holds a {type(value).__name__} at {path}, which a checkpoint cannot keep")
 
 
+def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> str:
+    """What `tensor` is stored under: the name it has already, or a new one like `path`."""
+    memory = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    if tensor.numel() and memory in seen:
+        return seen[memory]
+    name = path if path not in tensors else f"{path}#{len(tensors)}"  # {"a": {"b": …}} and {"a.b": …} have one path
+    seen[memory] = name
+    tensors[name] = tensor.detach().to("cpu", copy=True)
+    return name
+
+
 def _key(key: Any, path: str) -> Any:
     if isinstance(key, str | int):
         return key
@@ -70,6 +77,6 @@ def _key(key: Any, path: str) -> Any:
 
 
 def _laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    if list(tensor.stride()) == strides:
+    if list(tensor.stride()) == strides or 0 in strides:  # an expanded tensor comes back with memory of its own
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

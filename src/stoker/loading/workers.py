@@ -1,0 +1,162 @@
+"""Batches fetched ahead by worker processes.
+
+What: PyTorch's DataLoader runs the processes and carries tensors over; what it fetches is whole batches by
+(epoch, indices), so that nothing depends on which worker does it. Use when: fetching an item takes Python time.
+Costs: a process each, which on Linux is a fork and shares what the samples hold in memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import signal
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Generator, Iterator
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+import torch
+
+from stoker.errors import RunFailed
+from stoker.loading.fields import Content
+from stoker.loading.order import Indices
+from stoker.loading.samples import BadSample, Samples
+
+Place = tuple[int, Indices]
+"""An epoch and the sample indices [B] of a batch in it."""
+
+
+def by_workers(
+    samples: Samples, places: Iterator[Place], num_workers: int, prefetch_batches: int, *, is_pinned: bool
+) -> Generator[tuple[Place, Content], None, None]:
+    """The batches at `places`, in their order, each with its place.
+
+    Args:
+        samples: what to fetch; on Linux workers see them as they were when the first batch is asked for.
+        places: which samples, batch by batch.
+        num_workers: how many processes.
+        prefetch_batches: how many batches each of them fetches ahead.
+        is_pinned: whether batches are put into page-locked memory, for copying to a GPU.
+
+    Raises:
+        BadJob: a sample cannot be fetched or collated.
+        RunFailed: a worker died; raised wherever the main thread then is.
+    """
+    asked: deque[Place] = deque()
+    loader = torch.utils.data.DataLoader(
+        _Batches(samples),
+        sampler=_remembered(places, asked),
+        batch_size=None,
+        collate_fn=_as_is,
+        num_workers=num_workers,
+        prefetch_factor=prefetch_batches,
+        worker_init_fn=_leave_signals_to_the_trainer,
+        pin_memory=is_pinned,
+        # The user's classes need not be importable in a fresh process, and data in memory are not copied.
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+    )
+    others = multiprocessing.active_children()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # forking beside a thread
+        batches = iter(loader)
+    atexit.register(_kill, [worker for worker in multiprocessing.active_children() if worker not in others])
+    with _deaths_as_failed_runs():
+        while True:
+            try:
+                content = next(batches)
+            except StopIteration:
+                return
+            except BadSample as problem:
+                raise BadSample(_own_words(problem)) from problem
+            except RuntimeError as error:
+                if (failed := _failed_run(error)) is None:
+                    raise
+                raise failed from error
+            yield asked.popleft(), content
+
+
+class _Batches(torch.utils.data.Dataset[Content]):
+    """Whole batches as items, for workers."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __getitem__(self, place: Place) -> Content:
+        """The batch of these samples."""
+        epoch, indices = place
+        return self._samples.fetch(indices, epoch)
+
+
+def _remembered(places: Iterator[Place], asked: deque[Place]) -> Iterator[Place]:
+    """The same places; each also goes to the end of `asked`."""
+    for place in places:
+        asked.append(place)
+        yield place
+
+
+def _as_is(content: Content) -> Content:
+    return content
+
+
+def _own_words(problem: BadSample) -> str:
+    """What the problem says, without the traceback that the loader puts before it."""
+    return str(problem).rsplit(f"{BadSample.__module__}.{BadSample.__qualname__}: ", 1)[-1].strip()
+
+
+def _failed_run(error: RuntimeError) -> RunFailed | None:
+    """The loader's report of a worker's death in Stoker's terms; None if it reports something else."""
+    if "DataLoader worker" not in str(error):
+        return None
+    return RunFailed(
+        f"a loader worker died: {str(error).splitlines()[0]}",
+        remedy="Run the same command again to continue; if it recurs, the worker is likely out of memory: give a plan "
+        "with fewer num_workers.",
+    )
+
+
+@contextlib.contextmanager
+def _deaths_as_failed_runs() -> Iterator[None]:
+    """The loader raises on hearing (SIGCHLD) of a worker's death, wherever the main thread is: as RunFailed, then."""
+    theirs = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(theirs) or not _is_main_thread():
+        yield
+        return
+
+    def ours(number: int, frame: FrameType | None) -> None:
+        try:
+            theirs(number, frame)
+        except RuntimeError as error:
+            if (failed := _failed_run(error)) is None:
+                raise
+            raise failed from error
+
+    signal.signal(signal.SIGCHLD, ours)
+    try:
+        yield
+    finally:
+        if _is_main_thread():  # else a garbage collector closes the generator
+            signal.signal(signal.SIGCHLD, theirs)
+
+
+def _leave_signals_to_the_trainer(_worker: int) -> None:
+    """Ctrl-C and a service manager signal every process of a run: the trainer saves and ends its workers itself."""
+    torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A handler, since programs that a user's data set starts would inherit SIG_IGN.
+        signal.signal(number, lambda *_: None)
+
+
+def _kill(workers: list[BaseProcess]) -> None:
+    """What SIGTERM, which Python sends to what is left at exit, no longer does."""
+    if hasattr(signal, "SIGCHLD") and _is_main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
