@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,16 +56,15 @@ def doctor(
     with _reported(debug=debug):
         from stoker import data, flow
         from stoker.cli.doctor import doctor_document, look_around, render_doctor
-        from stoker.devices import watch_cpu
 
-        load = watch_cpu()
         with _waiting("measuring what the devices reach", quiet=as_json):
-            devices, ceilings = flow.doctor(fresh=fresh)
-        around = look_around(data={"Fashion-MNIST": _whereabouts(data.fashion_mnist()[0])}, load=load)
+            found = flow.doctor(fresh=fresh)
+        whereabouts = {"Fashion-MNIST": _whereabouts(data.fashion_mnist()[0])}
+        around = look_around(data=whereabouts, load=found.load, problems=found.problems)
         if as_json:
-            _print_document(doctor_document(devices, ceilings, around))
+            _print_document(doctor_document(found.devices, found.ceilings, around))
         else:
-            render_doctor(devices, ceilings, console=Console(), surroundings=around)
+            render_doctor(found.devices, found.ceilings, console=Console(), surroundings=around)
 
 
 @app.command()
@@ -223,12 +223,12 @@ def _load(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:
 
 @contextmanager
 def _reported(*, debug: bool) -> Iterator[None]:
-    """Show an error that a user can mend in words, and exit with its code."""
+    """Show an error that a user can mend in words, after its traceback if asked for, and exit with its code."""
     try:
         yield
     except StokerError as error:
         if debug:
-            raise
+            traceback.print_exception(error)
         console = Console(stderr=True, highlight=False)
         console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
         if error.remedy:

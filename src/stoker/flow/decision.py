@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stoker import planning, profiling, records
 from stoker.devices import attached_devices, resolve_place
-from stoker.errors import BadJob, DoesNotFit, nearest
+from stoker.errors import BadJob, DoesNotFit, RunFailed, nearest
 from stoker.flow.preparation import Prepared, prepare, users_code
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Measurement, Plan
@@ -34,6 +34,8 @@ def plan(job: Job, *, on: str = "here", entry: Entry | None = None) -> Decision:
 def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tuple[Decision, Coupling]:
     """The planner's loop: rank, measure, choose. With `only`, that plan is measured and taken."""
     job, data = prepared.job, prepared.data
+    if only is not None:
+        _require_usable(only, prepared, device)
     started = time.perf_counter()
     with users_code("the model or the loss", prepared.entry):
         coupling = find_coupling(job, data.train)
@@ -51,9 +53,27 @@ def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tupl
                 search.record(profiling.try_plan(job, candidate, coupling, data, budget_s=_TRIAL_S))
             except DoesNotFit as problem:
                 search.reject(candidate, str(problem))
+            except RunFailed as problem:  # these are the run's own first updates
+                if candidate.precision == "fp32":
+                    raise BadJob(problem.message, remedy=problem.remedy) from problem
+                search.reject(candidate, problem.message)
             if only is not None:
                 break
     return dataclasses.replace(search.decision(), took_s=time.perf_counter() - started), coupling
+
+
+def _require_usable(plan: Plan, prepared: Prepared, device: Device) -> None:
+    """Refuse a plan made for another device or another kind of data."""
+    if plan.device != device.torch_name:
+        raise BadJob(
+            f"the plan is for {plan.device}, but the job is to run on {device.torch_name}",
+            remedy=f"Use --on {plan.device}, or make a plan with `stoker plan JOB --on {device.torch_name} --json`.",
+        )
+    if plan.loader == "workers" and prepared.data.train.is_in_memory:
+        raise BadJob(
+            f"the plan has {plan.num_workers} loader workers, but the data lie in memory: there is nothing to fetch",
+            remedy='Use loader "memory" and num_workers 0.',
+        )
 
 
 def total_updates(prepared: Prepared, measured: Measurement) -> int:

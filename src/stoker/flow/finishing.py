@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import safetensors.torch
@@ -11,7 +13,9 @@ import safetensors.torch
 from stoker import records, reporting, training
 from stoker.flow.runs import WEIGHTS, Run
 from stoker.flow.starting import Session
-from stoker.store import CalibrationStore, cache_root, write_atomic
+from stoker.records import Event
+from stoker.records.codec import JSON
+from stoker.store import CalibrationStore, RunDirectory, cache_root, write_atomic
 
 
 def final_metrics(session: Session) -> dict[str, float]:
@@ -41,7 +45,7 @@ def final_metrics(session: Session) -> dict[str, float]:
 
 
 def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
-    """Write weights, record and report."""
+    """Write weights and report, then the record: a run is finished once all of it is there."""
     directory, telemetry = session.directory, session.loop.telemetry
     state = session.step.model.state_dict()
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
@@ -55,20 +59,33 @@ def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
         wall_s=telemetry.wall_s,
         failure=None,
     )
+    fields: dict[str, JSON] = {
+        "run": directory.name, "metrics": dict(metrics), "samples": done.samples, "updates": done.updates,
+        "wall_s": done.wall_s, "report": str(directory.report_path), "peak_bytes": peak_bytes,
+    }  # fmt: skip
+    with _not_worth_a_run(telemetry, f"the report (`stoker report {directory.name}` writes it later)"):
+        _write_report(directory, done, Event(kind="finished", at=time.time(), fields=fields))
+    with _not_worth_a_run(telemetry, "how the forecast compares, for the next plan,"):
+        _calibrate(session, done, peak_bytes)
     directory.write_run(done)
-    telemetry.emit(
-        "finished",
-        run=directory.name,
-        metrics=dict(metrics),
-        samples=done.samples,
-        updates=done.updates,
-        wall_s=done.wall_s,
-        report=str(directory.report_path),
-        peak_bytes=peak_bytes,
-    )
-    write_atomic(directory.report_path, reporting.render_html(directory.read_report()), what="the report")
-    _calibrate(session, done, peak_bytes)
+    telemetry.emit("finished", **fields)
     return Run(directory, session.prepared.job)
+
+
+@contextmanager
+def _not_worth_a_run(telemetry: training.Telemetry, what: str) -> Iterator[None]:
+    """Warn where something beside the training itself goes wrong: the weights are kept whatever it is."""
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training either
+        telemetry.emit("warned", message=f"{what} could not be written: {problem}")
+
+
+def _write_report(directory: RunDirectory, done: records.Run, finished: Event) -> None:
+    """The report, as of when the run is finished: whoever is told so finds it."""
+    report = directory.read_report()
+    whole = dataclasses.replace(report, run=done, events=(*report.events, finished))
+    write_atomic(directory.report_path, reporting.render_html(whole), what="the report")
 
 
 def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from stoker.errors import BadJob, StokerError
 from stoker.jobs import Entry, Job
 from stoker.jobs.describe import describe_settings
 from stoker.jobs.extent import Extent
+from stoker.jobs.local_imports import is_beside
+from stoker.jobs.source import is_installed
 from stoker.loading import Datasets, datasets_of
 from stoker.records import JobSpec
 from stoker.stepping import build_model, weights_digest
@@ -76,11 +77,14 @@ def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob
 
 def _users_line(problem: Exception, entry: Entry | None) -> str:
     """` (train_me.py, line 12: `…`)` where the traceback passes through the user's files."""
-    own, library = Path(__file__).parents[1], Path(torch.__file__).parent
-    folder = None if entry is None else entry.path.parent
     for frame in reversed(traceback.extract_tb(problem.__traceback__)):
         path = Path(frame.filename)
-        is_users = folder is not None and path.is_relative_to(folder) and not path.is_relative_to(own)
-        if is_users or not (path.is_relative_to(own) or path.is_relative_to(library) or frame.filename.startswith("<")):
+        if is_beside(path, entry.path.parent) if entry is not None else _is_users(path):
             return f" ({path.name}, line {frame.lineno}: `{frame.line}`)"
     return ""
+
+
+def _is_users(path: Path) -> bool:
+    """Whether a file is neither Stoker's, nor installed, nor Python's own, nor made up (`<string>`)."""
+    own, python = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
+    return path.is_absolute() and not (path.is_relative_to(own) or path.is_relative_to(python) or is_installed(path))

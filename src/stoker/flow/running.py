@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -220,13 +220,16 @@ def _stopped(session: Session, reason: str) -> Run:
 
 
 def _failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
-    """Record the failure; a run that kept nothing leaves nothing."""
-    names = CheckpointStore(directory.checkpoints).names()
-    if not names:
-        directory.discard()
-        return
-    _tell(sinks, "stopped", reason=error.message, samples=int(names[-1].split(".")[0]))
-    directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
+    """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
+    with suppress(StokerError):  # the first error is the one to tell
+        names = CheckpointStore(directory.checkpoints).names()
+        if not names:
+            directory.discard()
+            return
+        directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
+    for sink in sinks:
+        with suppress(StokerError):
+            _tell([sink], "stopped", reason=error.message, samples=int(names[-1].split(".")[0]))
 
 
 def _tell(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) -> None:

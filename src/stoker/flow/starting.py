@@ -12,7 +12,8 @@ from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
 from stoker.jobs import Job
 from stoker.loading import BatchSource
-from stoker.records import CheckpointManifest, Coupling, Decision, Environment, Position
+from stoker.records import CheckpointManifest, Coupling, Decision, Environment, JobSpec, Position
+from stoker.records.codec import JSON
 from stoker.stepping import Step, measure_name
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
 from stoker.training import Sink
@@ -20,6 +21,16 @@ from stoker.training import Sink
 _GUARANTEES = {
     "indexed": "order computed from (seed, epoch, position): resumes at any sample, at once",
 }
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a run goes on: a checkpoint, the position it stands for in this run, and whether this run wrote it."""
+
+    path: Path
+    manifest: CheckpointManifest
+    position: Position
+    is_own: bool
 
 
 @dataclass
@@ -51,19 +62,15 @@ def ready(
     """The run in `directory` with its state restored; its lock must be held.
 
     Raises:
-        BadRun: its checkpoints are damaged, or of another model.
+        BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
     plan, store = decision.chosen.plan, CheckpointStore(directory.checkpoints)
     step = Step(prepared.job, plan, coupling)
-    found = _start_from(directory, prepared, store)
-    position, progress = Position(), {}
-    if found is not None:
-        path, manifest, position = found
-        progress = training.restore(step, path, manifest) if position.updates else {}
-        if not position.updates:  # a fork onto other data: only what was learned is taken over
-            training.load_weights(step.model, training.model_weights(path, manifest), path)
-    if found is not None and path.parent == store.directory and progress["best"]["samples"] == position.samples:
-        store.mark_best(path.name)  # a kill may have come between its writing and its marking
+    start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates)
+    position = Position() if start is None else start.position
+    progress = {} if start is None else _restored(step, start)
+    if start is not None and progress and progress["best"]["samples"] == position.samples:
+        store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
     loop = training.Loop(
         step=step,
@@ -83,8 +90,8 @@ def ready(
     session = Session(prepared, directory, decision, store, loop, position)
     for problem in store.problems:
         telemetry.emit("warned", message=problem)
-    if found is not None:
-        telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(found[0]))
+    if start is not None:
+        telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(start.path))
     _tell_start(session)
     return session
 
@@ -110,13 +117,25 @@ def _telemetry(
     )
 
 
+def _restored(step: Step, start: _Start) -> dict[str, JSON]:
+    """Put what `start` holds into `step`; the progress kept with it, which of another run's is none."""
+    if start.position.updates:
+        progress = training.restore(step, start.path, start.manifest)
+        return progress if start.is_own else {}
+    weights = training.model_weights(start.path, start.manifest)
+    training.load_weights(step.model, weights, start.path)
+    if step.average is not None:
+        step.average.load(weights)
+    return {}
+
+
 def _start_from(
-    directory: RunDirectory, prepared: Prepared, store: CheckpointStore
-) -> tuple[Path, CheckpointManifest, Position] | None:
-    """The checkpoint to start from and the position it stands for: this run's newest, or its parent's."""
+    directory: RunDirectory, prepared: Prepared, store: CheckpointStore, total_updates: int
+) -> _Start | None:
+    """The checkpoint to start from: this run's newest, or its parent's."""
     found = store.newest()
     if found is not None:
-        return *found, found[1].position
+        return _Start(*found, found[1].position, is_own=True)
     run = directory.read_run()
     if run.forked_from is None:
         return None
@@ -124,10 +143,25 @@ def _start_from(
     found = CheckpointStore(parent.checkpoints).newest()
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
-    theirs, mine = parent.read_spec(), prepared.spec
+    position = found[1].position if _goes_on(parent.read_spec(), prepared.spec) else Position()
+    if position.updates >= total_updates:
+        raise BadRun(
+            f"{parent.name} made {position.updates} updates; this job makes {total_updates}, so nothing is left to do",
+            remedy="Fork it under a longer job (until=…).",
+        )
+    return _Start(*found, position, is_own=False)
+
+
+def _goes_on(theirs: JobSpec, mine: JobSpec) -> bool:
+    """Whether a fork continues where its parent is; else it takes over the weights and counts from 0."""
     same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in ("batch", "seed"))
-    same_data = theirs.data_fingerprint == mine.data_fingerprint
-    return *found, found[1].position if same_order and same_data else Position()
+    optimizers = [_kind(spec.settings.get("optimizer")) for spec in (theirs, mine)]
+    return same_order and theirs.data_fingerprint == mine.data_fingerprint and optimizers[0] == optimizers[1]
+
+
+def _kind(optimizer: JSON) -> JSON:
+    """What must be equal for one optimiser to take over another's state: of Stoker's own only the type."""
+    return optimizer["type"] if isinstance(optimizer, dict) and "type" in optimizer else optimizer
 
 
 def _tell_start(session: Session) -> None:

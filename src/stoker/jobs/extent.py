@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from stoker.records import Position
 from stoker.units import Duration
 
-_DECIMALS, _SMALLEST = 6, 1e-6
-"""Samples are rounded to this, so that 1.1 epochs of 10 are 11 samples, not 11.000000000000002."""
+_DECIMALS = 6
+"""A length in samples is rounded to this, so that 1.1 epochs of 10 are 11 samples, not 11.000000000000002."""
 
 _ROUNDING = 1e-9
 """Intervals are whole to within this: ten tenths of an epoch end with the epoch, though 54 / 5.4 < 10 in floats."""
@@ -38,7 +38,8 @@ class Extent:
         """
         if duration.unit == "updates":
             return math.ceil(duration.value)
-        epochs, rest = divmod(math.ceil(self._samples_in(duration)), self.num_train)
+        samples = max(1, math.ceil(round(self._samples_in(duration), _DECIMALS)))
+        epochs, rest = divmod(samples, self.num_train)
         return epochs * self.updates_per_epoch + math.ceil(rest / self.batch)
 
     def position(self, updates: int) -> Position:
@@ -81,5 +82,4 @@ class Extent:
     def _samples_in(self, duration: Duration) -> float:
         if duration.unit not in ("epochs", "samples"):
             raise ValueError(f"{duration} is no number of samples")
-        per_unit = self.num_train if duration.unit == "epochs" else 1
-        return max(_SMALLEST, round(duration.value * per_unit, _DECIMALS))
+        return duration.value * (self.num_train if duration.unit == "epochs" else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import sys
@@ -14,6 +15,12 @@ JOB_MODULE = "stoker_job_"
 """What the names of modules made of job files begin with; a digest of the file's path follows."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
+
+_MADE = {
+    "__delattr__", "__eq__", "__ge__", "__getstate__", "__gt__", "__hash__", "__init__", "__le__", "__lt__",
+    "__replace__", "__repr__", "__setattr__", "__setstate__",
+}  # fmt: skip
+"""Methods that a dataclass is given."""
 
 
 def is_installed(file: PurePath) -> bool:
@@ -53,14 +60,16 @@ def _is_named_enough(value: Any) -> bool:
     if package == "stoker" or (package in sys.stdlib_module_names and package != "__main__"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and is_installed(PurePath(file))
+    return isinstance(file, str) and is_installed(PurePath(file))
 
 
 def _class_lines(cls: type) -> Iterator[str]:
     for name, item in sorted(vars(cls).items()):
         function = getattr(item, "__func__", getattr(item, "fget", item))
         if isinstance(function, FunctionType):
-            if not function.__code__.co_filename.startswith("<string>"):  # what a dataclass makes of its fields
+            # What a dataclass makes of its fields has no text, and its bytecode differs between versions of Python.
+            is_made = name in _MADE and dataclasses.is_dataclass(cls) and function.__code__.co_filename == "<string>"
+            if not is_made:
                 yield f"{name}: {_text(function)}"
         elif isinstance(item, bool | int | float | str) and not name.startswith("__"):
             yield f"{name}: {item!r}"
@@ -76,7 +85,7 @@ def _text(function: FunctionType) -> str:
 
 
 def _lambda_text(function: FunctionType) -> str:
-    """The body alone: the lines of a lambda may hold several of them, and much else."""
+    """Parameters and body: the lines of a lambda may hold several of them, and much else."""
     lines = inspect.findsource(function.__code__)[0]
     starts: list[tuple[int, int]] = []
     ends: list[tuple[int, int]] = []
@@ -91,7 +100,7 @@ def _lambda_text(function: FunctionType) -> str:
     body = [text.encode() for text in lines[line - 1 : last]]
     body[-1] = body[-1][:end]
     body[0] = body[0][start:]
-    return b"".join(body).decode()
+    return f"{', '.join(function.__code__.co_varnames)}: {b''.join(body).decode()}"
 
 
 def _code_text(code: CodeType) -> str:

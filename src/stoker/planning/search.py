@@ -19,16 +19,23 @@ from stoker.errors import DoesNotFit
 from stoker.planning.explanation import explain
 from stoker.planning.forecast import Extents, forecast, pace
 from stoker.planning.space import first_plan, neighbours
-from stoker.records import Candidate, Decision, Device, Measurement, Plan, Precision, Profile, Rejection
+from stoker.records import (
+    LARGEST_GRADIENT_ERROR,
+    Candidate,
+    Decision,
+    Device,
+    Measurement,
+    Plan,
+    Precision,
+    Profile,
+    Rejection,
+)
 from stoker.units import format_seconds
 
 PLANNING_SHARE = 0.05
 """The most of a run's forecast time that is spent on trials."""
 
 LEAST_PLANNING_S = 2.0
-LARGEST_GRADIENT_ERROR = 0.1
-"""A reduced precision whose gradient is further from fp32 than this, relatively, is not used."""
-
 LEAST_GAIN = 0.02
 """A plan is preferred to an earlier one only if it is faster by more than this: less is within the noise of a trial."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -89,11 +90,13 @@ def threads(count: int) -> Iterator[None]:
 def _timed_updates(
     job: Job, plan: Plan, coupling: Coupling, data: Datasets, budget_s: float, clock: Callable[[], float]
 ) -> tuple[Step, list[float]]:
-    """The step after a few updates, and the time of each but the first [s]."""
-    step = Step(job, plan, coupling)
-    total = max(2, data.extent(job).updates_per_epoch)
+    """The step after the run's own first updates, at its rates, and the time of each but the first [s]."""
+    step, extent = Step(job, plan, coupling), data.extent(job)
+    # In a run of stated seconds nobody knows yet how far an update gets it: then at the rate of the first one.
+    total = math.inf if job.until.unit == "seconds" else extent.updates_in(job.until)
+    num_updates = int(min(total, _MOST + 1, max(2, extent.updates_per_epoch)))
     times: list[float] = []
-    with closing(_source(step, data, plan).batches(Position(), min(total, _MOST + 1))) as batches:
+    with closing(_source(step, data, plan).batches(Position(), num_updates)) as batches:
         mark = begun = clock()
         for update, batch in enumerate(batches):
             step.update(batch, update, update / total)

@@ -8,6 +8,13 @@ from typing import ClassVar, Literal
 from stoker.records.device import Precision
 from stoker.records.estimate import Estimate
 
+LARGEST_GRADIENT_ERROR = 0.25
+"""Relative error of a gradient against fp32 beyond which a reduced precision is not used [fraction].
+
+A third of the spread between gradients of different batches, which on the demo's first weights is 0.65 to 0.77 of the
+gradient itself; later it is larger still (docs/log.md).
+"""
+
 Loader = Literal["memory", "inline", "workers"]
 """Where batches come from: gathered from arrays in memory, items fetched in the training process, or by workers."""
 

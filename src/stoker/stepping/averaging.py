@@ -15,7 +15,7 @@ class Average:
         self.settings = settings
         self._live = model.state_dict(keep_vars=True)
         self.weights = {name: tensor.detach().clone() for name, tensor in self._live.items()}
-        floating = [name for name, tensor in self.weights.items() if tensor.is_floating_point()]
+        floating = [name for name, tensor in self.weights.items() if tensor.is_floating_point() or tensor.is_complex()]
         buffers = {name for name, _ in model.named_buffers()}
         self._averaged = [name for name in floating if name not in buffers]
         self._copied = [name for name in self.weights if name not in self._averaged]
@@ -26,7 +26,7 @@ class Average:
         decay = min(self.settings.decay, (1 + update) / (10 + update))
         mine = [self.weights[name] for name in self._averaged]
         theirs = [self._live[name].detach() for name in self._averaged]
-        torch._foreach_lerp_(mine, theirs, 1 - decay)  # noqa: SLF001: the public way is one call a tensor
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
         for name in self._copied:
             self.weights[name].copy_(self._live[name])
 

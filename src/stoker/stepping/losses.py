@@ -192,7 +192,8 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:
     is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
     if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
         classes = output.shape[-1] if "token" in name else output.shape[1]
-        low, high = int(target.min()), int(target.max())
+        labels = target[target != IGNORED_TARGET]
+        low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
             return f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
     return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -53,16 +54,12 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def dropouts(model: nn.Module) -> list[nn.Module]:
-    """The model's dropout modules that drop anything."""
-    return [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]  # noqa: SLF001
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """The same model with its dropout modules and attention dropout set to drop nothing (changed in place)."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001
-            module.p = 0.0
-        elif isinstance(getattr(module, "dropout", None), float):  # nn.MultiheadAttention, nn.LSTM and the like
-            module.dropout = 0.0  # type: ignore[assignment]
-    return model
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Tensors that a model makes on its way are of `dtype` within the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

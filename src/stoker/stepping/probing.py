@@ -23,7 +23,7 @@ from stoker.jobs import Job
 from stoker.loading import Batch, Samples, Stream, key_of, seed_generators
 from stoker.loading.order import Indices
 from stoker.stepping.losses import LossForm, Objective
-from stoker.stepping.model import build_model
+from stoker.stepping.model import build_model, default_dtype
 from stoker.stepping.pool import Pool, Quad, pool_of
 from stoker.stepping.randomness import RandomDraws
 
@@ -146,7 +146,7 @@ class Probe:
         """What the loss function returns."""
         quad = next(self.quads())[1]
         batch = self.pool.batch(quad.first, quad.second)
-        with torch.no_grad(), _defaults(self.dtype):
+        with torch.no_grad(), default_dtype(self.dtype):
             return self.objective.form(fresh(self.model), batch.cut(0, batch.size))
 
     def with_frozen(self, modules: list[nn.Module]) -> Probe:
@@ -157,7 +157,7 @@ class Probe:
     def _loss(self, model: nn.Module, batch: Batch, start: int, stop: int, seed: int) -> tuple[torch.Tensor, float]:
         seed_generators(key_of(Stream.PROBE, seed))
         content = batch.cut(start, stop)
-        with _defaults(self.dtype):
+        with default_dtype(self.dtype):
             loss = self.objective.loss(model, content, stop - start)
         return loss.sum, float(loss.count)
 
@@ -235,14 +235,3 @@ def _frozen(model: nn.Module, names: set[str]) -> nn.Module:
         if name in names:
             module.eval()
     return frozen
-
-
-@contextlib.contextmanager
-def _defaults(dtype: torch.dtype) -> Iterator[None]:
-    """Tensors that a model makes on its way are of `dtype`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -20,8 +20,9 @@ from stoker.records import Coupling, Plan
 from stoker.stepping.averaging import Average
 from stoker.stepping.batch_norm import GroupedBatchNorm
 from stoker.stepping.losses import Objective
-from stoker.stepping.model import build_model, without_dropout
+from stoker.stepping.model import build_model, default_dtype
 from stoker.stepping.optimizers import build_optimizer, needs_closure
+from stoker.stepping.randomness import RandomDraws
 
 
 class Step:
@@ -32,7 +33,7 @@ class Step:
         plan: how it is executed; must be legal under `coupling`.
         coupling: what the probe found of the job.
         dtype: weights and inputs in this dtype (float64, for proofs); None leaves the job's own.
-        dropout: False switches dropout modules off, for proofs.
+        dropout: False silences dropout, and all else that PyTorch draws inside the model and the loss, for proofs.
         model: a module to use in place of a fresh one.
 
     Raises:
@@ -51,15 +52,17 @@ class Step:
     ) -> None:
         if problem := coupling.problem_with(plan.micro_batch, job.batch):
             raise BadJob(f"this plan would change what is learned: {problem}")
-        self.job, self.plan, self.coupling, self.dtype = job, plan, coupling, dtype
+        self.job, self.plan, self.coupling, self.dtype, self.dropout = job, plan, coupling, dtype, dropout
         self.device = torch.device(plan.device)
         model = build_model(job) if model is None else model
-        self.model = _placed(model if dropout else without_dropout(model), self.device, plan, dtype)
+        self.model = _placed(model, self.device, plan, dtype)
         self.optimizer = build_optimizer(job, self.model, plan)
-        self.objective = Objective(job)
+        self.objective = Objective(job, device=self.device, dtype=dtype)
         self.average = Average(job.ema, self.model) if isinstance(job.ema, EMA) else None
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        optimised = set(map(id, self._parameters))
+        self._left_out = [p for p in self.model.parameters() if p.requires_grad and id(p) not in optimised]
         self._needs_closure = needs_closure(self.optimizer)
         self._groups: GroupedBatchNorm | None = None
         if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
@@ -93,7 +96,7 @@ class Step:
             loss = self.gradients(batch, update)
             self._check_and_clip(loss, update)
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         if self.average is not None:
             self.average.update(update)
         return loss
@@ -101,7 +104,7 @@ class Step:
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
         if batch.size <= self.plan.micro_batch:
-            whole = self.loss_of(batch.cut(0, batch.size), batch.size, update, 0)
+            whole = self._loss_of_part(batch, 0, batch.size, update)
             mean = whole.sum / whole.count
             mean.backward()
         else:
@@ -115,21 +118,18 @@ class Step:
         losses: list[Loss] = []
         for start in range(0, batch.size, self.plan.micro_batch):
             stop = min(start + self.plan.micro_batch, batch.size)
-            part = self.loss_of(batch.cut(start, stop), stop - start, update, start)
+            part = self._loss_of_part(batch, start, stop, update)
             part.sum.backward()
             losses.append(Loss(part.sum.detach(), part.count))
         count = sum(loss.count for loss in losses)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        torch._foreach_div_(gradients, count)  # noqa: SLF001 - the public way is one call a tensor
+        torch._foreach_div_(gradients, count)
         return torch.as_tensor(sum(loss.sum for loss in losses) / count)
 
     def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
         """The loss of one micro-batch that starts at sample `first` of its batch; random draws are keyed by both."""
-        seed_generators(key_of(Stream.MICRO_BATCH, self.job.seed, update, first, 0), self.device)
-        if self._groups is not None:
-            self._groups.micro_batch = size
-        with self._precision():
-            return self.objective.loss(self.model, content, size)
+        self._seed(update, first)
+        return self._loss(content, size)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[Callable[[Content, int], dict[str, Loss]]]:
@@ -162,10 +162,44 @@ class Step:
             group["lr"] = rate * factor
         return float(self.optimizer.param_groups[0]["lr"])
 
+    def _loss_of_part(self, batch: Batch, start: int, stop: int, update: int) -> Loss:
+        """As `loss_of`; generators are seeded first, since a user's augmentation may draw from them."""
+        self._seed(update, start)
+        return self._loss(batch.cut(start, stop), stop - start)
+
+    def _seed(self, update: int, first: int) -> None:
+        seed_generators(key_of(Stream.MICRO_BATCH, self.job.seed, update, first, 0), self.device)
+
+    def _loss(self, content: Content, size: int) -> Loss:
+        if self._groups is not None:
+            self._groups.micro_batch = size
+        with self._precision():
+            return self.objective.loss(self.model, content, size)
+
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.plan.precision == "bf16" and self.dtype is None:
+        if self.dtype is not None or not self.dropout:
+            return self._proof()
+        if self.plan.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _proof(self) -> Iterator[None]:
+        """What a proof computes under: `dtype` throughout, and no random draws unless they are wanted."""
+        is_bf16 = self.plan.precision == "bf16" and self.dtype is None
+        with contextlib.ExitStack() as conditions:
+            conditions.enter_context(torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16))
+            if self.dtype is not None:
+                conditions.enter_context(default_dtype(self.dtype))
+            if not self.dropout:
+                conditions.enter_context(RandomDraws(silenced=True))
+            yield
+
+    def _forget_gradients(self) -> None:
+        """Also those of parameters that a user's optimiser leaves out, which would grow from update to update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self._left_out:
+            parameter.grad = None
 
     def _check_and_clip(self, loss: torch.Tensor, update: int) -> None:
         if self.device.type == "cpu" and not math.isfinite(loss):
@@ -179,7 +213,7 @@ class Step:
         losses: list[torch.Tensor] = []
 
         def closure() -> torch.Tensor:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._forget_gradients()
             losses.append(self.gradients(batch, update))
             self._check_and_clip(losses[-1], update)
             return losses[-1]

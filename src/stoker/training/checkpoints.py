@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from stoker.errors import BadRun, RunFailed
+from stoker.jobs import Optimizer
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
 from stoker.stepping import Step
@@ -33,6 +34,15 @@ class Written:
     best: bool
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    """A state between two updates, copied: each part as `pack` made it, and the names of the trained weights."""
+
+    skeletons: dict[str, JSON]
+    parts: dict[str, Tensors]
+    trained: tuple[str, ...]
+
+
 class Checkpointer:
     """Writes a run's checkpoints, one at a time, in a thread of its own."""
 
@@ -51,10 +61,9 @@ class Checkpointer:
         """
         started = time.perf_counter()
         finished = self.collect(wait=True)
-        skeletons, parts = _snapshot(step)
-        skeletons["progress"] = progress
+        snapshot = _snapshot(step, progress)
         blocked_s = time.perf_counter() - started
-        self._pending = self._writer.submit(self._write, skeletons, parts, position, blocked_s, best=best)
+        self._pending = self._writer.submit(self._write, snapshot, position, blocked_s, best=best)
         return finished
 
     def collect(self, *, wait: bool = False) -> list[Written]:
@@ -71,14 +80,12 @@ class Checkpointer:
         finally:
             self._writer.shutdown()
 
-    def _write(
-        self, skeletons: dict[str, JSON], parts: dict[str, Tensors], position: Position, blocked_s: float, *, best: bool
-    ) -> Written:
+    def _write(self, snapshot: _Snapshot, position: Position, blocked_s: float, *, best: bool) -> Written:
         started = time.perf_counter()
+        _check_finite(snapshot, position)
 
         def files(folder: Path) -> None:
-            for name, tensors in parts.items():
-                _check_finite(name, tensors, position)
+            for name, tensors in snapshot.parts.items():
                 contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
                 safetensors.torch.save_file(contiguous, folder / f"{name}.safetensors")
 
@@ -91,7 +98,7 @@ class Checkpointer:
                 stoker_version=self._version,
                 torch_version=torch.__version__,
                 files=digests,
-                skeleton=skeletons,
+                skeleton=snapshot.skeletons,
             ),
         )
         if best:
@@ -103,19 +110,22 @@ class Checkpointer:
 def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:
     """Put the checkpoint's state into `step`, in place; returns the progress that was kept with it.
 
+    An average that the checkpoint lacks begins at its weights.
+
     Raises:
         BadRun: the checkpoint is of another model or optimiser.
     """
-    parts = {name: _read(path / f"{name}.safetensors") for name in _PARTS if name in manifest.skeleton}
-    load_weights(step.model, unpack(manifest.skeleton["model"], parts["model"]), path)
+    trees = {name: unpack(manifest.skeleton[name], _read(path / f"{name}.safetensors"))
+             for name in _PARTS if name in manifest.skeleton}  # fmt: skip
+    load_weights(step.model, trees["model"], path)
     try:
-        step.optimizer.load_state_dict(unpack(manifest.skeleton["optimizer"], parts["optimizer"]))
-        if step.average is not None:
-            step.average.load(unpack(manifest.skeleton["average"], parts["average"]))
+        _load_optimizer(step, trees["optimizer"])
     except (KeyError, ValueError, RuntimeError) as error:
         raise BadRun(f"{path} does not fit this job's optimiser: {error}",
-                     remedy="Was the optimiser or the average changed? --new starts anew.") from error  # fmt: skip
-    progress: dict[str, JSON] = manifest.skeleton["progress"]
+                     remedy="Was the optimiser changed? --new starts anew.") from error  # fmt: skip
+    if step.average is not None:
+        step.average.load(trees.get("average", trees["model"]))
+    progress: dict[str, JSON] = unpack(manifest.skeleton["progress"], {})
     return progress
 
 
@@ -148,18 +158,41 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path) -> None
     model.load_state_dict(weights)
 
 
-def _snapshot(step: Step) -> tuple[dict[str, JSON], dict[str, Tensors]]:
+def _load_optimizer(step: Step, saved: dict[str, Any]) -> None:
+    """Take over an optimiser's state; the settings of Stoker's own optimisers stay those of the job and the plan."""
+    optimizer = step.optimizer
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    if isinstance(step.job.optimizer, Optimizer):
+        for group, own in zip(optimizer.param_groups, settings, strict=True):
+            group.update(own)
+    # PyTorch turned state of another dtype than its parameter's into that; here it is put back as it was.
+    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for name, value in saved["state"].get(number, {}).items():
+            loaded = optimizer.state[parameter].get(name)
+            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(loaded.device)
+
+
+def _snapshot(step: Step, progress: dict[str, JSON]) -> _Snapshot:
     trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": step.optimizer.state_dict()}
     if step.average is not None:
         trees["average"] = step.average.weights
     packed = {name: pack(tree, name) for name, tree in trees.items()}
     skeletons = {name: skeleton for name, (skeleton, _) in packed.items()}
-    return skeletons, {name: tensors for name, (_, tensors) in packed.items()}
+    return _Snapshot(
+        skeletons={**skeletons, "progress": pack(progress, "progress")[0]},
+        parts={name: tensors for name, (_, tensors) in packed.items()},
+        trained=tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad),
+    )
 
 
-def _check_finite(part: str, tensors: Tensors, position: Position) -> None:
-    for name, tensor in tensors.items():
-        if part == "model" and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+def _check_finite(snapshot: _Snapshot, position: Position) -> None:
+    """Refuse weights that training broke; a buffer may well hold an infinity, such as a mask of attention."""
+    tensors = snapshot.parts["model"]
+    for name in snapshot.trained:
+        tensor = tensors.get(f"model.{name}")  # absent where it is another one, stored under that one's name
+        if tensor is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise RunFailed(
                 f"{name} is not finite after {position.samples} samples; the checkpoint was not written",
                 remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
@@ -167,8 +200,12 @@ def _check_finite(part: str, tensors: Tensors, position: Position) -> None:
 
 
 def _read(path: Path) -> Tensors:
+    """The tensors of a file, each in memory that PyTorch allocated.
+
+    As they are read they lie at any address; kernels add in another order there, which showed as other bits in L-BFGS.
+    """
     try:
-        return safetensors.torch.load_file(path)
+        return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     except (OSError, safetensors.SafetensorError) as error:
         raise BadRun(f"{path} cannot be read: {error}") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from stoker.errors import RunFailed
 from stoker.loading import Samples, in_order
 from stoker.stepping import Step
@@ -33,7 +35,7 @@ def evaluation_batch(step: Step) -> int:
 
 
 def is_better(name: str, value: float, than: float | None) -> bool:
-    """Whether `value` of the measure `name` is better; any number is better than none."""
-    if than is None:
-        return True
+    """Whether `value` of the measure `name` is better; any number is better than none, or than NaN."""
+    if than is None or math.isnan(than):
+        return than is None or not math.isnan(value)
     return value < than if name in LOWER_IS_BETTER else value > than

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, StokerError
 from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Samples
 from stoker.records import Position
@@ -47,6 +48,16 @@ class Loop:
         Raises:
             RunFailed: a loss is not finite, a worker died, or a checkpoint cannot be written.
         """
+        try:
+            position = self._train(position)
+        except BaseException:
+            with contextlib.suppress(StokerError):  # the first error is the one to tell
+                self._announce(self.checkpointer.close())
+            raise
+        self._announce(self.checkpointer.close())
+        return position
+
+    def _train(self, position: Position) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
         for batch in self.source.batches(position, self.total_updates):
@@ -67,7 +78,6 @@ class Loop:
                 break
         if telemetry.has_news:
             self._report_progress(position)
-        self._announce(self.checkpointer.close())
         return position
 
     def _report_progress(self, position: Position) -> None:

@@ -64,7 +64,9 @@ def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[An
     memory = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     if tensor.numel() and memory in seen:
         return seen[memory]
-    name = path if path not in tensors else f"{path}#{len(tensors)}"  # {"a": {"b": …}} and {"a.b": …} have one path
+    name = path
+    while name in tensors:  # {"a": {"b": …}} and {"a.b": …} have one path
+        name += "'"
     seen[memory] = name
     tensors[name] = tensor.detach().to("cpu", copy=True)
     return name
@@ -77,6 +79,7 @@ def _key(key: Any, path: str) -> Any:
 
 
 def _laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
-    if list(tensor.stride()) == strides or 0 in strides:  # an expanded tensor comes back with memory of its own
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    if list(tensor.stride()) == strides or reach < tensor.numel():  # expanded: comes back with memory for each element
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)

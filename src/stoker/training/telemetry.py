@@ -16,7 +16,7 @@ from stoker.records.codec import JSON
 Sink = Callable[[Event], None]
 
 _HALF_LIFE_S = 20.0
-"""Half-life of the recent rate that the time to go rests on."""
+"""Half-life of what was seen, in the recent rate that the time to go rests on."""
 
 
 class Telemetry:
@@ -50,7 +50,7 @@ class Telemetry:
         self._split = {"data": 0.0, "update": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
         self._samples = 0
         self._losses: list[torch.Tensor] = []
-        self._rate = 0.0
+        self._recent_samples = self._recent_s = 0.0
         self.peak_bytes = 0
 
     @property
@@ -81,8 +81,10 @@ class Telemetry:
         elapsed = self._clock() - self._last_progress
         busy = self._split["data"] + self._split["update"]
         rate = self._samples / busy if busy > 0 else 0.0
-        weight = 0.5 ** (elapsed / _HALF_LIFE_S) if self._rate else 0.0
-        self._rate = weight * self._rate + (1 - weight) * rate
+        # Samples and seconds fade apart, so that one slow update at the start weighs no more than the time it took.
+        fading = 0.5 ** (elapsed / _HALF_LIFE_S)
+        self._recent_samples = fading * self._recent_samples + self._samples
+        self._recent_s = fading * self._recent_s + busy
         loss = float(torch.stack(self._losses).mean())
         resident = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, resident)
@@ -106,9 +108,10 @@ class Telemetry:
         return bool(self._losses)
 
     def _eta_s(self, position: Position) -> float | None:
-        if not self._rate:
+        if not self._recent_samples:
             return None
-        return (self.total_samples - position.samples) / self._rate + self._evaluations_left * self._evaluate_s
+        left_s = (self.total_samples - position.samples) * self._recent_s / self._recent_samples
+        return left_s + self._evaluations_left * self._evaluate_s
 
 
 def resident_bytes() -> int:

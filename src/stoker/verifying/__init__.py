@@ -1,0 +1,5 @@
+"""Is this job separable, exact on resume, equal under its plan? The exactness contract, examined for one job."""
+
+from stoker.verifying.page import verify
+
+__all__ = ["verify"]

@@ -1,0 +1,211 @@
+"""Does the plan learn what the whole batch would, in exact arithmetic?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from stoker.errors import BadJob
+from stoker.loading import Batch
+from stoker.records import Plan, Position, Verdict
+from stoker.stepping import Step
+from stoker.verifying.scale import affordable_batch, other_micro_batches, reference_micro_batch, scaled
+from stoker.verifying.subject import Level, Subject, Timebox
+
+_QUESTION = "Is training the same under every legal plan?"
+_FEWEST, _MOST = 3, 30
+_LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""The largest difference of weights [relative to the largest weight] that counts as rounding."""
+_AMPLIFIED = 1e3
+"""How much of an increase in one update [a factor] may be training amplifying its own rounding."""
+_FEW = 8
+_COSTLIER = 2.5
+"""How much longer than the plan's [a factor] an update of the other micro-batch may take."""
+_SAFETY = 2.0
+
+
+@dataclass(frozen=True)
+class _Race:
+    """Plans to train side by side, the reference first."""
+
+    subject: Subject
+    plans: tuple[Plan, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """How far the plans came apart: after each update, the largest relative difference from the reference."""
+
+    differences: tuple[float, ...]
+    worst: Plan
+
+
+def check_equality(subject: Subject, timebox: Timebox) -> Verdict:
+    """Train under the plan, another legal one and the reference, with random draws silenced; compare the weights.
+
+    In float64, or in fp32 if the model insists. What else the plan chooses is kept, such as the memory format. Where
+    updates take too long, batch, group and micro-batch are made smaller in proportion. The ragged batch is among them.
+    """
+    subject = subject.without_workers()
+    try:
+        return _check(subject, torch.float64, timebox)
+    except (BadJob, RuntimeError, TypeError):  # tensors of a fixed type in the model or the loss
+        return _check(subject, torch.float32, timebox)
+
+
+def is_random(subject: Subject, *, silenced: bool = False, dtype: torch.dtype | None = None) -> bool:
+    """Whether the same samples have another loss in another update, from the same weights."""
+    values = []
+    few = min(_FEW, subject.plan.micro_batch)
+    for update in (0, 1):
+        step = Step(subject.job, subject.plan, subject.coupling, dtype=dtype, dropout=not silenced)
+        batch = subject.first_batch(step, few if subject.coupling.kind != "whole_group" else subject.plan.micro_batch)
+        with torch.no_grad():
+            values.append(float(step.loss_of(batch.cut(0, batch.size), batch.size, update, 0).sum))
+    return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
+
+
+def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:
+    if is_random(subject, silenced=True, dtype=dtype):
+        return _verdict(
+            "Yes in law: the model draws at random other than through PyTorch, which cannot be silenced to compare.",
+            "not compared; the draws are keyed by seed, update and first sample of a micro-batch",
+            level="same law",
+        )
+    race = _race(subject, dtype, timebox)
+    if len(race.plans) == 1:
+        only = f"{subject.plan.micro_batch} samples at once"
+        return _verdict(
+            f"Yes: there is one legal micro-batch, {only}, and the plan computes as the reference does.", ""
+        )
+    return _judged(race, _run(race, timebox), subject.job.batch)
+
+
+def _race(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> _Race:
+    """The plans to compare, and of how many samples, so that three updates of each fit into the time."""
+    try:
+        pair_s, each_s = _gradient_s(subject, dtype, 2, timebox), _gradient_s(subject, dtype, _FEW, timebox) / _FEW
+    except (BadJob, RuntimeError, ValueError):  # a model that takes whole batches only
+        pair_s = each_s = _gradient_s(subject, dtype, subject.plan.micro_batch, timebox) / subject.plan.micro_batch
+        small = subject
+    else:
+        affordable = (timebox.seconds - timebox.spent_s) / (_SAFETY * _FEWEST * 3 * max(each_s, 1e-9))
+        small = scaled(subject, affordable_batch(subject.job.batch, affordable))
+    batch = small.job.batch
+    reference = Plan(
+        device=small.plan.device,
+        micro_batch=reference_micro_batch(small.coupling, batch),
+        threads=small.plan.threads,
+        loader=small.plain_loader,
+    )
+    planned = replace(small.plan, precision="fp32", num_workers=0, checkpoint_every_s=reference.checkpoint_every_s)
+    plans = [reference] if planned == reference else [reference, planned]
+    for size in other_micro_batches(small.coupling, batch, {plan.micro_batch for plan in plans}):
+        if math.ceil(batch / size) * max(pair_s, size * each_s) <= _COSTLIER * batch * each_s:
+            plans.append(replace(reference, micro_batch=size))
+            break
+    return _Race(small, tuple(plans), dtype)
+
+
+def _gradient_s(subject: Subject, dtype: torch.dtype, size: int, timebox: Timebox) -> float:
+    """Seconds of one gradient of `size` samples under the plan, not counting the first."""
+    step = Step(subject.job, subject.plan, subject.coupling, dtype=dtype, dropout=False)
+    batch = subject.first_batch(step, size)
+    for _ in range(2):
+        started = timebox.clock()
+        step.loss_of(batch.cut(0, batch.size), batch.size, 0, 0).sum.backward()
+    return timebox.clock() - started
+
+
+def _run(race: _Race, timebox: Timebox) -> _Outcome:
+    """Train side by side for up to 30 updates, at least three, stopping where the plans have come apart."""
+    subject = race.subject
+    steps = [Step(subject.job, plan, subject.coupling, dtype=race.dtype, dropout=False) for plan in race.plans]
+    begin = max(0, subject.extent.updates_per_epoch - 2)
+    differences: list[float] = []
+    worst = race.plans[-1]
+    with ExitStack() as streams:
+        position = subject.extent.position(begin)
+        feeds = [_feed(streams, subject, step, position) for step in steps]
+        for made in range(_MOST):
+            for step, feed in zip(steps, feeds, strict=True):
+                step.update(next(feed), begin + made, (made % _FEWEST + 0.5) / _FEWEST)
+            apart = [relative_difference(step, steps[0]) for step in steps[1:]]
+            differences.append(max(apart))
+            worst = race.plans[1 + apart.index(max(apart))]
+            is_enough = made + 1 >= _FEWEST and timebox.is_over
+            if is_enough or not differences[-1] <= _LARGEST[race.dtype]:
+                break
+    return _Outcome(tuple(differences), worst)
+
+
+def _feed(streams: ExitStack, subject: Subject, step: Step, position: Position) -> Iterator[Batch]:
+    batches = subject.source(step).batches(position, position.updates + _MOST)
+    return streams.enter_context(closing(batches))
+
+
+def relative_difference(step: Step, reference: Step) -> float:
+    """The largest difference of any weight over the largest weight; buffers and averages likewise, each by itself."""
+    weights = [(p, q) for p, q in zip(step.model.parameters(), reference.model.parameters(), strict=True)]
+    largest = max((float(q.detach().abs().max()) for _, q in weights if q.numel()), default=0.0)
+    found = [_apart(p, q) / max(largest, 1e-300) for p, q in weights]
+    buffers = zip(step.model.buffers(), reference.model.buffers(), strict=True)
+    found += [_apart(p, q) / max(float(q.double().abs().max()), 1e-12) for p, q in buffers if q.numel()]
+    if step.average is not None and reference.average is not None:
+        mine, theirs = step.average.weights, reference.average.weights
+        found += [_apart(mine[name], theirs[name]) / max(largest, 1e-300) for name, _ in step.model.named_parameters()]
+    return max(found)
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.detach().double() - other.detach().double()).abs().max()) if one.numel() else 0.0
+
+
+def _judged(race: _Race, outcome: _Outcome, batch: int) -> Verdict:
+    differences, limit = outcome.differences, _LARGEST[race.dtype]
+    subject, largest = race.subject, max(differences)
+    of = "" if subject.job.batch == batch else f" (of the job's {batch}, for time)"
+    ragged = ", the ragged batch among them," if len(subject.data.train) % subject.job.batch else ""
+    evidence = (
+        f"{len(differences)} updates of {subject.job.batch} samples{of}{ragged} in "
+        f"{str(race.dtype).removeprefix('torch.')} with random draws silenced: "
+        f"{' and '.join(_described(plan, race.plans[0]) for plan in race.plans[1:])}, against micro-batches of "
+        f"{race.plans[0].micro_batch} in plain settings; largest difference of weights {largest:.1e}, limit {limit:g}"
+    )
+    level: Level = "same mathematics" if race.dtype is torch.float64 else "same law"
+    if largest <= limit:
+        return _verdict(f"Yes: weights agree to {largest:.1e} after {len(differences)} updates.", evidence, level=level)
+    if len(differences) > _FEWEST and largest <= _AMPLIFIED * differences[-2]:
+        kept = len(differences) - 1
+        return _verdict(
+            f"Yes for {kept} updates, to {differences[-2]:.1e}; then training amplifies its own rounding (too high a "
+            "learning rate does that).",
+            evidence,
+            level=level,
+        )
+    return _verdict(
+        f"No: micro-batches of {outcome.worst.micro_batch} move the weights by {largest:.1e} after "
+        f"{len(differences)} updates. Do parts of the model depend on how many samples they see, or on earlier calls?",
+        evidence,
+        passed=False,
+    )
+
+
+def _described(plan: Plan, reference: Plan) -> str:
+    words = [f"micro-batches of {plan.micro_batch}"]
+    if plan.memory_format != reference.memory_format:
+        words.append(plan.memory_format.replace("_", "-"))
+    if plan.optimizer_implementation != reference.optimizer_implementation:
+        words.append(f"{plan.optimizer_implementation} optimiser")
+    return " with ".join([words[0], " and ".join(words[1:])]) if words[1:] else words[0]
+
+
+def _verdict(answer: str, evidence: str, *, passed: bool = True, level: Level = "same mathematics") -> Verdict:
+    return Verdict(
+        question=_QUESTION, answer=answer, passed=passed, level=level if passed else "none", evidence=evidence
+    )

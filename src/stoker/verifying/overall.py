@@ -1,0 +1,46 @@
+"""Which level of the exactness contract holds for the job?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.records import Verdict
+from stoker.verifying.subject import Level, Subject
+
+_QUESTION = "Which level holds?"
+
+
+def judge(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) -> Verdict:
+    """Sum the verdicts up: the level across resumes, and the one across plans."""
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    if failed:
+        questions = "; ".join(verdict.question for verdict in failed)
+        return Verdict(
+            question=_QUESTION,
+            answer="None, until what is marked above is mended.",
+            passed=False,
+            level="none",
+            evidence=f"did not hold: {questions}",
+        )
+    reasons = _reasons(subject, verdicts, is_random=is_random)
+    level: Level = "same law" if reasons else "same mathematics"
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return Verdict(
+        question=_QUESTION,
+        answer=f"Bit-equal on resume under the same plan; {level} across legal plans{why}.",
+        passed=True,
+        level=level,
+        evidence="bit-equal: on this device, with these library versions and threads",
+    )
+
+
+def _reasons(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) -> list[str]:
+    """Why plans agree in law only."""
+    reasons = []
+    if is_random:
+        reasons.append("the model's random draws, such as dropout, differ with the micro-batch")
+    if subject.plan.precision != "fp32":
+        reasons.append(f"{subject.plan.precision} rounds more than fp32")
+    if not reasons and any(verdict.level == "same law" for verdict in verdicts):
+        reasons.append("the model could not be compared in float64")
+    return reasons

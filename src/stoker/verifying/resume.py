@@ -1,0 +1,154 @@
+"""Is a run that was cut off and resumed equal, bit for bit, to one never stopped?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Self
+
+import torch
+
+from stoker.errors import StokerError
+from stoker.loading import Batch, in_order
+from stoker.records import Verdict
+from stoker.stepping import Step
+from stoker.verifying.subject import Level, Subject, Timebox, same_bits
+
+ThroughCheckpoint = Callable[[Step, Step], None]
+"""Writes the first step's state to disk as a checkpoint and restores it into the second."""
+
+_QUESTION = "Is a resumed run equal to one never stopped?"
+_FEWEST, _MOST = 2, 15
+
+
+class _Training:
+    """A run of the job from some update on, as far as it is asked to go."""
+
+    def __init__(self, subject: Subject, begin: int = 0) -> None:
+        self.step = Step(subject.job, subject.plan, subject.coupling)
+        self.done = begin
+        self._subject = subject
+        position = subject.extent.position(begin)
+        self._batches: Generator[Batch, None, None] = subject.source(self.step).batches(position, 2 * _MOST)
+
+    def __enter__(self) -> Self:
+        """Nothing is begun before the first update."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let loader workers go."""
+        self._batches.close()
+
+    def train(self, updates: int) -> None:
+        """Make so many updates."""
+        for _ in range(updates):
+            position = self._subject.extent.position(self.done)
+            self.step.update(next(self._batches), self.done, self._subject.progress(position))
+            self.done += 1
+
+    def gradient(self) -> list[torch.Tensor]:
+        """The gradients of the next batch."""
+        self.step.gradients(next(self._batches), self.done)
+        return [p.grad.clone() for p in self.step.model.parameters() if p.grad is not None]
+
+    def evaluate_a_batch(self) -> None:
+        """Measure one batch, as evaluation in the middle of a run does."""
+        data = self._subject.data
+        samples = data.valid or data.test or data.train
+        pipeline = self.step.pipeline(samples, augmented=False)
+        batch = next(in_order(samples, pipeline, self.step.plan.micro_batch))
+        with self.step.evaluation() as measure:
+            measure(batch.cut(0, batch.size), batch.size)
+
+
+def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebox: Timebox) -> Verdict:
+    """Train N updates straight; train N/2, save, restore into a fresh model, train N/2; compare every tensor.
+
+    The straight run evaluates in the middle and the resumed one does not: evaluation must move nothing either.
+    """
+    with _Training(subject) as straight:
+        straight.train(_FEWEST)
+        while straight.done < _MOST and 3 * timebox.spent_s < timebox.seconds:
+            straight.train(1)
+        half = straight.done
+        with _Training(subject, half) as resumed:
+            try:
+                through_checkpoint(straight.step, resumed.step)
+            except StokerError as problem:
+                return _verdict(f"No: {problem.message}.", "writing a checkpoint and restoring it")
+            straight.evaluate_a_batch()
+            straight.train(half)
+            resumed.train(half)
+            here, there = state_of(straight.step), state_of(resumed.step)
+    evidence = (
+        f"{2 * half} updates straight, and {half}, a checkpoint on disk and {half} in a fresh model, in one process "
+        f"under {subject.plan.in_words()}: {len(here)} tensors of model, optimiser and average compared bit for bit"
+    )
+    name = first_difference(here, there)
+    if name is None:
+        return _verdict("Yes, bit for bit, with all that is random in it.", evidence, passed=True)
+    reason = _reason(subject, through_checkpoint, half)
+    return _verdict(f"No: {name} is the first that differs. {reason}", evidence)
+
+
+def state_of(step: Step) -> dict[str, torch.Tensor]:
+    """Every tensor and number of a step's state by name: parameters, all buffers, optimiser state, averages."""
+    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    tree = {
+        "weight": dict(step.model.named_parameters()),
+        "buffer": dict(step.model.named_buffers()),
+        "optimiser state of": {names.get(id(p), "?"): state for p, state in step.optimizer.state.items()},
+        "average of": {} if step.average is None else step.average.weights,
+    }
+    return dict(_leaves(tree, ""))
+
+
+def first_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> str | None:
+    """The name of the first tensor that differs in any bit, or that one of the two lacks."""
+    for name in [*one, *(name for name in other if name not in one)]:
+        if name not in one or name not in other or not same_bits(one[name], other[name]):
+            return name
+    return None
+
+
+def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: int) -> str:
+    """Why a resumed run differs, found by taking the comparison apart."""
+    with _Training(subject) as one, _Training(subject) as two, _Training(subject, updates) as restored:
+        one.train(updates)
+        two.train(updates)
+        if first_difference(state_of(one.step), state_of(two.step)) is not None:
+            return (
+                "Two runs that are never stopped differ as well: something draws from a generator that is seeded by "
+                "chance, keeps state outside the model, or computes in an order that is not fixed."
+            )
+        through_checkpoint(one.step, restored.step)
+        if name := first_difference(state_of(one.step), state_of(restored.step)):
+            return _lost(one.step, name)
+        if any(not same_bits(a, b) for a, b in zip(one.gradient(), restored.gradient(), strict=True)):
+            return (
+                "The first gradient after the resume is another one, from equal tensors: the model or the loss keeps "
+                "state in a Python attribute, a global or a generator of its own. Keep it in a buffer "
+                "(register_buffer), and draw from PyTorch's global generator, which is keyed."
+            )
+    return "Gradients are equal after the resume: the optimiser keeps state outside its state_dict()."
+
+
+def _lost(step: Step, name: str) -> str:
+    kind, _, tensor = name.partition(" ")
+    if kind == "buffer" and tensor not in step.model.state_dict():
+        return f"Checkpoints do not hold this buffer: register it with persistent=True instead of False ({tensor})."
+    return f"A checkpoint does not bring {name} back."
+
+
+def _leaves(tree: Any, path: str) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        return [(path, tree)]
+    if isinstance(tree, dict):
+        return [leaf for key, item in tree.items() for leaf in _leaves(item, f"{path} {key}".strip())]
+    if isinstance(tree, list | tuple):
+        return [leaf for at, item in enumerate(tree) for leaf in _leaves(item, f"{path}[{at}]")]
+    return [(path, torch.tensor(float(tree), dtype=torch.float64))] if isinstance(tree, bool | int | float) else []
+
+
+def _verdict(answer: str, evidence: str, *, passed: bool = False) -> Verdict:
+    level: Level = "bit-equal" if passed else "none"
+    return Verdict(question=_QUESTION, answer=answer, passed=passed, level=level, evidence=evidence)

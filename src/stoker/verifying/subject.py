@@ -1,0 +1,96 @@
+"""What is examined: a job with its data, plan and coupling, and the time there is for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+
+from stoker.jobs import Job
+from stoker.jobs.extent import Extent
+from stoker.loading import Batch, BatchSource, Datasets
+from stoker.records import Coupling, Loader, Plan, Position
+from stoker.stepping import Step
+
+Level = Literal["bit-equal", "same mathematics", "same law", "none"]
+
+
+@dataclass(frozen=True)
+class Timebox:
+    """A stretch of time [s] that begins when it is made."""
+
+    seconds: float
+    clock: Callable[[], float]
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "started", self.clock())
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock() - self.started
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no time is left."""
+        return self.spent_s >= self.seconds
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A job under its plan."""
+
+    job: Job
+    data: Datasets
+    plan: Plan
+    coupling: Coupling
+
+    @property
+    def extent(self) -> Extent:
+        """The shape of the run."""
+        return self.data.extent(self.job)
+
+    @property
+    def plain_loader(self) -> Loader:
+        """Where batches come from without worker processes."""
+        return "memory" if self.data.train.is_in_memory else "inline"
+
+    @property
+    def total_updates(self) -> int:
+        """Updates of the whole run, for the schedule; one epoch where the job is given seconds."""
+        extent = self.extent
+        return extent.updates_per_epoch if self.job.until.unit == "seconds" else extent.updates_in(self.job.until)
+
+    def without_workers(self) -> Subject:
+        """The same with batches made in this process, where many short streams would each start workers."""
+        return replace(self, plan=replace(self.plan, loader=self.plain_loader, num_workers=0))
+
+    def source(self, step: Step) -> BatchSource:
+        """Where the training batches of `step` come from."""
+        pipeline = step.pipeline(self.data.train, augmented=True)
+        return BatchSource(self.data.train, pipeline, self.extent, self.job.seed, step.plan)
+
+    def first_batch(self, step: Step, size: int) -> Batch:
+        """The first `size` samples of training."""
+        train = self.data.train
+        indices = self.source(step).order.indices(0, 0, min(size, len(train)))
+        return Batch(train.fetch(indices, 0), indices, 0, step.pipeline(train, augmented=True))
+
+    def progress(self, position: Position) -> float:
+        """The share of the run before `position`, in [0, 1); from 0 again beyond the end of a short run."""
+        total = self.extent.position(self.total_updates).samples
+        return (position.samples % total) / total
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal in type, shape and every bit (NaN equals the same NaN)."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    mine, theirs = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in (one, other))
+    if not mine.numel():
+        return True
+    return bool(np.array_equal(mine.view(torch.uint8).numpy(), theirs.view(torch.uint8).numpy()))

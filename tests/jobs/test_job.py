@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadJob
+from stoker.jobs import EMA, LOSSES, METRICS, SGD, Holdout, Job, holdout
+from stoker.units import epochs, seconds, updates
+
+
+def job(**changes: Any) -> Job:
+    """A job that can be meant, with changes."""
+    settings = {
+        "model": object, "data": ((), ()), "loss": "cross_entropy", "optimizer": SGD(lr=0.1), "batch": 64,
+        "until": epochs(1),
+    }  # fmt: skip
+    return Job(**settings | changes)
+
+
+def accuracy(output, target):
+    """A metric with a name."""
+    return output == target
+
+
+def loss(output, target):
+    """A metric that is called like the loss."""
+    return output - target
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model": "resnet"}, "Job(model=…): wanted a module or a function that makes one, got a str"),
+        ({"loss": "cross_entrpy"}, "Job(loss=…): 'cross_entrpy' is no loss. Did you mean 'cross_entropy'?"),
+        ({"loss": None}, "Job(loss=…): None is no loss."),
+        ({"optimizer": "adam"}, "Job(optimizer=…): wanted stoker.SGD, Adam, AdamW or a function"),
+        ({"batch": 0}, "Job(batch=…): wanted a positive whole number of samples, got 0"),
+        ({"batch": -8}, "got -8"),
+        ({"batch": 64.0}, "got 64.0"),
+        ({"batch": "64"}, "got '64'"),
+        ({"batch": True}, "got True"),
+        ({"batch": "64", "coupling_group": 8}, "Job(batch=…): wanted a positive whole number of samples, got '64'"),
+        ({"until": 5}, "Job(until=…): wanted a duration such as stoker.epochs(5), got 5"),
+        ({"evaluate_every": seconds(5)}, "Job(evaluate_every=…): wanted epochs, samples or updates, got Duration"),
+        ({"evaluate_every": 1}, "Job(evaluate_every=…): wanted epochs, samples or updates, got 1"),
+        ({"metrics": ["acuracy"]}, "Job(metrics=…): 'acuracy' is no metric. Did you mean 'accuracy'?"),
+        ({"metrics": "accuracy"}, "Job(metrics=…): wanted a list of names and functions, got 'accuracy'"),
+        ({"metrics": None}, "Job(metrics=…): wanted a list of names and functions, got None"),
+        ({"metrics": ["accuracy", accuracy]}, "Job(metrics=…): 2 metrics are called 'accuracy'"),
+        ({"metrics": [lambda o, t: o, lambda o, t: t]}, "2 metrics are called '<lambda>'; define each by name"),
+        ({"metrics": [loss]}, "a metric called 'loss' would stand in for the loss"),
+        ({"schedule": 0.5}, "Job(schedule=…): wanted a function of progress, got a float"),
+        ({"augment": max}, "Job(augment=…): wanted a list of transforms, got <built-in"),
+        ({"augment": ["flip"]}, "Job(augment=…): wanted a list of transforms, got 'flip'"),
+        ({"augment": "flip"}, "Job(augment=…): wanted a list of transforms, got 'flip'"),
+        ({"label_smoothing": 1.0}, "Job(label_smoothing=…): wanted a share in [0, 1), got 1.0"),
+        ({"label_smoothing": math.nan}, "got nan"),
+        ({"label_smoothing": "0.1"}, "got '0.1'"),
+        ({"label_smoothing": 0.1, "loss": "mse"}, "goes with the cross-entropies, not with loss='mse'"),
+        ({"clip_norm": 0.0}, "Job(clip_norm=…): wanted a positive norm, got 0.0"),
+        ({"clip_norm": "1"}, "got '1'"),
+        ({"penalty": 0.1}, "Job(penalty=…): wanted a function of the model, got a float"),
+        ({"collate": "pad"}, "Job(collate=…): wanted a function of samples, got a str"),
+        ({"ema": 1.0}, "Job(ema=…): the decay of an average lies between 0 and 1, got 1.0"),
+        ({"ema": 1}, "Job(ema=…): the decay of an average lies between 0 and 1, got 1.0"),
+        ({"ema": True}, "Job(ema=…): wanted a decay or stoker.EMA(…), got True"),
+        ({"ema": "0.9"}, "Job(ema=…): wanted a decay or stoker.EMA(…), got '0.9'"),
+        ({"coupling_group": 65}, "Job(coupling_group=…): wanted a number of samples up to the batch of 64, got 65"),
+        ({"coupling_group": 0}, "got 0"),
+        ({"coupling_group": 8.0}, "got 8.0"),
+        ({"loss_scope": "group"}, "Job(loss_scope=…): wanted \"sample\" or \"batch\", got 'group'"),
+        ({"select": "worst"}, "Job(select=…): wanted \"best\" or \"last\", got 'worst'"),
+        ({"inputs": []}, "Job(inputs=…): wanted a key or an index of an entry, or several, got []"),
+        ({"inputs": 1.5}, "got 1.5"),
+        ({"target": ["y"]}, "Job(target=…): wanted a key or an index of an entry, got ['y']"),
+        ({"seed": -1}, "Job(seed=…): wanted a whole number from 0 to 2^63 - 1, got -1"),
+        ({"seed": 2**63}, f"got {2**63}"),
+        ({"seed": 1.5}, "got 1.5"),
+        ({"seed": "0"}, "got '0'"),
+        ({"name": ""}, "Job(name=…): wanted a name for its runs, got ''"),
+        ({"name": 3}, "got 3"),
+        ({"test": holdout(0.1)}, "Job(test=…): test data must be apart"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], problem: str) -> None:
+    """The error names the setting, what was wanted, and the value that was given."""
+    with pytest.raises(BadJob, match=re.escape(problem)):
+        job(**changes)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_known_by_name(name: str) -> None:
+    """The names in the documentation are accepted."""
+    assert job(loss=name).loss == name
+
+
+def test_every_metric_is_known_by_name() -> None:
+    """All of them together, beside a function."""
+    assert len(job(metrics=[*METRICS, loss_of_model]).metrics) == len(METRICS) + 1
+
+
+def loss_of_model(model, batch):
+    """A metric that takes the model."""
+    return model(batch)
+
+
+def test_an_average_may_be_given_by_its_decay() -> None:
+    """A number stands for EMA with that decay; without one there is no average."""
+    assert job(ema=0.99).ema == EMA(0.99)
+    assert job(ema=EMA(0.5)).ema == EMA(0.5)
+    assert job().ema is None
+
+
+def test_settings_at_their_limits_are_accepted() -> None:
+    """The borders belong to the ranges that the errors state."""
+    most = job(seed=2**63 - 1, coupling_group=64, label_smoothing=0.0, inputs=("a", 1), evaluate_every=updates(1))
+    assert most.coupling_group == most.batch
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, math.nan])
+def test_a_holdout_is_a_share(fraction: float) -> None:
+    """All or nothing cannot be set aside."""
+    with pytest.raises(ValueError, match=f"between 0 and 1, got {fraction}"):
+        holdout(fraction)
+    assert holdout(0.1, seed=3) == Holdout(0.1, 3)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from stoker.jobs import SGD, Adam, AdamW
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: SGD(lr=0.0), "lr must be positive and finite, got 0.0"),
+        (lambda: SGD(lr=-1), "got -1"),
+        (lambda: Adam(lr=math.nan), "got nan"),
+        (lambda: Adam(lr=math.inf), "got inf"),
+        (lambda: AdamW(lr=1e-3, weight_decay=-0.1), "weight_decay must be finite and not negative, got -0.1"),
+        (lambda: AdamW(lr=1e-3, groups={"*.bias": {"wd": 0.0}}), r"group '\*.bias' has no setting 'wd'.*weight_decay"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(make, problem: str) -> None:
+    """Before anything is spent, with the value."""
+    with pytest.raises(ValueError, match=problem):
+        make()
+
+
+def test_settings_are_the_arguments_of_pytorch() -> None:
+    """All but the groups, which are parameters' own."""
+    optimizer = SGD(lr=0.1, momentum=0.9, groups={"*.bias": {"lr": 0.2}})
+    assert optimizer.settings() == {
+        "lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": False,
+    }  # fmt: skip
+    assert AdamW(lr=1e-3).settings()["weight_decay"] == 0.01

@@ -1,0 +1,77 @@
+"""The peak of memory within a block, by the kernel's own mark and by sampling."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker.profiling import PeakMemory, memory
+from stoker.units import MIB
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' /proc")
+
+
+def touched(num_bytes: int) -> torch.Tensor:
+    """Memory that really is resident."""
+    return torch.ones(num_bytes, dtype=torch.uint8)
+
+
+@linux
+def test_a_peak_is_seen_though_it_is_over_before_the_block_is() -> None:
+    """200 MiB that were freed again count; what the process had before is counted too."""
+    with PeakMemory("cpu") as quiet:
+        touched(MIB)
+    with PeakMemory("cpu") as peak:
+        del_me = touched(200 * MIB)
+        del del_me
+    assert 190 * MIB < peak.num_bytes - quiet.num_bytes < 300 * MIB
+
+
+@linux
+def test_an_earlier_peak_is_not_counted_again() -> None:
+    """The mark is reset: a block without allocations does not show the one before."""
+    with PeakMemory("cpu") as high:
+        del_me = touched(200 * MIB)
+        del del_me
+    with PeakMemory("cpu") as low:
+        touched(MIB)
+    assert low.num_bytes < high.num_bytes - 150 * MIB
+
+
+@linux
+def test_where_the_mark_cannot_be_reset_the_size_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in containers that forbid it: what is there at the end of the block is seen at the latest then."""
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "there" / "is" / "none")
+    with PeakMemory("cpu") as quiet:
+        pass
+    with PeakMemory("cpu") as peak:
+        held = touched(200 * MIB)
+    assert 190 * MIB < peak.num_bytes - quiet.num_bytes < 300 * MIB
+    assert held[0] == 1
+
+
+def test_elsewhere_it_is_the_peak_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without /proc, what the system says of the process since it began."""
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "none")
+    with PeakMemory("cpu") as peak:
+        pass
+    assert peak.num_bytes > 10 * MIB
+
+
+def test_the_peak_is_read_even_if_the_block_fails() -> None:
+    """The error passes, and no thread is left behind."""
+    with pytest.raises(ValueError, match="mine"), PeakMemory("cpu") as peak:
+        raise ValueError("mine")
+    assert peak.num_bytes > 0 or sys.platform == "win32"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_what_was_allocated() -> None:
+    """200 MiB on the device, freed again."""
+    with PeakMemory("cuda:0") as peak:
+        held = torch.ones(200 * MIB, dtype=torch.uint8, device="cuda:0")
+        del held
+    assert 200 * MIB <= peak.num_bytes < 220 * MIB

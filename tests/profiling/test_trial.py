@@ -1,0 +1,175 @@
+"""Trying a plan: what is timed, what it leaves behind, and how far a reduced precision is from fp32."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.errors import DoesNotFit, RunFailed
+from stoker.loading import datasets_of
+from stoker.profiling import threads, try_plan
+from stoker.profiling.trial import gradient_error
+from stoker.records import Coupling, Measurement, Plan
+from stoker.testing import FakeClock
+
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
+PLAN = Plan(device="cpu", micro_batch=32)
+
+
+def job_of(**changes) -> stoker.Job:
+    """A classifier of 200 points in batches of 32: seven updates an epoch."""
+    inputs = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    settings = {
+        "model": lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)),
+        "data": (inputs, inputs[:, :4].argmax(1)), "valid": stoker.holdout(0.1), "loss": "cross_entropy",
+        "optimizer": stoker.SGD(lr=0.1, momentum=0.9), "batch": 32, "until": stoker.epochs(5),
+    }  # fmt: skip
+    return stoker.Job(**(settings | changes))
+
+
+def tried(job: stoker.Job, plan: Plan = PLAN, **options) -> Measurement:
+    """The plan tried on the job's own data."""
+    return try_plan(job, plan, SEPARABLE, datasets_of(job), budget_s=options.pop("budget_s", 10.0), **options)
+
+
+def test_a_trial_times_updates_and_weighs_the_state() -> None:
+    """One time for each update after the first; weights, gradients and momentum in bytes; nothing where it is fp32."""
+    job = job_of()
+    found = tried(job)
+    assert len(found.update_s) == 5  # six in the 180 samples of an epoch, less the first
+    assert all(took > 0 for took in found.update_s)
+    assert found.samples_per_update == 32
+    assert found.plan == PLAN
+    assert 0 < found.evaluate_s_per_sample < 1
+    assert found.peak_bytes > 2**20
+    assert found.gradient_error is None
+    parameters = 16 * 32 + 32 + 32 * 4 + 4
+    assert found.state_bytes == 3 * 4 * parameters
+
+
+def test_a_trial_ends_when_its_budget_is_spent() -> None:
+    """By a clock on which everything takes a second: four updates at least, then no more than there is time for."""
+    found = tried(job_of(batch=4), dataclasses.replace(PLAN, micro_batch=4), clock=FakeClock(tick_s=1.0), budget_s=0.5)
+    assert found.update_s == (1.0, 1.0, 1.0)
+    assert found.took_s > 0
+
+
+@pytest.mark.parametrize(("until", "num_times"), [(stoker.updates(1), 1), (stoker.updates(3), 2)])
+def test_a_trial_makes_no_more_updates_than_the_run(until: stoker.units.Duration, num_times: int) -> None:
+    """With a single update its time is what there is, the slow first one or not."""
+    assert len(tried(job_of(until=until)).update_s) == num_times
+
+
+def test_a_trial_makes_the_runs_own_first_updates() -> None:
+    """Its schedule is that of the whole run, not one squeezed into the trial: what breaks here breaks there."""
+    seen: list[float] = []
+
+    def schedule(progress: float) -> float:
+        seen.append(progress)
+        return 1.0
+
+    tried(job_of(schedule=schedule, until=stoker.epochs(10)))
+    assert seen == pytest.approx([update / 60 for update in range(6)])
+
+
+def test_a_run_of_seconds_is_tried_at_its_first_rate() -> None:
+    """How far an update gets it is not known before the trial."""
+    seen: list[float] = []
+    tried(job_of(schedule=lambda progress: seen.append(progress) or 1.0, until=stoker.seconds(5)))
+    assert set(seen) == {0.0}
+
+
+def test_a_trial_leaves_the_job_and_the_threads_as_they_were() -> None:
+    """The user's module, the number of threads and its own model are not touched by what is thrown away."""
+    model = nn.Linear(16, 4)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    num_threads = torch.get_num_threads()
+    tried(job_of(model=model), dataclasses.replace(PLAN, threads=2))
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert torch.get_num_threads() == num_threads
+
+
+def test_a_loss_that_is_not_finite_fails_the_trial() -> None:
+    """With the update at which it happened."""
+    inputs = torch.full((64, 16), torch.nan)
+    with pytest.raises(RunFailed, match="the loss is nan at update 1"):
+        tried(job_of(data=(inputs, torch.zeros(64, dtype=torch.long)), valid=None))
+
+
+def test_running_out_of_memory_is_a_plan_that_does_not_fit() -> None:
+    """The plan and the device are named."""
+
+    class Huge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 4)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    with pytest.raises(DoesNotFit, match=r"micro-batch 32 .* ran out of memory on cpu: tried to allocate 80 GiB"):
+        tried(job_of(model=Huge))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_threads_hold_within_their_block_even_if_it_fails(num_threads: int) -> None:
+    """Afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), threads(num_threads):
+        _ = 1 // 0
+    with threads(num_threads):
+        assert torch.get_num_threads() == num_threads
+    assert torch.get_num_threads() == before
+
+
+def test_the_gradient_of_fp32_is_that_of_fp32() -> None:
+    """The same plan twice differs by nothing at all."""
+    job = job_of()
+    assert gradient_error(job, PLAN, SEPARABLE, datasets_of(job)) == 0.0
+
+
+def test_the_gradient_of_bf16_is_near_but_not_equal() -> None:
+    """Eight bits of mantissa: within some per cent, and measured by the trial of a reduced plan."""
+    job = job_of()
+    plan = dataclasses.replace(PLAN, precision="bf16")
+    error = gradient_error(job, plan, SEPARABLE, datasets_of(job))
+    assert 1e-4 < error < 0.05
+    assert tried(job, plan).gradient_error == pytest.approx(error)
+
+
+def test_the_gradient_of_another_micro_batch_is_the_same_but_for_rounding() -> None:
+    """Accumulated over parts against whole, in fp32."""
+    job, plan = job_of(), dataclasses.replace(PLAN, micro_batch=7)
+    whole = dataclasses.replace(plan, precision="bf16", micro_batch=32)
+    errors = [gradient_error(job, one, SEPARABLE, datasets_of(job)) for one in (plan, whole)]
+    assert errors[0] < 1e-6 < errors[1]
+
+
+def test_a_precision_that_loses_the_gradient_is_seen() -> None:
+    """Differences that hang on the ninth bit of a product come out far off in bf16, and so does their gradient."""
+
+    class Cancelling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 4)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return (300.0 + self.layer(inputs)) @ torch.eye(4) - 300.0
+
+    job = job_of(model=Cancelling)
+    plan = dataclasses.replace(PLAN, precision="bf16")
+    assert gradient_error(job, plan, SEPARABLE, datasets_of(job)) > 0.1
+
+
+def test_augmentation_and_dropout_are_alike_on_both_sides_of_the_comparison() -> None:
+    """Random draws are keyed, so that fp32 against fp32 differs by nothing with them as well."""
+    images = torch.rand(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 2))
+    job = job_of(
+        model=model, data=(images, (images.mean((1, 2, 3)) > 0.5).long()), augment=[stoker.transforms.RandomShift(2)]
+    )
+    assert gradient_error(job, PLAN, SEPARABLE, datasets_of(job)) == 0.0

@@ -1,0 +1,93 @@
+"""Any record, made from its own type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from typing import Any, Literal, Union
+
+from hypothesis import strategies as st
+
+from stoker import records
+from stoker.records.codec import JSON
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+RECORDS = sorted(
+    (item for item in vars(records).values() if inspect.isclass(item) and dataclasses.is_dataclass(item)),
+    key=lambda record: record.__name__,
+)
+"""Every record class there is."""
+
+
+def record_of(record: type) -> st.SearchStrategy[Any]:
+    """Instances of `record` that it accepts itself."""
+    special = {records.Estimate: _estimates, records.Plan: _plans, records.Coupling: _couplings}
+    if record in special:
+        return special[record]()
+    hints = typing.get_type_hints(record)
+    return st.builds(record, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(record)})
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field with this type hint."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is JSON:
+        return JSON_VALUES
+    if dataclasses.is_dataclass(hint):
+        return record_of(hint)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin in (Union, types.UnionType):
+        return st.one_of([values_of(choice) for choice in arguments])
+    if origin is tuple and arguments[1:] == (...,):
+        return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if origin is dict:
+        return st.dictionaries(TEXT, values_of(arguments[1]), max_size=3)
+    simple = {str: TEXT, int: st.integers(), float: st.floats(allow_nan=False), bool: st.booleans()}
+    return st.none() if hint is types.NoneType else simple[hint]
+
+
+def _estimates() -> st.SearchStrategy[records.Estimate]:
+    ends = st.lists(st.floats(allow_nan=False), min_size=3, max_size=3).map(sorted)
+    bases = values_of(records.Basis)
+    return st.builds(
+        lambda three, unit, basis: records.Estimate(
+            low=three[0], value=three[1], high=three[2], unit=unit, basis=basis
+        ),
+        ends, TEXT, bases,
+    )  # fmt: skip
+
+
+def _plans() -> st.SearchStrategy[records.Plan]:
+    return st.builds(
+        records.Plan,
+        device=TEXT,
+        micro_batch=st.integers(1, 512),
+        precision=values_of(records.Precision),
+        threads=st.integers(1, 64),
+        loader=st.just("workers"),
+        num_workers=st.integers(1, 8),
+        prefetch_batches=st.integers(1, 4),
+        checkpoint_every_s=st.floats(0.1, 1e6),
+    )
+
+
+def _couplings() -> st.SearchStrategy[records.Coupling]:
+    coupled = st.tuples(st.sampled_from(["batch_norm", "whole_group"]), st.integers(1, 600))
+    return st.builds(
+        lambda pair, causes, evidence: records.Coupling(
+            kind=pair[0], group=pair[1], causes=tuple(causes), evidence=evidence
+        ),
+        st.just(("separable", None)) | coupled, st.lists(TEXT, max_size=2), TEXT,
+    )  # fmt: skip

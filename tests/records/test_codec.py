@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.records import (
+    Ceilings,
+    CheckpointManifest,
+    Event,
+    FileDigest,
+    Measurement,
+    Plan,
+    Position,
+    Profile,
+    Run,
+    digest,
+    dumps,
+    from_json,
+    loads,
+    to_json,
+)
+from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_of
+
+PLAN = Plan(device="cpu", micro_batch=64)
+RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)
+
+
+def changed(original: object, /, **fields: Any) -> str:
+    """The JSON text of a record with fields replaced, added or, given as `...`, taken out."""
+    document = to_json(original) | fields
+    return json.dumps({key: value for key, value in document.items() if value is not ...})
+
+
+def manifest() -> CheckpointManifest:
+    """One that holds two files."""
+    files = tuple(FileDigest(name=name, num_bytes=3, sha256="00") for name in ("a", "b"))
+    return CheckpointManifest(
+        spec_digest="s", position=Position(), stoker_version="0", torch_version="2", files=files, skeleton={}
+    )
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+@settings(max_examples=25)
+@given(st.data())
+def test_every_record_survives_writing_and_reading(record: type, data: st.DataObject) -> None:
+    """What is read is what was written, field by field, and so is its digest."""
+    original = data.draw(record_of(record))
+    again = loads(dumps(original), record)
+    assert again == original
+    assert digest(again) == digest(original)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_every_record_states_what_it_is(record: type) -> None:
+    """Records are frozen and take keywords only, so that a new field cannot be mistaken for an old one."""
+    assert record.schema >= 1
+    assert record.__dataclass_params__.frozen
+    assert all(field.kw_only for field in dataclasses.fields(record))
+
+
+@pytest.mark.parametrize(
+    ("record", "fields", "problem"),
+    [
+        (PLAN, {"micro_bach": 3}, "Plan: unknown field 'micro_bach'"),
+        (PLAN, {"device": ...}, "Plan: field 'device' is missing"),
+        (PLAN, {"micro_batch": "64"}, 'Plan.micro_batch: wanted .*int.*, found "64"'),
+        (PLAN, {"micro_batch": 64.0}, "Plan.micro_batch: wanted .*int.*, found 64.0"),
+        (PLAN, {"micro_batch": True}, "Plan.micro_batch: wanted .*int.*, found true"),
+        (PLAN, {"precision": "fp8"}, "Plan.precision: wanted one of .*'bf16'.*, found \"fp8\""),
+        (PLAN, {"checkpoint_every_s": "soon"}, 'Plan.checkpoint_every_s: wanted a number, found "soon"'),
+        (PLAN, {"checkpoint_every_s": 10**400}, "Plan.checkpoint_every_s: wanted a number that a float can hold"),
+        (PLAN, {"micro_batch": 0}, "Plan: micro_batch must be at least 1, got 0"),
+        (RUN, {"metrics": {"test/accuracy": None}}, "Run.metrics.test/accuracy: wanted a number, found null"),
+        (RUN, {"failure": 3}, "Run.failure: wanted .*str.*, found 3"),
+        (RUN, {"status": None}, "Run.status: wanted one of"),
+        (manifest(), {"position": []}, r"CheckpointManifest.position: wanted an object \(Position\), found \[\]"),
+        (manifest(), {"files": {}}, "CheckpointManifest.files: wanted"),
+        (manifest(), {"files": [{"record": "FileDigest", "schema": 1, "name": "a", "num_bytes": 3, "sha256": 1}]},
+         r"CheckpointManifest.files\[0\].sha256: wanted"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_by_its_path(record: object, fields: dict[str, Any], problem: str) -> None:
+    """An unknown, missing or wrongly typed field is refused, and the error says where in the document it is."""
+    with pytest.raises(ValueError, match=problem):
+        loads(changed(record, **fields), type(record))
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    """The error stays readable whatever was found."""
+    with pytest.raises(ValueError, match=r"found \"x{70,}\.\.\.$"):
+        loads(changed(PLAN, micro_batch="x" * 10_000), Plan)
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", '"Plan"', "\x00", b"\xff\xfe\xfd"])
+def test_what_is_no_record_is_refused(text: str | bytes) -> None:
+    """Text that is no JSON, or JSON that is no object, is a ValueError, never another exception."""
+    with pytest.raises(ValueError, match=r"."):
+        loads(text, Plan)
+
+
+def test_another_record_is_refused() -> None:
+    """A document says which record it is; another one is not read, even if the fields would fit."""
+    with pytest.raises(ValueError, match="this is a 'Plan' record, wanted 'Position'"):
+        loads(dumps(PLAN), Position)
+    with pytest.raises(ValueError, match="this is a None record"):
+        loads(changed(PLAN, record=...), Plan)
+
+
+def test_another_schema_version_is_refused() -> None:
+    """A document of a newer Stoker is not half understood."""
+    with pytest.raises(ValueError, match="Plan: schema version 2, this Stoker reads version 1"):
+        loads(changed(PLAN, schema=2), Plan)
+    with pytest.raises(ValueError, match="Plan: schema version None"):
+        loads(changed(PLAN, schema=...), Plan)
+
+
+def test_a_field_that_has_a_default_may_be_missing() -> None:
+    """A record written before an optional field existed is read, with the default."""
+    assert loads(changed(PLAN, precision=..., threads=...), Plan) == PLAN
+
+
+@pytest.mark.parametrize(("value", "written"), [(math.inf, "inf"), (-math.inf, "-inf"), (math.nan, "nan")])
+def test_floats_that_json_lacks_are_written_as_words(value: float, written: str) -> None:
+    """Infinities and nan are strings in the file, which any JSON reader takes, and floats again after reading."""
+    run = dataclasses.replace(RUN, metrics={"loss": value}, wall_s=value)
+    text = dumps(run)
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {"loss": written}
+    again = loads(text, Run)
+    assert (again.wall_s, again.metrics["loss"]) == pytest.approx((value, value), nan_ok=True)
+
+
+def test_a_whole_number_is_a_float_where_a_float_is_wanted() -> None:
+    """JSON writers that drop `.0` do no harm."""
+    again = loads(changed(PLAN, checkpoint_every_s=30), Plan)
+    assert isinstance(again.checkpoint_every_s, float)
+
+
+def test_what_has_no_place_in_a_record_is_refused_when_written() -> None:
+    """An object that JSON cannot hold fails at once, with its type, not as a mute string in a file."""
+    with pytest.raises(TypeError, match="object has no place in a record"):
+        dumps(Event(kind="warned", at=0.0, fields={"what": object()}))
+
+
+def _shuffled(value: Any, order: random.Random) -> Any:
+    """The same content with the keys of every dict in another order."""
+    if isinstance(value, dict):
+        pairs = [(key, _shuffled(item, order)) for key, item in value.items()]
+        order.shuffle(pairs)
+        return dict(pairs)
+    return [_shuffled(item, order) for item in value] if isinstance(value, list) else value
+
+
+@given(JSON_VALUES, st.randoms(use_true_random=False))
+def test_a_digest_does_not_depend_on_the_order_of_keys(value: Any, order: random.Random) -> None:
+    """Equal content has one digest, however its dicts were filled."""
+    assert digest(_shuffled(value, order)) == digest(value)
+
+
+@given(JSON_VALUES, JSON_VALUES)
+def test_other_content_has_another_digest(one: Any, other: Any) -> None:
+    """Two values share a digest only if they are written alike, but for the order of keys and 5.0 being 5."""
+    texts = [json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True) for value in (one, other)]
+    assert (digest(one) == digest(other)) == (texts[0] == texts[1])
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+@given(st.integers(-(2**53), 2**53))
+def test_a_whole_number_has_one_digest_however_it_is_held(value: int) -> None:
+    """`epochs=5` by default and `--set epochs=5`, read as a float, are one setting."""
+    assert digest({"epochs": value}) == digest({"epochs": float(value)})
+
+
+@given(FINITE.filter(lambda value: not value.is_integer()))
+def test_a_fraction_keeps_its_digits_in_a_digest(value: float) -> None:
+    """Neighbouring floats are different content."""
+    assert digest(value) != digest(math.nextafter(value, math.inf))
+
+
+@given(TEXT)
+def test_a_digest_is_that_of_the_content_alone(text: str) -> None:
+    """A tuple and a list, and a record and its JSON, are one content."""
+    assert digest((text, 1)) == digest([text, 1])
+    plan = dataclasses.replace(PLAN, device=text)
+    assert digest(plan) == digest(to_json(plan))
+
+
+def test_a_digest_can_be_had_of_any_text() -> None:
+    """Half a surrogate pair, as in a file name that is no UTF-8, does not stop it."""
+    assert digest("\udc80") != digest("\udc81")
+
+
+@pytest.mark.parametrize("record", [Profile, Ceilings, Measurement], ids=lambda record: record.__name__)
+def test_reading_takes_plain_json_values_as_well_as_text(record: type) -> None:
+    """`from_json` reads what `to_json` gives."""
+
+    @settings(max_examples=5)
+    @given(record_of(record))
+    def holds(original: object) -> None:
+        assert from_json(to_json(original), record) == original
+
+    holds()

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from stoker.records import Plan
+
+PLAN = Plan(device="cpu", micro_batch=64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"micro_batch": 0}, "micro_batch must be at least 1, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
+        ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
+        ({"num_workers": 2}, "loader 'memory' does not go with num_workers=2"),
+        ({"loader": "workers"}, "loader 'workers' does not go with num_workers=0"),
+        ({"num_workers": -1}, "num_workers=-1"),
+        ({"checkpoint_every_s": 0.0}, "checkpoint_every_s must be positive, got 0.0"),
+        ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be positive, got nan"),
+    ],
+)
+def test_a_plan_that_cannot_be_executed_is_refused(changes: dict, problem: str) -> None:
+    """A plan from a file is checked when it is read, not when training is under way."""
+    with pytest.raises(ValueError, match=problem):
+        dataclasses.replace(PLAN, **changes)
+
+
+def test_a_plan_in_words() -> None:
+    """One line, in the order of what matters, with the singular where there is one."""
+    plan = Plan(device="cpu", micro_batch=512, precision="bf16", memory_format="channels_last", threads=2)
+    assert plan.in_words() == "bf16 · micro-batch 512 · channels-last · 2 threads · memory loader · default optimiser"
+    workers = dataclasses.replace(PLAN, loader="workers", num_workers=2)
+    assert workers.in_words().startswith("fp32 · micro-batch 64 · contiguous · 1 thread · 2 loader workers")

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import Job
+from stoker.records import Coupling
+from stoker.stepping import find_coupling
+from stoker.zoo import GPT
+from tests.stepping import models
+from tests.stepping.models import (
+    TOKENS,
+    VOCAB,
+    cnn,
+    images,
+    make_job,
+    mlp,
+    moe,
+    sample_mean,
+    samples_of,
+    texts,
+    token_mean,
+    vectors,
+)
+
+
+def probed(job: Job) -> Coupling:
+    """What the probe finds of a job."""
+    return find_coupling(job, samples_of(job))
+
+
+def gpt(dropout: float = 0.0) -> nn.Module:
+    return GPT(layers=1, width=8, heads=2, context=TOKENS, vocab=VOCAB, dropout=dropout)
+
+
+def text_job(model: object, **changed: object) -> Job:
+    return make_job(model, **{"data": texts(), "loss": "token_cross_entropy", **changed})  # type: ignore[arg-type]
+
+
+SEPARABLE = {
+    "mlp": lambda: make_job(mlp),
+    "layer norm": lambda: make_job(lambda: mlp(norm=nn.LayerNorm)),
+    "cnn": lambda: make_job(cnn, data=images()),
+    "group norm": lambda: make_job(lambda: cnn(lambda width: nn.GroupNorm(2, width)), data=images()),
+    "instance norm": lambda: make_job(lambda: cnn(nn.InstanceNorm2d), data=images()),
+    "frozen batch norm": lambda: make_job(models.FrozenNorm),
+    "gpt": lambda: text_job(gpt),
+    "gpt with dropout": lambda: text_job(lambda: gpt(0.2)),
+    "gpt with masked tokens": lambda: text_job(gpt, data=texts(masked=0.5)),
+    "lstm with a state in the default type": lambda: text_job(models.Recurrent),
+    "mixture of experts with room for all": lambda: text_job(lambda: moe(factor=4.0)),
+    "nn.Dropout": lambda: make_job(lambda: mlp(dropout=0.3)),
+    "F.dropout and noise": lambda: make_job(models.FunctionalDropout),
+    "scalar mean over samples": lambda: make_job(mlp, loss=sample_mean),
+    "scalar mean of squares": lambda: make_job(
+        lambda: nn.Linear(6, 6), data=(vectors()[0], vectors()[0]), loss=lambda output, target: ((output - target) ** 2).mean()
+    ),
+    "token mean without masks": lambda: text_job(gpt, loss=token_mean),
+    "class weights, per sample": lambda: make_job(
+        mlp, loss=nn.CrossEntropyLoss(reduction="none", weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEPARABLE)
+def test_separable_jobs_are_cleared(name: str) -> None:
+    """Whatever works on each sample by itself is separable, random draws and masks included."""
+    coupling = probed(SEPARABLE[name]())
+    assert (coupling.kind, coupling.group, coupling.causes) == ("separable", None, ())
+    assert "agree with the whole's" in coupling.evidence
+
+
+BATCH_NORM = {
+    "in a cnn": (lambda: make_job(lambda: cnn(nn.BatchNorm2d), data=images()), 16, "2 BatchNorm2d"),
+    "with groups": (lambda: make_job(lambda: mlp(norm=nn.BatchNorm1d), coupling_group=4), 4, "1 BatchNorm1d"),
+    "passed twice": (lambda: make_job(models.Twice), 16, "1 BatchNorm1d"),
+    "over flattened tokens": (
+        lambda: text_job(lambda: models.NormOfTokens(time_first=False), coupling_group=4), 4, "1 BatchNorm1d",
+    ),
+    "behind a gate that begins as zero": (
+        lambda: make_job(lambda: models.Gated(mlp(norm=nn.BatchNorm1d))), 16, "1 BatchNorm1d",
+    ),
+    "with a scalar mean over samples": (
+        lambda: make_job(lambda: mlp(norm=nn.BatchNorm1d), loss=sample_mean), 16, "1 BatchNorm1d",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BATCH_NORM)
+def test_batch_norm_is_found_and_counted(name: str) -> None:
+    """Batch statistics are recognised as such, so that micro-batches of several groups stay legal."""
+    make, group, cause = BATCH_NORM[name]
+    coupling = probed(make())
+    assert (coupling.kind, coupling.group, coupling.causes) == ("batch_norm", group, (cause,))
+
+
+COUPLED = {
+    "batch attention": (lambda: make_job(models.BatchAttention), "the model (BatchAttention)"),
+    "attention behind a gate that begins as zero": (
+        lambda: make_job(lambda: models.Gated(models.BatchAttention())), "BatchAttention 'inner'",
+    ),
+    "capacity 1.0": (lambda: text_job(moe), "MixtureOfExperts '1'"),
+    "capacity 2.0": (lambda: text_job(lambda: moe(2.0)), "MixtureOfExperts '1'"),
+    "capacity 3.0, which only copies of a sample exceed": (lambda: text_job(lambda: moe(3.0)), "MixtureOfExperts '1'"),
+    "InfoNCE": (lambda: make_job(mlp, loss=models.info_nce), "the loss: its scalar is not a mean over samples"),
+    "declared": (lambda: make_job(mlp, loss=models.info_nce, loss_scope="batch"), "the loss"),
+    "weighted by the batch's mean": (lambda: make_job(mlp, loss=models.weighted_by_batch), "the loss"),
+    "weighted in its gradient alone": (
+        lambda: make_job(mlp, loss=models.gradient_weighted_by_batch), "the gradient of the model or of the loss",
+    ),
+    "a mean that claims to be a sum": (lambda: make_job(mlp, loss=models.mean_as_sum), "the loss"),
+    "the same under functional dropout": (
+        lambda: make_job(models.FunctionalDropout, loss=models.mean_as_sum), "the loss",
+    ),
+    "a penalty in every sum": (lambda: make_job(mlp, loss=models.normalised_penalty), "the loss"),
+    "mixing inside the model": (lambda: make_job(models.MixedUp), "the model (MixedUp)"),
+    "mixing in the augmentation": (
+        lambda: make_job(cnn, data=images(), augment=[lambda x, draw: x + 0.1 * x.flip(0)]),
+        "the augmentation or preparation of inputs",
+    ),
+    "state hidden in Python": (lambda: make_job(models.Queue), "the model: a pass changes it"),
+    "spectral norm": (
+        lambda: make_job(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))), "the model: a pass changes it",
+    ),
+    "a counter of passes": (
+        lambda: make_job(models.Counter), "the buffer 'passes' of Counter, which every pass changes",
+    ),
+    "running statistics of samples": (
+        lambda: make_job(lambda: cnn(lambda width: nn.InstanceNorm2d(width, track_running_stats=True)), data=images()),
+        "the buffer '1.running_mean' of InstanceNorm2d, which every pass changes",
+    ),
+    "a fixed batch": (
+        lambda: make_job(lambda: models.FixedBatch(16)), "the model or the loss: it takes only batches of 16 samples",
+    ),
+    "batch statistics in evaluation too": (
+        lambda: make_job(lambda: mlp(norm=lambda width: nn.BatchNorm1d(width, track_running_stats=False))), "BatchNorm1d '1'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupling_is_found_and_named(name: str) -> None:
+    """Whatever mixes samples, keeps state between passes or does not add up leaves one legal micro-batch, and its name."""
+    make, cause = COUPLED[name]
+    coupling = probed(make())
+    assert (coupling.kind, coupling.group, coupling.causes) == ("whole_group", 16, (cause,))
+    assert coupling.legal_micro_batches(16) == (16,)
+
+
+@pytest.mark.parametrize("masked", [0.5, 2 / 512])
+def test_a_mean_over_tokens_is_told_as_such(masked: float) -> None:
+    """A scalar mean over valid tokens is named, also where only two samples of many have masked tokens."""
+    coupling = probed(text_job(gpt, data=texts(512, masked=masked), loss=token_mean))
+    assert coupling.kind == "whole_group"
+    assert coupling.causes[0].startswith("the loss: its scalar is a mean over valid tokens, of which groups")
+
+
+def test_a_mean_by_class_weight_is_told_from_a_batch_loss() -> None:
+    """A scalar divided by anything that differs between samples is recognised by how the means of groups combine."""
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    (cause,) = probed(make_job(mlp, loss=weighted)).causes
+    assert "of which samples have different amounts" in cause
+
+
+def test_every_cause_is_named() -> None:
+    """Batch norm and a mean over tokens at once are both reported, and leave one micro-batch."""
+    job = text_job(lambda: models.NormOfTokens(time_first=False), data=texts(masked=0.5), loss=token_mean)
+    coupling = probed(job)
+    assert coupling.kind == "whole_group"
+    assert coupling.causes[0] == "1 BatchNorm1d"
+    assert "mean over valid tokens" in coupling.causes[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "loss", "why"),
+    [
+        (models.Twice, vectors(), "cross_entropy", "the order of groups matters"),
+        (lambda: models.NormOfTokens(time_first=True), texts(), "token_cross_entropy", "not what they are alone"),
+    ],
+    ids=["passed twice", "time first"],
+)
+def test_groups_that_one_micro_batch_cannot_hold_apart_go_alone(
+    model: object, data: object, loss: str, why: str
+) -> None:
+    """Batch norm whose groups cannot be told apart, or whose running statistics need their order, takes one at a time."""
+    coupling = probed(make_job(model, data=data, loss=loss, coupling_group=4))  # type: ignore[arg-type]
+    assert (coupling.kind, coupling.group) == ("whole_group", 4)
+    assert why in coupling.evidence
+
+
+def test_a_capacity_that_the_tried_batches_stay_below_is_not_seen() -> None:
+    """The limit of the probe: room for all but batches of nearly one token passes, and the evidence says what was tried."""
+    class OneTokenOnly(nn.Module):
+        """Drops tokens of an expert only where nearly all tokens of a batch choose it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.experts = nn.Embedding(VOCAB, 8), models.MixtureOfExperts(factor=3.9)
+            self.last = nn.Linear(8, VOCAB)
+
+        def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+            return self.last(self.experts(self.embedding(tokens_BT)))
+
+    varied = torch.arange(64 * (TOKENS + 1)).reshape(64, -1) % VOCAB  # every sample uses many tokens
+    coupling = probed(text_job(OneTokenOnly, data=(varied[:, :-1], varied[:, 1:])))
+    assert coupling.kind == "separable"
+    assert "8 rounds of 8 samples, float64" in coupling.evidence
+
+
+def test_two_samples_are_enough() -> None:
+    """Coupling shows even where there are no more samples than one exchange needs."""
+    job = make_job(lambda: mlp(norm=nn.BatchNorm1d), data=vectors(2), batch=2)
+    assert probed(job).kind == "batch_norm"
+
+
+@pytest.mark.parametrize("changed", [{"batch": 1}, {"data": vectors(1)}], ids=["batch of one", "one sample"])
+def test_an_update_of_one_sample_is_separable(changed: dict[str, object]) -> None:
+    """Where no two samples ever meet, there is nothing to couple."""
+    assert probed(make_job(lambda: cnn(nn.BatchNorm2d), **{"data": images(), **changed})).kind == "separable"
+
+
+def test_loss_that_is_never_finite_is_coupled() -> None:
+    """A loss of which nothing can be said is not taken for separable."""
+    coupling = probed(make_job(mlp, loss=lambda output, target: output.sum(1) * float("nan")))
+    assert coupling.kind == "whole_group"
+    assert "finite in none" in coupling.evidence
+
+
+def test_models_in_fp32_arithmetic_are_judged_by_its_rounding() -> None:
+    """A norm that computes in fp32 inside a model of float64 is separable, and batch attention inside one is not."""
+
+    class InFloat(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner, self.last = inner.float(), nn.Linear(4, 4)
+
+        def _apply(self, function: object, *args: object) -> InFloat:
+            super()._apply(function, *args)
+            self.inner.float()
+            return self
+
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            return self.last(self.inner(x_BF.float()).to(self.last.weight.dtype))
+
+    assert probed(make_job(lambda: InFloat(mlp()))).kind == "separable"
+    assert probed(make_job(lambda: InFloat(models.BatchAttention()))).causes == ("BatchAttention 'inner'",)
+
+
+def test_model_that_insists_on_fp32_is_probed_in_it() -> None:
+    """A model with tensors of a fixed type is probed in fp32 instead of refused."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 4)
+
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            return self.last(x_BF) @ torch.eye(4, dtype=torch.float32)
+
+    coupling = probed(make_job(Fixed))
+    assert coupling.kind == "separable"
+    assert "float32" in coupling.evidence
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "group"), [(17, 16, None), (16, 5, 4), (21, 10, 4)], ids=["rest", "every batch", "rest's rest"]
+)
+def test_group_of_one_sample_is_refused_before_training(count: int, batch: int, group: int | None) -> None:
+    """Batch norm over vectors cannot take statistics of one sample: said with the numbers, not at the end of an epoch."""
+    job = make_job(lambda: mlp(norm=nn.BatchNorm1d), data=vectors(count), batch=batch, coupling_group=group)
+    with pytest.raises(BadJob, match=f"{count} samples in batches of {batch}.* leave 1 at the end"):
+        probed(job)
+
+
+def test_fixed_batch_refuses_a_ragged_epoch() -> None:
+    """A model of one batch size is refused where the last batch of an epoch is smaller."""
+    with pytest.raises(BadJob, match="64 samples in batches of 48 leave 16 at the end"):
+        probed(make_job(lambda: models.FixedBatch(48), batch=48))
+
+
+def test_the_probe_leaves_the_job_as_it_was() -> None:
+    """A module given as the model keeps its weights, buffers and mode."""
+    module = mlp(norm=nn.BatchNorm1d).eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    probed(make_job(module))
+    assert not module.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_the_probe_finds_the_same_again() -> None:
+    """Samples, weights and draws of the probe are keyed: two probes of one job agree in every figure."""
+    assert probed(text_job(moe)) == probed(text_job(moe))

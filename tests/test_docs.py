@@ -1,0 +1,245 @@
+"""The README and docs/ say what is so today: their links, commands, code and tables are held against the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+import shlex
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import stoker
+from stoker.cli.main import app
+from stoker.jobs import Job, load_job
+from stoker.planning.search import LEAST_GAIN, LEAST_PLANNING_S, PLANNING_SHARE
+from stoker.planning.space import SHARE_OF_MEMORY
+from stoker.records import LARGEST_GRADIENT_ERROR, Decision, EventKind, Forecast, Plan, loads
+
+ROOT = Path(__file__).resolve().parents[1]
+README, DOCS, PACKAGE = ROOT / "README.md", ROOT / "docs", ROOT / "src" / "stoker"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+STAGES = sorted((DOCS / "stages").glob("*.md"))
+
+# Pages that stand for a folder of another name, or for several; design.md tells of the rest.
+FOLDERS = {"command-line": ("cli",), "data": ("data", "zoo"), "store": ("store", "testing")}
+ON_THE_DESIGN_PAGE = {"flow", "records"}
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+every_stage = pytest.mark.parametrize("page", STAGES, ids=lambda page: page.stem)
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    """The contents of the fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def _prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def _section(page: Path, title: str) -> str:
+    """What is under the heading `title`, up to the next one of its level."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{page.name} has no section {title!r}"
+    return found[1]
+
+
+def _first_cells(table: str) -> list[str]:
+    """The code in the first column of a table, without its backticks."""
+    return re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def _shell_lines(page: Path) -> Iterator[list[str]]:
+    """The words of each line of the shell blocks, comments and what follows a pipe or redirection left out."""
+    for block in _blocks(page, "sh"):
+        for line in block.splitlines():
+            if words := shlex.split(line, comments=True):
+                yield list(itertools.takewhile(lambda word: word not in {"|", ">"}, words))
+
+
+def _command(words: list[str]) -> tuple[str, Any, list[str]]:
+    """The name and the command that `words`, what follows `stoker`, mean; and the words that are left for it."""
+    name, command = "stoker", get_command(app)
+    while words and not words[0].startswith("-") and hasattr(command, "commands"):
+        name, words = words[0], words[1:]
+        assert name in command.commands, f"there is no command {name!r}"
+        command = command.commands[name]
+    return name, command, words
+
+
+def _parse(words: list[str]) -> None:
+    """Parse as the command line does, without running anything; raises what a user would be told."""
+    name, command, rest = _command(words)
+    if "--help" not in rest:
+        command.make_context(name, list(rest))
+
+
+@every_page
+def test_relative_links_resolve(page: Path) -> None:
+    """Each link within the repository leads to a file, and each anchor to a heading."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        there = (page.parent / place).resolve() if place else page
+        assert there.exists(), f"{target} is not there"
+        assert not anchor or anchor in _anchors(there), f"{there.name} has no heading for #{anchor}"
+
+
+@every_page
+def test_commands_parse(page: Path) -> None:
+    """Each `stoker …` line has the commands, options and number of arguments that the command line takes."""
+    for words in _shell_lines(page):
+        if words[0] == "stoker":
+            _parse(words[1:])
+
+
+@every_page
+def test_commands_named_in_the_text_exist(page: Path) -> None:
+    """Each `stoker …` within a sentence names a command, and only options that it has."""
+    for span in re.findall(r"`stoker ([^`]+)`", _prose(page)):
+        name, command, rest = _command(span.split())
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert {word for word in rest if word.startswith("-")} <= known, name
+
+
+@pytest.mark.parametrize("line", ["train job.py --nwe", "trian job.py", "plan", "runs diff A"])
+def test_a_wrong_command_is_caught(line: str) -> None:
+    """The check above fails for an unknown option, an unknown command and a missing argument."""
+    with pytest.raises(Exception, match=r"--nwe|trian|job_file|second"):
+        _parse(line.split())
+
+
+@every_page
+def test_make_targets_exist(page: Path) -> None:
+    """Each `make …` names a target of the Makefile."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = [words[1] for words in _shell_lines(page) if words[0] == "make"]
+    named += re.findall(r"`make ([a-z-]+)`", _prose(page))
+    assert set(named) <= set(targets)
+
+
+@every_page
+def test_python_compiles(page: Path) -> None:
+    """Each block of Python is Python."""
+    for block in _blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+@every_page
+def test_names_of_stoker_exist(page: Path) -> None:
+    """Each `stoker.name` in code is a public name."""
+    code = "\n".join([*re.findall(r"`([^`\n]+)`", _prose(page)), *_blocks(page, "python")])
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    named = set(re.findall(r"\bstoker\.([A-Za-z_]+)", code))
+    assert named <= {*stoker.__all__, *modules}
+
+
+def test_the_readme_shows_the_example() -> None:
+    """The job file in the README is examples/train_me.py, word for word."""
+    example = (ROOT / "examples" / "train_me.py").read_text(encoding="utf-8")
+    assert example in _blocks(README, "python")
+
+
+def test_the_example_makes_a_job() -> None:
+    """The README's job file loads with the settings of its commands; nothing is read or trained."""
+    job, entry = load_job(ROOT / "examples" / "train_me.py", {"lr": "0.02", "epochs": "10"})
+    assert isinstance(job, Job)
+    assert (job.until, job.batch) == (stoker.epochs(10), 512)
+    assert entry.parameters == {"width": 64, "lr": 0.02, "epochs": 10.0}
+
+
+def test_every_public_name_is_documented() -> None:
+    """Each name of `stoker.__all__` is in the docs as `stoker.name`."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in stoker.__all__ if not re.search(rf"\bstoker\.{name}\b", text)] == []
+
+
+def test_glossary_terms_are_used() -> None:
+    """Each term of the glossary stands in another page; terms are sorted, and told once."""
+    glossary = DOCS / "glossary.md"
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", glossary.read_text(encoding="utf-8"), re.MULTILINE)
+    others = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != glossary).lower()
+    assert [term for term in terms if not re.search(rf"\b{re.escape(term.lower())}", others)] == []
+    assert terms == sorted(set(terms), key=str.lower)
+
+
+@every_stage
+def test_files_of_a_stage_exist(page: Path) -> None:
+    """Each file named on a stage's page is in the folder it tells of."""
+    folders = FOLDERS.get(page.stem, (page.stem,))
+    there = {path.name for folder in folders for path in (PACKAGE / folder).iterdir()}
+    elsewhere = {path.name for path in [*ROOT.glob("examples/*"), *(PACKAGE / "flow").iterdir()]}
+    rows = [line.split("|")[1] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    named = set(re.findall(r"`([\w-]+\.(?:py|json))`", "\n".join(rows)))
+    assert named
+    assert named - elsewhere <= there
+
+
+def test_every_folder_has_a_page() -> None:
+    """Each folder of the package has its page among the stages, or its section in the design."""
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    told = {folder for page in STAGES for folder in FOLDERS.get(page.stem, (page.stem,))}
+    assert folders == told | ON_THE_DESIGN_PAGE
+
+
+def test_the_events_page_knows_every_kind_and_field() -> None:
+    """Each kind of event has a section whose table names exactly the fields of its example."""
+    page = DOCS / "events.md"
+    examples = {
+        example["event"]: example
+        for text in _blocks(page, "json")
+        for example in [json.loads(text.replace("{…}", "{}").replace("[…]", "[]"))]
+    }
+    assert set(examples) == set(typing.get_args(EventKind))
+    for kind, example in examples.items():
+        fields = _first_cells(_section(page, f"`{kind}`"))
+        assert set(fields) == set(example) - {"event", "at"}, kind
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("contract.md", f"bf16 is not used above {100 * LARGEST_GRADIENT_ERROR:g} %"),
+        ("stages/planning.md", f"more than {100 * LARGEST_GRADIENT_ERROR:g} % from fp32's"),
+        ("stages/planning.md", f"faster by more than {100 * LEAST_GAIN:g} %"),
+        ("stages/planning.md", f"{LEAST_PLANNING_S:g} s or {100 * PLANNING_SHARE:g} % of the forecast total"),
+        ("stages/planning.md", f"fit in {100 * SHARE_OF_MEMORY:g} % of the device's memory"),
+        ("stages/verifying.md", f"at most {100 * LARGEST_GRADIENT_ERROR:g} %"),
+        ("quickstart.md", f"by default one every {Plan(device='cpu', micro_batch=1).checkpoint_every_s:g} s"),
+    ],
+)
+def test_numbers_in_the_text_are_the_codes(page: str, words: str) -> None:
+    """A threshold that a page tells is the one the code uses."""
+    assert words in " ".join((DOCS / page).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("record", [Plan, Decision, Forecast])
+def test_the_plan_files_page_knows_every_field(record: type) -> None:
+    """The tables of docs/plan-files.md name exactly the fields of each record."""
+    fields = _first_cells(_section(DOCS / "plan-files.md", record.__name__))
+    assert fields == [field.name for field in dataclasses.fields(record)]
+
+
+def test_the_plan_on_the_page_can_be_read() -> None:
+    """The plan shown is one that `--plan` takes, and the defaults in its table are the record's."""
+    page = DOCS / "plan-files.md"
+    assert isinstance(loads(_blocks(page, "json")[0], Plan), Plan)
+    defaults = dict(re.findall(r"^\| `(\w+)` \| [^|]*\| `?([^|`]+?)`? \|", _section(page, "Plan"), re.MULTILINE))
+    for field in dataclasses.fields(Plan):
+        shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        assert defaults[field.name] == ("required" if field.default is dataclasses.MISSING else shown), field.name

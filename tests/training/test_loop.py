@@ -1,0 +1,147 @@
+"""The loop: when it evaluates and saves, where it stops, and what it leaves when something goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import stoker
+from stoker.errors import RunFailed
+from stoker.jobs.extent import Extent
+from stoker.loading import datasets_of
+from stoker.records import Event, Plan, Position
+from stoker.store import CheckpointStore
+from stoker.testing import FakeClock
+from stoker.training import Best, Checkpointer, Loop, StopRequest, Telemetry, restore
+from stoker.training.loop import evaluation_is_due
+from stoker.units import Duration
+from tests.training.builders import assert_bit_equal, everything_of, source_of, step_of, tiny_job
+
+
+class Training:
+    """A loop over `job` in `folder`, with its events; the clock moves a second at every look."""
+
+    def __init__(self, job: stoker.Job, folder: Path, plan: Plan | None = None) -> None:
+        self.events: list[Event] = []
+        self.store = CheckpointStore(folder)
+        data = datasets_of(job)
+        step = step_of(job, plan or Plan(device="cpu", micro_batch=16, checkpoint_every_s=1e9))
+        extent = data.extent(job)
+        self.loop = Loop(
+            step=step, source=source_of(step, data), extent=extent, total_updates=extent.updates_in(job.until),
+            valid=data.valid, evaluate_every=job.evaluate_every, best=Best("loss"),
+            checkpointer=Checkpointer(self.store, spec_digest="s", version="0"),
+            telemetry=Telemetry(
+                self.events.append, total_samples=extent.position(extent.updates_in(job.until)).samples,
+                total_updates=extent.updates_in(job.until), evaluate_s=0.0, evaluations_left=0,
+                clock=FakeClock(tick_s=1.0),
+            ),
+            stop=StopRequest(),
+        )  # fmt: skip
+
+    def of(self, kind: str, field: str = "samples") -> list:
+        """That field of every event of a kind."""
+        return [event.fields[field] for event in self.events if event.kind == kind]
+
+
+def test_a_run_evaluates_every_interval_and_at_the_end_and_saves_what_was_best(tmp_path: Path) -> None:
+    """80 samples in batches of 16, two and a half epochs: an evaluation after each epoch and one at the end."""
+    training = Training(tiny_job(valid=stoker.holdout(0.2), until=stoker.epochs(2.5)), tmp_path)
+    position = training.loop.run(Position())
+    assert (position.samples, position.updates, position.epoch) == (160, 10, 2)
+    assert training.of("evaluated") == [64, 128, 160]
+    assert training.of("evaluated", "best")[0] is True
+    best = [
+        samples for samples, is_best in zip([64, 128, 160], training.of("evaluated", "best"), strict=True) if is_best
+    ]
+    assert training.of("checkpointed") == sorted({*best, 160})
+    found = training.store.best()
+    assert found is not None
+    assert found[1].position.samples == best[-1] == training.loop.best.samples
+
+
+def test_checkpoints_come_by_the_clock(tmp_path: Path) -> None:
+    """With a checkpoint due at every look at the clock there is one after each update, the last two kept."""
+    plan = Plan(device="cpu", micro_batch=16, checkpoint_every_s=0.5)
+    training = Training(tiny_job(until=stoker.updates(4)), tmp_path, plan)
+    training.loop.run(Position())
+    assert training.of("checkpointed") == [16, 32, 48, 64]
+    assert training.store.names() == ("000000000048", "000000000064")
+
+
+def test_a_request_to_stop_ends_after_the_update_with_its_state_saved(tmp_path: Path) -> None:
+    """What is restored from there is the state at that point, and goes on to the same end."""
+    whole = Training(tiny_job(), tmp_path / "whole")
+    whole.loop.run(Position())
+    stopped = Training(tiny_job(), tmp_path / "stopped")
+    stopped.loop.stop.ask("SIGTERM")
+    position = stopped.loop.run(Position())
+    assert (position.updates, stopped.of("checkpointed")) == (1, [16])
+    again = Training(tiny_job(), tmp_path / "stopped")
+    found = again.store.newest()
+    assert found is not None
+    restore(again.loop.step, *found)
+    again.loop.run(found[1].position)
+    assert_bit_equal(everything_of(again.loop.step), everything_of(whole.loop.step))
+
+
+def breaking_at(update: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A loss that becomes infinite in that update (from 1)."""
+    calls = []
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return torch.nn.functional.cross_entropy(output, target, reduction="none") / (len(calls) < update)
+
+    return loss
+
+
+def test_a_loss_that_breaks_leaves_the_checkpoint_under_way_whole(tmp_path: Path) -> None:
+    """The loop waits for what is being written before it gives up, tells of it, and then raises the first error."""
+    plan = Plan(device="cpu", micro_batch=16, checkpoint_every_s=0.5)
+    training = Training(tiny_job(loss=breaking_at(3)), tmp_path, plan)
+    with pytest.raises(RunFailed, match="the loss is inf at update 3") as caught:
+        training.loop.run(Position())
+    assert caught.value.remedy is not None
+    assert training.store.names()[-1] == "000000000032"
+    assert training.of("checkpointed") == [16, 32]
+    assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_a_position_at_the_end_is_left_as_it_is(tmp_path: Path) -> None:
+    """A run killed after its last checkpoint has nothing to train."""
+    training = Training(tiny_job(until=stoker.updates(4)), tmp_path)
+    end = training.loop.extent.position(4)
+    assert training.loop.run(end) == end
+    assert training.events == []
+
+
+def test_the_rate_that_is_told_follows_the_schedule(tmp_path: Path) -> None:
+    """`lr` of the first progress event is that of the first update."""
+    job = tiny_job(schedule=lambda progress: 1 - progress, until=stoker.updates(4))
+    training = Training(job, tmp_path)
+    training.loop.run(Position())
+    assert training.of("progress", "lr")[0] == pytest.approx(0.1)
+    assert training.of("progress", "lr")[-1] == pytest.approx(0.1 * 0.25)
+    assert all(math.isfinite(loss) for loss in training.of("progress", "loss"))
+
+
+@pytest.mark.parametrize(
+    ("every", "due_after"),
+    [
+        (stoker.epochs(1), [5, 10]),
+        (stoker.epochs(0.5), [3, 5, 8, 10]),
+        (stoker.updates(4), [4, 8]),
+        (stoker.samples(100), [7]),
+        (stoker.samples(1), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+    ],
+)
+def test_an_evaluation_is_due_where_an_interval_ends(every: Duration, due_after: list[int]) -> None:
+    """Epochs of 72 samples in batches of 16: five updates, the last of 8 samples."""
+    extent = Extent(num_train=72, batch=16)
+    due = [n for n in range(1, 11) if evaluation_is_due(every, extent, extent.position(n - 1), extent.position(n))]
+    assert due == due_after
