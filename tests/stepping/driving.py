@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from stoker.jobs import Job
@@ -37,7 +39,13 @@ def train(job: Job, step: Step, updates: int, *, begin: int = 0, of: int = 30) -
 
 
 def trained(
-    job: Job, micro_batch: int, coupling: Coupling = SEPARABLE, *, updates: int = 30, dropout: bool = True, **plan: object
+    job: Job,
+    micro_batch: int,
+    coupling: Coupling = SEPARABLE,
+    *,
+    updates: int = 30,
+    dropout: bool = True,
+    **plan: object,
 ) -> Step:
     """A step in float64 after so many updates."""
     step = Step(job, plan_of(micro_batch, **plan), coupling, dtype=torch.float64, dropout=dropout)
@@ -52,13 +60,18 @@ def tensors_of(step: Step) -> dict[str, torch.Tensor]:
 
 
 def largest_difference(one: Step | dict[str, torch.Tensor], other: Step | dict[str, torch.Tensor]) -> float:
-    """The largest difference of two steps' tensors, each relative to the largest value in the other's."""
+    """The largest difference of any two tensors, relative to the larger of their size and 1e-3 of the largest weight.
+
+    Infinite where whole numbers, such as counts of batches, differ.
+    """
     mine, theirs = (tensors_of(s) if isinstance(s, Step) else s for s in (one, other))
     assert mine.keys() == theirs.keys()
-    scale = max(float(tensor.double().abs().max()) for tensor in theirs.values())
-    return max(
-        float((mine[name].double() - theirs[name].double()).abs().max()) / max(scale, 1e-300) for name in mine
-    )
+    floats = [name for name, tensor in theirs.items() if tensor.is_floating_point()]
+    if not all(torch.equal(mine[name], theirs[name]) for name in mine if name not in floats):
+        return math.inf
+    sizes = {name: float(theirs[name].detach().abs().max()) for name in floats}
+    floor = 1e-3 * max(sizes.values())
+    return max(float((mine[name] - theirs[name]).abs().max()) / max(sizes[name], floor) for name in floats)
 
 
 def are_equal(one: Step, other: Step) -> bool:

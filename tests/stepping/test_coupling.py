@@ -32,10 +32,12 @@ def probed(job: Job) -> Coupling:
 
 
 def gpt(dropout: float = 0.0) -> nn.Module:
+    """A transformer of one block."""
     return GPT(layers=1, width=8, heads=2, context=TOKENS, vocab=VOCAB, dropout=dropout)
 
 
 def text_job(model: object, **changed: object) -> Job:
+    """A job over `texts`."""
     return make_job(model, **{"data": texts(), "loss": "token_cross_entropy", **changed})  # type: ignore[arg-type]
 
 
@@ -55,7 +57,7 @@ SEPARABLE = {
     "F.dropout and noise": lambda: make_job(models.FunctionalDropout),
     "scalar mean over samples": lambda: make_job(mlp, loss=sample_mean),
     "scalar mean of squares": lambda: make_job(
-        lambda: nn.Linear(6, 6), data=(vectors()[0], vectors()[0]), loss=lambda output, target: ((output - target) ** 2).mean()
+        lambda: nn.Linear(6, 6), data=(vectors()[0], vectors()[0]), loss=lambda out, y: (out - y).square().mean()
     ),
     "token mean without masks": lambda: text_job(gpt, loss=token_mean),
     "class weights, per sample": lambda: make_job(
@@ -122,7 +124,8 @@ COUPLED = {
     ),
     "state hidden in Python": (lambda: make_job(models.Queue), "the model: a pass changes it"),
     "spectral norm": (
-        lambda: make_job(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))), "the model: a pass changes it",
+        lambda: make_job(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))),
+        "the model: a pass changes it",
     ),
     "a counter of passes": (
         lambda: make_job(models.Counter), "the buffer 'passes' of Counter, which every pass changes",
@@ -135,14 +138,15 @@ COUPLED = {
         lambda: make_job(lambda: models.FixedBatch(16)), "the model or the loss: it takes only batches of 16 samples",
     ),
     "batch statistics in evaluation too": (
-        lambda: make_job(lambda: mlp(norm=lambda width: nn.BatchNorm1d(width, track_running_stats=False))), "BatchNorm1d '1'",
+        lambda: make_job(lambda: mlp(norm=lambda width: nn.BatchNorm1d(width, track_running_stats=False))),
+        "BatchNorm1d '1'",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COUPLED)
 def test_coupling_is_found_and_named(name: str) -> None:
-    """Whatever mixes samples, keeps state between passes or does not add up leaves one legal micro-batch, and its name."""
+    """Whatever mixes samples, keeps state between passes or does not add up is named, and leaves one micro-batch."""
     make, cause = COUPLED[name]
     coupling = probed(make())
     assert (coupling.kind, coupling.group, coupling.causes) == ("whole_group", 16, (cause,))
@@ -184,14 +188,15 @@ def test_every_cause_is_named() -> None:
 def test_groups_that_one_micro_batch_cannot_hold_apart_go_alone(
     model: object, data: object, loss: str, why: str
 ) -> None:
-    """Batch norm whose groups cannot be told apart, or whose running statistics need their order, takes one at a time."""
+    """Batch norm whose groups cannot be told apart, or whose statistics need their order, takes one at a time."""
     coupling = probed(make_job(model, data=data, loss=loss, coupling_group=4))  # type: ignore[arg-type]
     assert (coupling.kind, coupling.group) == ("whole_group", 4)
     assert why in coupling.evidence
 
 
 def test_a_capacity_that_the_tried_batches_stay_below_is_not_seen() -> None:
-    """The limit of the probe: room for all but batches of nearly one token passes, and the evidence says what was tried."""
+    """The probe's limit: a capacity exceeded only by batches of nearly one token; the evidence says what was tried."""
+
     class OneTokenOnly(nn.Module):
         """Drops tokens of an expert only where nearly all tokens of a batch choose it."""
 
@@ -229,7 +234,7 @@ def test_loss_that_is_never_finite_is_coupled() -> None:
 
 
 def test_models_in_fp32_arithmetic_are_judged_by_its_rounding() -> None:
-    """A norm that computes in fp32 inside a model of float64 is separable, and batch attention inside one is not."""
+    """Layers in fp32 inside a model of float64 are separable, and batch attention inside one is found."""
 
     class InFloat(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -268,7 +273,7 @@ def test_model_that_insists_on_fp32_is_probed_in_it() -> None:
     ("count", "batch", "group"), [(17, 16, None), (16, 5, 4), (21, 10, 4)], ids=["rest", "every batch", "rest's rest"]
 )
 def test_group_of_one_sample_is_refused_before_training(count: int, batch: int, group: int | None) -> None:
-    """Batch norm over vectors cannot take statistics of one sample: said with the numbers, not at the end of an epoch."""
+    """Batch norm over vectors cannot take statistics of one sample: said at once, not at the end of an epoch."""
     job = make_job(lambda: mlp(norm=nn.BatchNorm1d), data=vectors(count), batch=batch, coupling_group=group)
     with pytest.raises(BadJob, match=f"{count} samples in batches of {batch}.* leave 1 at the end"):
         probed(job)

@@ -7,14 +7,16 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from stoker.jobs import SGD, Job
-from stoker.loading import datasets_of
+from stoker.loading import datasets_of, in_order
 from stoker.stepping import Step, build_model
 from stoker.stepping.batch_norm import GroupedBatchNorm
-from tests.stepping.driving import grouped, largest_difference, plan_of, train, trained, whole_stream
-from tests.stepping.models import VOCAB, NormOfTokens, cnn, images, make_job, mlp, texts, vectors
+from tests.stepping.driving import grouped, largest_difference, plan_of, trained, whole_stream
+from tests.stepping.models import NormOfTokens, cnn, images, make_job, mlp, texts, vectors
 
 UPDATES = 30
 
@@ -22,9 +24,8 @@ UPDATES = 30
 def by_hand(job: Job, group: int, updates: int = UPDATES) -> dict[str, torch.Tensor]:
     """Weights and statistics after plain PyTorch goes through every batch group by group."""
     model = build_model(job).double()
-    settings = job.optimizer
-    assert isinstance(settings, SGD)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
+    assert isinstance(job.optimizer, SGD)
+    optimizer = torch.optim.SGD(model.parameters(), lr=job.optimizer.lr, momentum=job.optimizer.momentum)
     batches = whole_stream(job, Step(job, plan_of(group), grouped(group), dtype=torch.float64), updates)
     for inputs, targets in batches:
         optimizer.zero_grad()
@@ -60,6 +61,18 @@ def test_all_legal_micro_batches_go_group_by_group(name: str, batch: int, group:
     assert largest_difference(step, by_hand(job, group)) < 1e-9
 
 
+@settings(max_examples=30)
+@given(st.data())
+def test_any_groups_go_one_by_one(data: st.DataObject) -> None:
+    """For any batch, group and legal micro-batch, groups of one image and ragged ones included."""
+    batch = data.draw(st.integers(2, 16), label="batch")
+    group = data.draw(st.integers(1, batch), label="group")
+    micro_batch = data.draw(st.sampled_from([*range(group, batch, group), batch]), label="micro_batch")
+    job = JOBS["cnn"](batch=batch, coupling_group=group, optimizer=SGD(lr=0.05, momentum=0.9))
+    step = trained(job, micro_batch, grouped(group), updates=8)
+    assert largest_difference(step, by_hand(job, group, updates=8)) < 1e-9
+
+
 def test_statistics_count_every_group() -> None:
     """BatchNorm's own count of batches is the number of groups it saw, however many a micro-batch held."""
     job = JOBS["mlp"](batch=12, coupling_group=4)
@@ -78,12 +91,13 @@ def test_evaluation_ignores_groups() -> None:
     job = JOBS["mlp"](batch=12, coupling_group=4)
     step = trained(job, 12, grouped(4), updates=2)
     samples = datasets_of(job).train
-    content = step.pipeline(samples, augmented=False)(vectors(34), 0, datasets_of(job).train.fetch.__self__ and None)
-    with step.evaluation() as measure:
-        whole = measure(content, 34)["loss"]
-        parts = [measure((content[0][i : i + 5], content[1][i : i + 5]), 5)["loss"].sum for i in range(0, 30, 5)]
-        rest = measure((content[0][30:], content[1][30:]), 4)["loss"].sum
-    torch.testing.assert_close(whole.sum, sum(parts) + rest)
+
+    def total(size: int) -> torch.Tensor:
+        with step.evaluation() as measure:
+            batches = in_order(samples, step.pipeline(samples, augmented=False), size)
+            return sum(measure(batch.cut(0, batch.size), batch.size)["loss"].sum for batch in batches)
+
+    torch.testing.assert_close(total(34), total(5), rtol=1e-12, atol=0)
 
 
 def test_rows_that_are_no_multiple_of_samples_are_refused() -> None:

@@ -94,7 +94,10 @@ def given_plan(given: str | Path | Plan | None) -> Plan | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document.get("record") == "Decision":
-            return records.from_json(document, Decision).chosen.plan
+            decision = records.from_json(document, Decision)
+            if not decision.candidates:
+                raise ValueError("it is a decision without candidates")
+            return decision.chosen.plan
         return records.from_json(document, Plan)
     except FileNotFoundError:
         near = sorted(p.name for p in path.parent.glob("*.json")) if path.parent.is_dir() else []

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import BadJob, StokerError
+from stoker.errors import BadJob, DoesNotFit, StokerError
 from stoker.jobs import Entry, Job
 from stoker.jobs.describe import describe_settings
 from stoker.jobs.extent import Extent
 from stoker.jobs.local_imports import is_beside
 from stoker.jobs.source import is_installed
 from stoker.loading import Datasets, datasets_of
+from stoker.profiling import ran_out_of_memory
 from stoker.records import JobSpec
 from stoker.stepping import build_model, weights_digest
 
@@ -61,7 +62,10 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
 
 @contextmanager
 def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob) -> Iterator[None]:
-    """Turn an exception out of the user's model, loss or data into an error that names the user's own line."""
+    """Turn an exception out of the user's model, loss or data into an error that names the user's own line.
+
+    Memory that cannot be had is DoesNotFit where nothing was spent yet (`error` is BadJob).
+    """
     try:
         yield
     except StokerError:
@@ -69,6 +73,11 @@ def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob
     except Exception as problem:
         where = _users_line(problem, entry)
         summary = str(problem).strip().splitlines()
+        if ran_out_of_memory(problem):
+            raise (DoesNotFit if error is BadJob else error)(
+                f"{what} ran out of memory{where}: {summary[0] if summary else 'no message'}",
+                remedy="Take a smaller batch, coupling_group or model, or a plan with a smaller micro_batch (--plan).",
+            ) from problem
         raise error(
             f"{what} raised {type(problem).__name__}{where}: {summary[0] if summary else 'no message'}",
             remedy="Run again with --debug for the whole traceback.",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from stoker.store import (
     CheckpointStore,
     RunDirectory,
     choose_directory,
+    disk_errors,
     find_run,
     require_same_spec,
     runs_root,
@@ -85,11 +86,14 @@ def train(  # noqa: PLR0913 - what the command line offers
             )
             stack.enter_context(directory.locked())
             _create(directory, prepared, device, decision, coupling, parent)
-            for event in early:
-                directory.append_event(event)
+            with _or_no_run(directory):
+                _keep_sources(directory, prepared.entry)
+                for event in early:
+                    directory.append_event(event)
         else:
             stack.enter_context(directory.locked())
             _require_same_plan(directory, given)
+            _keep_sources(directory, prepared.entry)  # a kill may have come before they were there
             _tell(sinks, "warned", message=because)
         return _run(prepared, directory, sinks)
 
@@ -164,7 +168,7 @@ def _create(
     coupling: Coupling,
     parent: RunDirectory | None,
 ) -> None:
-    """Make the run on disk, with a copy of the job file and its local imports."""
+    """Make the run on disk."""
     run = records.Run(
         name=directory.name,
         status="unfinished",
@@ -177,9 +181,27 @@ def _create(
         directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,
         environment=profiling.environment(device, decision.chosen.plan),
     )  # fmt: skip
-    for name, text in (prepared.entry.sources if prepared.entry is not None else {}).items():
-        make_directories((directory.path / JOB_COPY / name).parent)
-        write_atomic(directory.path / JOB_COPY / name, text, what="the copy of the job file")
+
+
+@contextmanager
+def _or_no_run(directory: RunDirectory) -> Iterator[None]:
+    """Take the run away again if what belongs to it cannot be written."""
+    try:
+        yield
+    except StokerError:
+        with suppress(StokerError):  # the first error is the one to tell
+            directory.discard()
+        raise
+
+
+def _keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
+    """Copy the job file and its local imports into the run, as far as they are not there."""
+    for name, text in (entry.sources if entry is not None else {}).items():
+        copy = directory.path / JOB_COPY / name
+        if not copy.exists():
+            with disk_errors(copy, "the copy of the job file"):
+                make_directories(copy.parent)
+                write_atomic(copy, text)
 
 
 def _run(prepared: Prepared, directory: RunDirectory, sinks: Sequence[Sink]) -> Run:
@@ -221,13 +243,14 @@ def _stopped(session: Session, reason: str) -> Run:
 
 def _failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
     """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
+    names: tuple[str, ...] = ()
     with suppress(StokerError):  # the first error is the one to tell
         names = CheckpointStore(directory.checkpoints).names()
-        if not names:
+        if names:
+            directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
+        else:
             directory.discard()
-            return
-        directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
-    for sink in sinks:
+    for sink in sinks if names else ():
         with suppress(StokerError):
             _tell([sink], "stopped", reason=error.message, samples=int(names[-1].split(".")[0]))
 

@@ -13,7 +13,7 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
-from stoker.loading.fields import Content, Fields, can_be_cut, cut, map_tensors
+from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors
 from stoker.loading.order import EpochOrder, Indices
 from stoker.loading.samples import Samples
 from stoker.loading.transforms import Draw
@@ -80,13 +80,16 @@ class Batch:
         Raises:
             BadJob: nothing in the batch has an entry for each sample.
         """
-        if not (stop - start == self.size or can_be_cut(self.content, self.size)):
+        size = len(self.indices)
+        if stop - start == size and is_row_of_tensors(self.content):
+            return self.pipeline(self.content, self.epoch, self.indices)
+        if not (stop - start == size or can_be_cut(self.content, size)):
             raise BadJob(
-                f"a batch of {self.size} samples cannot be cut: no tensor in it has {self.size} rows",
+                f"a batch of {size} samples cannot be cut: no tensor in it has {size} rows",
                 remedy="Let Job(collate=…) give tensors [B, ...], or declare Job(loss_scope='batch').",
             )
         # Cut even where nothing is left out: a batch then has one type, whatever the micro-batch.
-        return self.pipeline(cut(self.content, start, stop, self.size), self.epoch, self.indices[start:stop])
+        return self.pipeline(cut(self.content, start, stop, size), self.epoch, self.indices[start:stop])
 
 
 @dataclass(frozen=True)
@@ -111,22 +114,24 @@ class BatchSource:
             RunFailed: a loader worker died.
         """
         places = self._places(start, total_updates)
-        with closing(self._fetched(places)) as fetched:
-            for (epoch, indices), content in fetched:
-                yield Batch(content, indices, epoch, self.pipeline)
+        if self.plan.loader == "workers":
+            with closing(self._by_workers(places)) as fetched:
+                for (epoch, indices), content in fetched:
+                    yield Batch(content, indices, epoch, self.pipeline)
+        else:
+            for epoch, indices in places:
+                yield Batch(self.samples.fetch(indices, epoch), indices, epoch, self.pipeline)
 
-    def _fetched(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
-        plan = self.plan
-        if plan.loader == "workers":
-            is_pinned = self.pipeline.device.type == "cuda"
-            return by_workers(self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned)
-        return (((epoch, indices), self.samples.fetch(indices, epoch)) for epoch, indices in places)
+    def _by_workers(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+        plan, is_pinned = self.plan, self.pipeline.device.type == "cuda"
+        return by_workers(self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned)
 
     def _places(self, start: Position, total_updates: int) -> Iterator[Place]:
+        num_train, batch, updates_per_epoch = self.extent.num_train, self.extent.batch, self.extent.updates_per_epoch
         for update in range(start.updates, total_updates):
-            position = self.extent.position(update)
-            stop = position.cursor + self.extent.batch_at(position)
-            yield position.epoch, self.order.indices(position.epoch, position.cursor, stop)
+            epoch, within = divmod(update, updates_per_epoch)
+            first = within * batch
+            yield epoch, self.order.indices(epoch, first, min(first + batch, num_train))
 
 
 def in_order(samples: Samples, pipeline: Pipeline, size: int) -> Iterator[Batch]:

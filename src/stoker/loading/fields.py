@@ -25,6 +25,8 @@ class Fields:
 
     def target_of(self, content: Content) -> Any:
         """The target of a batch; None where it has none."""
+        if self.target is None and isinstance(content, tuple) and len(content) > 1:
+            return content[-1]
         if isinstance(content, Mapping):
             key = self._target_key(content)
             return None if key is None else content[key]
@@ -36,6 +38,8 @@ class Fields:
 
     def call(self, model: Callable[..., Any], content: Content) -> Any:
         """The model's output for a batch: one input by position, several by position (tuple) or by name (dict)."""
+        if self.inputs is None and isinstance(content, tuple):
+            return model(content[0])
         chosen = self._inputs_of(content)
         if isinstance(chosen, dict):
             return model(**chosen) if len(chosen) > 1 else model(*chosen.values())
@@ -107,26 +111,44 @@ def map_tensors(content: Content, change: Callable[[torch.Tensor], Any]) -> Cont
 def cut(content: Content, start: int, stop: int, size: int) -> Content:
     """Samples start..stop of a batch of `size`: tensors along dimension 0, lists with one item a sample likewise.
 
-    Tensors of another length are shared by all samples and stay whole. A list of `size` items is taken to have one for
-    each sample, unless all tensors in it have `size` rows: then it is a list of entries.
+    Tensors of another length are shared by all samples and stay whole. A tuple has an item for each entry; a list of
+    `size` items, or a tuple within another, is taken to have one for each sample, unless all tensors in it have `size`
+    rows: then it, too, has one for each entry.
     """
+    if isinstance(content, tuple):
+        return _like(content, [_cut(item, start, stop, size) for item in content])
+    return _cut(content, start, stop, size)
+
+
+def _cut(content: Content, start: int, stop: int, size: int) -> Content:
     if isinstance(content, torch.Tensor):
         return content[start:stop] if _has_rows(content, size) else content
     if isinstance(content, Mapping):
-        return {key: cut(item, start, stop, size) for key, item in content.items()}
+        return {key: _cut(item, start, stop, size) for key, item in content.items()}
     if isinstance(content, tuple | list):
         if _is_by_sample(content, size):
             return content[start:stop]
-        return _like(content, [cut(item, start, stop, size) for item in content])
+        return _like(content, [_cut(item, start, stop, size) for item in content])
     return content
+
+
+def is_row_of_tensors(content: Content) -> bool:
+    """Whether a batch is a plain tuple of tensors, which `cut` leaves as it is where nothing is cut off."""
+    return type(content) is tuple and all(isinstance(item, torch.Tensor) for item in content)
 
 
 def can_be_cut(content: Content, size: int) -> bool:
     """Whether anything in a batch of `size` samples has an entry for each of them."""
+    if isinstance(content, tuple):
+        return any(_can_be_cut(item, size) for item in content)
+    return _can_be_cut(content, size)
+
+
+def _can_be_cut(content: Content, size: int) -> bool:
     if isinstance(content, Mapping):
-        return any(can_be_cut(item, size) for item in content.values())
+        return any(_can_be_cut(item, size) for item in content.values())
     if isinstance(content, tuple | list):
-        return _is_by_sample(content, size) or any(can_be_cut(item, size) for item in content)
+        return _is_by_sample(content, size) or any(_can_be_cut(item, size) for item in content)
     return isinstance(content, torch.Tensor) and _has_rows(content, size)
 
 

@@ -6,6 +6,7 @@ in Python for single keys and in NumPy for many.
 
 from __future__ import annotations
 
+import functools
 from enum import IntEnum
 
 import numpy as np
@@ -32,10 +33,15 @@ class Stream(IntEnum):
 
 def key_of(stream: Stream, *parts: int) -> int:
     """A 64-bit key of `stream` and whole numbers of any size: equal parts, equal key."""
-    key = _mix(stream + _GOLDEN)
+    key = _mix_part(stream)
     for part in parts:
-        key = _mix((key + _GOLDEN) ^ _mix(part + _GOLDEN))
+        key = _mix((key + _GOLDEN) ^ _mix_part(part))
     return key
+
+
+@functools.lru_cache(maxsize=256)
+def _mix_part(part: int) -> int:
+    return _mix(part + _GOLDEN)
 
 
 def _mix(x: int) -> int:

@@ -61,11 +61,13 @@ class EpochOrder:
         """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
         if not 0 <= start <= stop <= self.size:
             raise IndexError(f"an epoch has positions 0 to {self.size}, asked for {start}..{stop}")
+        if start // _BLOCK == max(stop - 1, start) // _BLOCK:
+            return self._block_of(epoch, start // _BLOCK)[start % _BLOCK : start % _BLOCK + stop - start]
         parts = []
         for block in range(start // _BLOCK, max(stop - 1, start) // _BLOCK + 1):
             first = block * _BLOCK
             parts.append(self._block_of(epoch, block)[max(start - first, 0) : stop - first])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return np.concatenate(parts)
 
     def _block_of(self, epoch: int, block: int) -> Indices:
         if self._block[:2] != (epoch, block):

@@ -93,9 +93,9 @@ class ArraySamples(Samples):
         """Rows `indices` [B] of every array."""
         rows = torch.from_numpy(indices)
         arrays = self.arrays
-        if isinstance(arrays, Mapping):
-            return {key: _rows_of(array, rows) for key, array in arrays.items()}
-        return tuple(_rows_of(array, rows) for array in arrays)
+        if isinstance(arrays, tuple):
+            return tuple([_rows_of(array, rows) for array in arrays])
+        return {key: _rows_of(array, rows) for key, array in arrays.items()}
 
     def fingerprint(self) -> str:
         """What the source states, or else the SHA-256 of the arrays (of strided rows beyond 1 GiB)."""

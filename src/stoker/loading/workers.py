@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator
+from functools import partial
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -47,6 +50,7 @@ def by_workers(
         RunFailed: a worker died; raised wherever the main thread then is.
     """
     asked: deque[Place] = deque()
+    is_over = multiprocessing.RawValue("b", 0)
     loader = torch.utils.data.DataLoader(
         _Batches(samples),
         sampler=_remembered(places, asked),
@@ -54,16 +58,12 @@ def by_workers(
         collate_fn=_as_is,
         num_workers=num_workers,
         prefetch_factor=prefetch_batches,
-        worker_init_fn=_leave_signals_to_the_trainer,
+        worker_init_fn=partial(_leave_signals_to_the_trainer, is_over),
         pin_memory=is_pinned,
         # The user's classes need not be importable in a fresh process, and data in memory are not copied.
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
-    others = multiprocessing.active_children()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # forking beside a thread
-        batches = iter(loader)
-    atexit.register(_kill, [worker for worker in multiprocessing.active_children() if worker not in others])
-    with _deaths_as_failed_runs():
+    with _running(loader, is_over) as batches, _deaths_as_failed_runs():
         while True:
             try:
                 content = next(batches)
@@ -76,6 +76,25 @@ def by_workers(
                     raise
                 raise failed from error
             yield asked.popleft(), content
+
+
+@contextlib.contextmanager
+def _running(loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byte) -> Iterator[Iterator[Content]]:
+    """The loader's batches; its workers end with the block, even where an exception holds on to the iterator."""
+    others = multiprocessing.active_children()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # forking beside a thread
+        batches = iter(loader)
+    workers = [process for process in multiprocessing.active_children() if process not in others]
+    kill = partial(_kill, workers)
+    atexit.register(kill)
+    try:
+        yield batches
+    finally:
+        is_over.value = 1
+        # What the iterator's destructor does, private; without it, that is left to the destructor, and to the exit.
+        getattr(batches, "_shutdown_workers", lambda: None)()
+        if not any(worker.is_alive() for worker in workers):
+            atexit.unregister(kill)
 
 
 class _Batches(torch.utils.data.Dataset[Content]):
@@ -141,16 +160,21 @@ def _deaths_as_failed_runs() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, theirs)
 
 
-def _leave_signals_to_the_trainer(_worker: int) -> None:
+def _leave_signals_to_the_trainer(is_over: ctypes.c_byte, _worker: int) -> None:
     """Ctrl-C and a service manager signal every process of a run: the trainer saves and ends its workers itself."""
     torch.set_num_threads(1)
+
+    def heed_the_trainer(_number: int, _frame: FrameType | None) -> None:
+        if is_over.value:
+            os._exit(0)
+
     for number in (signal.SIGINT, signal.SIGTERM):
         # A handler, since programs that a user's data set starts would inherit SIG_IGN.
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, heed_the_trainer)
 
 
 def _kill(workers: list[BaseProcess]) -> None:
-    """What SIGTERM, which Python sends to what is left at exit, no longer does."""
+    """At exit, Python sends SIGTERM to what is left and waits for its end: workers heed that too late or not at all."""
     if hasattr(signal, "SIGCHLD") and _is_main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in workers:

@@ -12,7 +12,7 @@ import torch
 from stoker.errors import DoesNotFit
 from stoker.jobs import Job
 from stoker.loading import Batch, BatchSource, Datasets, in_order
-from stoker.profiling.memory import PeakMemory
+from stoker.profiling.memory import PeakMemory, ran_out_of_memory
 from stoker.records import Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of
 
@@ -42,7 +42,9 @@ def try_plan(
             step, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = _evaluation_time(step, data, clock)
             error = None if plan.precision == "fp32" else gradient_error(job, plan, coupling, data)
-        except (torch.OutOfMemoryError, MemoryError) as problem:
+        except Exception as problem:
+            if not ran_out_of_memory(problem):
+                raise
             raise DoesNotFit(f"{plan.in_words()} ran out of memory on {plan.device}: {problem}") from problem
     state = [tensor for values in step.optimizer.state.values() for tensor in values.values()]
     held = [*step.model.state_dict().values(), *(t for t in state if isinstance(t, torch.Tensor))]

@@ -55,7 +55,8 @@ class Objective:
             BadJob: the function returned something else than a loss, or targets do not fit the output.
         """
         output = None if self._loss.takes_model else self.fields.call(model, content)
-        return self._as_sum(self._value(self._loss, model, output, content), size, self._loss.name)
+        value = self._value(self._loss, model, output, content)
+        return value if isinstance(value, Loss) else self._as_sum(value, size, self._loss.name)
 
     def form(self, model: Callable[..., Any], content: Content) -> LossForm:
         """What the loss function returns for a batch; a scalar must be probed before it may be accumulated."""
@@ -135,7 +136,14 @@ def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: 
     total = F.cross_entropy(output, target, reduction="sum", label_smoothing=label_smoothing)
     if target.is_floating_point():
         return Loss(total, target.numel() // target.shape[1])
-    return Loss(total, (target != IGNORED_TARGET).sum())
+    return Loss(total, _num_valid(target))
+
+
+def _num_valid(target: torch.Tensor) -> torch.Tensor | int:
+    """Targets that are not ignored; a number where that is known without waiting for a device."""
+    if target.device.type == "cpu" and target.numel() and int(target.min()) >= 0:
+        return target.numel()
+    return (target != IGNORED_TARGET).sum()
 
 
 def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:

@@ -64,6 +64,7 @@ class Step:
         optimised = set(map(id, self._parameters))
         self._left_out = [p for p in self.model.parameters() if p.requires_grad and id(p) not in optimised]
         self._needs_closure = needs_closure(self.optimizer)
+        self._reciprocals: dict[float, torch.Tensor] = {}
         self._groups: GroupedBatchNorm | None = None
         if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
@@ -105,13 +106,22 @@ class Step:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
         if batch.size <= self.plan.micro_batch:
             whole = self._loss_of_part(batch, 0, batch.size, update)
-            mean = whole.sum / whole.count
-            mean.backward()
+            whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
+            mean = whole.sum.detach() / whole.count
         else:
             mean = self._accumulated(batch, update)
         if self.job.penalty is not None:
             self.job.penalty(self.model).backward()
         return mean.detach()
+
+    def _reciprocal(self, loss: Loss) -> torch.Tensor:
+        """1 / count, as a scalar like the sum; kept, since counts that are plain numbers recur."""
+        if isinstance(loss.count, torch.Tensor):
+            return loss.count.to(loss.sum.dtype).reciprocal()
+        kept = self._reciprocals.get(loss.count)
+        if kept is None or kept.dtype != loss.sum.dtype:
+            kept = self._reciprocals[loss.count] = torch.full_like(loss.sum.detach(), 1 / loss.count)
+        return kept
 
     def _accumulated(self, batch: Batch, update: int) -> torch.Tensor:
         """The mean loss over micro-batches, its gradient left in the parameters, divided once by the whole count."""

@@ -49,7 +49,8 @@ class Telemetry:
         self._mark = self._last_progress = clock()
         self._split = {"data": 0.0, "update": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
         self._samples = 0
-        self._losses: list[torch.Tensor] = []
+        self._loss_sum: torch.Tensor | float = 0.0
+        self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
         self.peak_bytes = 0
 
@@ -72,7 +73,9 @@ class Telemetry:
     def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
         """Note an update's loss; whether a progress event is due."""
         self.lap("update")
-        self._losses.append(loss)
+        # A GPU is not waited for; on a CPU a number costs nothing and, unlike a tensor, keeps no memory.
+        self._loss_sum += loss.item() if loss.device.type == "cpu" else loss
+        self._num_losses += 1
         self._samples += num_samples
         return self._mark - self._last_progress >= self._interval_s
 
@@ -85,7 +88,7 @@ class Telemetry:
         fading = 0.5 ** (elapsed / _HALF_LIFE_S)
         self._recent_samples = fading * self._recent_samples + self._samples
         self._recent_s = fading * self._recent_s + busy
-        loss = float(torch.stack(self._losses).mean())
+        loss = float(self._loss_sum) / self._num_losses
         resident = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, resident)
         self.emit(
@@ -94,7 +97,7 @@ class Telemetry:
             split_s=dict(self._split), resident_bytes=resident,
         )  # fmt: skip
         self._split = dict.fromkeys(self._split, 0.0)
-        self._samples, self._losses, self._last_progress = 0, [], self._clock()
+        self._samples, self._loss_sum, self._num_losses, self._last_progress = 0, 0.0, 0, self._clock()
         return loss
 
     def evaluated(self, took_s: float) -> None:
@@ -105,7 +108,7 @@ class Telemetry:
     @property
     def has_news(self) -> bool:
         """Whether anything was trained since the last progress event."""
-        return bool(self._losses)
+        return self._num_losses > 0
 
     def _eta_s(self, position: Position) -> float | None:
         if not self._recent_samples:

@@ -18,6 +18,8 @@ from stoker.verifying.subject import Level, Subject, Timebox
 
 _QUESTION = "Is training the same under every legal plan?"
 _FEWEST, _MOST = 3, 30
+_AT_MOST = 3
+"""Plans side by side."""
 _LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4}
 """The largest difference of weights [relative to the largest weight] that counts as rounding."""
 _AMPLIFIED = 1e3
@@ -79,22 +81,20 @@ def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:
         )
     race = _race(subject, dtype, timebox)
     if len(race.plans) == 1:
-        only = f"{subject.plan.micro_batch} samples at once"
-        return _verdict(
-            f"Yes: there is one legal micro-batch, {only}, and the plan computes as the reference does.", ""
-        )
+        only = f"Yes: the only legal micro-batch is {race.plans[0].micro_batch} samples at once."
+        return _verdict(only, "the plan is what others would be compared with")
     return _judged(race, _run(race, timebox), subject.job.batch)
 
 
 def _race(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> _Race:
     """The plans to compare, and of how many samples, so that three updates of each fit into the time."""
     try:
-        pair_s, each_s = _gradient_s(subject, dtype, 2, timebox), _gradient_s(subject, dtype, _FEW, timebox) / _FEW
+        each_s = _gradient_s(subject, dtype, _FEW, timebox) / _FEW
     except (BadJob, RuntimeError, ValueError):  # a model that takes whole batches only
-        pair_s = each_s = _gradient_s(subject, dtype, subject.plan.micro_batch, timebox) / subject.plan.micro_batch
+        each_s = _gradient_s(subject, dtype, subject.plan.micro_batch, timebox) / subject.plan.micro_batch
         small = subject
     else:
-        affordable = (timebox.seconds - timebox.spent_s) / (_SAFETY * _FEWEST * 3 * max(each_s, 1e-9))
+        affordable = (timebox.seconds - timebox.spent_s) / (_SAFETY * _FEWEST * _AT_MOST * max(each_s, 1e-9))
         small = scaled(subject, affordable_batch(subject.job.batch, affordable))
     batch = small.job.batch
     reference = Plan(
@@ -105,11 +105,22 @@ def _race(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> _Race:
     )
     planned = replace(small.plan, precision="fp32", num_workers=0, checkpoint_every_s=reference.checkpoint_every_s)
     plans = [reference] if planned == reference else [reference, planned]
-    for size in other_micro_batches(small.coupling, batch, {plan.micro_batch for plan in plans}):
-        if math.ceil(batch / size) * max(pair_s, size * each_s) <= _COSTLIER * batch * each_s:
+    taken = {plan.micro_batch for plan in plans}
+    for size in other_micro_batches(small.coupling, batch, taken):
+        if _costs(small, dtype, size, timebox) <= _COSTLIER * batch * each_s:
             plans.append(replace(reference, micro_batch=size))
             break
     return _Race(small, tuple(plans), dtype)
+
+
+def _costs(subject: Subject, dtype: torch.dtype, size: int, timebox: Timebox) -> float:
+    """About how long an update in micro-batches of `size` takes [s]; infinite where the model cannot take so few."""
+    whole, rest = divmod(subject.job.batch, size)
+    try:
+        last_s = _gradient_s(subject, dtype, rest, timebox) if rest else 0.0
+        return whole * _gradient_s(subject, dtype, size, timebox) + last_s
+    except (BadJob, RuntimeError, ValueError):
+        return math.inf
 
 
 def _gradient_s(subject: Subject, dtype: torch.dtype, size: int, timebox: Timebox) -> float:

@@ -41,14 +41,15 @@ def scaled(subject: Subject, batch: int) -> Subject:
 
 
 def other_micro_batches(coupling: Coupling, batch: int, taken: set[int]) -> list[int]:
-    """Legal micro-batches other than those `taken`, the smallest first; of a separable job also one that leaves a rest.
+    """Legal micro-batches other than those `taken`, the most telling first: those that leave a rest, then small ones.
 
     >>> separable = Coupling(kind="separable", group=None, causes=(), evidence="")
     >>> other_micro_batches(separable, 64, {64, 16})
-    [1, 7, 32]
+    [7, 5, 3, 1, 32]
     """
-    sizes = {1, 7, batch // 2} if coupling.kind == "separable" else set(coupling.legal_micro_batches(batch))
-    return sorted(size for size in sizes - taken if coupling.problem_with(size, batch) is None)
+    sizes = [7, 5, 3, 1, batch // 2] if coupling.kind == "separable" else coupling.legal_micro_batches(batch)
+    legal = [size for size in sizes if size not in taken and coupling.problem_with(size, batch) is None]
+    return sorted(dict.fromkeys(legal), key=lambda size: batch % size == 0)
 
 
 def reference_micro_batch(coupling: Coupling, batch: int) -> int:

@@ -1,0 +1,261 @@
+"""Jobs that cannot be trained: what the command line says, its exit code, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.flow.command import Outcome, job_file, plan_file, stoker_here
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job file, the options it is trained with, and what must be said; `code` is the exit code."""
+
+    says: tuple[str, ...]
+    changes: str = ""
+    head: str = ""
+    text: str | None = None
+    options: tuple[str, ...] = ()
+    code: int = 2
+
+
+ITEMS = '''
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        {body}
+settings.update(data=Items(), valid=None, test=None)
+'''
+
+CASES = {
+    "does not parse": Case(("broken.py, line 2", "def job(:"), text="import stoker\ndef job(:\n    pass\n"),
+    "has no job": Case(("has no function `job`", "It has jobs", "def job("), text="def jobs(): pass\n"),
+    "raises on import": Case(
+        ("broken.py, line 1: `1 / 0`", "raised ZeroDivisionError on import"), text="1 / 0\n"
+    ),
+    "imports what is not there": Case(("No module named 'absent_package'",), head="import absent_package\n"),
+    "exits on import": Case(("SystemExit", "on import"), text="raise SystemExit(0)\n"),
+    "raises in job": Case(("broken.py, line", "KeyError", "'a'", "while job(…) ran"), changes="{}['a']"),
+    "returns something else": Case(
+        ("job(…) returned a dict, wanted a stoker.Job", "return stoker.Job("), text="def job():\n    return {}\n"
+    ),
+    "returns nothing": Case(("returned nothing (None)",), text="def job():\n    pass\n"),
+    "unknown setting": Case(("no setting 'widht'", "Did you mean 'width'?"), options=("--set", "widht=4")),
+    "setting of another type": Case(("--set width=wide", "a whole number"), options=("--set", "width=wide")),
+    "setting without a value": Case(("--set width: wanted NAME=VALUE",), options=("--set", "width")),
+    "setting without a name": Case(("wanted NAME=VALUE",), options=("--set", "=3")),
+    "value out of range": Case(("lr must be positive and finite, got -1.0",), options=("--set", "lr=-1")),
+    "nothing to train for": Case(("a positive number of epochs, got 0",), options=("--set", "epochs=0")),
+    "empty data": Case(
+        ("data has no samples", "at least one sample"), changes="settings.update(data=(inputs[:0], target[:0]))"
+    ),
+    "empty test data": Case(("test has no samples",), changes="settings.update(test=(inputs[:0], target[:0]))"),
+    "arrays of different lengths": Case(
+        ("different numbers of samples (0: 100, 1: 99)",), changes="settings.update(data=(inputs, target[1:]))"
+    ),
+    "all held out": Case(("a holdout of 0.001 sets 0 of 100 samples aside",),
+                         changes="settings.update(valid=stoker.holdout(0.001))"),
+    "samples of different shapes": Case(
+        ("differ in shape: [6] and [7]", "collate"),
+        changes=ITEMS.format(body="return torch.zeros(7 if index == 13 else 6), 0"),
+    ),
+    "a sample that raises": Case(
+        ("sample 13 of Items raised ValueError: no such file",),
+        changes=ITEMS.format(body="if index == 13: raise ValueError('no such file')\n        return torch.zeros(6), 0"),
+    ),
+    "data of a strange kind": Case(("data is a int, wanted arrays",), changes="settings.update(data=3)"),
+    "a stream": Case(
+        ("streams are not supported yet", "map-style"),
+        changes="class S(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n"
+        "settings.update(data=S(), valid=None)",
+    ),
+    "labels out of range": Case(
+        ("labels go from 0 to 7", "2 classes"), changes="target[3::9] = 7\nsettings.update(data=(inputs, target))"
+    ),
+    "labels below range": Case(
+        ("labels go from -1 to 1", "2 classes"), changes="target[3::9] = -1\nsettings.update(data=(inputs, target))"
+    ),
+    "no labels at all": Case(
+        ("look at the data",), changes="target[:] = -100\nsettings.update(data=(inputs, target))"
+    ),
+    "inputs of another width": Case(
+        ("RuntimeError", "broken.py, line", "shapes cannot be multiplied"),
+        head="",
+        changes="settings.update(data=(inputs[:, :5], target), test=None)\n"
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(6, 2)\n"
+        "    def forward(self, x):\n        return self.layer(x)\nsettings.update(model=Net)",
+    ),
+    "a model that raises": Case(
+        ("raised ValueError", "broken.py, line", "`raise ValueError('too deep')`", "too deep"),
+        changes="class Net(nn.Linear):\n    def forward(self, x):\n        raise ValueError('too deep')\n"
+        "settings.update(model=lambda: Net(6, 2))",
+    ),
+    "a model that cannot be made": Case(
+        ("raised TypeError", "broken.py, line"), changes="settings.update(model=lambda: nn.Linear())"
+    ),
+    "no model": Case(("made a int, wanted a torch.nn.Module",), changes="settings.update(model=lambda: 3)"),
+    "a model without weights": Case(
+        ("ReLU has no parameter to train",), changes="settings.update(model=nn.ReLU)"
+    ),
+    "loss not finite at the first update": Case(
+        ("the loss is nan at update 1", "look at the data"),
+        changes="inputs[:, 0] = float('nan')\nsettings.update(data=(inputs, target))",
+    ),
+    "loss not finite soon": Case(
+        ("at update", "learning rate"), changes="settings.update(optimizer=stoker.SGD(lr=1e30))"
+    ),
+    "a loss of another type": Case(
+        ("loss returned a str",), changes="settings.update(loss=lambda output, target: 'small')"
+    ),
+    "unknown loss": Case(("'cross_entropi' is no loss", "Did you mean 'cross_entropy'?"),
+                         changes="settings.update(loss='cross_entropi')"),
+    "unknown metric": Case(("'acuracy' is no metric", "Did you mean 'accuracy'?"),
+                           changes="settings.update(metrics=['acuracy'])"),
+    "a metric that raises": Case(
+        ("IndexError",), changes="settings.update(metrics=[lambda output, target: output[:, 5]])"
+    ),
+    "an optimiser that is none": Case(
+        ("made a list, wanted a torch.optim.Optimizer",), changes="settings.update(optimizer=lambda params: params)"
+    ),
+    "an optimiser that raises": Case(
+        ("raised TypeError", "broken.py, line"),
+        changes="settings.update(optimizer=lambda params: torch.optim.SGD(params, speed=3))",
+    ),
+    "an optimiser group that matches nothing": Case(
+        ("group 'head.*' matches no parameter",),
+        changes="settings.update(optimizer=stoker.SGD(lr=0.1, groups={'head.*': {'lr': 0.2}}))",
+    ),
+    "unknown device": Case(("no device named 'hhere'", "Did you mean 'here'?"), options=("--on", "hhere")),
+    "a device that is not here": Case(("t4 is in the catalogue", "is not attached", "--on here"), options=("--on", "t4")),
+    "several devices": Case(("asks for 2 devices", "--on here"), options=("--on", "2xhere")),
+    "new and resume": Case(("exclude each other",), options=("--new", "--resume", "latest")),
+    "resume of an unknown run": Case(("no run 'nothing'", "no runs in runs"), options=("--resume", "nothing")),
+    "fork of an unknown run": Case(("no run 'nothing'",), options=("--fork", "nothing")),
+    "an unknown plan file": Case(("there is no plan file absent.json",), options=("--plan", "absent.json")),
+}  # fmt: skip
+
+
+def tried(case: Case, *options: str) -> Outcome:
+    """The case's job file, trained."""
+    if case.text is not None:
+        Path("broken.py").write_text(case.text)
+    else:
+        job_file(case.changes, name="broken.py", head=case.head)
+    planned = () if "--plan" in case.options else ("--plan", plan_file())
+    return stoker_here("train", "broken.py", *planned, *case.options, *options)
+
+
+def assert_nothing_is_left() -> None:
+    """No run, not even a half-made one."""
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_job_is_refused_in_words(name: str) -> None:
+    """What is wrong, with names and numbers; the exit code; no traceback; no run."""
+    case = CASES[name]
+    outcome = tried(case)
+    for words in case.says:
+        assert words in outcome.err
+    assert outcome.code == case.code
+    assert outcome.err.startswith("error: ")
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+    assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("name", ["raises on import", "labels out of range", "unknown device"])
+def test_debug_shows_where_it_came_from_and_says_the_same(name: str) -> None:
+    """The traceback comes first; words and exit code are as without."""
+    case = CASES[name]
+    plain, debugged = tried(case), tried(case, "--debug")
+    assert debugged.code == plain.code
+    assert debugged.err.startswith("Traceback")
+    assert debugged.err.endswith(plain.err)
+
+
+@pytest.mark.parametrize("name", ["empty data", "loss not finite at the first update", "several devices"])
+def test_with_json_errors_stay_off_standard_output(name: str) -> None:
+    """Words for people go to standard error in any case."""
+    outcome = tried(CASES[name], "--json")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ")
+
+
+def test_a_job_file_that_is_absent_is_refused_with_the_nearest() -> None:
+    """Of the files that are there."""
+    job_file(name="blobs.py")
+    outcome = stoker_here("train", "blob.py")
+    assert outcome.code == 2
+    assert "there is no job file blob.py" in outcome.err
+    assert "Did you mean 'blobs.py'?" in outcome.err
+    assert_nothing_is_left()
+
+
+def test_bad_values_are_seen_in_planning_too() -> None:
+    """`stoker plan` refuses what `stoker train` does."""
+    job_file("target[3::9] = 7\nsettings.update(data=(inputs, target))")
+    outcome = stoker_here("plan", "blobs.py")
+    assert outcome.code == 2
+    assert "labels go from 0 to 7" in outcome.err
+
+
+TOO_LARGE = """
+class Huge(nn.Linear):
+    def forward(self, x):
+        if self.training and len(x) == 16:
+            torch.empty(2**60)
+        return super().forward(x)
+settings.update(model=lambda: Huge(6, 2), loss_scope={scope!r})
+"""
+
+
+@pytest.mark.parametrize("scope", ["sample", "batch"])
+def test_what_no_memory_holds_is_exit_code_three(scope: str) -> None:
+    """Whether the probe meets it or the trial of the plan; no run is left."""
+    job_file(TOO_LARGE.format(scope=scope))
+    outcome = stoker_here("train", "blobs.py", "--plan", plan_file())
+    assert outcome.code == 3
+    assert "ran out of memory" in outcome.err
+    assert "allocate" in outcome.err
+    assert_nothing_is_left()
+
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+FASHION_JOB = '''\
+from torch import nn
+
+import stoker
+
+
+def job():
+    train, test = stoker.data.fashion_mnist()
+    return stoker.Job(
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), data=train, loss="cross_entropy", test=test,
+        optimizer=stoker.SGD(lr=0.1), batch=512, until=stoker.updates(3),
+    )
+'''
+
+
+@pytest.mark.skipif(not FASHION.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
+def test_data_with_a_wrong_checksum_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file with one flipped bit is named with both checksums; nothing is trained on it."""
+    data = shutil.copytree(FASHION, tmp_path / "data")
+    path = data / "train-labels-idx1-ubyte.gz"
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    content[1000] ^= 1
+    path.write_bytes(gzip.compress(bytes(content), compresslevel=1))
+    monkeypatch.setenv("STOKER_DATA", str(data))
+    Path("fashion.py").write_text(FASHION_JOB)
+    outcome = stoker_here("train", "fashion.py", "--plan", plan_file())
+    assert outcome.code == 2
+    assert str(path) in outcome.err
+    assert "bad3541b69d9" in outcome.err  # what was published begins with this
+    assert "Traceback" not in outcome.err
+    assert_nothing_is_left()

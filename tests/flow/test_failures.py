@@ -1,0 +1,345 @@
+"""Runs that something happens to: what is said, what is kept, and how the same command goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import reporting
+from stoker.errors import BadJob, BadRun, RunFailed
+from stoker.records import Event
+from stoker.store import CheckpointStore
+from stoker.testing import FaultyDisk
+from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job, stopped_run
+from tests.flow.command import job_file, plan_file, stoker_here
+
+BREAKING = "settings.update(schedule=lambda progress: 1.0 if progress < 0.6 else 1e38)"
+"""A change of the job that makes its loss infinite after 160 of 240 samples."""
+
+
+def test_a_loss_that_breaks_later_fails_the_run_and_keeps_its_checkpoint() -> None:
+    """Exit code 4 with the update; the record says what happened, and so does the same command, which tries again."""
+    job_file(BREAKING)
+    first = stoker_here("train", "blobs.py", "--plan", plan_file(), "--json")
+    assert first.code == 4
+    assert first.err.startswith("error: ")
+    assert "at update 1" in first.err
+    assert "Traceback" not in first.err
+    assert "learning rate" in first.err
+    run = stoker.load("latest")
+    assert run.status == "failed"
+    assert run.record.failure is not None
+    assert run.record.failure in first.err
+    found = CheckpointStore(run.directory.checkpoints).newest()
+    assert found is not None
+    stopped = first.of("stopped")[0]
+    assert (stopped["samples"], stopped["reason"]) == (found[1].position.samples, run.record.failure)
+    again = stoker_here("train", "blobs.py", "--plan", "plan.json", "--json")
+    assert again.code == 4
+    message = again.of("warned")[0]["message"]
+    assert f"{run.name} failed" in message
+    assert run.record.failure in message
+    assert again.of("resumed")[0]["samples"] == found[1].position.samples
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_nothing() -> None:
+    """There is nothing to continue, and nothing to clear away by hand."""
+
+    def sink(event: Event) -> None:
+        if event.kind == "progress":
+            raise ValueError("nobody listens")
+
+    with pytest.raises(RunFailed, match="nobody listens"):
+        stoker.train(blobs_job(), plan=PLAN, sink=sink)
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_an_error_of_the_users_code_while_training_names_its_line() -> None:
+    """The run is failed, the exit code 4, and what was saved is there."""
+    job_file(
+        "def augment(x, draw):\n    augment.calls += 1\n    if augment.calls > 22:\n"
+        "        raise KeyError('worn out')\n    return x\naugment.calls = 0\nsettings.update(augment=[augment])"
+    )
+    outcome = stoker_here("train", "blobs.py", "--plan", plan_file())
+    assert outcome.code == 4
+    assert "training raised KeyError (blobs.py, line " in outcome.err
+    assert "worn out" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert stoker.load("latest").status == "failed"
+
+
+def checkpoints_of(run: stoker.Run) -> list[Path]:
+    """The run's checkpoints, oldest first."""
+    return [run.directory.checkpoints / name for name in CheckpointStore(run.directory.checkpoints).names()]
+
+
+def truncate(path: Path) -> None:
+    """Cut a file in half."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_a_truncated_checkpoint_is_passed_over_with_a_warning() -> None:
+    """Training goes on from the one before it, to the same weights."""
+    run = stopped_run(blobs_job(), at_samples=160, checkpoint_every=stoker.seconds(1e-6))
+    older, newest = checkpoints_of(run)[-2:]
+    truncate(newest / "model.safetensors")
+    heard = Heard()
+    done = stoker.train(blobs_job(), sink=heard)
+    (told,) = [fields["message"] for fields in heard.of("warned") if "bytes" in fields["message"]]
+    assert f"checkpoint {newest.name}: model.safetensors has " in told
+    assert f"using {older.name}" in told
+    assert heard.of("resumed")[0]["samples"] == int(older.name)
+    assert done.name == run.name
+    assert_equal_weights(done, stoker.train(blobs_job(), plan=PLAN, new=True))
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_seen() -> None:
+    """Its digest differs; size and format do not tell."""
+    run = stopped_run(blobs_job(), at_samples=160)
+    path = checkpoints_of(run)[-1] / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    heard = Heard()
+    stoker.train(blobs_job(), sink=heard)
+    assert any("SHA-256" in fields["message"] for fields in heard.of("warned"))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is() -> None:
+    """It does not silently start anew: exit code 2, each one named, and the way out."""
+    job_file()
+    plan = plan_file()
+    run = stoker.load("latest") if Path("runs").exists() else None
+    assert run is None
+    stoker_here("train", "blobs.py", "--plan", plan)
+    run = stoker.load("latest")
+    mark_unfinished(run)
+    for path in checkpoints_of(run):
+        truncate(path / "manifest.json")
+    before = {path: path.read_bytes() for path in run.directory.checkpoints.rglob("*") if path.is_file()}
+    outcome = stoker_here("train", "blobs.py", "--plan", plan)
+    assert outcome.code == 2
+    assert "No checkpoint in" in outcome.err
+    assert outcome.err.count("manifest.json cannot be used") == len(checkpoints_of(run))
+    assert "--new" in outcome.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert stoker.load(run.name).status != "finished"
+
+
+def mark_unfinished(run: stoker.Run) -> None:
+    """As if it had been killed before it was finished."""
+    path = run.path / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"status": "unfinished"}))
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    """A directory put there by hand: names and shapes that differ are told."""
+    run = stopped_run(blobs_job())
+    other = stopped_run(blobs_job(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))))
+    shutil.rmtree(run.directory.checkpoints)
+    shutil.copytree(other.directory.checkpoints, run.directory.checkpoints)
+    with pytest.raises(BadRun, match=r"holds another model: 0\.weight is \[8, 6\] in the model, \[9, 6\] in the file"):
+        stoker.train(blobs_job())
+    assert stoker.load(run.name).status == "failed"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "run.json", "plan.json"])
+def test_records_of_another_version_are_refused(name: str) -> None:
+    """Which file, its version and the one that is read; nothing is changed."""
+    run = stopped_run(blobs_job())
+    folder = checkpoints_of(run)[-1] if name == "manifest.json" else run.path
+    path = folder / name
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2', 1))
+    before = path.read_bytes()
+    with pytest.raises(BadRun, match="schema version 2, this Stoker reads version 1") as caught:
+        stoker.train(blobs_job())
+    assert name in caught.value.message
+    assert caught.value.remedy is not None
+    assert path.read_bytes() == before
+
+
+def test_a_run_that_lost_its_plan_is_refused() -> None:
+    """Without it there is no telling how to go on exactly."""
+    run = stopped_run(blobs_job())
+    (run.path / "plan.json").unlink()
+    with pytest.raises(BadRun, match="has lost its plan"):
+        stoker.train(blobs_job())
+
+
+def test_a_disk_that_fills_up_while_training_keeps_the_checkpoint_before() -> None:
+    """Exit code 4 with how much is free and needed; with space again the same command ends at the same weights."""
+    job_file()
+    plan = plan_file()
+    with FaultyDisk.full(Path.cwd(), after_bytes=60_000):
+        outcome = stoker_here("train", "blobs.py", "--plan", plan, "--checkpoint-every", "0.001", "--json")
+    assert outcome.code == 4
+    assert "the disk is full (free: " in outcome.err
+    assert "needed: " in outcome.err
+    assert "same command then continues" in outcome.err
+    assert "Traceback" not in outcome.err
+    run = stoker.load("latest")
+    found = CheckpointStore(run.directory.checkpoints).newest()
+    assert found is not None
+    again = stoker_here("train", "blobs.py", "--plan", plan, "--json")
+    assert again.code == 0
+    assert again.of("resumed")[0]["samples"] == found[1].position.samples
+    whole = stoker_here("train", "blobs.py", "--plan", plan, "--new", "--json")
+    assert_equal_weights(stoker.load(run.name), stoker.load(whole.of("finished")[0]["run"]))
+
+
+@pytest.mark.parametrize("room", [0, 500, 2_000, 4_000, 8_000, 12_000, 16_000, 20_000])
+def test_a_disk_that_is_full_from_the_start_leaves_no_run_or_one_that_goes_on(room: int) -> None:
+    """However little fits: in words, with an exit code, and what is there is nothing or a run that can be continued."""
+    job_file()
+    plan = plan_file()
+    with FaultyDisk.full(Path.cwd(), after_bytes=room):
+        outcome = stoker_here("train", "blobs.py", "--plan", plan)
+    assert outcome.code in {2, 4}
+    assert "the disk is full" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert stoker_here("train", "blobs.py", "--plan", plan).code == 0
+    assert [path.name for path in Path("runs").iterdir()] == [stoker.load("latest").name]
+
+
+def test_a_read_only_disk_is_refused_before_anything_is_made() -> None:
+    """Exit code 2 and where else to go; likewise for a run that is to be continued."""
+    job_file()
+    plan = plan_file()
+    with FaultyDisk.read_only(Path.cwd()):
+        outcome = stoker_here("train", "blobs.py", "--plan", plan)
+    assert outcome.code == 2
+    assert "the file system is read-only" in outcome.err
+    assert "--run-dir" in outcome.err
+    assert not Path("runs").exists()
+    run = stopped_run(blobs_job())
+    with FaultyDisk.read_only(Path.cwd()), pytest.raises(BadRun, match="the file system is read-only"):
+        stoker.train(blobs_job())
+    assert stoker.train(blobs_job()).name == run.name
+
+
+def test_a_cache_that_cannot_be_written_does_not_cost_a_finished_run() -> None:
+    """What the next plan would have learned is not worth it: a warning, and exit code 0."""
+    job_file()
+    Path("cache").write_text("a file where a directory should be")
+    outcome = stoker_here("train", "blobs.py", "--plan", plan_file(), "--json")
+    assert outcome.code == 0
+    assert "the next plan" in outcome.of("warned")[-1]["message"]
+    run = stoker.load("latest")
+    assert run.status == "finished"
+    assert run.report_path.is_file()
+    assert outcome.of("finished")[0]["run"] == run.name
+
+
+def test_a_report_that_cannot_be_drawn_does_not_cost_a_finished_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights and metrics are kept, the warning says how to write it later."""
+
+    def broken(*_: object, **__: object) -> str:
+        raise ZeroDivisionError("no axis")
+
+    heard = Heard()
+    with monkeypatch.context() as patched:
+        patched.setattr(reporting, "render_html", broken)
+        run = stoker.train(blobs_job(), plan=PLAN, sink=heard)
+    assert run.status == "finished"
+    assert run.weights()
+    assert f"`stoker report {run.name}` writes it later" in heard.of("warned")[-1]["message"]
+    assert "no axis" in heard.of("warned")[-1]["message"]
+    assert stoker.report(run.name).is_file()
+
+
+def test_what_a_finished_run_teaches_the_next_plan_is_kept() -> None:
+    """Total time and peak memory, forecast beside measured; of a run in several pieces nothing."""
+    path = Path("cache/calibration/calibrations.jsonl")
+    stopped_run(blobs_job())
+    stoker.train(blobs_job())
+    assert not path.exists()
+    run = stoker.train(blobs_job(), plan=PLAN)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["run"], line["quantity"]) for line in lines] == [(run.name, "total_s"), (run.name, "peak_bytes")]
+    assert lines[0]["measured"] == pytest.approx(run.record.wall_s)
+
+
+def nan_at_first(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A metric that is NaN until the model is sure of something."""
+    sure = (output.softmax(1).max(1).values > 0.9).float()
+    return (output.argmax(1) == target).float() * torch.where(sure.sum() > 0, 1.0, math.nan)
+
+
+def test_a_metric_that_is_nan_neither_ends_the_search_for_the_best_nor_the_run() -> None:
+    """Not after a resume either: JSON has no NaN, the record of the best has."""
+    job = blobs_job(metrics=[nan_at_first], until=stoker.epochs(12), test=None)
+    run = stopped_run(job, at_samples=80)
+    heard = Heard()
+    done = stoker.train(job, sink=heard)
+    assert done.name == run.name
+    assert math.isfinite(done.metrics["valid/nan_at_first"])
+    assert any(fields["best"] for fields in heard.of("evaluated", split="valid"))
+
+
+def test_targets_that_count_nothing_in_the_test_set_fail_at_its_evaluation() -> None:
+    """In words; the trained weights are in the last checkpoint."""
+    inputs, target = torch.zeros(8, 6), torch.full((8,), -100)
+    with pytest.raises(RunFailed, match="loss counted nothing in 8 samples"):
+        stoker.train(blobs_job(test=(inputs, target)), plan=PLAN)
+    found = CheckpointStore(stoker.load("latest").directory.checkpoints).newest()
+    assert found is not None
+    assert found[1].position.samples == 240
+
+
+def test_test_data_that_do_not_fit_the_model_are_refused_before_training() -> None:
+    """Hours of training must not end there."""
+    with pytest.raises(BadJob, match="shapes cannot be multiplied"):
+        stoker.train(blobs_job(test=(torch.zeros(8, 5), torch.zeros(8, dtype=torch.long))), plan=PLAN)
+    with pytest.raises(BadJob, match="labels go from 2 to 2"):
+        stoker.train(blobs_job(test=(torch.zeros(8, 6), torch.full((8,), 2))), plan=PLAN)
+    assert not Path("runs").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 256 KiB, where mounting one is allowed."""
+    import subprocess
+
+    path = tmp_path / "disk"
+    path.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_real_disk_that_is_full(small_disk: Path) -> None:
+    """As with the fake one: exit code 4, and after making room the same command goes on."""
+    job_file()
+    plan, ballast = plan_file(), small_disk / "ballast"
+    ballast.write_bytes(b"x" * 150_000)
+    arguments = ["train", "blobs.py", "--plan", plan, "--run-dir", small_disk / "run", "--checkpoint-every", "0.001"]
+    outcome = stoker_here(*arguments)
+    assert (outcome.code, "the disk is full" in outcome.err) == (4, True)
+    ballast.unlink()
+    assert stoker_here(*arguments).code in {0, 4}
+
+
+def test_a_real_disk_that_is_read_only(small_disk: Path) -> None:
+    """Root is refused there too."""
+    import subprocess
+
+    job_file()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    outcome = stoker_here("train", "blobs.py", "--plan", plan_file(), "--run-dir", small_disk / "run")
+    assert (outcome.code, "the file system is read-only" in outcome.err) == (2, True)
+    assert list(small_disk.iterdir()) == []

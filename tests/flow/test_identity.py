@@ -1,0 +1,309 @@
+"""Which run a call means: continued, anew, named, forked, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.errors import BadRun
+from stoker.records import Event
+from stoker.store import CheckpointStore, RunLock
+from stoker.training import model_weights
+from tests.flow.builders import (
+    PLAN,
+    Heard,
+    assert_equal_tensors,
+    assert_equal_weights,
+    blobs,
+    blobs_job,
+    net,
+    stopped_run,
+)
+
+LONGER = stoker.epochs(5)
+
+
+def run_names() -> list[str]:
+    """The runs there are."""
+    return sorted(path.name for path in Path("runs").iterdir()) if Path("runs").exists() else []
+
+
+def test_an_unfinished_run_is_continued_and_named() -> None:
+    """The same call goes on where it was stopped, says so, and ends at the weights of a run that was never stopped."""
+    stopped = stopped_run(blobs_job())
+    assert stopped.record.samples == 96
+    assert stopped.metrics == {}
+    heard = Heard()
+    run = stoker.train(blobs_job(), plan=PLAN, sink=heard)
+    assert (run.name, run.status) == (stopped.name, "finished")
+    message = heard.of("warned")[0]["message"]
+    assert run.name in message
+    assert "96 of 240 samples" in message
+    assert heard.of("resumed")[0]["samples"] == heard.of("started")[0]["samples"] == 96
+    assert "planned" not in heard.kinds
+    assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN, new=True))
+
+
+def test_a_finished_run_starts_anew_under_the_next_number() -> None:
+    """Each its own directory; all of them learn the same."""
+    runs = [stoker.train(blobs_job(), plan=PLAN) for _ in range(3)]
+    first = runs[0].name
+    assert [run.name for run in runs] == [first, f"{first}-2", f"{first}-3"]
+    assert_equal_weights(runs[0], runs[2])
+
+
+def test_new_starts_another_run_though_one_could_be_continued() -> None:
+    """The unfinished one stays as it is, and is what the same call continues."""
+    stopped = stopped_run(blobs_job())
+    run = stoker.train(blobs_job(), plan=PLAN, new=True)
+    assert run.name == f"{stopped.name}-2"
+    assert stoker.load(stopped.name).record == stopped.record
+    assert stoker.train(blobs_job(), plan=PLAN).name == stopped.name
+
+
+def test_resume_continues_the_run_it_names_and_no_other() -> None:
+    """Of two unfinished ones the older, by name or by path."""
+    older = stopped_run(blobs_job())
+    newer = stopped_run(blobs_job(), new=True)
+    run = stoker.train(blobs_job(), resume=older.name)
+    assert (run.name, run.status) == (older.name, "finished")
+    assert stoker.load(newer.name).status == "unfinished"
+    assert stoker.train(blobs_job(), resume=str(newer.path)).name == newer.name
+
+
+def test_a_finished_run_is_not_resumed() -> None:
+    """It has nothing left to do; a longer job forks it."""
+    run = stoker.train(blobs_job(), plan=PLAN)
+    with pytest.raises(BadRun, match="is finished: there is nothing to resume") as caught:
+        stoker.train(blobs_job(), resume=run.name)
+    assert f"--fork {run.name}" in (caught.value.remedy or "")
+
+
+def test_a_run_of_another_job_is_not_resumed() -> None:
+    """What differs is listed."""
+    stopped = stopped_run(blobs_job())
+    with pytest.raises(BadRun, match=r"batch: 8 here, 16 there"):
+        stoker.train(blobs_job(batch=8), resume=stopped.name)
+
+
+def test_an_unknown_run_is_not_resumed() -> None:
+    """The nearest name is suggested, and nothing is made."""
+    stopped = stopped_run(blobs_job(name="blobs"))
+    with pytest.raises(BadRun, match="There is no run 'blbs'") as caught:
+        stoker.train(blobs_job(name="blobs"), resume="blbs")
+    assert f"Did you mean '{stopped.name}'" in str(caught.value)
+    assert run_names() == [stopped.name]
+
+
+def test_a_directory_of_ones_own_is_used_and_continued() -> None:
+    """`run_dir` names it; a finished run in it is followed by its number."""
+    stopped = stopped_run(blobs_job(), run_dir="mine/first")
+    assert stopped.path == Path("mine/first")
+    assert stoker.train(blobs_job(), run_dir="mine/first").path == Path("mine/first")
+    assert stoker.train(blobs_job(), run_dir="mine/first", plan=PLAN).path == Path("mine/first-2")
+    assert run_names() == []
+
+
+def test_a_changed_job_does_not_go_into_the_directory_of_another() -> None:
+    """Not even a finished one: the error lists the differences, and the run stays as it was."""
+    run = stoker.train(blobs_job(), plan=PLAN, run_dir="mine")
+    before = {path: path.read_bytes() for path in run.path.rglob("*.json")}
+    changed = blobs_job(optimizer=stoker.SGD(lr=0.2, momentum=0.9), seed=3)
+    with pytest.raises(BadRun) as caught:
+        stoker.train(changed, plan=PLAN, run_dir="mine")
+    assert "optimizer.lr: 0.2 here, 0.1 there" in caught.value.message
+    assert "seed: 3 here, 0 there" in caught.value.message
+    assert "--new" in (caught.value.remedy or "")
+    assert {path: path.read_bytes() for path in run.path.rglob("*.json")} == before
+    assert stoker.train(changed, plan=PLAN, run_dir="mine", new=True).path == Path("mine-2")
+
+
+def test_a_directory_that_holds_something_else_is_left_alone() -> None:
+    """It is named, with what is in it."""
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("years of work")
+    with pytest.raises(BadRun, match=r"mine is not a run: it holds thesis\.tex"):
+        stoker.train(blobs_job(), plan=PLAN, run_dir="mine")
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_in_use_is_refused_and_goes_on_undisturbed() -> None:
+    """Whoever trains it holds it; the second call says who, and changes nothing."""
+    refusals: list[str] = []
+
+    def sink(event: Event) -> None:
+        if event.kind == "evaluated" and not refusals:
+            with pytest.raises(BadRun) as caught:
+                stoker.train(blobs_job(), plan=PLAN)
+            refusals.append(str(caught.value))
+
+    run = stoker.train(blobs_job(), plan=PLAN, sink=sink)
+    assert "is in use by this process" in refusals[0]
+    assert "--new" in refusals[0]
+    assert run.status == "finished"
+    assert run_names() == [run.name]
+    assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN))
+
+
+def test_nothing_is_made_where_a_run_is_held_while_it_is_planned() -> None:
+    """A directory that another process holds without a run in it yet is in use."""
+    with RunLock(Path("mine")), pytest.raises(BadRun, match="is in use by"):
+        stoker.train(blobs_job(), plan=PLAN, run_dir="mine")
+    assert not Path("mine/run.json").exists()
+
+
+def test_a_fork_under_a_longer_job_continues_where_its_parent_is() -> None:
+    """Position, weights, optimiser and average are taken over: the fork is the longer run itself, bit for bit."""
+    jobs = [
+        blobs_job(until=until, schedule=lambda _: 1.0, ema=0.95, select="last") for until in (stoker.epochs(3), LONGER)
+    ]
+    parent = stoker.train(jobs[0], plan=PLAN)
+    heard = Heard()
+    fork = stoker.train(jobs[1], plan=PLAN, fork=parent.name, sink=heard)
+    assert heard.of("resumed")[0]["samples"] == 240
+    assert (fork.record.samples, fork.record.forked_from) == (400, parent.name)
+    assert [fields["samples"] for fields in heard.of("evaluated", split="valid")] == [320, 400]
+    assert_equal_weights(fork, stoker.train(jobs[1], plan=PLAN))
+    assert fork.record.wall_s < 60
+    assert stoker.load(parent.name).record == parent.record
+
+
+def test_a_fork_chooses_its_own_best_by_its_own_measure() -> None:
+    """What its parent found best is not in its directory, and may have been told by a metric it no longer has."""
+    parent = stoker.train(blobs_job(), plan=PLAN)
+    heard = Heard()
+    job = blobs_job(until=LONGER, metrics=[])
+    fork = stoker.train(job, plan=PLAN, fork=parent.name, sink=heard)
+    losses = [fields["metrics"]["loss"] for fields in heard.of("evaluated", split="valid")]
+    assert heard.of("evaluated", split="valid")[0]["best"] is True
+    assert fork.metrics["valid/loss"] == pytest.approx(min(losses))
+
+
+def first_checkpoint(run: stoker.Run) -> dict[str, torch.Tensor]:
+    """The weights in the oldest checkpoint that is there."""
+    store = CheckpointStore(run.directory.checkpoints)
+    path = run.directory.checkpoints / store.names()[0]
+    found = store.newest()
+    assert found is not None
+    return model_weights(path, found[1])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": blobs(100, seed=5)},
+        {"batch": 8},
+        {"seed": 1},
+        {"optimizer": stoker.AdamW(lr=1e-9, weight_decay=0.0)},
+    ],
+)
+def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_counts_from_zero(changes: dict) -> None:
+    """What the parent learned is there at the start; its position would mean something else here."""
+    parent = stoker.train(blobs_job(select="last"), plan=PLAN)
+    settings = {"optimizer": stoker.SGD(lr=1e-9), "select": "last", "ema": 0.9} | changes
+    job = blobs_job(**settings)
+    heard = Heard()
+    plan = dataclasses.replace(PLAN, micro_batch=job.batch)
+    fork = stoker.train(job, plan=plan, fork=parent.name, sink=heard)
+    assert heard.of("resumed")[0]["samples"] == heard.of("started")[0]["samples"] == 0
+    assert fork.record.samples == 240
+    for name, tensor in fork.weights().items():
+        assert torch.allclose(tensor, parent.weights()[name], atol=1e-6), name
+
+
+def test_a_fork_with_other_settings_of_its_optimiser_trains_with_them() -> None:
+    """Not with those of its parent, whose state it goes on from."""
+    parent = stoker.train(blobs_job(select="last"), plan=PLAN)
+    job = blobs_job(until=LONGER, select="last", optimizer=stoker.SGD(lr=1e-9, momentum=0.0))
+    fork = stoker.train(job, plan=PLAN, fork=parent.name)
+    for name, tensor in fork.weights().items():
+        assert torch.allclose(tensor, parent.weights()[name], atol=1e-6), name
+
+
+def test_an_unfinished_fork_is_continued_by_the_same_call_only() -> None:
+    """The same job without `fork` is another run."""
+    parent = stoker.train(blobs_job(), plan=PLAN)
+    stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=parent.name)
+    plain = stoker.train(blobs_job(until=LONGER), plan=PLAN)
+    assert plain.name != stopped.name
+    heard = Heard()
+    run = stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=parent.name, sink=heard)
+    assert (run.name, run.status) == (stopped.name, "finished")
+    assert heard.of("resumed")[0]["samples"] == 336
+
+
+def test_a_fork_that_was_killed_before_its_first_checkpoint_starts_from_its_parent_again() -> None:
+    """There is nothing of its own to go on from."""
+    parent = stoker.train(blobs_job(), plan=PLAN)
+    stopped = stopped_run(blobs_job(until=LONGER), at_samples=320, fork=parent.name)
+    shutil.rmtree(stopped.directory.checkpoints)
+    heard = Heard()
+    run = stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=parent.name, sink=heard)
+    assert run.name == stopped.name
+    assert heard.of("resumed")[0]["samples"] == 240
+
+
+def test_a_fork_with_nothing_left_to_do_is_refused() -> None:
+    """A job that is no longer than what its parent has made; no run is left behind."""
+    parent = stoker.train(blobs_job(), plan=PLAN)
+    with pytest.raises(BadRun, match="made 15 updates; this job makes 10") as caught:
+        stoker.train(blobs_job(until=stoker.epochs(2)), plan=PLAN, fork=parent.name)
+    assert "longer job" in (caught.value.remedy or "")
+    assert run_names() == [parent.name]
+
+
+def test_a_fork_of_another_model_is_refused_with_what_differs() -> None:
+    """Names and shapes of the weights; no run is left behind."""
+    parent = stoker.train(blobs_job(), plan=PLAN)
+    model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 2))
+    wider = blobs_job(model=model, until=LONGER)
+    with pytest.raises(BadRun, match=r"0\.weight is \[9, 6\] in the model, \[8, 6\] in the file"):
+        stoker.train(wider, plan=PLAN, fork=parent.name)
+    assert run_names() == [parent.name]
+
+
+def test_a_fork_of_a_run_without_checkpoints_is_refused() -> None:
+    """There is nothing to start from; no run is left behind."""
+    parent = stoker.train(blobs_job(), plan=PLAN)
+    shutil.rmtree(parent.directory.checkpoints)
+    with pytest.raises(BadRun, match="has no checkpoint to start from"):
+        stoker.train(blobs_job(until=LONGER), plan=PLAN, fork=parent.name)
+    assert run_names() == [parent.name]
+
+
+def test_a_plan_a_name_and_a_place_are_no_part_of_the_identity() -> None:
+    """The same job under another name or plan continues the run; another seed or another initial weight does not."""
+    stopped = stopped_run(blobs_job(name="one"))
+    assert stoker.train(blobs_job(name="one")).name == stopped.name
+    digests = {
+        stoker.train(job, plan=PLAN).directory.read_spec().digest()
+        for job in (blobs_job(), blobs_job(seed=1), blobs_job(model=net()), blobs_job(model=nn.Linear(6, 2)))
+    }
+    assert len(digests) == 4
+
+
+def test_a_budget_of_seconds_is_turned_into_samples_once() -> None:
+    """What is left after a stop is what was planned, however fast the machine is now."""
+    job = blobs_job(until=stoker.seconds(0.05), evaluate_every=stoker.updates(2))
+    stopped = stopped_run(job, at_samples=32)
+    decision = stopped.directory.read_decision()
+    assert decision is not None
+    total = decision.chosen.forecast.total_samples
+    assert stopped.record.total_samples == total > 48
+    run = stoker.train(job)
+    assert (run.name, run.record.samples, run.record.total_samples) == (stopped.name, total, total)
+
+
+def test_what_a_finished_run_keeps_is_not_touched_by_the_next_one() -> None:
+    """A second run of the same job leaves the first one's files as they are."""
+    first = stoker.train(blobs_job(), plan=PLAN)
+    before = {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
+    stoker.train(blobs_job(), plan=PLAN)
+    assert {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()} == before
+    assert_equal_tensors(stoker.load(first.name).weights(), first.weights())

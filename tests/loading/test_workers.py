@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.errors import BadJob, RunFailed
+from stoker.jobs import Holdout
+from stoker.loading import as_samples, hold_out
+from stoker.records import Position
+from tests.loading.data import Deadly, Failing, Growing, Noisy, Squares, contents, source_of
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are tested where they are forked")
+
+
+def all_equal(one: list[Any], other: list[Any]) -> bool:
+    """Whether two streams of dict batches are the same, bit for bit."""
+    return all(
+        list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_workers_change_nothing() -> None:
+    """Items drawn from Python's, NumPy's and torch's generators are those fetched inline, from any position on."""
+    samples = as_samples(Noisy(23), what="data", seed=5)
+    inline = contents(source_of(samples, 4), 0, 14)
+    source = source_of(samples, 4, "workers")
+    assert all_equal(contents(source, 0, 14), inline)
+    assert all_equal(contents(source, 8, 14), inline[8:])
+    assert [len(batch["label"]) for batch in inline[:6]] == [4, 4, 4, 4, 4, 3]
+
+
+def test_workers_fetch_a_part_of_the_data_as_it_is() -> None:
+    """The training data beside a holdout."""
+    part, _ = hold_out(as_samples(Noisy(20), what="data"), Holdout(0.3))
+    assert all_equal(contents(source_of(part, 5, "workers"), 0, 4), contents(source_of(part, 5), 0, 4))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (Failing(10), r"^sample 7 of Failing raised OSError: the disk said: BadSample: no$"),
+        (Growing(10), r"^samples \d and \d differ in shape: \[3, \d\] and \[3, \d\]; make them equal[^\n]*$"),
+    ],
+)
+def test_a_workers_error_is_told_in_plain_words(data: Any, problem: str) -> None:
+    """Index and reason, as if it had happened here: no traceback of another process."""
+    samples = as_samples(data, what="data")
+    with pytest.raises(BadJob, match=problem):
+        contents(source_of(samples, 5, "workers"), 0, 2)
+
+
+def test_shapes_are_named_by_the_index_of_the_data() -> None:
+    """Not by the place in the batch: sample 5 is the long one, wherever it came."""
+    with pytest.raises(BadJob, match=r"^samples (5 and \d|\d and 5) differ in shape"):
+        contents(source_of(as_samples(Growing(10), what="data"), 10, "workers"), 0, 1)
+
+
+def test_a_worker_that_is_killed_fails_the_run() -> None:
+    """Promptly, with what to do, and as an error that a run records."""
+    with pytest.raises(RunFailed, match=r"a loader worker died: DataLoader worker .*\n.*fewer num_workers"):
+        contents(source_of(as_samples(Deadly(10), what="data"), 2, "workers"), 0, 5)
+
+
+def test_a_worker_that_dies_while_the_trainer_computes_fails_the_run_as_well() -> None:
+    """The loader raises on the signal, wherever the main thread is: the error is the same there."""
+    batches = source_of(as_samples(Squares(100), what="data"), 2, "workers").batches(Position(), 50)
+    next(batches)
+    victim = multiprocessing.active_children()[0]
+
+    def compute() -> None:
+        os.kill(victim.pid, signal.SIGKILL)
+        threading.Event().wait(30)  # until the signal comes; to join the worker would be to hear of it first
+
+    with pytest.raises(RunFailed, match="a loader worker died"):
+        compute()
+    batches.close()
+
+
+def test_no_process_and_no_handler_is_left_behind() -> None:
+    """Neither when the batches are through, nor when training stops early."""
+    samples = as_samples(Squares(40), what="data")
+    contents(source_of(samples, 4, "workers"), 0, 2)
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = source_of(samples, 4, "workers").batches(Position(), 10)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    batches.close()
+    assert multiprocessing.active_children() == []
+    assert signal.getsignal(signal.SIGCHLD) == before
+
+
+def test_an_error_that_is_kept_keeps_no_process() -> None:
+    """Its traceback holds on to the loader, but the workers are gone, and without a wait."""
+    with pytest.raises(BadJob) as kept:
+        contents(source_of(as_samples(Failing(10), what="data"), 5, "workers"), 0, 2)
+    assert kept.value
+    assert multiprocessing.active_children() == []
+
+
+def test_signals_for_the_whole_run_are_left_to_the_trainer() -> None:
+    """Ctrl-C and SIGTERM, sent to every process of it, do not end the workers before the trainer has saved."""
+    samples = as_samples(Noisy(30), what="data")
+    batches = source_of(samples, 3, "workers").batches(Position(), 10)
+    found = [next(batches), next(batches)]  # one from each: both have begun
+    for worker in multiprocessing.active_children():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
+    found += list(batches)
+    assert all_equal([batch.cut(0, 3) for batch in found], contents(source_of(samples, 3), 0, 10))
+
+
+def test_workers_can_be_used_beside_the_main_thread() -> None:
+    """A program may train in a thread of its own, which cannot hear signals."""
+    found: list[Any] = []
+    source = source_of(as_samples(Noisy(12), what="data"), 4, "workers")
+    thread = threading.Thread(target=lambda: found.extend(contents(source, 0, 3)))
+    thread.start()
+    thread.join(60)
+    assert all_equal(found, contents(source_of(as_samples(Noisy(12), what="data"), 4), 0, 3))
+
+
+ABANDONED = """
+import torch
+from stoker.loading import as_samples
+from stoker.records import Position
+from tests.loading.data import Squares, source_of
+batches = source_of(as_samples(Squares(100), what="data"), 2, "workers").batches(Position(), 50)
+next(batches)
+print("done", flush=True)
+"""
+
+
+def test_a_program_that_ends_amid_batches_ends() -> None:
+    """Workers that heed no SIGTERM do not keep it, though nobody closed the batches."""
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.jobs import EMA
+from stoker.stepping import Step
+from stoker.stepping.averaging import Average
+from tests.stepping.driving import SEPARABLE, plan_of, train
+from tests.stepping.models import make_job, mlp
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.999])
+def test_average_follows_its_law(decay: float) -> None:
+    """From the initial weights, update t moves it by 1 - min(decay, (1 + t) / (10 + t)) towards the model's."""
+    job = make_job(mlp, ema=decay)
+    step = Step(job, plan_of(16), SEPARABLE, dtype=torch.float64)
+    assert step.average is not None
+    expected = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+    for update in range(12):
+        train(job, step, 1, begin=update)
+        share = min(decay, (1 + update) / (10 + update))
+        for name, tensor in step.model.state_dict().items():
+            expected[name] = share * expected[name] + (1 - share) * tensor
+    for name, tensor in step.average.weights.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-12, atol=1e-15)
+
+
+def test_buffers_and_whole_numbers_are_copied() -> None:
+    """Running statistics are those of the model, not an average of averages."""
+    model = nn.BatchNorm1d(2)
+    average = Average(EMA(0.9), model)
+    model(torch.randn(4, 2))
+    average.update(0)
+    assert torch.equal(average.weights["running_mean"], model.running_mean)
+    assert int(average.weights["num_batches_tracked"]) == 1
+
+
+def test_saved_averages_are_taken_over() -> None:
+    """Loading puts the saved values into the tensors that are already there."""
+    model = nn.Linear(2, 2)
+    average = Average(EMA(0.9), model)
+    held = average.weights["weight"]
+    average.load({"weight": torch.ones(2, 2)})
+    assert held is average.weights["weight"]
+    assert torch.equal(held, torch.ones(2, 2))

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Loss
+from stoker.stepping import Objective
+from tests.stepping.models import make_job
+
+LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.5, 0.0], [0.0, 0.0, 3.0]])
+LABELS = torch.tensor([0, 1, 1])
+
+
+def same(output: torch.Tensor) -> torch.Tensor:
+    """A model that hands its input on."""
+    return output
+
+
+def of(target: torch.Tensor, output: torch.Tensor = LOGITS, **changed: Any) -> dict[str, Loss]:
+    """The measures of an output that a model gave."""
+    return Objective(make_job(nn.Identity, **changed)).measures(same, (output, target), len(output))
+
+
+def job_of(loss: Any) -> Job:
+    """A job with this loss."""
+    return make_job(nn.Identity, loss=loss)
+
+
+def test_cross_entropy_counts_valid_targets() -> None:
+    """Targets of -100 add neither to the sum nor to the count."""
+    loss = of(torch.tensor([0, -100, 1]))["loss"]
+    expected = F.cross_entropy(LOGITS[[0, 2]], torch.tensor([0, 1]), reduction="sum")
+    torch.testing.assert_close(loss.sum, expected)
+    assert int(loss.count) == 2
+
+
+def test_cross_entropy_of_probabilities_counts_samples() -> None:
+    """Targets that are probabilities count once a sample."""
+    loss = of(torch.softmax(LOGITS, 1))["loss"]
+    assert loss.count == 3
+
+
+def test_token_cross_entropy_has_classes_last() -> None:
+    """Tokens count one by one, with their classes in the last dimension."""
+    output = LOGITS.expand(2, 3, 3)
+    loss = of(LABELS.expand(2, 3), output, loss="token_cross_entropy", label_smoothing=0.1)["loss"]
+    torch.testing.assert_close(loss.sum, 2 * F.cross_entropy(LOGITS, LABELS, reduction="sum", label_smoothing=0.1))
+    assert int(loss.count) == 6
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [("mse", F.mse_loss), ("l1", F.l1_loss), ("binary_cross_entropy", F.binary_cross_entropy_with_logits)],
+)
+def test_losses_by_entry_are_pytorchs_means(loss: str, expected: Any) -> None:
+    """The sum over the count is PyTorch's mean."""
+    target = torch.rand(3, 3)
+    found = of(target, loss=loss)["loss"]
+    torch.testing.assert_close(found.sum / found.count, expected(LOGITS, target))
+
+
+def test_metrics_skip_ignored_targets() -> None:
+    """Accuracies count valid targets alone."""
+    output = torch.tensor([[5.0, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5], [5, 0, 0, 0, 0, 0]])
+    found = of(torch.tensor([0, 0, -100]), output, metrics=["accuracy", "top5_accuracy"])
+    assert [(float(m.sum), float(m.count)) for m in (found["accuracy"], found["top5_accuracy"])] == [(1, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "form", "total", "count"),
+    [
+        (lambda output, target: Loss(output.sum(), 2), "sum and count", 6.0, 2),
+        (lambda output, target: output.mean(1), "value per sample", 2.0, 3),
+        (lambda output, target: output, "value per sample", 6.0, 9),
+        (lambda output, target: output.mean(), "scalar", 2.0, 3),
+        (lambda model, batch: Loss(model(batch[0]).sum(), 5), "sum and count", 6.0, 5),
+        (nn.L1Loss(), "scalar", None, 3),
+        (nn.L1Loss(reduction="none"), "value per sample", None, 9),
+    ],
+)
+def test_every_form_of_a_loss_becomes_a_sum_and_a_count(loss: Any, form: str, total: float | None, count: int) -> None:
+    """Loss, values and scalars are told apart; a scalar stands for the mean over the samples given."""
+    objective = Objective(job_of(loss))
+    content = (LOGITS, torch.zeros(3, 3))
+    found = objective.loss(same, content, 3)
+    assert objective.form(same, content) == form
+    assert found.count == count
+    assert total is None or float(found.sum) == pytest.approx(total)
+
+
+def test_outputs_of_reduced_precision_are_measured_in_fp32() -> None:
+    """A loss never sums in bf16."""
+    assert of(LABELS, LOGITS.bfloat16())["loss"].sum.dtype is torch.float32
+
+
+def test_user_metric_shares_the_pass() -> None:
+    """Metrics of the output come from the same pass through the model as the loss."""
+    calls = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x
+
+    def margin(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.max(1).values
+
+    found = Objective(make_job(nn.Identity, metrics=[margin, "accuracy"])).measures(model, (LOGITS, LABELS), 3)
+    assert len(calls) == 1
+    assert float(found["margin"].sum) == 6.5
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "problem"),
+    [
+        (torch.tensor([0, 1, 3]), LOGITS, r"labels go from 0 to 3, but the model's output has 3 classes"),
+        (torch.tensor([0, -1, 1]), LOGITS, r"labels go from -1 to 1"),
+        (torch.tensor([-100, 0]), LOGITS, r"raised ValueError: .* \(output \[3, 3\], target \[2\]\)"),
+    ],
+)
+def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.Tensor, problem: str) -> None:
+    """Labels out of range come with the range, other misfits with the shapes; -100 is no label."""
+    with pytest.raises(BadJob, match=problem):
+        of(target, output)
+
+
+@pytest.mark.parametrize(
+    ("loss", "problem"),
+    [
+        (lambda output, target: 0.5, "loss returned a float, wanted a float tensor"),
+        (lambda output, target: output.argmax(1), "loss returned a torch.int64 tensor"),
+    ],
+)
+def test_what_is_no_loss_is_refused(loss: Any, problem: str) -> None:
+    """Numbers and whole numbers cannot be differentiated."""
+    with pytest.raises(BadJob, match=problem):
+        Objective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
+
+
+def test_missing_target_is_told() -> None:
+    """A loss of (output, target) over samples without targets says how to give them."""
+    with pytest.raises(BadJob, match="needs a target"):
+        Objective(make_job(nn.Identity)).loss(same, LOGITS, 3)

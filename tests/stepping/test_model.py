@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.stepping import build_model, bytes_of, num_parameters, weights_digest
+from tests.stepping.models import make_job, mlp
+
+
+def test_factory_is_seeded_by_the_job() -> None:
+    """The same seed makes the same weights whatever was drawn before; another seed makes others."""
+    first = weights_digest(build_model(make_job(mlp, seed=1)))
+    torch.rand(10)
+    torch.manual_seed(5)
+    assert weights_digest(build_model(make_job(mlp, seed=1))) == first
+    assert weights_digest(build_model(make_job(mlp, seed=2))) != first
+
+
+def test_making_a_model_leaves_the_generator_alone() -> None:
+    """What the caller draws next does not depend on whether a model was made."""
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    build_model(make_job(mlp))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_module_given_is_copied() -> None:
+    """Training a job whose model is a module leaves that module as it was."""
+    module = mlp()
+    model = build_model(make_job(module))
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert float(module[0].weight.detach().abs().sum()) > 0
+
+
+def test_model_is_in_training_mode() -> None:
+    """A module given in evaluation mode is trained in training mode."""
+    assert build_model(make_job(mlp().eval())).training
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (lambda: 3, "made a int, wanted a torch.nn.Module"),
+        (lambda: nn.Sequential(nn.ReLU()), "Sequential has no parameter to train"),
+        (lambda: mlp().requires_grad_(False), "Sequential has no parameter to train"),
+    ],
+    ids=["a number", "no parameters", "frozen parameters"],
+)
+def test_what_cannot_be_trained_is_refused(made: object, problem: str) -> None:
+    """A factory must return a module with something to train."""
+    with pytest.raises(BadJob, match=problem):
+        build_model(make_job(made))  # type: ignore[arg-type]
+
+
+def test_digest_sees_every_bit() -> None:
+    """Names, types, shapes and values of parameters and buffers are all part of the digest."""
+    plain, changed = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    assert weights_digest(plain) == weights_digest(changed)
+    changed.running_mean[0] = torch.finfo(torch.float32).tiny
+    assert weights_digest(plain) != weights_digest(changed)
+    assert weights_digest(nn.BatchNorm1d(3).double()) != weights_digest(plain)
+    assert weights_digest(nn.Sequential(nn.BatchNorm1d(3))) != weights_digest(plain)
+
+
+def test_tied_parameters_count_once() -> None:
+    """Sizes count what memory holds."""
+    one, two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    two.weight = one.weight
+    tied = nn.Sequential(one, two)
+    assert num_parameters(tied) == 9
+    assert bytes_of(tied.parameters()) == 36

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stoker.jobs import SGD, AdamW
+from stoker.stepping import find_coupling
+from stoker.verifying.equality import check_equality, is_random
+from stoker.verifying.scale import affordable_batch, reference_micro_batch, scaled
+from tests.stepping import models
+from tests.stepping.driving import SEPARABLE, grouped
+from tests.stepping.models import cnn, images, make_job, mlp, samples_of, texts, token_mean, vectors
+from tests.verifying.examining import ample_time, no_time, subject_of
+
+
+def test_separable_job_is_equal_under_every_micro_batch() -> None:
+    """Thirty updates in float64 under the plan and another micro-batch, ragged batches included, dropout silenced."""
+    job = make_job(lambda: mlp(dropout=0.3), data=vectors(50), optimizer=AdamW(lr=1e-2), ema=0.9)
+    verdict = check_equality(subject_of(job, 8, optimizer_implementation="fused"), ample_time())
+    assert (verdict.passed, verdict.level) == (True, "same mathematics"), verdict.answer
+    assert "30 updates of 16 samples, the ragged batch among them, in float64" in verdict.evidence
+    assert (
+        "micro-batches of 8 with fused optimiser and micro-batches of 7, against micro-batches of 16"
+        in verdict.evidence
+    )
+
+
+def test_groups_are_compared_with_each_group_alone() -> None:
+    """With batch norm the reference takes group by group, and whole batches are tried as well."""
+    job = make_job(lambda: cnn(nn.BatchNorm2d), data=images(50), coupling_group=4)
+    verdict = check_equality(subject_of(job, 8, grouped(4), memory_format="channels_last"), ample_time())
+    assert verdict.passed, verdict.answer
+    assert (
+        "micro-batches of 8 with channels-last and micro-batches of 16, against micro-batches of 4" in verdict.evidence
+    )
+
+
+def test_one_legal_micro_batch_leaves_nothing_to_compare() -> None:
+    """Where the plan is the reference, the page says so instead of comparing it with itself."""
+    job = make_job(models.BatchAttention)
+    verdict = check_equality(subject_of(job, 16, find_coupling(job, samples_of(job))), ample_time())
+    assert verdict.passed
+    assert verdict.answer == "Yes: the only legal micro-batch is 16 samples at once."
+
+
+@pytest.mark.parametrize("model", [models.BatchAttention, models.Queue, lambda: mlp(norm=nn.BatchNorm1d)])
+def test_coupling_that_the_probe_missed_is_found(model: Any) -> None:
+    """Were a coupled job taken for separable, training it in micro-batches would show it."""
+    verdict = check_equality(subject_of(make_job(model, data=vectors(50)), 8), no_time())
+    assert (verdict.passed, verdict.level) == (False, "none")
+    assert verdict.answer.startswith("No: micro-batches of ")
+
+
+def test_mean_over_tokens_is_found_by_training_too() -> None:
+    """A mean over tokens taken for one over samples moves the weights."""
+    job = make_job(lambda: nn.Embedding(12, 12), data=texts(50, masked=0.5), loss=token_mean)
+    assert not check_equality(subject_of(job, 8), no_time()).passed
+
+
+def test_micro_batch_that_leaves_a_rest_betrays_a_wrong_count() -> None:
+    """A mean that claims to be a sum shows only in micro-batches of unequal sizes; such a one is tried."""
+    job = make_job(mlp, data=vectors(50), loss=models.mean_as_sum)
+    assert not check_equality(subject_of(job, 16), no_time()).passed
+
+
+def test_unsilenceable_draws_are_told() -> None:
+    """Draws from NumPy cannot be silenced: nothing is claimed beyond the law."""
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 4)
+
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            return self.last(x_BF) * (1 + 0.1 * np.random.rand())  # noqa: NPY002 - as users do
+
+    verdict = check_equality(subject_of(make_job(Noisy), 8), no_time())
+    assert (verdict.passed, verdict.level) == (True, "same law")
+    assert "cannot be silenced" in verdict.answer
+
+
+def test_models_of_a_fixed_type_are_compared_in_it() -> None:
+    """Where float64 is refused, fp32 is used, with a wider limit and a humbler level."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 4)
+
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            return self.last(x_BF) @ torch.eye(4, dtype=torch.float32)
+
+    verdict = check_equality(subject_of(make_job(Fixed), 8), no_time())
+    assert (verdict.passed, verdict.level) == (True, "same law"), verdict.answer
+    assert "3 updates of 8 samples (of the job's 16, for time) in float32" in verdict.evidence
+
+
+def test_training_that_amplifies_rounding_is_not_blamed_on_the_plan() -> None:
+    """A learning rate far too high blows rounding up gradually; that is told from a difference that comes at once."""
+    job = make_job(lambda: mlp(width=64), data=vectors(64), optimizer=SGD(lr=60.0))
+    verdict = check_equality(subject_of(job, 5), ample_time())
+    assert verdict.passed, verdict.answer
+    assert "amplifies its own rounding" in verdict.answer
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [(mlp, False), (lambda: mlp(dropout=0.1), True), (models.FunctionalDropout, True)],
+    ids=["plain", "dropout", "functional"],
+)  # fmt: skip
+def test_random_models_are_told_from_others(model: Any, *, expected: bool) -> None:
+    """Whether a model draws at random decides between same mathematics and same law."""
+    assert is_random(subject_of(make_job(model), 8)) is expected
+    assert not is_random(subject_of(make_job(model), 8), silenced=True)
+
+
+@pytest.mark.parametrize(
+    ("coupling", "micro_batch", "expected"),
+    [(SEPARABLE, 100, (None, 7)), (grouped(64), 128, (4, 8)), (grouped(512), 512, (32, 32)), (SEPARABLE, 1, (None, 1))],
+)
+def test_scaled_subjects_keep_their_shares(coupling: Any, micro_batch: int, expected: tuple[int | None, int]) -> None:
+    """A batch of 512 made 32 takes its group and micro-batch along, and the plan stays legal."""
+    job = make_job(mlp, batch=512, data=vectors(600))
+    small = scaled(subject_of(job, micro_batch, coupling), 32)
+    assert (small.coupling.group, small.plan.micro_batch) == expected
+    assert small.coupling.problem_with(small.plan.micro_batch, 32) is None
+    assert small.coupling.problem_with(reference_micro_batch(small.coupling, 32), 32) is None
+
+
+def test_batches_shrink_to_what_time_allows() -> None:
+    """Halving stops at eight samples, and small batches stay whole."""
+    assert [affordable_batch(512, allowed) for allowed in (1e9, 300, 1, 0)] == [512, 256, 8, 8]
+    assert affordable_batch(12, 0) == 12

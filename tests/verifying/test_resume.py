@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.errors import RunFailed
+from stoker.jobs import AdamW
+from stoker.stepping import Step
+from stoker.verifying.resume import check_resume, first_difference, state_of
+from stoker.zoo import GPT
+from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
+from tests.stepping.models import TOKENS, VOCAB, OwnGenerator, cnn, images, make_job, mlp, texts
+from tests.verifying.examining import (
+    ForgetfulSGD,
+    ForgottenBuffer,
+    HiddenCount,
+    Moody,
+    ample_time,
+    no_time,
+    on_disk,
+    subject_of,
+)
+
+EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "cnn with batch norm, augmentation and average": (
+        {"model": lambda: cnn(nn.BatchNorm2d), "data": images(50), "ema": 0.9, "optimizer": AdamW(lr=1e-2),
+         "augment": [lambda x, draw: x + draw.uniform().view(-1, 1, 1, 1)]},
+        {"micro_batch": 16, "coupling": grouped(16)},
+    ),
+    "gpt with dropout": (
+        {"model": lambda: GPT(1, 8, 2, TOKENS, VOCAB, 0.2), "data": texts(50, masked=0.4),
+         "loss": "token_cross_entropy", "optimizer": AdamW(lr=1e-2)},
+        {"micro_batch": 5},
+    ),
+    "bf16, fused": (
+        {"model": cnn, "data": images(50)},
+        {"micro_batch": 8, "precision": "bf16", "optimizer_implementation": "fused", "memory_format": "channels_last"},
+    ),
+    "L-BFGS": ({"model": mlp, "optimizer": lambda p: torch.optim.LBFGS(p, max_iter=3)}, {"micro_batch": 16}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_stokers_own_training_is_exact(name: str, tmp_path: Path) -> None:
+    """With all that is random or stateful in it, over the ends of epochs: every tensor comes back bit for bit."""
+    job, plan = EXACT[name]
+    verdict = check_resume(subject_of(make_job(**job), **plan), on_disk(tmp_path), ample_time())
+    assert (verdict.passed, verdict.level) == (True, "bit-equal"), verdict.answer
+    assert "30 updates straight, and 15, a checkpoint on disk and 15" in verdict.evidence
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a buffer that is not saved": (
+        {"model": ForgottenBuffer}, "weight last.weight", r"do not hold this buffer: register it with .*\(seen\)",
+    ),
+    "a count in Python": ({"model": HiddenCount}, "weight last.weight", "state in a Python attribute"),
+    "a generator of the model's own": ({"model": OwnGenerator}, "weight last.weight", "a generator of its own"),
+    "an optimiser with state outside": (
+        {"model": mlp, "optimizer": lambda p: ForgetfulSGD(p, lr=0.1)}, "weight 0.weight", "outside its state_dict",
+    ),
+    "chance": ({"model": Moody}, "weight last.weight", "Two runs that are never stopped differ as well"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_does_not_come_back_is_named_with_its_reason(name: str, tmp_path: Path) -> None:
+    """State that checkpoints miss is found by what it moves, and the reason is found by taking the run apart."""
+    job, tensor, reason = BROKEN[name]
+    verdict = check_resume(subject_of(make_job(**job), 16), on_disk(tmp_path), no_time())
+    assert (verdict.passed, verdict.level) == (False, "none")
+    assert verdict.answer.startswith(f"No: {tensor} is the first that differs. ")
+    assert re.search(reason, verdict.answer), verdict.answer
+
+
+def test_without_time_four_updates_are_made(tmp_path: Path) -> None:
+    """However little time there is, two updates lie before the checkpoint and two after it, and the page says so."""
+    verdict = check_resume(subject_of(make_job(mlp), 16), on_disk(tmp_path), no_time())
+    assert verdict.passed
+    assert verdict.evidence.startswith("4 updates straight, and 2, a checkpoint on disk and 2 in a fresh model")
+
+
+def test_checkpoint_that_cannot_be_written_is_a_verdict() -> None:
+    """What a checkpoint cannot hold is an answer, not an error."""
+
+    def refuse(_saved: Step, _fresh: Step) -> None:
+        raise RunFailed("the state holds a function, which a checkpoint cannot keep")
+
+    verdict = check_resume(subject_of(make_job(mlp), 16), refuse, no_time())
+    assert not verdict.passed
+    assert verdict.answer == "No: the state holds a function, which a checkpoint cannot keep."
+
+
+def test_every_part_of_the_state_is_compared() -> None:
+    """A difference of one bit in a weight, a buffer, the optimiser's state or the average is found and named."""
+    job = make_job(lambda: mlp(norm=nn.BatchNorm1d), optimizer=AdamW(lr=1e-2), ema=0.9)
+    step = Step(job, plan_of(16), SEPARABLE)
+    train(job, step, 1)
+    before = {name: tensor.clone() for name, tensor in state_of(step).items()}
+    assert first_difference(before, state_of(step)) is None
+    for name in (
+        "weight 0.weight",
+        "buffer 1.running_var",
+        "optimiser state of 4.bias exp_avg_sq",
+        "average of 4.bias",
+    ):
+        changed = dict(before)
+        changed[name] = before[name].clone()
+        changed[name].view(-1).view(torch.uint8)[0] ^= 1
+        assert first_difference(before, changed) == name
+    assert first_difference(before, {}) == "weight 0.weight"
