@@ -2,11 +2,11 @@
 
     python -m bench.loop_overhead [--rounds 15] [--updates 400]
 
-The model is tiny (an MLP 64-32-10 on one thread) so that the overhead shows. "The same work" in plain PyTorch: shuffled
-batches gathered from tensors in memory, forward, loss, backward, the learning rate set from the same schedule, a fused
-optimiser step, and the loss read. Both train from the same weights; slices of both alternate in one process, and what is
-counted is the CPU time of the thread that trains, so that other people's work does not count. Printed and written to
-bench/results/: the median over rounds of the difference in microseconds an update, with its spread.
+The model is tiny (an MLP 64-32-10 on one thread) so that the overhead shows. "The same work" in plain PyTorch:
+shuffled batches gathered from tensors in memory, forward, loss, backward, the learning rate set from the same schedule,
+a fused optimiser step, and the loss read. Both train from the same weights; slices of both alternate in one process,
+and what is counted is the CPU time of the thread that trains, so that other people's work counts less. Printed and
+written to bench/results/: the median over rounds of the difference in microseconds an update, with its spread.
 """
 
 from __future__ import annotations

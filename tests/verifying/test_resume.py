@@ -16,6 +16,7 @@ from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
 from tests.stepping.models import TOKENS, VOCAB, OwnGenerator, cnn, images, make_job, mlp, texts
 from tests.verifying.examining import (
+    DrawsElsewhere,
     ForgetfulSGD,
     ForgottenBuffer,
     HiddenCount,
@@ -41,6 +42,7 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": cnn, "data": images(50)},
         {"micro_batch": 8, "precision": "bf16", "optimizer_implementation": "fused", "memory_format": "channels_last"},
     ),
+    "draws from Python and NumPy": ({"model": DrawsElsewhere}, {"micro_batch": 16}),
     "L-BFGS": ({"model": mlp, "optimizer": lambda p: torch.optim.LBFGS(p, max_iter=3)}, {"micro_batch": 16}),
 }  # fmt: skip
 

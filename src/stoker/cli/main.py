@@ -6,15 +6,15 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from stoker.errors import BadJob, StokerError
+from stoker.errors import BadJob, RunFailed, StokerError
 from stoker.records import to_json
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def plan(
         from stoker import flow
         from stoker.cli.plans import render_decision
 
-        job, entry = _load(job_file, settings)
-        with _waiting("trying plans", quiet=as_json):
+        with _output(for_json=as_json), _waiting("trying plans", quiet=as_json):
+            job, entry = _load(job_file, settings)
             decision = flow.plan(job, on=on, entry=entry)
         if as_json:
             _print_document(to_json(decision))
@@ -113,20 +113,14 @@ def train(
         from stoker import flow, units
         from stoker.cli.display import choose_display
 
-        job, entry = _load(job_file, settings)
-        with choose_display(as_json=as_json, stdout=sys.stdout, console=Console(stderr=True)) as display:
-            run = flow.train(
-                job,
-                on=on,
-                run_dir=run_dir,
-                plan=plan_file,
-                new=new,
-                resume=resume,
-                fork=fork,
-                checkpoint_every=None if checkpoint_every is None else units.seconds(checkpoint_every),
-                entry=entry,
-                sink=display,
-            )
+        every = None if checkpoint_every is None else units.seconds(checkpoint_every)
+        with _output(for_json=as_json) as stdout:
+            job, entry = _load(job_file, settings)
+            with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
+                run = flow.train(
+                    job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
+                    checkpoint_every=every, entry=entry, sink=display,
+                )  # fmt: skip
         if run.status == "unfinished":
             raise typer.Exit(_INTERRUPTED)
 
@@ -140,13 +134,15 @@ def verify(
         from stoker import flow
         from stoker.cli.verdicts import render_verdicts
 
-        job, entry = _load(job_file, settings)
-        with _waiting("examining the job", quiet=as_json):
+        with _output(for_json=as_json), _waiting("examining the job", quiet=as_json):
+            job, entry = _load(job_file, settings)
             verdicts = flow.verify(job, on=on, entry=entry)
         if as_json:
             _print_document({"verdicts": to_json(verdicts), "passed": all(v.passed for v in verdicts)})
         else:
             render_verdicts(job.name or job_file.stem, verdicts, console=Console())
+        if not all(verdict.passed for verdict in verdicts):
+            raise typer.Exit(RunFailed.exit_code)
 
 
 @app.command()
@@ -237,6 +233,14 @@ def _reported(*, debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         raise typer.Exit(_INTERRUPTED) from None
+
+
+@contextmanager
+def _output(*, for_json: bool) -> Iterator[TextIO]:
+    """Standard output; what the job prints within the block goes to standard error if it is `for_json`."""
+    stdout = sys.stdout
+    with redirect_stdout(sys.stderr if for_json else stdout):
+        yield stdout
 
 
 @contextmanager

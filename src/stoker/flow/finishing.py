@@ -63,7 +63,7 @@ def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
         "run": directory.name, "metrics": dict(metrics), "samples": done.samples, "updates": done.updates,
         "wall_s": done.wall_s, "report": str(directory.report_path), "peak_bytes": peak_bytes,
     }  # fmt: skip
-    with _not_worth_a_run(telemetry, f"the report (`stoker report {directory.name}` writes it later)"):
+    with _not_worth_a_run(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
         _write_report(directory, done, Event(kind="finished", at=time.time(), fields=fields))
     with _not_worth_a_run(telemetry, "how the forecast compares, for the next plan,"):
         _calibrate(session, done, peak_bytes)

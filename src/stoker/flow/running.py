@@ -246,6 +246,8 @@ def _failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) 
     names: tuple[str, ...] = ()
     with suppress(StokerError):  # the first error is the one to tell
         names = CheckpointStore(directory.checkpoints).names()
+        if names and isinstance(error, BadRun):
+            return  # nothing was trained: the run is as it was found
         if names:
             directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
         else:

@@ -11,7 +11,7 @@ from stoker import profiling, records, training
 from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
 from stoker.jobs import Job
-from stoker.loading import BatchSource
+from stoker.loading import BatchSource, Stream, key_of, seed_generators
 from stoker.records import CheckpointManifest, Coupling, Decision, Environment, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.stepping import Step, measure_name
@@ -66,6 +66,7 @@ def ready(
     """
     plan, store = decision.chosen.plan, CheckpointStore(directory.checkpoints)
     step = Step(prepared.job, plan, coupling)
+    seed_generators(key_of(Stream.MICRO_BATCH, prepared.job.seed))
     start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates)
     position = Position() if start is None else start.position
     progress = {} if start is None else _restored(step, start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from stoker.jobs import Holdout
 from stoker.jobs.source import name_of
 from stoker.loading.fields import Content
 from stoker.loading.fingerprint import digest_of_arrays, digest_of_items, leaves_of
+from stoker.loading.generators import seed_generators
 from stoker.loading.keys import Stream, key_of
 from stoker.loading.order import Indices, KeyedPermutation
 from stoker.records import DataClass
@@ -230,15 +230,6 @@ def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
         SubsetOf(samples, np.sort(order[aside:]), f"without the {rule}"),
         SubsetOf(samples, np.sort(order[:aside]), f"the {rule}"),
     )
-
-
-def seed_generators(key: int, device: torch.device | None = None) -> None:
-    """Seed Python's, NumPy's and PyTorch's CPU generators, and that of `device` if it has its own."""
-    random.seed(key)
-    np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is the one that users' code draws from
-    torch.default_generator.manual_seed(key)
-    if device is not None and device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(key)
 
 
 def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None, seed: int) -> Samples:

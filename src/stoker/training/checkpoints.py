@@ -13,13 +13,14 @@ import torch
 
 from stoker.errors import BadRun, RunFailed
 from stoker.jobs import Optimizer
+from stoker.loading import generator_states, restore_generators
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
 from stoker.stepping import Step
 from stoker.store import CheckpointStore, checkpoint_name
 from stoker.training.state import Tensors, pack, unpack
 
-_PARTS = ("model", "optimizer", "average")
+_PARTS = ("model", "optimizer", "average", "generators")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, J
                      remedy="Was the optimiser changed? --new starts anew.") from error  # fmt: skip
     if step.average is not None:
         step.average.load(trees.get("average", trees["model"]))
+    restore_generators(trees["generators"])
     progress: dict[str, JSON] = unpack(manifest.skeleton["progress"], {})
     return progress
 
@@ -178,6 +180,7 @@ def _snapshot(step: Step, progress: dict[str, JSON]) -> _Snapshot:
     trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": step.optimizer.state_dict()}
     if step.average is not None:
         trees["average"] = step.average.weights
+    trees["generators"] = generator_states()
     packed = {name: pack(tree, name) for name, tree in trees.items()}
     skeletons = {name: skeleton for name, (skeleton, _) in packed.items()}
     return _Snapshot(

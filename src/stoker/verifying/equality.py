@@ -81,8 +81,8 @@ def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:
         )
     race = _race(subject, dtype, timebox)
     if len(race.plans) == 1:
-        only = f"Yes: the only legal micro-batch is {race.plans[0].micro_batch} samples at once."
-        return _verdict(only, "the plan is what others would be compared with")
+        same = f"Yes: the plan takes {subject.plan.micro_batch} samples at once, as what it is compared with does."
+        return _verdict(same, "there is no other legal micro-batch to try in the time there is")
     return _judged(race, _run(race, timebox), subject.job.batch)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.records import Verdict
+from stoker.records import LARGEST_GRADIENT_ERROR, Verdict
 from stoker.verifying.subject import Subject
-
-LARGEST_ERROR = 0.1
-"""The largest error of a gradient [relative to fp32] under which a plan of reduced precision is taken."""
 
 
 def check_precision(subject: Subject, gradient_error: float | None) -> Verdict | None:
@@ -18,8 +15,8 @@ def check_precision(subject: Subject, gradient_error: float | None) -> Verdict |
     if gradient_error is None:
         answer = "Unknown: its gradient was not compared with that of fp32."
         return Verdict(question=question, answer=answer, passed=False, level="none", evidence="not measured")
-    passed = gradient_error <= LARGEST_ERROR
-    compared = f"gradients are {gradient_error:.2%} off those of fp32, limit {LARGEST_ERROR:.0%}"
+    passed = gradient_error <= LARGEST_GRADIENT_ERROR
+    compared = f"gradients are {gradient_error:.2%} off those of fp32, limit {LARGEST_GRADIENT_ERROR:.0%}"
     return Verdict(
         question=question,
         answer=f"{'Yes' if passed else 'No'}: {compared}.",

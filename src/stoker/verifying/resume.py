@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from stoker.errors import StokerError
-from stoker.loading import Batch, in_order
+from stoker.loading import Batch, generator_states, in_order, restore_generators
 from stoker.records import Verdict
 from stoker.stepping import Step
 from stoker.verifying.subject import Level, Subject, Timebox, same_bits
@@ -75,8 +75,10 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
                 through_checkpoint(straight.step, resumed.step)
             except StokerError as problem:
                 return _verdict(f"No: {problem.message}.", "writing a checkpoint and restoring it")
+            generators = generator_states()  # one process stands for two, which have generators of their own
             straight.evaluate_a_batch()
             straight.train(half)
+            restore_generators(generators)
             resumed.train(half)
             here, there = state_of(straight.step), state_of(resumed.step)
     evidence = (
@@ -113,8 +115,10 @@ def first_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: int) -> str:
     """Why a resumed run differs, found by taking the comparison apart."""
     with _Training(subject) as one, _Training(subject) as two, _Training(subject, updates) as restored:
-        one.train(updates)
+        generators = generator_states()
         two.train(updates)
+        restore_generators(generators)
+        one.train(updates)
         if first_difference(state_of(one.step), state_of(two.step)) is not None:
             return (
                 "Two runs that are never stopped differ as well: something draws from a generator that is seeded by "
@@ -123,7 +127,10 @@ def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: in
         through_checkpoint(one.step, restored.step)
         if name := first_difference(state_of(one.step), state_of(restored.step)):
             return _lost(one.step, name)
-        if any(not same_bits(a, b) for a, b in zip(one.gradient(), restored.gradient(), strict=True)):
+        generators = generator_states()
+        gradient = one.gradient()
+        restore_generators(generators)
+        if any(not same_bits(a, b) for a, b in zip(gradient, restored.gradient(), strict=True)):
             return (
                 "The first gradient after the resume is another one, from equal tensors: the model or the loss keeps "
                 "state in a Python attribute, a global or a generator of its own. Keep it in a buffer "
