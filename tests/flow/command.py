@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from typer.testing import CliRunner
 
@@ -16,7 +19,8 @@ from stoker.cli.main import app
 from stoker.records import dumps
 from tests.flow.builders import PLAN
 
-JOBS = Path(__file__).parent / "jobs"
+CNN = Path(__file__).parent / "jobs" / "cnn.py"
+"""A job with everything that could break exact resuming."""
 
 BLOBS = '''\
 import torch
@@ -91,3 +95,50 @@ def stoker_process(*arguments: str | Path, **environment: str) -> Outcome:
         command(*arguments), capture_output=True, text=True, check=False, env=os.environ | environment, timeout=60
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+class Running:
+    """The command under way in a process of its own, heard through its events; killed at the end of a `with` block."""
+
+    def __init__(self, *arguments: str | Path, **environment: str) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.errors = Path(f"errors-{time.monotonic_ns()}.txt")
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command(*arguments, "--json"),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | environment,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def until(self, kind: str, count: int = 1) -> dict[str, Any]:
+        """Wait for so many events of a kind; the last of them."""
+        stream = self.process.stdout
+        assert stream is not None
+        for line in stream:
+            self.events.append(json.loads(line))
+            count -= self.events[-1]["event"] == kind
+            if not count:
+                return self.events[-1]
+        raise AssertionError(f"it ended without {kind}: {self.errors.read_text()}")
+
+    def end(self, number: signal.Signals | None = None) -> Outcome:
+        """Send a signal, if one is given, and wait for the end."""
+        if number is not None:
+            self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=60)
+        self.events += [json.loads(line) for line in out.splitlines() if line.endswith("}")]
+        text = "\n".join(json.dumps(event) for event in self.events)
+        return Outcome(self.process.returncode, text, self.errors.read_text())

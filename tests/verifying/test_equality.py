@@ -68,7 +68,7 @@ def test_micro_batch_that_leaves_a_rest_betrays_a_wrong_count() -> None:
 
 
 def test_unsilenceable_draws_are_told() -> None:
-    """Draws from NumPy cannot be silenced: nothing is claimed beyond the law."""
+    """Draws from Python and NumPy cannot be silenced: nothing is claimed beyond the law."""
 
     class Noisy(nn.Module):
         def __init__(self) -> None:
@@ -122,10 +122,11 @@ def test_random_models_are_told_from_others(model: Any, *, expected: bool) -> No
     [(SEPARABLE, 100, (None, 7)), (grouped(64), 128, (4, 8)), (grouped(512), 512, (32, 32)), (SEPARABLE, 1, (None, 1))],
 )
 def test_scaled_subjects_keep_their_shares(coupling: Any, micro_batch: int, expected: tuple[int | None, int]) -> None:
-    """A batch of 512 made 32 takes its group and micro-batch along, and the plan stays legal."""
+    """A batch of 512 made 32 takes its group, micro-batch and learning rate along, and the plan stays legal."""
     job = make_job(mlp, batch=512, data=vectors(600))
     small = scaled(subject_of(job, micro_batch, coupling), 32)
     assert (small.coupling.group, small.plan.micro_batch) == expected
+    assert small.job.schedule(0.5) == 1 / 16
     assert small.coupling.problem_with(small.plan.micro_batch, 32) is None
     assert small.coupling.problem_with(reference_micro_batch(small.coupling, 32), 32) is None
 

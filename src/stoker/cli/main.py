@@ -109,7 +109,7 @@ def train(
     """Plan a job, train it, report. The same command again continues what was cut off."""
     with _reported(debug=debug):
         if sum(bool(choice) for choice in (new, resume, fork)) > 1:
-            raise BadJob("--new, --resume and --fork exclude each other")
+            raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
         from stoker import flow, units
         from stoker.cli.display import choose_display
 

@@ -29,15 +29,15 @@ class Event:
 
     Fields by kind (seconds, bytes and counts are in the names; `samples` is the position in samples):
 
-    - planned: run, plan, forecast, explanation, took_s
-    - started: samples, total_samples, total_updates, environment, data, level
+    - planned: run, device, plan, forecast, explanation, took_s
+    - started: run, samples, total_samples, total_updates, environment, data, level
     - resumed: samples, updates, checkpoint
     - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
     - evaluated: split (valid or test), samples, metrics, took_s, best
-    - checkpointed: samples, bytes, blocked_s, write_s, path
+    - checkpointed: samples, bytes, blocked_s, write_s, path, best
     - warned: message
     - stopped: reason, samples
-    - finished: run, metrics, samples, updates, wall_s, report
+    - finished: run, metrics, samples, updates, wall_s, report, peak_bytes
     """
 
     schema: ClassVar[int] = 1

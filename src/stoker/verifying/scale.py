@@ -23,7 +23,11 @@ def affordable_batch(batch: int, num_samples: float) -> int:
 
 
 def scaled(subject: Subject, batch: int) -> Subject:
-    """The subject with an optimiser batch of `batch` samples; group and micro-batch keep their share of it."""
+    """The subject with an optimiser batch of `batch` samples; group and micro-batch keep their share of it.
+
+    The learning rate shrinks with the batch, so that training stays as stable as it is (Goyal et al. 2017,
+    https://arxiv.org/abs/1706.02677, section 2.1).
+    """
     job, coupling = subject.job, subject.coupling
     if batch == job.batch:
         return subject
@@ -34,7 +38,12 @@ def scaled(subject: Subject, batch: int) -> Subject:
     micro_batch = _micro_batch(subject.plan, small, coupling, batch, job.batch)
     return replace(
         subject,
-        job=replace(job, batch=batch, coupling_group=None if job.coupling_group is None else group),
+        job=replace(
+            job,
+            batch=batch,
+            coupling_group=None if job.coupling_group is None else group,
+            schedule=lambda progress: job.schedule(progress) * batch / job.batch,
+        ),
         plan=replace(subject.plan, micro_batch=micro_batch),
         coupling=small,
     )

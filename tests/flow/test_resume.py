@@ -1,0 +1,127 @@
+"""Real processes that are stopped and killed: the same command goes on, to the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.records import Plan, dumps
+from tests.flow.builders import assert_equal_weights
+from tests.flow.command import CNN, Running, job_file, plan_file, stoker_here, stoker_process
+
+PLAN = Plan(
+    device="cpu", micro_batch=40, memory_format="channels_last", loader="workers", num_workers=2,
+    optimizer_implementation="fused", checkpoint_every_s=0.05,
+)  # fmt: skip
+
+
+def pinned(plan: Plan = PLAN) -> Path:
+    """A file with the plan."""
+    path = Path("plan.json")
+    path.write_text(dumps(plan))
+    return path
+
+
+def trained_at_once(*arguments: str | Path) -> stoker.Run:
+    """The same job, never stopped."""
+    outcome = stoker_here("train", *arguments, "--run-dir", "whole", "--json")
+    assert outcome.code == 0
+    return stoker.load("whole")
+
+
+def test_killed_again_and_again_a_run_ends_at_the_same_bits() -> None:
+    """SIGKILL after the first update, after a checkpoint, within one, and later: weights equal those never stopped."""
+    arguments: list[str | Path] = ["train", CNN, "--plan", pinned(), "--run-dir", "killed"]
+    checkpoints = Path("killed/checkpoints")
+    positions = []
+    for kind, count in (("progress", 1), ("checkpointed", 1), ("checkpointed", 2), ("evaluated", 1)):
+        with Running(*arguments) as running:
+            positions.append(running.until(kind, count)["samples"])
+            while count == 2 and running.process.poll() is None and not any(checkpoints.glob(".writing-*")):
+                pass
+            assert running.end(signal.SIGKILL).code == -signal.SIGKILL
+    outcome = stoker_here(*arguments, "--json")
+    assert outcome.code == 0
+    assert 0 < outcome.of("resumed")[0]["samples"] < 20 * 270
+    assert positions[0] == 40
+    whole = trained_at_once(*arguments[1:4])
+    killed = stoker.load("killed")
+    assert_equal_weights(killed, whole)
+    assert killed.metrics == whole.metrics
+
+
+def test_killed_between_the_last_update_and_the_end_a_run_is_finished_by_the_same_command() -> None:
+    """Nothing is trained again, and the test set is evaluated by the process that tells of it."""
+    inline = dataclasses.replace(PLAN, loader="inline", num_workers=0)
+    arguments: list[str | Path] = ["train", CNN, "--set", "epochs=2", "--plan", pinned(inline), "--run-dir", "killed"]
+    with Running(*arguments, KILL_IN_TEST_IF="killed/checkpoints") as running:
+        first = running.end()
+    assert first.code == -signal.SIGKILL
+    assert first.of("evaluated")[-1]["split"] == "valid"
+    assert stoker.load("killed").status == "unfinished"
+    outcome = stoker_here(*arguments, "--json")
+    assert outcome.code == 0
+    assert outcome.of("resumed")[0]["samples"] == 540
+    assert outcome.of("progress") == []
+    assert [event["split"] for event in outcome.of("evaluated")] == ["test"]
+    assert_equal_weights(stoker.load("killed"), trained_at_once(*arguments[1:6]))
+
+
+def test_killed_while_planning_a_run_leaves_nothing() -> None:
+    """No directory, no lock, nothing to clear away."""
+    outcome = stoker_process("train", CNN, KILL_IN_PLANNING="yes")
+    assert outcome.code == -signal.SIGKILL
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_with_the_same_command(number: signal.Signals) -> None:
+    """Exit code 130 with its state at the last update; then the same bits as a run never stopped."""
+    path = job_file(name="long.py", head="")
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=400", "--plan", plan_file(), "--run-dir", "stopped"]
+    with Running(*arguments) as running:
+        running.until("evaluated", 2)
+        outcome = running.end(number)
+    assert outcome.code == 130
+    assert outcome.err == ""
+    stopped = outcome.of("stopped")[0]
+    assert stopped["reason"] == number.name
+    assert outcome.of("checkpointed")[-1]["samples"] == stopped["samples"] < 400 * 80
+    run = stoker.load("stopped")
+    assert (run.status, run.record.samples) == ("unfinished", stopped["samples"])
+    again = stoker_here(*arguments, "--json")
+    assert again.code == 0
+    assert "stopped is unfinished" in again.of("warned")[0]["message"]
+    assert again.of("resumed")[0]["samples"] == stopped["samples"]
+    assert_equal_weights(stoker.load("stopped"), trained_at_once(*arguments[1:6]))
+
+
+def test_a_second_process_in_the_same_run_is_refused_while_the_first_trains() -> None:
+    """Who holds it is named; the first is not disturbed, and its death frees the run."""
+    arguments: list[str | Path] = ["train", job_file(), "--set", "epochs=4000", "--plan", plan_file()]
+    with Running(*arguments) as first:
+        first.until("evaluated")
+        second = stoker_here(*arguments)
+        assert second.code == 2
+        assert f"is in use by process {first.process.pid} on " in second.err
+        assert "--new" in second.err
+        first.until("evaluated")
+        assert first.end(signal.SIGKILL).code == -signal.SIGKILL
+    with Running(*arguments) as third:
+        assert third.until("resumed")["samples"] > 0
+        assert third.end(signal.SIGTERM).code == 130
+
+
+def test_training_goes_on_when_nobody_reads_its_output_any_more() -> None:
+    """As with `| head -1`: the run is finished, with exit code 0 and no complaint."""
+    with Running("train", job_file(), "--set", "epochs=40", "--plan", plan_file()) as running:
+        assert running.until("planned")
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+        assert running.process.wait() == 0
+    assert running.errors.read_text() == ""
+    assert stoker.load("latest").status == "finished"
