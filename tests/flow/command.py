@@ -134,6 +134,11 @@ class Running:
                 return self.events[-1]
         raise AssertionError(f"it ended without {kind}: {self.errors.read_text()}")
 
+    def kill(self) -> None:
+        """Send SIGKILL; its loader workers, which hold its output open, are left to notice by themselves."""
+        self.process.kill()
+        assert self.process.wait() == -signal.SIGKILL
+
     def end(self, number: signal.Signals | None = None) -> Outcome:
         """Send a signal, if one is given, and wait for the end."""
         if number is not None:

@@ -100,7 +100,7 @@ def test_the_same_call_with_its_plan_continues() -> None:
 def test_a_file_that_holds_no_plan_is_refused(document: Any, problem: str) -> None:
     """The file and what is wrong in it are named, how to make one is told, and no run is made."""
     path = file_of(document)
-    with pytest.raises(BadJob, match="plan.json holds no plan") as caught:
+    with pytest.raises(BadJob, match=r"plan\.json holds no plan") as caught:
         stoker.train(blobs_job(), plan=path)
     assert problem in caught.value.message
     assert "stoker plan" in (caught.value.remedy or "")
@@ -113,7 +113,7 @@ def test_a_plan_file_that_is_absent_is_refused_with_the_nearest() -> None:
     with pytest.raises(BadJob, match=r"there is no plan file plann\.json") as caught:
         stoker.train(blobs_job(), plan="plann.json")
     assert "Did you mean 'plan.json'" in (caught.value.remedy or "")
-    with pytest.raises(BadJob, match="holds no plan: .*directory"):
+    with pytest.raises(BadJob, match=r"holds no plan: .*directory"):
         stoker.train(blobs_job(), plan=".")
 
 

@@ -285,6 +285,26 @@ def test_fixed_batch_refuses_a_ragged_epoch() -> None:
         probed(make_job(lambda: models.FixedBatch(48), batch=48))
 
 
+def test_what_the_model_raises_is_passed_on() -> None:
+    """Where no attempt works, the user sees what the model itself raised."""
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        probed(make_job(lambda: nn.Linear(5, 4)))
+
+
+def test_sample_that_cannot_be_fetched_is_the_jobs_fault() -> None:
+    """Data that raise are told as such."""
+
+    class Broken(torch.utils.data.Dataset[object]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> object:
+            raise OSError("the file is gone")
+
+    with pytest.raises(BadJob, match="the file is gone"):
+        probed(make_job(mlp, data=Broken()))
+
+
 def test_the_probe_leaves_the_job_as_it_was() -> None:
     """A module given as the model keeps its weights, buffers and mode."""
     module = mlp(norm=nn.BatchNorm1d).eval()

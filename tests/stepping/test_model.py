@@ -47,8 +47,9 @@ def test_model_is_in_training_mode() -> None:
         (lambda: 3, "made a int, wanted a torch.nn.Module"),
         (lambda: nn.Sequential(nn.ReLU()), "Sequential has no parameter to train"),
         (lambda: mlp().requires_grad_(False), "Sequential has no parameter to train"),
+        (lambda: nn.Sequential(nn.LazyLinear(3)), r"0\.weight of Sequential has no size before the first batch"),
     ],
-    ids=["a number", "no parameters", "frozen parameters"],
+    ids=["a number", "no parameters", "frozen parameters", "lazy layer"],
 )
 def test_what_cannot_be_trained_is_refused(made: object, problem: str) -> None:
     """A factory must return a module with something to train."""

@@ -130,6 +130,16 @@ def test_implementations_of_an_optimiser_agree(optimizer: object, implementation
     assert largest_difference(trained(job, 16, optimizer_implementation=implementation), trained(job, 16)) < LIMIT
 
 
+def test_sparse_gradients_accumulate() -> None:
+    """An embedding with sparse gradients is trained in micro-batches as at once."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(12, 8, sparse=True), nn.Linear(8, 12))
+
+    job = make_job(model, data=texts(40, masked=0.3), loss="token_cross_entropy", optimizer=SGD(lr=0.1))
+    assert largest_difference(trained(job, 3), trained(job, 16)) < LIMIT
+
+
 def test_channels_last_agrees() -> None:
     """The memory format of convolutions changes no update."""
     job = make_job(cnn, data=images(40), batch=16)

@@ -111,7 +111,7 @@ def train(
         if sum(bool(choice) for choice in (new, resume, fork)) > 1:
             raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
         from stoker import flow, units
-        from stoker.cli.display import choose_display
+        from stoker.reporting.display import choose_display
 
         every = None if checkpoint_every is None else units.seconds(checkpoint_every)
         with _output(for_json=as_json) as stdout:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stoker import profiling, records, training
+from stoker import profiling, records, reporting, training
 from stoker.devices import attached_devices, resolve_place
 from stoker.errors import BadJob, BadRun, RunFailed, StokerError
 from stoker.flow.decision import decide, given_plan
@@ -60,7 +60,7 @@ def train(  # noqa: PLR0913 - what the command line offers
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
         entry: the job file it came from.
-        sink: receives every event.
+        sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -74,9 +74,9 @@ def train(  # noqa: PLR0913 - what the command line offers
     device = resolve_place(on, attached_devices())
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = _choose(prepared, run_dir, resume, parent, new=new)
-    sinks: list[Sink] = [sink] if sink is not None else []
     given = given_plan(plan)
     with ExitStack() as stack:
+        sinks: list[Sink] = [stack.enter_context(reporting.choose_display()) if sink is None else sink]
         if not directory.is_run:
             early: list[Event] = []
             if because is not None:

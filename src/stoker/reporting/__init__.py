@@ -1,5 +1,6 @@
 """What a run is told by: its events folded into a summary for the terminal and a page for the browser."""
 
+from stoker.reporting.display import choose_display
 from stoker.reporting.html import render_html
 from stoker.reporting.summary import (
     ForecastRow,
@@ -10,4 +11,7 @@ from stoker.reporting.summary import (
     time_split,
 )
 
-__all__ = ["ForecastRow", "TimeShare", "forecast_rows", "live_history", "render_html", "summary_lines", "time_split"]
+__all__ = [
+    "ForecastRow", "TimeShare", "choose_display", "forecast_rows", "live_history", "render_html", "summary_lines",
+    "time_split",
+]  # fmt: skip

@@ -19,7 +19,7 @@ def build_model(job: Job) -> nn.Module:
     """The job's model with its initial weights, in training mode: made anew, or a copy of the module given.
 
     Raises:
-        BadJob: the function does not return a module, or the module has nothing to train.
+        BadJob: the function does not return a module, or the module has nothing to train, or lacks sizes.
     """
     if isinstance(job.model, nn.Module):
         model = copy.deepcopy(job.model)
@@ -29,6 +29,13 @@ def build_model(job: Job) -> nn.Module:
             model = job.model()
     if not isinstance(model, nn.Module):
         raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
+    if lazy := [
+        name for name, parameter in model.named_parameters() if isinstance(parameter, nn.UninitializedParameter)
+    ]:
+        raise BadJob(
+            f"{lazy[0]} of {type(model).__name__} has no size before the first batch",
+            remedy="Give the layer its number of inputs, or pass a batch through the model before handing it over.",
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadJob(f"{type(model).__name__} has no parameter to train")
     return model.train()

@@ -31,7 +31,7 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Differences up to this [relative to the losses compared] are taken for rounding, by the coarsest type in use."""
 _HALF, _ROUNDS = 4, 8
 _HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 2
-_SLOW_S = 0.3
+_SLOW_S, _VERY_SLOW_S = 0.1, 2.0
 _NOISE = 0.05
 
 
@@ -68,6 +68,7 @@ class Probe:
     """A job's model and samples, ready to be asked for losses; halves of its batches have `sizes` samples."""
 
     job: Job
+    samples: Samples
     objective: Objective
     pool: Pool
     models: tuple[nn.Module, nn.Module]
@@ -166,19 +167,25 @@ def working_probe(job: Job, samples: Samples) -> Probe:
     """A probe of as many samples as are quick; in fp32, or of the real batch, where the model insists.
 
     Raises:
-        BadJob: the samples or the loss cannot be used; and whatever the model raises at every attempt.
+        BadJob: the samples or the loss cannot be used. Whatever the model raises at every attempt is passed on.
     """
-    small = min(_HALF, job.batch // 2)
-    slow = min(_HALF_IF_SLOW, small)
+    few = (min(_HALF_IF_SLOW, job.batch // 2),) * 2
     real = (job.batch // 2, job.batch - job.batch // 2)
-    attempts = [(torch.float64, (small, small)), (torch.float32, (small, small)), (torch.float64, real)]
-    for dtype, sizes in attempts:
-        probe = _probe(job, samples, dtype, sizes)
+    for dtype, sizes in ((torch.float64, few), (torch.float32, few), (torch.float64, real)):
         with contextlib.suppress(Exception):  # the last attempt, below, shows what is wrong
-            if _seconds(probe) > _SLOW_S:
-                probe = replace(probe, sizes=(slow, slow) if sizes != real else real, rounds=_ROUNDS_IF_SLOW)
-            return _calibrated(probe)
+            return _calibrated(_quick(_probe(job, samples, dtype, sizes)))
     return _calibrated(_probe(job, samples, torch.float32, real))
+
+
+def _quick(probe: Probe) -> Probe:
+    """The probe with more samples and rounds where one loss is quick, in fp32 where it takes very long."""
+    seconds = _seconds(probe)
+    half = min(_HALF, probe.job.batch // 2)
+    if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
+        probe = _probe(probe.job, probe.samples, torch.float32, probe.sizes)
+    if seconds > _SLOW_S:
+        return replace(probe, rounds=_ROUNDS_IF_SLOW)
+    return probe if sum(probe.sizes) == probe.job.batch else replace(probe, sizes=(half, half))
 
 
 def fresh(model: nn.Module) -> nn.Module:
@@ -194,7 +201,7 @@ def _probe(job: Job, samples: Samples, dtype: torch.dtype, sizes: tuple[int, int
     noisy = build_model(job).to(dtype)
     _add_noise(noisy, key_of(Stream.PROBE, job.seed))
     pool = pool_of(job, samples, dtype)
-    return Probe(job, Objective(job, dtype=dtype), pool, (noisy, initial), dtype, sizes, _ROUNDS)
+    return Probe(job, samples, Objective(job, dtype=dtype), pool, (noisy, initial), dtype, sizes, _ROUNDS)
 
 
 def _calibrated(probe: Probe) -> Probe:

@@ -8,6 +8,7 @@ with KILL_IN_TEST_IF it does when it evaluates the test set and that path exists
 import os
 import random
 import signal
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,13 +53,13 @@ net.calls = 0
 
 def right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Whether each sample is classified right."""
-    if len(target) == NUM_TEST and os.path.exists(os.environ.get("KILL_IN_TEST_IF", "/nowhere")):
+    if len(target) == NUM_TEST and Path(os.environ.get("KILL_IN_TEST_IF", "/nowhere")).exists():
         os.kill(os.getpid(), signal.SIGKILL)
     return (output.argmax(1) == target).float()
 
 
-def job(epochs: float = 20) -> stoker.Job:
-    """Nine updates an epoch, the last of ten samples."""
+def job(epochs: float = 30) -> stoker.Job:
+    """Seven updates an epoch, the last of 30 samples."""
     return stoker.Job(
         model=net, data=NoisyItems(300, 0), valid=stoker.holdout(0.1), test=NoisyItems(NUM_TEST, 1),
         loss="cross_entropy", metrics=[right], optimizer=stoker.SGD(lr=0.05, momentum=0.9, nesterov=True), ema=0.98,

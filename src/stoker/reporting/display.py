@@ -148,10 +148,14 @@ class LiveDisplay(Display):
         self._console.quiet = True
 
 
-def choose_display(*, as_json: bool, stdout: TextIO, console: Console) -> Display:
-    """The display for where we are: JSON lines on standard output if asked for, else live or plain on `console`."""
+def choose_display(*, as_json: bool = False, stdout: TextIO = sys.stdout, console: Console | None = None) -> Display:
+    """The display for where we are: JSON lines on standard output if asked for, else live or plain on `console`.
+
+    By default that is standard error.
+    """
     if as_json:
         return JsonDisplay(stdout)
+    console = Console(stderr=True) if console is None else console
     return (
         LiveDisplay(console)
         if console.is_terminal and not console.is_dumb_terminal

@@ -11,9 +11,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from stoker.cli import display as display_module
-from stoker.cli.display import Display, JsonDisplay, LiveDisplay, PlainDisplay, choose_display
 from stoker.records import Event
+from stoker.reporting import display as display_module
+from stoker.reporting.display import Display, JsonDisplay, LiveDisplay, PlainDisplay, choose_display
 from tests.reporting import story
 
 
@@ -81,7 +81,7 @@ def test_a_reader_that_left_does_not_stop_training() -> None:
 def test_a_process_whose_output_is_cut_off_ends_well() -> None:
     """`stoker train --json | head -1` ends with exit code 0 and no complaint at exit."""
     code = (
-        "import sys\nfrom stoker.cli.display import JsonDisplay\nfrom stoker.records import Event\n"
+        "import sys\nfrom stoker.reporting.display import JsonDisplay\nfrom stoker.records import Event\n"
         "display = JsonDisplay(sys.stdout)\nsys.stdin.readline()\n"
         "for n in range(9): display(Event(kind='warned', at=0.0, fields={'message': 'x' * 9000}))\n"
     )
