@@ -201,6 +201,8 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_run_or_one_that_goes_on(ro
     assert outcome.code in {2, 4}
     assert "the disk is full" in outcome.err
     assert "Traceback" not in outcome.err
+    left = list(Path("runs").iterdir()) if Path("runs").exists() else []
+    assert all(CheckpointStore(path / "checkpoints").newest() is not None for path in left)
     assert stoker_here("train", "blobs.py", "--plan", plan).code == 0
     assert [path.name for path in Path("runs").iterdir()] == [stoker.load("latest").name]
 
@@ -335,3 +337,21 @@ def test_a_real_disk_that_is_read_only(small_disk: Path) -> None:
     outcome = stoker_here("train", "blobs.py", "--plan", plan_file(), "--run-dir", small_disk / "run")
     assert (outcome.code, "the file system is read-only" in outcome.err) == (2, True)
     assert list(small_disk.iterdir()) == []
+
+
+def test_a_library_that_cannot_write_fails_in_words_as_well() -> None:
+    """Weights are written by safetensors, which knows nothing of our errors: here of a limit on the size of files."""
+    import resource
+
+    job_file()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64_000, before[1]))
+    try:
+        outcome = stoker_here("train", "blobs.py", "--set", "width=4000", "--plan", plan_file())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert outcome.code == 4
+    assert "Cannot write checkpoint 000000000080" in outcome.err
+    assert "larger than allowed here" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert list(Path("runs").iterdir()) == []

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.errors import BadRun
+from stoker.errors import BadJob, BadRun
 from stoker.records import Event
 from stoker.store import CheckpointStore, RunLock
 from stoker.training import model_weights
@@ -206,13 +206,13 @@ def first_checkpoint(run: stoker.Run) -> dict[str, torch.Tensor]:
 def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_counts_from_zero(changes: dict) -> None:
     """What the parent learned is there at the start; its position would mean something else here."""
     parent = stoker.train(blobs_job(select="last"), plan=PLAN)
-    settings = {"optimizer": stoker.SGD(lr=1e-9), "select": "last", "ema": 0.9} | changes
+    settings = {"optimizer": stoker.SGD(lr=1e-9), "until": stoker.updates(1), "ema": 0.9} | changes
     job = blobs_job(**settings)
     heard = Heard()
     plan = dataclasses.replace(PLAN, micro_batch=job.batch)
     fork = stoker.train(job, plan=plan, fork=parent.name, sink=heard)
     assert heard.of("resumed")[0]["samples"] == heard.of("started")[0]["samples"] == 0
-    assert fork.record.samples == 240
+    assert fork.record.updates == 1
     for name, tensor in fork.weights().items():
         assert torch.allclose(tensor, parent.weights()[name], atol=1e-6), name
 
@@ -298,6 +298,18 @@ def test_a_budget_of_seconds_is_turned_into_samples_once() -> None:
     assert stopped.record.total_samples == total > 48
     run = stoker.train(job)
     assert (run.name, run.record.samples, run.record.total_samples) == (stopped.name, total, total)
+
+
+def test_the_time_between_checkpoints_may_change_when_a_run_goes_on() -> None:
+    """It is no part of what makes two runs bit-equal; it is told in seconds."""
+    stopped = stopped_run(blobs_job())
+    heard = Heard()
+    run = stoker.train(blobs_job(), checkpoint_every=stoker.seconds(1e-6), sink=heard)
+    assert run.name == stopped.name
+    assert [fields["samples"] for fields in heard.of("checkpointed")] == list(range(112, 241, 16))
+    assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN))
+    with pytest.raises(BadJob, match="checkpoints are counted in seconds, not epochs"):
+        stoker.train(blobs_job(), checkpoint_every=stoker.epochs(1))
 
 
 def test_what_a_finished_run_keeps_is_not_touched_by_the_next_one() -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
+from stoker import reporting
 from stoker.errors import BadRun, RunFailed
 from stoker.records import Event, Plan
 from stoker.store import CheckpointStore
@@ -108,7 +109,7 @@ def test_whoever_hears_that_a_run_is_finished_finds_all_of_it() -> None:
 
     run = stoker.train(blobs_job(), plan=PLAN, sink=sink)
     assert found[:2] == ["finished", run.weights().keys()]
-    assert f"{run.metrics['test/accuracy']:.2%}".replace("%", " %") in found[2]
+    assert found[2] == reporting.render_html(run.directory.read_report())
 
 
 def test_the_test_set_is_used_once_at_the_end() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -222,6 +224,40 @@ class OwnGenerator(nn.Module):
 
     def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
         return self.last(x_BF + torch.randn(x_BF.shape, generator=self.random, dtype=x_BF.dtype))
+
+
+class DrawsElsewhere(nn.Module):
+    """Scales its output by draws from Python's and NumPy's global generators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.last(x_BF) * (1 + 0.1 * random.random() * np.random.rand())  # noqa: NPY002 - as users do
+
+
+class Moody(nn.Module):
+    """Scales its output by chance, from a generator that the system seeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(FEATURES, CLASSES)
+        self.chance = random.SystemRandom()
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.last(x_BF) * (1 + 0.1 * self.chance.random())
+
+
+class Logarithmic(nn.Module):
+    """Takes the logarithm of weights that begin just above zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scale = nn.Linear(FEATURES, CLASSES), nn.Parameter(torch.full((CLASSES,), 1e-3))
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.first(x_BF) * self.scale.log()
 
 
 class MixedUp(nn.Module):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.records import Coupling
 from stoker.stepping import find_coupling
+from stoker.stepping.pool import pool_of
 from stoker.zoo import GPT
 from tests.stepping import models
 from tests.stepping.models import (
@@ -212,6 +215,42 @@ def test_a_capacity_that_the_tried_batches_stay_below_is_not_seen() -> None:
     coupling = probed(text_job(OneTokenOnly, data=(varied[:, :-1], varied[:, 1:])))
     assert coupling.kind == "separable"
     assert "8 rounds of 8 samples, float64" in coupling.evidence
+
+
+def test_batch_norm_with_a_loss_that_does_not_add_up_goes_whole() -> None:
+    """Where batch statistics are not all that is wrong, several groups in a micro-batch are not legal."""
+    coupling = probed(make_job(lambda: mlp(norm=nn.BatchNorm1d), loss=models.mean_as_sum))
+    assert (coupling.kind, coupling.causes) == ("whole_group", ("1 BatchNorm1d", "the loss"))
+
+
+def test_model_that_does_not_repeat_itself_is_coupled() -> None:
+    """Of a model whose loss changes from call to call nothing can be told."""
+    coupling = probed(make_job(models.Moody))
+    assert coupling.kind == "whole_group"
+    assert "generators of its own" in coupling.causes[0]
+
+
+def test_draws_that_cannot_be_silenced_leave_the_parts_uncompared() -> None:
+    """A model that draws from Python and NumPy is separable by its mixed difference, and the evidence says no more."""
+    coupling = probed(make_job(models.DrawsElsewhere))
+    assert coupling.kind == "separable"
+    assert "parts were not compared with the whole" in coupling.evidence
+
+
+def test_noise_that_breaks_the_loss_is_left_out() -> None:
+    """A model whose weights must stay positive is probed at its initial ones."""
+    assert probed(make_job(models.Logarithmic)).kind == "separable"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 64])
+def test_exchanged_halves_differ(count: int) -> None:
+    """However few samples there are, every comparison puts other samples in a half's place."""
+    job = make_job(mlp, data=vectors(count))
+    pool = pool_of(job, samples_of(job), torch.float64)
+    for sizes in ((1, 1), (4, 4), (2, 3)):
+        for quad in islice(pool.quads(sizes, 0), 12):
+            assert quad.first.tolist() != quad.other_first.tolist()
+            assert quad.second.tolist() != quad.other_second.tolist()
 
 
 def test_two_samples_are_enough() -> None:

@@ -9,8 +9,8 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.stepping import Objective
-from tests.stepping.models import make_job
+from stoker.stepping import Objective, find_coupling
+from tests.stepping.models import make_job, mlp, samples_of
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.5, 0.0], [0.0, 0.0, 3.0]])
 LABELS = torch.tensor([0, 1, 1])
@@ -139,6 +139,17 @@ def test_what_is_no_loss_is_refused(loss: Any, problem: str) -> None:
     """Numbers and whole numbers cannot be differentiated."""
     with pytest.raises(BadJob, match=problem):
         Objective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
+
+
+@pytest.mark.parametrize(("total", "found"), [(LOGITS.sum(1), r"\[3\]"), (1.0, "float")], ids=["by sample", "a number"])
+def test_sum_that_is_no_scalar_is_refused(total: Any, found: str) -> None:
+    """A sum per sample, or a plain number, is told by the probe and by evaluation, which come before training."""
+    problem = f"with a sum of {found}, wanted a scalar tensor"
+    with pytest.raises(BadJob, match=problem):
+        of(LABELS, loss=lambda output, target: Loss(total, 3))
+    job = make_job(mlp, loss=lambda output, target: Loss(total, 3))
+    with pytest.raises(BadJob, match=problem):
+        find_coupling(job, samples_of(job))
 
 
 def test_missing_target_is_told() -> None:

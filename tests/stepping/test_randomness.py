@@ -91,6 +91,16 @@ def test_attention_without_dropout_draws_nothing() -> None:
     assert draws.drawn == set()
 
 
+def test_dropout_share_of_a_fused_operation_is_silenced() -> None:
+    """Where attention drops inside one operation, its share is set to zero; this one refuses any other on a CPU."""
+    query = X.view(1, 1, 4, 8)
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with RandomDraws(silenced=True) as draws:
+        found = attention(query, query, query, 0.5)[0]
+    assert torch.equal(found, attention(query, query, query, 0.0)[0])
+    assert draws.drawn == {"_scaled_dot_product_flash_attention_for_cpu"}
+
+
 def test_coarsest_rounding_is_noted() -> None:
     """One fp32 result among float64 ones tells that a computation is no finer than fp32."""
     x = X.double()

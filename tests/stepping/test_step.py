@@ -213,8 +213,16 @@ def test_batch_without_any_valid_target_fails_loudly() -> None:
     job = make_job(
         lambda: nn.Embedding(12, 12), data=(inputs, torch.full_like(targets, -100)), loss="token_cross_entropy"
     )
-    with pytest.raises(RunFailed, match="the loss is nan at update 1"):
+    with pytest.raises(RunFailed, match=r"the loss is nan at update 1"):
         train(job, Step(job, plan_of(4), SEPARABLE), 1)
+
+
+@pytest.mark.parametrize("micro_batch", [4, 16])
+def test_count_of_zero_fails_loudly(micro_batch: int) -> None:
+    """A user's count that is the number 0 is no error in arithmetic, but a loss that is not finite."""
+    job = make_job(mlp, loss=lambda output, target: Loss(output.sum(), 0))
+    with pytest.raises(RunFailed, match=r"the loss is (nan|inf|-inf) at update 1"):
+        train(job, Step(job, plan_of(micro_batch), SEPARABLE), 1)
 
 
 def test_micro_batch_without_any_valid_target_is_harmless() -> None:

@@ -106,6 +106,15 @@ def test_a_slow_first_update_does_not_spoil_the_time_to_go() -> None:
     assert run.events[-1].fields["eta_s"] == pytest.approx(500 * 2.0 / 500, rel=0.05)
 
 
+def test_evaluations_and_checkpoints_do_not_slow_the_rate_that_is_expected() -> None:
+    """They are counted on their own: 900 samples at 100 a second, though a minute went elsewhere."""
+    run = Watched()
+    run.clock.advance(60.0)
+    run.telemetry.lap("evaluation")
+    run.update(data_s=0.25, update_s=0.75)
+    assert run.progress()["eta_s"] == pytest.approx(9.0)
+
+
 def test_the_recent_rate_forgets() -> None:
     """A run that became slower for two minutes expects to stay so."""
     run = Watched()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -90,26 +88,3 @@ class ForgetfulSGD(torch.optim.SGD):
         for group in self.param_groups:
             group["lr"] /= self.count
         return super().step(closure)
-
-
-class DrawsElsewhere(nn.Module):
-    """Scales its output by draws from Python's and NumPy's global generators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
-        return self.last(x_BF) * (1 + 0.1 * random.random() * np.random.rand())  # noqa: NPY002 - as users do
-
-
-class Moody(nn.Module):
-    """Scales its output by chance, from a generator that the system seeds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(FEATURES, CLASSES)
-        self.chance = random.SystemRandom()
-
-    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
-        return self.last(x_BF) * (1 + 0.1 * self.chance.random())

@@ -67,6 +67,23 @@ def test_micro_batch_that_leaves_a_rest_betrays_a_wrong_count() -> None:
     assert not check_equality(subject_of(job, 16), no_time()).passed
 
 
+def test_ragged_batch_is_among_the_updates() -> None:
+    """What goes wrong in the last batch of an epoch alone shows even where there is time for three updates only."""
+
+    class MixesFour(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(6, 4)
+
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            return self.last(x_BF + (x_BF.mean(0) if len(x_BF) == 4 else 0))
+
+    job = make_job(MixesFour, data=vectors(28), batch=8)  # batches of 8, 8, 8 and 4
+    verdict = check_equality(subject_of(job, 3), no_time())
+    assert not verdict.passed
+    assert "2 updates of 8 samples, the ragged batch among them," in verdict.evidence
+
+
 def test_unsilenceable_draws_are_told() -> None:
     """Draws from Python and NumPy cannot be silenced: nothing is claimed beyond the law."""
 

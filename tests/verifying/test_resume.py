@@ -14,13 +14,11 @@ from stoker.stepping import Step
 from stoker.verifying.resume import check_resume, first_difference, state_of
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
-from tests.stepping.models import TOKENS, VOCAB, OwnGenerator, cnn, images, make_job, mlp, texts
+from tests.stepping.models import TOKENS, VOCAB, DrawsElsewhere, Moody, OwnGenerator, cnn, images, make_job, mlp, texts
 from tests.verifying.examining import (
-    DrawsElsewhere,
     ForgetfulSGD,
     ForgottenBuffer,
     HiddenCount,
-    Moody,
     ample_time,
     no_time,
     on_disk,

@@ -70,6 +70,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         BadRun: the run directory cannot be used, or is in use.
         RunFailed: training could not go on; what was saved is intact.
     """
+    if checkpoint_every is not None and checkpoint_every.unit != "seconds":
+        raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
     prepared = prepare(job, entry)
     device = resolve_place(on, attached_devices())
     parent = find_run(runs_root(), fork) if fork is not None else None
@@ -95,7 +97,7 @@ def train(  # noqa: PLR0913 - what the command line offers
             _require_same_plan(directory, given)
             _keep_sources(directory, prepared.entry)  # a kill may have come before they were there
             _tell(sinks, "warned", message=because)
-        return _run(prepared, directory, sinks)
+        return _run(prepared, directory, checkpoint_every, sinks)
 
 
 def _choose(
@@ -145,19 +147,22 @@ def _decide_and_tell(
     if prepared.data.note:
         _tell(sinks, "warned", message=prepared.data.note)
     decision, coupling = decide(prepared, device, given)
-    if checkpoint_every is not None:
-        if checkpoint_every.unit != "seconds":
-            raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
-        best = decision.chosen
-        hurried = dataclasses.replace(best.plan, checkpoint_every_s=checkpoint_every.value)
-        candidates = (dataclasses.replace(best, plan=hurried), *decision.candidates[1:])
-        decision = dataclasses.replace(decision, candidates=candidates)
+    decision = _saving_every(checkpoint_every, decision)
     chosen = decision.chosen
     _tell(
         sinks, "planned", run=directory.name, plan=records.to_json(chosen.plan), took_s=decision.took_s,
         forecast=records.to_json(chosen.forecast), explanation=list(decision.explanation), device=device.model,
     )  # fmt: skip
     return decision, coupling
+
+
+def _saving_every(interval: Duration | None, decision: Decision) -> Decision:
+    """The decision with this time between checkpoints in its plan."""
+    if interval is None:
+        return decision
+    plan = dataclasses.replace(decision.chosen.plan, checkpoint_every_s=interval.value)
+    candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
+    return dataclasses.replace(decision, candidates=candidates)
 
 
 def _create(
@@ -204,11 +209,12 @@ def _keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
                 write_atomic(copy, text)
 
 
-def _run(prepared: Prepared, directory: RunDirectory, sinks: Sequence[Sink]) -> Run:
+def _run(prepared: Prepared, directory: RunDirectory, checkpoint_every: Duration | None, sinks: Sequence[Sink]) -> Run:
     """Train, test and report the run in `directory`, whose lock is held, from where it is."""
     decision, coupling = directory.read_decision(), directory.read_coupling()
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
+    decision = _saving_every(checkpoint_every, decision)
     plan = decision.chosen.plan
     every_sink = [directory.append_event, *sinks]
 

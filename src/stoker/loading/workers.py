@@ -91,8 +91,9 @@ def _running(loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byt
         yield batches
     finally:
         is_over.value = 1
-        # What the iterator's destructor does, private; without it, that is left to the destructor, and to the exit.
-        getattr(batches, "_shutdown_workers", lambda: None)()
+        with contextlib.suppress(RuntimeError):  # a death that no longer matters
+            # What the iterator's destructor does, private; without it, that is left to the destructor, and to the exit.
+            getattr(batches, "_shutdown_workers", lambda: None)()
         if not any(worker.is_alive() for worker in workers):
             atexit.unregister(kill)
 

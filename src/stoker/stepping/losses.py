@@ -101,7 +101,7 @@ class Objective:
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
-            return value
+            return require_scalar(value, name)
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             if value.dim() == 0:
                 return Loss(value * size, size)
@@ -116,6 +116,15 @@ class Objective:
 def measure_name(measure: str | Callable[..., Any]) -> str:
     """What a loss or metric is called in results."""
     return measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
+
+
+def require_scalar(loss: Loss, name: str) -> Loss:
+    """The loss, whose sum must be a scalar tensor; asked once of a job, not at every update."""
+    if getattr(loss.sum, "shape", None) != ():
+        raise BadJob(
+            f"{name} returned stoker.Loss(sum, count) with a sum of {_shape(loss.sum)}, wanted a scalar tensor"
+        )
+    return loss
 
 
 def takes_model(function: Callable[..., Any]) -> bool:

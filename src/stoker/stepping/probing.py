@@ -22,7 +22,7 @@ from torch import nn
 from stoker.jobs import Job
 from stoker.loading import Batch, Samples, Stream, key_of, seed_generators
 from stoker.loading.order import Indices
-from stoker.stepping.losses import LossForm, Objective
+from stoker.stepping.losses import LossForm, Objective, require_scalar
 from stoker.stepping.model import build_model, default_dtype
 from stoker.stepping.pool import Pool, Quad, pool_of
 from stoker.stepping.randomness import RandomDraws
@@ -159,7 +159,7 @@ class Probe:
         seed_generators(key_of(Stream.PROBE, seed))
         content = batch.cut(start, stop)
         with default_dtype(self.dtype):
-            loss = self.objective.loss(model, content, stop - start)
+            loss = require_scalar(self.objective.loss(model, content, stop - start), "loss")
         return loss.sum, float(loss.count)
 
 

@@ -132,7 +132,9 @@ class Step:
             return loss.count.to(loss.sum.dtype).reciprocal()
         kept = self._reciprocals.get(loss.count)
         if kept is None or kept.dtype != loss.sum.dtype:
-            kept = self._reciprocals[loss.count] = torch.full_like(loss.sum.detach(), 1 / loss.count)
+            kept = self._reciprocals[loss.count] = torch.full_like(
+                loss.sum.detach(), 1 / loss.count if loss.count else math.inf
+            )
         return kept
 
     def _accumulated(self, batch: Batch, update: int) -> torch.Tensor:

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from stoker.planning import Search
+from stoker.records import Device, Plan
+from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, extents, measurement, profile, run
+
+
+def explained(trial, device: Device = CPU, **facts) -> tuple[str, ...]:
+    """What is said after the search with these trials."""
+    search = Search(profile(**facts), device, extents)
+    run(search, trial)
+    return search.decision().explanation
+
+
+def test_five_lines_say_why() -> None:
+    """Hardware and plan; what the contract allows; what each setting gave; memory; time, with its interval."""
+    lines = explained(lambda plan: measurement(plan, {"bf16": 0.1, "fp32": 0.21}[plan.precision], gradient_error=0.004))
+    assert lines[0].startswith("a CPU, 4 cores: bf16 · micro-batch 512 · channels-last · 4 threads")
+    assert lines[1] == "samples are separable: any micro-batch up to the batch of 512 learns the same"
+    assert lines[2].startswith("speed: bf16 2.10x fp32; micro-batch 512 1.00x micro-batch 256;")
+    assert "channels-last 1.00x contiguous; 4 threads 1.00x 2 threads; 4 threads 1.00x 1 thread" in lines[2]
+    assert lines[2].endswith("fused optimiser 1.00x default optimiser; gradient 0.4% from fp32's")
+    assert lines[3] == "memory: 1.0 GiB at the peak (measured here), of 8.0 GiB"
+    assert lines[4].startswith(
+        "to finish: 56.8 s (51.1 s to 1 min 2 s, measured here) for 270.0 k samples in 530 updates"
+    )
+    assert len(lines) == 5
+
+
+def test_the_ratio_is_the_one_that_decided() -> None:
+    """By the faster half of the updates, as plans are compared: a chosen setting is never said to be slower."""
+    noisy = {"bf16": (0.1, 0.1, 0.9, 0.9, 0.9), "fp32": (0.2,) * 5}
+    lines = explained(lambda plan: measurement(plan, noisy[plan.precision], gradient_error=0.0))
+    assert "bf16 2.00x fp32" in lines[2]
+
+
+def test_loaders_and_workers_are_told_apart() -> None:
+    """A change of the loader, and a change of the number of workers alone."""
+    times = {0: 0.4, 4: 0.1, 2: 0.2}
+    lines = explained(lambda plan: measurement(plan, times[plan.num_workers]), is_in_memory=False)
+    assert "workers loader 4.00x inline loader" in lines[2]
+    assert "4 loader workers 2.00x 2 loader workers" in lines[2]
+
+
+def test_what_couples_samples_is_named() -> None:
+    """And the rule that follows from it."""
+    lines = explained(lambda plan: measurement(plan, 0.1), coupling=NORMS)
+    assert lines[1] == "samples are coupled by 5 BatchNorm2d: a micro-batch is whole groups of 64 samples"
+    whole = dataclasses.replace(NORMS, kind="whole_group", causes=("the loss",))
+    lines = explained(lambda plan: measurement(plan, 0.1), coupling=whole)
+    assert lines[1] == "samples are coupled by the loss: a micro-batch is exactly one group of 64 samples"
+
+
+def test_what_was_ruled_out_is_named_with_its_micro_batch() -> None:
+    """bf16 itself is not ruled out because it did not fit with 512 samples."""
+    lines = explained(
+        lambda plan: "out of memory" if plan.micro_batch == 512 else measurement(plan, 0.1, gradient_error=0.0)
+    )
+    assert "bf16 at micro-batch 512 ruled out: out of memory" in lines[2]
+
+
+def test_a_short_run_is_not_worth_a_second_trial() -> None:
+    """Then the line says so."""
+    lines = explained(lambda plan: measurement(plan, 0.001, took_s=5.0))
+    assert lines[2] == "speed: nothing else was tried, it would not have paid back"
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (OLD_CPU, "an old CPU, 1 core: fp32"),
+        (GPU, "H200, 132 multiprocessors: bf16"),
+        (dataclasses.replace(GPU, cores=0), "H200: bf16"),
+    ],
+)
+def test_hardware_is_named_for_what_it_has(device: Device, words: str) -> None:
+    """Cores of a CPU, multiprocessors of a GPU, nothing where it is not known."""
+
+    def trial(plan: Plan):
+        return measurement(plan, 0.1, peak_bytes=2**20)
+
+    assert explained(trial, device, saved_bytes_per_sample=1000.0)[0].startswith(words)
