@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
 from stoker.loading import as_samples, hold_out, samples
-from stoker.loading.fingerprint import digest_of_arrays
 from tests.loading.data import Failing, Growing, Noisy, Squares
 
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
@@ -211,25 +210,6 @@ def test_other_data_have_another_fingerprint(one: Any, other: Any) -> None:
     """Content, names, types, shapes, length and kind count; the same data have the same one."""
     found = [as_samples(data, what="data").fingerprint() for data in (one, other, one)]
     assert found[0] == found[2] != found[1]
-
-
-def test_a_fingerprint_of_arrays_sees_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a size; beyond it, rows spread over all of them."""
-    changed = X.clone()
-    changed[9, 1] += 1
-    assert digest_of_arrays([X]) != digest_of_arrays([changed])
-    monkeypatch.setattr("stoker.loading.fingerprint._WHOLE_BYTES", 8)
-    monkeypatch.setattr("stoker.loading.fingerprint._ROWS", 5)
-    assert digest_of_arrays([X]) == digest_of_arrays([changed])  # row 9 is not one of them
-    changed[8, 0] += 1
-    assert digest_of_arrays([X]) != digest_of_arrays([changed])
-    assert digest_of_arrays([X]) != digest_of_arrays([X[:9]])
-
-
-def test_tensors_of_any_dtype_have_a_fingerprint() -> None:
-    """Empty ones and those that NumPy lacks too."""
-    tensors = [X.bfloat16(), X.bool(), torch.zeros(10, 0), X.to(torch.complex64), Y.to(torch.uint8)]
-    assert len({digest_of_arrays([tensor]) for tensor in tensors}) == len(tensors)
 
 
 @given(st.integers(2, 400), st.floats(0.01, 0.99), st.integers(0, 5))

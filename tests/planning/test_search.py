@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import DoesNotFit
 from stoker.planning import Search
-from stoker.planning.search import LARGEST_GRADIENT_ERROR, LEAST_GAIN
-from stoker.records import Coupling, Measurement, Plan
+from stoker.planning.search import LEAST_GAIN
+from stoker.records import LARGEST_GRADIENT_ERROR, Coupling, Measurement, Plan
 from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, SEPARABLE, extents, measurement, profile, run
 
 FACTORS = st.floats(0.25, 4.0)
