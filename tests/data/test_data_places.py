@@ -102,6 +102,7 @@ def test_what_is_nowhere_is_told_with_where_it_was_looked_for(small, tmp_path):
         (b"\x1f\x8b\x08\x00cut", "is truncated"),
         (bytes(2**20), "gave more than 64.1 KiB, which is more than the file has"),
     ],
+    ids=["a login page", "another file", "cut off", "endless"],
 )
 def test_a_download_that_is_something_else_is_not_kept(small, tmp_path, sent, complaint):
     """A login page, a cut file, an endless one: an error, and an empty cache."""

@@ -61,6 +61,7 @@ def test_the_first_image_is_a_zero():
         (STORED[:5000] + bytes(8) + STORED[5008:], "is damaged"),
         (gzip.compress(b"1,2,3\n"), "wanted 6ebb3d2f"),
     ],
+    ids=["cut off", "overwritten", "another file"],
 )
 def test_a_damaged_package_is_told(stored, complaint):
     """The embedded file is verified like any other."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -269,6 +271,45 @@ def test_evaluating_does_not_influence_training() -> None:
     assert_equal_weights(runs[1], runs[2])
 
 
+class Items(torch.utils.data.Dataset):
+    """The points of `blobs`, fetched one by one."""
+
+    def __init__(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
+        self.inputs, self.target = inputs, target
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index], self.target[index]
+
+
+class Noisy(nn.Linear):
+    """A layer that draws from all three global generators while it is trained."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            noise = random.random() + np.random.rand()  # noqa: NPY002 - what users write
+            inputs = inputs * (1 + 0.1 * noise) + 0.1 * torch.rand_like(inputs)
+        return super().forward(inputs)
+
+
+def test_evaluating_does_not_influence_what_a_model_draws() -> None:
+    """Though the items of `valid` draw at random too: Python's, NumPy's and PyTorch's generators are given back."""
+    plan = dataclasses.replace(PLAN, loader="inline")
+    runs = [
+        stoker.train(
+            blobs_job(
+                model=lambda: Noisy(6, 2), data=Items(*blobs(80)), test=None, select="last", valid=valid,
+                evaluate_every=stoker.updates(1),
+            ),
+            plan=plan,
+        )
+        for valid in (None, Items(*blobs(20, seed=2)))
+    ]  # fmt: skip
+    assert_equal_weights(*runs)
+
+
 def test_checkpoints_do_not_influence_training() -> None:
     """One after every update, or none before the end: bit-equal weights."""
     often, seldom = Heard(), Heard()
@@ -281,19 +322,6 @@ def test_checkpoints_do_not_influence_training() -> None:
     decision = runs[0].directory.read_decision()
     assert decision is not None
     assert decision.chosen.plan.checkpoint_every_s == 1e-6
-
-
-class Items(torch.utils.data.Dataset):
-    """The points of `blobs`, fetched one by one."""
-
-    def __init__(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
-        self.inputs, self.target = inputs, target
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.inputs[index], self.target[index]
 
 
 def test_where_batches_come_from_does_not_change_what_is_learned() -> None:

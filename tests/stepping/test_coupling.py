@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import Job
+from stoker.jobs import Job, Loss
 from stoker.records import Coupling
 from stoker.stepping import find_coupling
 from stoker.stepping.pool import pool_of
+from stoker.stepping.probing import working_probe
 from stoker.zoo import GPT
 from tests.stepping import models
 from tests.stepping.models import (
@@ -237,9 +238,22 @@ def test_draws_that_cannot_be_silenced_leave_the_parts_uncompared() -> None:
     assert "parts were not compared with the whole" in coupling.evidence
 
 
+def test_part_that_is_not_finite_does_not_add_up() -> None:
+    """A loss that only whole batches keep finite is not additive."""
+
+    def last_of_a_kind(output: torch.Tensor, target: torch.Tensor) -> Loss:
+        return Loss(output.sum() * (1.0 if len(output) == 8 else float("nan")), len(output))
+
+    coupling = probed(make_job(mlp, loss=last_of_a_kind))
+    assert (coupling.kind, coupling.causes) == ("whole_group", ("the loss",))
+
+
 def test_noise_that_breaks_the_loss_is_left_out() -> None:
     """A model whose weights must stay positive is probed at its initial ones."""
-    assert probed(make_job(models.Logarithmic)).kind == "separable"
+    job = make_job(models.Logarithmic)
+    noisy, initial = working_probe(job, samples_of(job)).models
+    assert noisy is initial
+    assert "agree with the whole's" in probed(job).evidence
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 64])

@@ -113,7 +113,7 @@ def _moves(probe: Probe, largest: float) -> str:
 
 def _adds_up(parts: Agreement) -> str:
     if math.isnan(parts.largest):
-        return "parts were not compared with the whole: the model draws at random in ways that cannot be silenced"
+        return "parts were not compared with the whole: random draws could not be silenced, or its loss was not finite"
     return f"sums, counts, gradients and state of parts agree with the whole's to {parts.largest:.1e}"
 
 

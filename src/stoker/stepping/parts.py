@@ -44,7 +44,7 @@ class _Pass:
 
 def compare_parts(probe: Probe) -> Agreement:
     """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts."""
-    largest = 0.0
+    differences: list[float] = []
     with RandomDraws(silenced=True):
         if not probe.is_same_with(seed=1):
             return Agreement(math.nan)
@@ -52,8 +52,8 @@ def compare_parts(probe: Probe) -> Agreement:
             found = _compare(probe, model, probe.pool.batch(quad.first, quad.second), max(1, len(quad.first) - 1))
             if found.problem is not None:
                 return found
-            largest = max(largest, found.largest)
-    return Agreement(largest)
+            differences.append(found.largest)
+    return Agreement(max((each for each in differences if math.isfinite(each)), default=math.nan))
 
 
 def compare_groups(probe: Probe) -> Agreement:
@@ -85,6 +85,8 @@ def compare_groups(probe: Probe) -> Agreement:
 def _compare(probe: Probe, model: nn.Module, batch: Batch, at: int) -> Agreement:
     """Compare `batch` with its parts before and after sample `at`."""
     whole = _pass(probe, fresh(model), batch, 0, batch.size)
+    if not math.isfinite(whole.value.sum):
+        return Agreement(math.nan)
     try:
         first = _pass(probe, fresh(model), batch, 0, at)
         second = _pass(probe, first.model, batch, at, batch.size)
@@ -93,7 +95,7 @@ def _compare(probe: Probe, model: nn.Module, batch: Batch, at: int) -> Agreement
         cause = f"the model or the loss: it takes only batches of {batch.size} samples"
         return Agreement(math.nan, f"smaller ones raise {type(error).__name__}: {error}", cause)
     sums = gap(whole.value, first.value + second_alone, whole.value)
-    if sums > probe.tolerance:
+    if not sums <= probe.tolerance:  # nor where a part's sum is not finite
         return Agreement(sums, f"the sums or counts of two parts differ from the whole's by {sums:.1e} of it")
     memory = gap(second.value, second_alone, second_alone)
     if memory > probe.tolerance:
