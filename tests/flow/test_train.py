@@ -284,6 +284,13 @@ class Items(torch.utils.data.Dataset):
         return self.inputs[index], self.target[index]
 
 
+class NoisyItems(Items):
+    """Points that are never the same twice: each draws from Python's and NumPy's generators."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index] * random.random() + np.random.rand(), self.target[index]  # noqa: NPY002 - likewise
+
+
 class Noisy(nn.Linear):
     """A layer that draws from all three global generators while it is trained."""
 
@@ -300,12 +307,12 @@ def test_evaluating_does_not_influence_what_a_model_draws() -> None:
     runs = [
         stoker.train(
             blobs_job(
-                model=lambda: Noisy(6, 2), data=Items(*blobs(80)), test=None, select="last", valid=valid,
+                model=lambda: Noisy(6, 2), data=NoisyItems(*blobs(80)), test=None, select="last", valid=valid,
                 evaluate_every=stoker.updates(1),
             ),
             plan=plan,
         )
-        for valid in (None, Items(*blobs(20, seed=2)))
+        for valid in (None, NoisyItems(*blobs(20, seed=2)))
     ]  # fmt: skip
     assert_equal_weights(*runs)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from stoker.jobs.extent import Extent
@@ -87,6 +87,7 @@ def test_fractions_of_an_epoch_are_rounded_up_but_not_by_rounding_errors(
 
 
 @given(EXTENTS, LENGTHS, st.integers(1, 60))
+@example(Extent(11, 10), samples(4), 4)  # the ragged update of an epoch lies within an interval
 def test_evaluations_are_those_of_a_plain_loop(extent: Extent, every: Duration, total: int) -> None:
     """Their number is known beforehand: after each update in which an interval ends, and at the end."""
     positions = walk(extent, total)

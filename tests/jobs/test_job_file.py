@@ -158,8 +158,9 @@ def test_loading_leaves_the_working_directory(tmp_path: Path, monkeypatch: pytes
     assert Path.cwd() == tmp_path
 
 
-def test_loading_leaves_no_files_and_no_search_path(tmp_path: Path) -> None:
+def test_loading_leaves_no_files_and_no_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No bytecode beside the user's files, and sys.path as it was."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = write(tmp_path, train_me=with_job("import nets\ndef job(): return make(batch=nets.batch)"), nets="batch = 2")
     before = list(sys.path)
     load_job(path, {})
@@ -170,17 +171,19 @@ def test_loading_leaves_no_files_and_no_search_path(tmp_path: Path) -> None:
 def test_a_failed_import_leaves_no_module(tmp_path: Path) -> None:
     """Nothing half made can be found later."""
     path = write(tmp_path, train_me="1 / 0")
+    before = {name for name in sys.modules if name.startswith(JOB_MODULE)}
     with pytest.raises(BadJob, match="ZeroDivisionError"):
         load_job(path, {})
-    assert not [name for name in sys.modules if name.startswith(JOB_MODULE)]
+    assert {name for name in sys.modules if name.startswith(JOB_MODULE)} == before
 
 
-def test_the_file_as_it_is_now_is_what_runs(tmp_path: Path) -> None:
+def test_the_file_as_it_is_now_is_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit counts at once, even one within a second that keeps the file's size."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     text = with_job("import nets\ndef job(): return make(batch=nets.batch)")
     for batch in (2, 3, 4):
         path = write(tmp_path, train_me=text, nets=f"batch = {batch}")
-        for file in tmp_path.iterdir():
+        for file in tmp_path.glob("*.py"):
             os.utime(file, (1e9, 1e9))
         job, entry = load_job(path, {})
         assert job.batch == batch

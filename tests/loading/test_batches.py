@@ -92,6 +92,15 @@ def test_a_batch_in_parts_is_the_whole_batch(size: int, micro_batch: int, epoch:
     assert not size > 5 or not torch.equal(whole[0], IMAGES[indices])
 
 
+def test_a_sample_is_augmented_anew_in_every_epoch() -> None:
+    """Its draws are keyed by the epoch too."""
+    source = source_of(images_of("memory"), 30, "memory", augment=(RandomShift(2),))
+    epochs = contents(source, 0, 2)
+    one, other = (inputs[labels.argsort()] for inputs, labels in epochs)
+    num_alike = sum(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert num_alike < 10  # by chance, one in 25
+
+
 def test_a_batch_that_cannot_be_cut_is_said_to_be_so() -> None:
     """Giving every micro-batch all samples would be silent and wrong; the whole batch is fine."""
     samples = as_samples(Squares(8), what="data", collate=lambda items: {"packed": torch.zeros(len(items) * 3)})

@@ -71,6 +71,7 @@ def test_a_group_that_does_not_divide_the_batch() -> None:
     legal = [size for size in range(1, 101) if found.problem_with(size, 100) is None]
     assert legal == [30, 60, 90, 100]
     assert found.legal_micro_batches(100) == (100, 30)
+    assert coupling("batch_norm", 60).legal_micro_batches(500) == (500, 240, 120, 60)
 
 
 def test_a_group_larger_than_the_batch_leaves_nothing() -> None:

@@ -16,6 +16,7 @@ from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
 from tests.stepping.models import TOKENS, VOCAB, DrawsElsewhere, Moody, OwnGenerator, cnn, images, make_job, mlp, texts
 from tests.verifying.examining import (
+    ChangesInEvaluation,
     ForgetfulSGD,
     ForgottenBuffer,
     HiddenCount,
@@ -57,6 +58,9 @@ def test_stokers_own_training_is_exact(name: str, tmp_path: Path) -> None:
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "a buffer that is not saved": (
         {"model": ForgottenBuffer}, "weight last.weight", r"do not hold this buffer: register it with .*\(seen\)",
+    ),
+    "evaluation that moves training": (
+        {"model": ChangesInEvaluation}, "weight last.weight", "A pass in evaluation mode changes buffer shift",
     ),
     "a count in Python": ({"model": HiddenCount}, "weight last.weight", "state in a Python attribute"),
     "a generator of the model's own": ({"model": OwnGenerator}, "weight last.weight", "a generator of its own"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -113,7 +114,7 @@ def train(
         from stoker import flow, units
         from stoker.reporting.display import choose_display
 
-        every = None if checkpoint_every is None else units.seconds(checkpoint_every)
+        every = None if checkpoint_every is None else units.seconds(_finite(checkpoint_every))
         with _output(for_json=as_json) as stdout:
             job, entry = _load(job_file, settings)
             with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
@@ -199,6 +200,12 @@ def runs_diff(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     app(args=None if arguments is None else list(arguments))
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise BadJob(f"--checkpoint-every {seconds}: wanted a number of seconds, such as 3600")
+    return seconds
 
 
 def _whereabouts(source: FashionMnist) -> str:

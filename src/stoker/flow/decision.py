@@ -44,7 +44,7 @@ def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tupl
         def extents(measured: Measurement) -> planning.Extents:
             updates = total_updates(prepared, measured)
             total = prepared.extent.position(updates).samples
-            evaluations = prepared.extent.evaluations(job.evaluate_every, updates) if data.valid is not None else 0
+            evaluations = 0 if data.valid is None else prepared.extent.evaluations(job.evaluate_every, updates) + 1
             return planning.Extents(total_samples=total, total_updates=updates, evaluations=evaluations)
 
         search = planning.Search(facts, device, extents)

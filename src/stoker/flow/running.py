@@ -95,9 +95,10 @@ def train(  # noqa: PLR0913 - what the command line offers
         else:
             stack.enter_context(directory.locked())
             _require_same_plan(directory, given)
+            device = _device_of(directory, device, on)
             _keep_sources(directory, prepared.entry)  # a kill may have come before they were there
             _tell(sinks, "warned", message=because)
-        return _run(prepared, directory, checkpoint_every, sinks)
+        return _run(prepared, directory, device, _chosen_plan(directory, checkpoint_every), sinks)
 
 
 def _choose(
@@ -209,12 +210,41 @@ def _keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
                 write_atomic(copy, text)
 
 
-def _run(prepared: Prepared, directory: RunDirectory, checkpoint_every: Duration | None, sinks: Sequence[Sink]) -> Run:
-    """Train, test and report the run in `directory`, whose lock is held, from where it is."""
+def _device_of(directory: RunDirectory, asked: Device, on: str) -> Device:
+    """The attached device that the run began on.
+
+    Raises:
+        BadRun: it is not attached, or another one was asked for by name.
+    """
+    decision = directory.read_decision()
+    began = asked.torch_name if decision is None else decision.chosen.plan.device
+    found = next((device for device in attached_devices() if device.torch_name == began), None)
+    if found is None or (on != "here" and asked.torch_name != began):
+        why = "is not attached to this machine" if found is None else f"is not {on}"
+        raise BadRun(
+            f"{directory.name} began on {began}, which {why}, and goes on where it began",
+            remedy=f"Start another run with --new, or from this one's state with --fork {directory.name}.",
+        )
+    return found
+
+
+def _chosen_plan(directory: RunDirectory, checkpoint_every: Duration | None) -> tuple[Decision, Coupling]:
+    """What the run was begun under, with checkpoints as often as asked for now."""
     decision, coupling = directory.read_decision(), directory.read_coupling()
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
-    decision = _saving_every(checkpoint_every, decision)
+    return _saving_every(checkpoint_every, decision), coupling
+
+
+def _run(
+    prepared: Prepared,
+    directory: RunDirectory,
+    device: Device,
+    chosen: tuple[Decision, Coupling],
+    sinks: Sequence[Sink],
+) -> Run:
+    """Train, test and report the run in `directory`, whose lock is held, from where it is."""
+    decision, coupling = chosen
     plan = decision.chosen.plan
     every_sink = [directory.append_event, *sinks]
 
@@ -225,7 +255,7 @@ def _run(prepared: Prepared, directory: RunDirectory, checkpoint_every: Duration
     with profiling.threads(plan.threads), training.stop_on_signals() as stop:
         try:
             with users_code("training", prepared.entry, RunFailed), profiling.PeakMemory(plan.device) as peak:
-                session = ready(prepared, directory, decision=decision, coupling=coupling, sink=sink, stop=stop)
+                session = ready(prepared, directory, device, decision=decision, coupling=coupling, sink=sink, stop=stop)
                 session.position = session.loop.run(session.position)
                 if session.position.updates < session.loop.total_updates:
                     return _stopped(session, stop.reason or "asked")
@@ -250,17 +280,20 @@ def _stopped(session: Session, reason: str) -> Run:
 def _failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
     """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
     names: tuple[str, ...] = ()
+    samples = 0
     with suppress(StokerError):  # the first error is the one to tell
         names = CheckpointStore(directory.checkpoints).names()
-        if names and isinstance(error, BadRun):
-            return  # nothing was trained: the run is as it was found
-        if names:
-            directory.write_run(dataclasses.replace(directory.read_run(), status="failed", failure=error.message))
-        else:
+        if not names:
             directory.discard()
+            return
+        if isinstance(error, BadRun):
+            return  # what is in the directory cannot be used, and is left as it was found
+        samples = int(names[-1].split(".")[0])
+        failed = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
+        directory.write_run(failed)
     for sink in sinks if names else ():
         with suppress(StokerError):
-            _tell([sink], "stopped", reason=error.message, samples=int(names[-1].split(".")[0]))
+            _tell([sink], "stopped", reason=error.message, samples=samples)
 
 
 def _tell(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) -> None:

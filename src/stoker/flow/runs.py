@@ -91,7 +91,7 @@ class Run:
         spec = self.directory.read_spec()
         if spec.entry is None:
             raise BadRun(f"{self.name} was made in Python, without a job file", remedy="Give it: run.model(job=…).")
-        settings = {name: _as_text(value) for name, value in spec.parameters.items() if value is not None}
+        settings = {name: _as_text(value) for name, value in spec.parameters.items()}
         return load_job(self.path / JOB_COPY / spec.entry, settings)[0]
 
 
@@ -116,4 +116,6 @@ def report(where: str | Path) -> Path:
 
 
 def _as_text(value: records.codec.JSON) -> str:
+    if value is None:
+        return "none"
     return value if isinstance(value, str) else json.dumps(value)

@@ -12,7 +12,7 @@ from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
 from stoker.jobs import Job
 from stoker.loading import BatchSource, Stream, key_of, seed_generators
-from stoker.records import CheckpointManifest, Coupling, Decision, Environment, JobSpec, Position
+from stoker.records import CheckpointManifest, Coupling, Decision, Device, Environment, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.stepping import Step, measure_name
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
@@ -53,6 +53,7 @@ class Session:
 def ready(
     prepared: Prepared,
     directory: RunDirectory,
+    device: Device,
     *,
     decision: Decision,
     coupling: Coupling,
@@ -83,7 +84,7 @@ def ready(
         total_updates=decision.chosen.forecast.total_updates,
         valid=prepared.data.valid,
         evaluate_every=prepared.job.evaluate_every,
-        best=training.Best(**progress["best"]) if progress else training.Best(_deciding_measure(prepared.job)),
+        best=_best_so_far(prepared.job, progress),
         checkpointer=training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version()),
         telemetry=telemetry,
         stop=stop,
@@ -93,7 +94,7 @@ def ready(
         telemetry.emit("warned", message=problem)
     if start is not None:
         telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(start.path))
-    _tell_start(session)
+    _tell_start(session, device)
     return session
 
 
@@ -107,7 +108,7 @@ def _telemetry(
 ) -> training.Telemetry:
     extent, every = prepared.extent, prepared.job.evaluate_every
     forecast, has_valid = decision.chosen.forecast, prepared.data.valid is not None
-    left = extent.evaluations(every, forecast.total_updates) - extent.intervals(every, position)
+    left = extent.evaluations(every, forecast.total_updates) - extent.intervals(every, position) + 1
     return training.Telemetry(
         sink,
         total_samples=forecast.total_samples,
@@ -165,15 +166,14 @@ def _kind(optimizer: JSON) -> JSON:
     return optimizer["type"] if isinstance(optimizer, dict) and "type" in optimizer else optimizer
 
 
-def _tell_start(session: Session) -> None:
+def _tell_start(session: Session, device: Device) -> None:
     """Say what begins, under which guarantee."""
     prepared, telemetry, plan = session.prepared, session.loop.telemetry, session.decision.chosen.plan
-    was, device = session.directory.read_environment(), session.directory.read_device()
-    now = was if device is None else profiling.environment(device, plan)
+    was, now = session.directory.read_environment(), profiling.environment(device, plan)
     level = (
         "bit-equal on resume" if plan.device == "cpu" else "same law on resume: GPU kernels may not be deterministic"
     )
-    if was is not None and now is not None and was != now:
+    if was is not None and was != now:
         level = "same mathematics on resume: the environment has changed"
         changes = _changes(was, now)
         telemetry.emit("warned", message=f"the run began elsewhere; it goes on exactly up to rounding ({changes})")
@@ -199,6 +199,14 @@ def _changes(was: Environment, now: Environment) -> str:
     )
 
 
-def _deciding_measure(job: Job) -> str:
-    """The measure that tells the best checkpoint: the first metric, or the loss."""
-    return measure_name(job.metrics[0]) if job.metrics else "loss"
+def _best_so_far(job: Job, progress: dict[str, JSON]) -> training.Best:
+    """The measure that tells the best checkpoint, and its best value so far.
+
+    It is the first metric: a named one, or a function that says by an attribute `lower_is_better` which way is better;
+    else the loss.
+    """
+    first = job.metrics[0] if job.metrics else "loss"
+    lower_is_better = getattr(first, "lower_is_better", None)
+    name = measure_name(first) if isinstance(first, str) or lower_is_better is not None else "loss"
+    found: dict[str, JSON] = progress["best"] if progress else {"value": None, "samples": 0}
+    return training.Best(name, found["value"], found["samples"], lower_is_better=bool(lower_is_better))

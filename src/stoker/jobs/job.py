@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1")
-METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "mse", "l1")
+METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,8 @@ class Job:
         valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint.
         test: data of the same form, used once, at the end.
         metrics: names (see `METRICS`), or functions like the loss whose values are summed over samples and divided by
-            their count; the first one chooses the best checkpoint (greater is better, except "mse", "l1" and "loss").
+            their count. The first one chooses the best checkpoint if it is a name, or a function with an attribute
+            `lower_is_better`; else the loss does.
         schedule: a function of progress (0 to 1) giving a factor of the learning rate; see `stoker.schedules`.
         augment: random transforms of the inputs, in batches on the device; see `stoker.transforms`.
         label_smoothing: share of the target spread over all classes (the two cross-entropies).

@@ -16,7 +16,7 @@ _COPY_BYTES_PER_S = 2e9
 
 @dataclass(frozen=True)
 class Extents:
-    """How much there is to do: samples, updates, evaluations."""
+    """How much there is to do: samples, updates, evaluations (that of the weights kept, at the end, included)."""
 
     total_samples: int
     total_updates: int

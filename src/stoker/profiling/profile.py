@@ -40,7 +40,8 @@ def profile(job: Job, data: Datasets, device: Device, coupling: Coupling) -> Pro
 
 def saved_bytes_per_sample(step: Step, data: Datasets) -> float:
     """Bytes that a forward pass keeps for its backward pass, per sample: distinct storages other than parameters."""
-    size = min(_PROBED_SAMPLES, len(data.train), step.job.batch)
+    fewest = step.coupling.group if step.coupling.kind == "whole_group" else None
+    size = min(fewest or _PROBED_SAMPLES, len(data.train), step.job.batch)
     indices = np.arange(size, dtype=np.int64)
     batch = Batch(data.train.fetch(indices, 0), indices, 0, step.pipeline(data.train, augmented=True))
     own = {parameter.untyped_storage().data_ptr() for parameter in step.model.parameters()}

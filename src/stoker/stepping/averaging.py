@@ -13,6 +13,7 @@ class Average:
 
     def __init__(self, settings: EMA, model: nn.Module) -> None:
         self.settings = settings
+        self._model = model
         self._live = model.state_dict(keep_vars=True)
         self.weights = {name: tensor.detach().clone() for name, tensor in self._live.items()}
         floating = [name for name, tensor in self.weights.items() if tensor.is_floating_point() or tensor.is_complex()]
@@ -27,8 +28,9 @@ class Average:
         mine = [self.weights[name] for name in self._averaged]
         theirs = [self._live[name].detach() for name in self._averaged]
         torch._foreach_lerp_(mine, theirs, 1 - decay)
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))  # a model may replace the tensor of a buffer
         for name in self._copied:
-            self.weights[name].copy_(self._live[name])
+            self.weights[name].copy_(buffers.get(name, self._live[name]))
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:

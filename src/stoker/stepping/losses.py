@@ -70,6 +70,12 @@ class Objective:
         """The loss and every metric of one batch of `size` samples, with one pass through the model where possible."""
         output = self.fields.call(model, content) if self._needs_output else None
         values = {one.name: self._value(one, model, output, content) for one in self._all}
+        for name, value in values.items():
+            if name != "loss" and size > 1 and isinstance(value, torch.Tensor) and value.dim() == 0:
+                raise BadJob(
+                    f"metric {name} returned a scalar, which cannot be added up over batches",
+                    remedy="Return one value per sample, or stoker.Loss(sum, count).",
+                )
         return {name: self._as_sum(value, size, name) for name, value in values.items()}
 
     def _measure(self, name: str, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]) -> _Measure:
@@ -161,11 +167,13 @@ def _token_cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoot
 
 
 def _accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+    _require_classes(output, target)
     valid = target != IGNORED_TARGET
     return Loss(((output.argmax(1) == target) & valid).sum().float(), valid.sum())
 
 
 def _top5_accuracy(output: torch.Tensor, target: torch.Tensor) -> Loss:
+    _require_classes(output, target)
     valid = target != IGNORED_TARGET
     found = (output.topk(5, dim=1).indices == target.unsqueeze(1)).any(1)
     return Loss((found & valid).sum().float(), valid.sum())
@@ -179,11 +187,18 @@ def _binary_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.T
     return F.binary_cross_entropy_with_logits(output, target.to(output.dtype).view_as(output), reduction="none")
 
 
+def _binary_accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Logits above 0 against targets above one half."""
+    return ((output > 0) == (target.view_as(output) > 0.5)).float()
+
+
 def _mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    _require_same_shape(output, target)
     return F.mse_loss(output, target.to(output.dtype), reduction="none")
 
 
 def _l1(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    _require_same_shape(output, target)
     return F.l1_loss(output, target.to(output.dtype), reduction="none")
 
 
@@ -198,9 +213,22 @@ METRICS: dict[str, Callable[..., Any]] = {
     "accuracy": _accuracy,
     "top5_accuracy": _top5_accuracy,
     "token_accuracy": _token_accuracy,
+    "binary_accuracy": _binary_accuracy,
     "mse": _mse,
     "l1": _l1,
 }
+
+
+def _require_same_shape(output: torch.Tensor, target: torch.Tensor) -> None:
+    """PyTorch would stretch one over the other, and compare every sample with every target."""
+    if output.shape != target.shape:
+        raise ValueError("output and target differ in shape")
+
+
+def _require_classes(output: torch.Tensor, target: torch.Tensor) -> None:
+    """Classes in dimension 1, at least two, and a label for everything else."""
+    if output.dim() < 2 or output.shape[1] < 2 or output.shape[:1] + output.shape[2:] != target.shape:
+        raise ValueError("wanted scores [B, classes, ...] with labels [B, ...]; for one logit there is binary_accuracy")
 
 
 def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading import BadSample, Batch, Content, Fields, Pipeline, Samples, Stream, key_of, map_tensors
+from stoker.loading.fields import take
 from stoker.loading.order import Indices, KeyedPermutation
 
 _MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
@@ -41,7 +42,7 @@ class Pool:
     def batch(self, *rows: Indices) -> Batch:
         """The batch of these rows, one after the other."""
         chosen = np.concatenate(rows)
-        return Batch(_take(self.content, chosen, len(self)), self.indices[chosen], 0, self.pipeline)
+        return Batch(take(self.content, chosen.tolist(), len(self)), self.indices[chosen], 0, self.pipeline)
 
     def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[Quad]:
         """Rows for ever new comparisons of halves of these sizes.
@@ -102,19 +103,6 @@ def pool_of(job: Job, samples: Samples, dtype: torch.dtype) -> Pool:
     fields = Fields(job.inputs, job.target)
     pipeline = Pipeline(torch.device("cpu"), fields, samples.prepare, job.augment, job.seed, dtype=dtype)
     return Pool(content, indices, pipeline)
-
-
-def _take(content: Content, rows: Indices, size: int) -> Content:
-    """Samples `rows` of a batch of `size`, as `loading.fields.cut` takes a range of them."""
-    if isinstance(content, torch.Tensor):
-        return content[torch.from_numpy(rows)] if content.dim() and content.shape[0] == size else content
-    if isinstance(content, Mapping):
-        return {key: _take(item, rows, size) for key, item in content.items()}
-    if isinstance(content, list) and len(content) == size and not any(isinstance(c, torch.Tensor) for c in content):
-        return [content[row] for row in rows]
-    if isinstance(content, tuple | list):
-        return tuple(_take(item, rows, size) for item in content)
-    return content
 
 
 def _num_bytes(content: Content) -> int:

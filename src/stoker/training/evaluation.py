@@ -34,8 +34,11 @@ def evaluation_batch(step: Step) -> int:
     return step.plan.micro_batch
 
 
-def is_better(name: str, value: float, than: float | None) -> bool:
-    """Whether `value` of the measure `name` is better; any number is better than none, or than NaN."""
+def is_better(name: str, value: float, than: float | None, *, lower: bool = False) -> bool:
+    """Whether `value` of the measure `name` is better; any number is better than none, or than NaN.
+
+    Lower is better of the loss, of errors by name, and where `lower` says so.
+    """
     if than is None or math.isnan(than):
         return than is None or not math.isnan(value)
-    return value < than if name in LOWER_IS_BETTER else value > than
+    return value < than if lower or name in LOWER_IS_BETTER else value > than

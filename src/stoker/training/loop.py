@@ -25,6 +25,7 @@ class Best:
     name: str
     value: float | None = None
     samples: int = 0
+    lower_is_better: bool = False
 
 
 @dataclass
@@ -95,7 +96,7 @@ class Loop:
         if self.telemetry.has_news:
             self._report_progress(position)
         metrics = evaluate(self.step, self.valid, evaluation_batch(self.step))
-        is_best = is_better(self.best.name, metrics[self.best.name], self.best.value)
+        is_best = is_better(self.best.name, metrics[self.best.name], self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = metrics[self.best.name], position.samples
         took_s = self.telemetry.lap("evaluation")

@@ -124,6 +124,9 @@ def _reason(subject: Subject, through_checkpoint: ThroughCheckpoint, updates: in
                 "Two runs that are never stopped differ as well: something draws from a generator that is seeded by "
                 "chance, keeps state outside the model, or computes in an order that is not fixed."
             )
+        two.evaluate_a_batch()
+        if name := first_difference(state_of(one.step), state_of(two.step)):
+            return f"A pass in evaluation mode changes {name}: let the model change its state in training mode alone."
         through_checkpoint(one.step, restored.step)
         if name := first_difference(state_of(one.step), state_of(restored.step)):
             return _lost(one.step, name)

@@ -55,6 +55,8 @@ def other_micro_batches(coupling: Coupling, batch: int, taken: set[int]) -> list
     >>> separable = Coupling(kind="separable", group=None, causes=(), evidence="")
     >>> other_micro_batches(separable, 64, {64, 16})
     [7, 5, 3, 1, 32]
+    >>> other_micro_batches(separable, 70, {70})
+    [3, 7, 5, 1, 35]
     """
     sizes = [7, 5, 3, 1, batch // 2] if coupling.kind == "separable" else coupling.legal_micro_batches(batch)
     legal = [size for size in sizes if size not in taken and coupling.problem_with(size, batch) is None]
