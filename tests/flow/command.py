@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -98,7 +99,7 @@ def stoker_process(*arguments: str | Path, **environment: str) -> Outcome:
 
 
 class Running:
-    """The command under way in a process of its own, heard through its events; killed at the end of a `with` block."""
+    """The command in a process of its own, heard through its events; killed with its workers after the `with` block."""
 
     def __init__(self, *arguments: str | Path, **environment: str) -> None:
         self.events: list[dict[str, Any]] = []
@@ -110,6 +111,7 @@ class Running:
                 stderr=errors,
                 text=True,
                 env=os.environ | environment,
+                start_new_session=True,
             )
 
     def __enter__(self) -> Self:
@@ -118,7 +120,8 @@ class Running:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -135,7 +138,7 @@ class Running:
         raise AssertionError(f"it ended without {kind}: {self.errors.read_text()}")
 
     def kill(self) -> None:
-        """Send SIGKILL; its loader workers, which hold its output open, are left to notice by themselves."""
+        """Send SIGKILL to the trainer; its loader workers, which hold its output open, live on for a while."""
         self.process.kill()
         assert self.process.wait() == -signal.SIGKILL
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import stoker
@@ -36,13 +37,14 @@ def test_killed_again_and_again_a_run_ends_at_the_same_bits() -> None:
     arguments: list[str | Path] = ["train", CNN, "--plan", pinned(), "--run-dir", "killed"]
     checkpoints = Path("killed/checkpoints")
     positions = []
-    for kind, count in (("progress", 1), ("checkpointed", 2), ("evaluated", 1)):
-        with Running(*arguments) as running:
+    with ExitStack() as left_behind:  # what a killed trainer leaves behind does not hold its run
+        for kind, count in (("progress", 1), ("checkpointed", 2), ("evaluated", 1)):
+            running = left_behind.enter_context(Running(*arguments))
             positions.append(running.until(kind, count)["samples"])
             while count == 2 and running.process.poll() is None and not any(checkpoints.glob(".writing-*")):
                 pass
             running.kill()
-    outcome = stoker_here(*arguments, "--json")
+        outcome = stoker_here(*arguments, "--json")
     assert outcome.code == 0
     assert 0 < outcome.of("resumed")[0]["samples"] < 30 * 270
     assert positions[0] == 40

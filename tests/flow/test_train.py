@@ -138,6 +138,9 @@ def smallness(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> sto
     return stoker.Loss(torch.tensor(-norm * len(batch[0])), len(batch[0]))
 
 
+smallness.lower_is_better = False
+
+
 @pytest.mark.parametrize("select", ["best", "last"])
 def test_the_weights_kept_are_the_best_on_valid_or_the_last(select: str) -> None:
     """The metrics at the end are those of the weights kept, and say which evaluation they were."""

@@ -178,7 +178,7 @@ def _create(
     run = records.Run(
         name=directory.name,
         status="unfinished",
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         spec_digest=prepared.spec.digest(),
         total_samples=decision.chosen.forecast.total_samples,
         forked_from=None if parent is None else parent.name,

@@ -1,0 +1,53 @@
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.jobs import EMA
+from stoker.stepping.averaging import Average
+from stoker.stepping.losses import LOSSES, METRICS, Objective
+
+
+@pytest.mark.parametrize("name", ["mse", "l1"])
+def test_errors_are_not_stretched_over_each_other(name: str) -> None:
+    """[8, 1] against [8] would compare every sample with every target."""
+    with pytest.raises(ValueError, match="differ in shape"):
+        LOSSES[name](torch.zeros(8, 1), torch.zeros(8))
+
+
+@pytest.mark.parametrize(("output", "target"), [((8, 1), (8,)), ((8, 1), (8, 1)), ((8,), (8,)), ((8, 3), (8, 3))])
+def test_accuracy_wants_classes_and_labels(output: tuple[int, ...], target: tuple[int, ...]) -> None:
+    """One logit has no argmax worth a name: it is refused, not counted as 0 or 300 %."""
+    with pytest.raises(ValueError, match="binary_accuracy"):
+        METRICS["accuracy"](torch.zeros(output), torch.zeros(target, dtype=torch.int64))
+
+
+def test_binary_accuracy_is_the_share_of_logits_on_the_right_side() -> None:
+    """Logits above 0 against targets above one half, whatever of the two has a dimension of one."""
+    output, target = torch.tensor([[2.0], [-1.0], [0.5], [-3.0]]), torch.tensor([1.0, 0.0, 0.0, 1.0])
+    assert METRICS["binary_accuracy"](output, target).mean() == 0.5
+
+
+def test_a_scalar_metric_is_refused() -> None:
+    """The mean of means over pieces would depend on the plan's micro-batch."""
+
+    def rmse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).square().mean().sqrt()
+
+    data = (torch.rand(8, 2), torch.rand(8, 1))
+    job = stoker.Job(
+        model=lambda: nn.Linear(2, 1), data=data, loss="mse", metrics=[rmse], optimizer=stoker.SGD(lr=0.1), batch=4,
+        until=stoker.updates(1),
+    )  # fmt: skip
+    with pytest.raises(stoker.BadJob, match="rmse returned a scalar"):
+        Objective(job).measures(nn.Linear(2, 1), data, 8)
+
+
+def test_an_average_follows_a_buffer_that_the_model_replaces() -> None:
+    """`self.mean = …` in a forward pass puts another tensor in the buffer's place."""
+    model = nn.Linear(2, 1)
+    model.register_buffer("mean", torch.zeros(2))
+    average = Average(EMA(0.9), model)
+    model.mean = torch.ones(2)
+    average.update(0)
+    assert average.weights["mean"].tolist() == [1.0, 1.0]
