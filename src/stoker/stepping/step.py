@@ -100,7 +100,7 @@ class Step:
         Returns the mean loss of the batch before the update, a detached scalar on the device.
 
         Raises:
-            RunFailed: on a CPU, the loss or, where it is clipped, the gradient is not finite; the weights are unchanged.
+            RunFailed: on a CPU, the loss or, where clipped, the gradient is not finite; the weights are unchanged.
         """
         self.set_rates(progress)
         if self._needs_closure:
