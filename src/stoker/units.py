@@ -71,9 +71,9 @@ def format_seconds(duration_s: float) -> str:
     """
     if not math.isfinite(duration_s):
         return "unknown"
-    if duration_s < 1e-3:
+    if duration_s < 0.9995e-3:
         return f"{duration_s * 1e6:.3g} µs"
-    if duration_s < 1:
+    if duration_s < 0.9995:
         return f"{duration_s * 1e3:.3g} ms"
     if duration_s < 59.95:
         return f"{duration_s:.1f} s"

@@ -58,7 +58,7 @@ def by_workers(
         collate_fn=_as_is,
         num_workers=num_workers,
         prefetch_factor=prefetch_batches,
-        worker_init_fn=partial(_leave_signals_to_the_trainer, is_over),
+        worker_init_fn=partial(_begin_worker, is_over, os.getpid()),
         pin_memory=is_pinned,
         # The user's classes need not be importable in a fresh process, and data in memory are not copied.
         multiprocessing_context="fork" if sys.platform == "linux" else None,
@@ -161,8 +161,10 @@ def _deaths_as_failed_runs() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, theirs)
 
 
-def _leave_signals_to_the_trainer(is_over: ctypes.c_byte, _worker: int) -> None:
+def _begin_worker(is_over: ctypes.c_byte, trainer: int, _worker: int) -> None:
     """Ctrl-C and a service manager signal every process of a run: the trainer saves and ends its workers itself."""
+    if sys.platform == "linux" and os.getppid() != trainer:  # killed meanwhile: PyTorch watches whoever adopted us
+        os._exit(0)
     torch.set_num_threads(1)
 
     def heed_the_trainer(_number: int, _frame: FrameType | None) -> None:
