@@ -4,11 +4,11 @@ from stoker.loading.batches import Batch, BatchSource, Pipeline, in_order
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.loading.fields import Content, Fields, map_tensors
 from stoker.loading.generators import generator_states, restore_generators, seed_generators, seed_torch
-from stoker.loading.keys import Stream, key_of
+from stoker.loading.keys import Stream, extended, key_of
 from stoker.loading.samples import BadSample, Samples, as_samples, hold_out
 
 __all__ = [
-    "BadSample", "Batch", "BatchSource", "Content", "Datasets", "Fields", "Pipeline", "Samples", "Stream", "as_samples",
-    "datasets_of", "generator_states", "hold_out", "in_order", "key_of", "map_tensors", "restore_generators",
-    "seed_generators", "seed_torch",
+    "BadSample", "Batch", "BatchSource", "Content", "Datasets", "Fields", "Pipeline", "Samples", "Stream",
+    "as_samples", "datasets_of", "extended", "generator_states", "hold_out", "in_order", "key_of", "map_tensors",
+    "restore_generators", "seed_generators", "seed_torch",
 ]  # fmt: skip

@@ -33,7 +33,11 @@ class Stream(IntEnum):
 
 def key_of(stream: Stream, *parts: int) -> int:
     """A 64-bit key of `stream` and whole numbers of any size: equal parts, equal key."""
-    key = _mix_part(stream)
+    return extended(_mix_part(stream), *parts)
+
+
+def extended(key: int, *parts: int) -> int:
+    """The key with more parts: `extended(key_of(stream, a), b) == key_of(stream, a, b)`."""
     for part in parts:
         key = _mix((key + _GOLDEN) ^ _mix_part(part))
     return key

@@ -279,7 +279,7 @@ def _tensor(array: Any, what: str) -> torch.Tensor:
 
 
 def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return array.index_select(0, rows.to(array.device))
+    return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
 
 
 def _is_array(value: Any) -> bool:

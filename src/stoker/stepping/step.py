@@ -21,6 +21,7 @@ from stoker.loading import (
     Pipeline,
     Samples,
     Stream,
+    extended,
     generator_states,
     key_of,
     restore_generators,
@@ -77,6 +78,7 @@ class Step:
         self._with_gradients = [*self._parameters, *left_out]
         self._needs_closure = needs_closure(self.optimizer)
         self._reciprocals: dict[float, torch.Tensor] = {}
+        self._key = key_of(Stream.MICRO_BATCH, job.seed)
         self._groups: GroupedBatchNorm | None = None
         if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
@@ -193,7 +195,7 @@ class Step:
         return self._loss(batch.cut(start, stop), stop - start)
 
     def _seed(self, update: int, first: int) -> None:
-        seed_torch(key_of(Stream.MICRO_BATCH, self.job.seed, update, first, 0), self.device)
+        seed_torch(extended(self._key, update, first, 0), self.device)
 
     def _loss(self, content: Content, size: int) -> Loss:
         if self._groups is not None:
