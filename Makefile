@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-resume bench-loop clean
+.PHONY: help demo test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,13 +26,25 @@ lint: $(INSTALLED) ## Style, formatting, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench: bench-resume bench-loop ## All benchmarks; on an otherwise idle machine
+bench: bench-resume bench-loop bench-forecast bench-regret ## All benchmarks; on an otherwise idle machine
 
 bench-resume: $(INSTALLED) ## Kill a run at random moments and compare the resumed weights, bit for bit
 	$(BIN)/python -m bench.resume.kill
 
 bench-loop: $(INSTALLED) ## What an update costs beyond plain PyTorch doing the same work [µs]
 	$(BIN)/python -m bench.loop_overhead
+
+bench-forecast: $(INSTALLED) ## Forecasts of memory and time against this machine; of GPUs with LABELS=FILE OPS=FOLDER
+	$(BIN)/python -m bench.forecast.peak_memory
+	$(BIN)/python -m bench.forecast.resident_memory
+	$(BIN)/python -m bench.forecast.cpu_step_time
+	$(if $(LABELS),$(BIN)/python -m bench.forecast.gpu_latency --labels $(LABELS) --ops $(OPS) --json)
+
+bench-regret: $(INSTALLED) ## How much slower the chosen plan is than the best of plans named beforehand (12 minutes)
+	$(BIN)/python -m bench.forecast.regret
+
+bench-device: $(INSTALLED) ## Forecasts of memory, time and energy against the GPU here
+	$(BIN)/python -m bench.forecast.verify_device
 
 clean: ## Remove the virtual environment and the tools' caches (runs stay)
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -18,9 +18,9 @@ from typer.main import get_command
 import stoker
 from stoker.cli.main import app
 from stoker.jobs import Job, load_job
+from stoker.planning.ranking import SURE_ENOUGH
 from stoker.planning.search import LEAST_GAIN, LEAST_PLANNING_S, PLANNING_SHARE
-from stoker.planning.space import SHARE_OF_MEMORY
-from stoker.records import LARGEST_GRADIENT_ERROR, Decision, EventKind, Forecast, Plan, loads
+from stoker.records import LARGEST_GRADIENT_ERROR, Candidate, Decision, EventKind, Forecast, Plan, Rejection, loads
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS, PACKAGE = ROOT / "README.md", ROOT / "docs", ROOT / "src" / "stoker"
@@ -218,7 +218,7 @@ def test_the_events_page_knows_every_kind_and_field() -> None:
         ("stages/planning.md", f"more than {100 * LARGEST_GRADIENT_ERROR:g} % from fp32's"),
         ("stages/planning.md", f"faster by more than {100 * LEAST_GAIN:g} %"),
         ("stages/planning.md", f"{LEAST_PLANNING_S:g} s or {100 * PLANNING_SHARE:g} % of the forecast total"),
-        ("stages/planning.md", f"fit in {100 * SHARE_OF_MEMORY:g} % of the device's memory"),
+        ("stages/planning.md", f"fits with a probability of at least {100 * SURE_ENOUGH:g} %"),
         ("stages/verifying.md", f"at most {100 * LARGEST_GRADIENT_ERROR:g} %"),
         ("quickstart.md", f"by default one every {Plan(device='cpu', micro_batch=1).checkpoint_every_s:g} s"),
     ],
@@ -228,7 +228,7 @@ def test_numbers_in_the_text_are_the_codes(page: str, words: str) -> None:
     assert words in " ".join((DOCS / page).read_text(encoding="utf-8").split())
 
 
-@pytest.mark.parametrize("record", [Plan, Decision, Forecast])
+@pytest.mark.parametrize("record", [Plan, Decision, Candidate, Rejection, Forecast])
 def test_the_plan_files_page_knows_every_field(record: type) -> None:
     """The tables of docs/plan-files.md name exactly the fields of each record."""
     fields = _first_cells(_section(DOCS / "plan-files.md", record.__name__))

@@ -9,9 +9,17 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from stoker.cli.doctor import Surroundings, doctor_document, find_cautions, interpret, look_around, render_doctor
+from stoker.cli.doctor import (
+    Surroundings,
+    doctor_document,
+    find_cautions,
+    interpret,
+    look_around,
+    operations_in_words,
+    render_doctor,
+)
 from stoker.devices import CpuLoad, TorchBuild
-from stoker.records import Ceilings, Device, from_json
+from stoker.records import Ceilings, Device, MicroBenchmark, Operation, Timing, from_json
 
 CPU = Device(
     name="cpu", kind="cpu", model="AMD EPYC", cores=2, memory_bytes=25_276_502_016, fast_dtypes=("fp32", "bf16", "int8")
@@ -44,6 +52,19 @@ ON_GPU = replace(
     copy_bytes_per_s=4.08e12,
     fresh_copy_bytes_per_s=4.0e12,
     host_to_device_bytes_per_s=54e9,
+)
+_NOTHING = Operation(name="relu", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0)
+TIMED_ON_CPU = tuple(
+    MicroBenchmark(
+        device=CPU,
+        threads=threads,
+        timings=(Timing(operation=_NOTHING, seconds=1e-6),) * 3,
+        launch_s=5e-6,
+        took_s=20.0,
+        measured_at="2026-11-21T12:50:35+00:00",
+        torch_version="2.13.0+cpu",
+    )
+    for threads in (1, 2)
 )
 QUIET = Surroundings(
     torch=TorchBuild("2.13.0+cpu", None),
@@ -79,6 +100,24 @@ def test_the_page_of_a_gpu_compares_with_the_datasheet():
     said = page([GPU, CPU], [ON_GPU])
     for words in ("cuda:0 = here", "132 SMs", "140.4 GiB", "580.95.05", "80% of peak", "85% of peak", "host to device"):
         assert words in said, words
+
+
+def test_what_was_timed_is_one_line():
+    """How many operations, at which numbers of threads; of a GPU without threads; nothing where nothing was timed."""
+    assert operations_in_words(TIMED_ON_CPU) == "cpu operations: 3 timed at 1 and 2 threads, in 40.0 s"
+    assert operations_in_words(TIMED_ON_CPU[:1]) == "cpu operations: 3 timed at 1 thread, in 20.0 s"
+    assert operations_in_words([replace(TIMED_ON_CPU[0], device=GPU)]) == "cuda:0 operations: 3 timed, in 20.0 s"
+    assert operations_in_words([]) == ""
+    console = Console(file=io.StringIO(), width=118)
+    render_doctor([CPU], [ON_CPU], console=console, surroundings=QUIET, operations=TIMED_ON_CPU)
+    assert "3 timed at 1 and 2 threads" in console.file.getvalue()
+    assert "timed at" not in page([CPU], [ON_CPU])
+
+
+def test_the_document_says_what_was_timed():
+    """A line for each number of threads, without the hundreds of times."""
+    document = doctor_document([CPU], [ON_CPU], QUIET, TIMED_ON_CPU)
+    assert [(one["threads"], one["timed"]) for one in document["operations"]] == [(1, 3), (2, 3)]
 
 
 def test_a_page_without_measurements_says_so():

@@ -13,7 +13,7 @@ TWO_H200 = """\
 
 MIXED = """\
 0, GPU-aaaa1111-0000-0000-0000-000000000000, Tesla T4, 15360, 7.5, 535.183.01
-1, GPU-aaaa2222-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3060, 12288, 8.6, 535.183.01
+1, GPU-aaaa2222-0000-0000-0000-000000000000, NVIDIA GeForce RTX 3050, 12288, 8.6, 535.183.01
 2, GPU-bbbb3333-0000-0000-0000-000000000000, NVIDIA GeForce RTX 4090, 24564, 8.9, 535.183.01
 """
 
@@ -47,12 +47,12 @@ def test_messages_are_not_gpus(table):
 @pytest.mark.parametrize(
     ("visible", "models"),
     [
-        (None, ["Tesla T4", "NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090"]),
+        (None, ["Tesla T4", "NVIDIA GeForce RTX 3050", "NVIDIA GeForce RTX 4090"]),
         ("2,0", ["NVIDIA GeForce RTX 4090", "Tesla T4"]),
         ("GPU-bbbb", ["NVIDIA GeForce RTX 4090"]),
         ("GPU-aaaa", []),
         ("0,7,1", ["Tesla T4"]),
-        ("1,1", ["NVIDIA GeForce RTX 3060"]),
+        ("1,1", ["NVIDIA GeForce RTX 3050"]),
         ("", []),
         ("-1", []),
     ],

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.devices import resolve_place
+from stoker.devices import planned_devices, resolve_place
+from stoker.devices.catalogue_file import builtin_catalogue
 from stoker.errors import NoDevice
 from stoker.records import Device
 
@@ -68,8 +69,9 @@ def test_an_unknown_word_gets_the_nearest():
     with pytest.raises(NoDevice) as caught:
         resolve_place("h20o", SERVER)
     assert "'h20o'" in caught.value.message
-    assert "Did you mean 'h200'?" in caught.value.remedy
-    assert "here" in caught.value.remedy
+    assert "Did you mean 'h200'" in caught.value.remedy
+    assert "`here` is cuda:0" in caught.value.remedy
+    assert len(caught.value.remedy) < 120  # not the whole catalogue
 
 
 @pytest.mark.parametrize(("word", "single"), [("2xhere", "here"), ("8xH200", "h200")])
@@ -95,3 +97,62 @@ def test_nothing_attached_is_an_error_with_a_remedy():
     with pytest.raises(NoDevice, match="Attached: nothing") as caught:
         resolve_place("here", ())
     assert "machine" in caught.value.remedy
+
+
+KNOWN = builtin_catalogue()
+
+
+def planned(words: str, attached=LAPTOP) -> list[str]:
+    """The names of the places that words mean."""
+    return [place.name for place in planned_devices(words, attached, KNOWN)]
+
+
+def test_devices_to_plan_for_need_not_be_here():
+    """The words of the issue: names, aliases without dashes, and what is here."""
+    places = planned_devices("h100, a100-80g,L4,rtx4090,here", LAPTOP, KNOWN)
+    assert [place.name for place in places] == ["h100", "a100-80", "l4", "rtx-4090", "cpu"]
+    assert [place.is_here for place in places] == [False, False, False, False, True]
+    assert places[0].hardware.dense_flops["bf16"] == 989.4e12
+    assert places[0].entry is KNOWN.find("h100")[0]
+    assert (places[4].device, places[4].entry) == (CPU, None)
+
+
+def test_a_model_that_is_attached_is_planned_for_as_it_is_here():
+    """`h200` on a machine with one is that GPU; `a100` is the one that is there, and both where none is."""
+    (place,) = planned_devices("h200", SERVER, KNOWN)
+    assert (place.name, place.device, place.is_here) == ("cuda:0", H200, True)
+    assert planned("a100", SERVER) == ["cuda:1"]
+    assert planned("a100") == ["a100-80", "a100-40"]
+
+
+def test_each_place_once():
+    """However often it is named, and by whatever word."""
+    assert planned("l4,l4,L4, here,cpu") == ["l4", "cpu"]
+
+
+def test_all_is_what_can_be_planned_for():
+    """NVIDIA's GPUs and CPUs; no AMD GPU and no TPU, for which there is no time model."""
+    names = planned("all")
+    assert len(names) >= 35
+    assert {"h100", "rtx-3090", "epyc-9654"} <= set(names)
+    assert not {"mi300x", "tpu-v5e"} & set(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("h100,h20o", "no device named 'h20o'"),
+        ("8xh100", "asks for 8 devices"),
+        ("0xh100", "asks for 0 devices"),
+        ("h100,mi300x", "no time model for AMD"),
+        ("l4,cuda:3", "cuda:3 is not attached"),
+        ("", "names no device"),
+        (" , ", "names no device"),
+    ],
+)
+def test_words_that_cannot_be_planned_for(words, said):
+    """The word that is wrong is named, with a remedy and exit code 2."""
+    with pytest.raises(NoDevice, match=said) as caught:
+        planned_devices(words, LAPTOP, KNOWN)
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2

@@ -119,7 +119,7 @@ def test_a_plan_file_that_is_absent_is_refused_with_the_nearest() -> None:
 
 def test_a_decision_without_a_plan_is_refused() -> None:
     """All its plans were rejected: there is none to use."""
-    decision = {"record": "Decision", "schema": 1, "device": "cpu", "candidates": [], "rejected": [],
+    decision = {"record": "Decision", "schema": 2, "device": "cpu", "candidates": [], "rejected": [],
                 "explanation": [], "took_s": 0.1}  # fmt: skip
     with pytest.raises(BadJob, match="holds no plan: it is a decision without candidates"):
         stoker.train(blobs_job(), plan=file_of(decision))

@@ -21,7 +21,7 @@ def test_the_whole_is_the_sum_of_its_parts() -> None:
     evaluation = (5 * 6_000 + 10_000) * 1e-4
     checkpoints = (5 + training / 30) * 1.0
     assert found.total_s.value == pytest.approx(training + evaluation + checkpoints)
-    assert found.update_s.value == pytest.approx(0.1)
+    assert found.step_s.value == pytest.approx(0.1)
     assert found.samples_per_s.value == pytest.approx(5120)
     assert found.evaluate_s.value == pytest.approx(1.0)
     assert found.checkpoint_s.value == pytest.approx(1.0)
@@ -40,10 +40,10 @@ def test_a_job_without_validation_spends_nothing_on_it() -> None:
 def test_every_estimate_lies_within_a_positive_interval(times: tuple[float, ...]) -> None:
     """Also of two updates, one of which took a thousand times as long."""
     found = forecast(measurement(PLAN, times), profile(), FIVE_EPOCHS)
-    for estimate in (found.update_s, found.samples_per_s, found.total_s, found.peak_bytes):
+    for estimate in (found.step_s, found.samples_per_s, found.total_s, found.peak_bytes):
         assert 0 < estimate.low <= estimate.value <= estimate.high
-    assert min(times) * 0.9 <= found.update_s.low * (1 + 1e-9)
-    assert found.update_s.high <= max(times) * 1.1 * (1 + 1e-9)
+    assert min(times) * 0.9 <= found.step_s.low * (1 + 1e-9)
+    assert found.step_s.high <= max(times) * 1.1 * (1 + 1e-9)
 
 
 @given(TIMES, st.floats(0.01, 100.0))
@@ -51,7 +51,7 @@ def test_a_machine_twice_as_slow_takes_twice_as_long(times: tuple[float, ...], f
     """Update, rate and pace scale with the trial."""
     one, other = measurement(PLAN, times), measurement(PLAN, tuple(time * factor for time in times))
     found, scaled = (forecast(measured, profile(), FIVE_EPOCHS) for measured in (one, other))
-    assert scaled.update_s.value == pytest.approx(found.update_s.value * factor)
+    assert scaled.step_s.value == pytest.approx(found.step_s.value * factor)
     assert scaled.samples_per_s.value == pytest.approx(found.samples_per_s.value / factor)
     assert pace(other) == pytest.approx(pace(one) * factor)
 
@@ -66,6 +66,6 @@ def test_the_pace_is_that_of_the_faster_half(times: tuple[float, ...]) -> None:
 def test_numbers_say_what_they_rest_on() -> None:
     """Measured ones and the one that is not."""
     found = forecast(measurement(PLAN, 0.1), profile(), FIVE_EPOCHS)
-    assert {one.basis for one in (found.update_s, found.total_s, found.peak_bytes)} == {"measured here"}
+    assert {one.basis for one in (found.step_s, found.total_s, found.peak_bytes)} == {"measured here"}
     assert found.checkpoint_s.basis == "roofline"
-    assert (found.update_s.unit, found.samples_per_s.unit, found.peak_bytes.unit) == ("s", "samples/s", "bytes")
+    assert (found.step_s.unit, found.samples_per_s.unit, found.peak_bytes.unit) == ("s", "samples/s", "bytes")

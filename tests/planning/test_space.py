@@ -1,87 +1,86 @@
+"""The legal plans of a job on a device."""
+
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.errors import DoesNotFit
-from stoker.planning.space import SHARE_OF_MEMORY, expected_bytes, first_plan, neighbours
-from stoker.records import Coupling
+from stoker.planning.space import execution_settings, kernel_generation, precisions, saving_memory, trace_settings
+from stoker.records import Coupling, Plan
 from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, profile
 
-
-def test_the_first_plan_is_the_likeliest() -> None:
-    """The device's fast precision, the whole batch, channels-last for convolutions, all cores, a fused optimiser."""
-    plan = first_plan(profile(), CPU)
-    assert plan.in_words() == "bf16 · micro-batch 512 · channels-last · 4 threads · memory loader · fused optimiser"
-    other = first_plan(
-        profile(has_convolutions=False, is_in_memory=False, optimizer_implementations=("default",)), OLD_CPU
-    )
-    assert other.in_words() == "fp32 · micro-batch 512 · contiguous · 1 thread · inline loader · default optimiser"
+PLAN = Plan(device="cpu", micro_batch=64)
 
 
-def test_a_gpu_is_not_fed_by_as_many_threads_as_it_has_multiprocessors() -> None:
+def test_the_first_settings_are_the_likeliest() -> None:
+    """The device's fast precision, channels-last for convolutions, all cores, a fused optimiser."""
+    first = next(execution_settings(profile(), CPU))
+    assert first.in_words() == "bf16 · micro-batch 1 · channels-last · 4 threads · memory loader · fused optimiser"
+    facts = profile(has_convolutions=False, is_in_memory=False, optimizer_implementations=("default",))
+    other = next(execution_settings(facts, OLD_CPU))
+    assert other.in_words() == "fp32 · micro-batch 1 · contiguous · 1 thread · inline loader · default optimiser"
+
+
+def test_every_setting_of_a_cpu_is_there_once() -> None:
+    """Two precisions, two formats, two implementations, three numbers of threads."""
+    found = list(execution_settings(profile(), CPU))
+    assert len(found) == len(set(found)) == 2 * 2 * 2 * 3
+    assert {plan.threads for plan in found} == {4, 2, 1}
+
+
+def test_a_gpu_is_fed_by_one_thread_and_offered_workers() -> None:
     """Its cores are not the host's; how many it has may be unknown, which is written as none."""
     for device in (GPU, dataclasses.replace(GPU, cores=0)):
-        plan = first_plan(profile(is_in_memory=False), device)
-        assert (plan.device, plan.threads) == ("cuda:0", 1)
-        workers = [one.num_workers for one in neighbours(plan, profile(is_in_memory=False), device)]
-        assert max(workers) <= 8
+        found = list(execution_settings(profile(is_in_memory=False), device))
+        assert {plan.threads for plan in found} == {1}
+        assert {plan.num_workers for plan in found} == {0, 4, 8}
+        assert {plan.device for plan in found} == {"cuda:0"}
+        assert {plan.optimizer_implementation for plan in found} == {"fused"}
 
 
-@given(st.floats(1e3, 1e9), st.sampled_from(["separable", "batch_norm"]))
-def test_the_largest_micro_batch_that_fits_is_taken(saved: float, kind: str) -> None:
-    """No larger legal one is expected to fit into the share of the memory."""
-    group = None if kind == "separable" else 32
-    facts = profile(
-        saved_bytes_per_sample=saved, coupling=Coupling(kind=kind, group=group, causes=(), evidence="probed")
+def test_precisions_are_those_the_device_is_fast_in_and_fp32() -> None:
+    """fp16 is none of them: it needs the job's consent."""
+    assert precisions(dataclasses.replace(GPU, fast_dtypes=("fp32", "tf32", "bf16", "fp16"))) == (
+        "bf16",
+        "tf32",
+        "fp32",
     )
-    room = SHARE_OF_MEMORY * CPU.memory_bytes
-    legal = facts.coupling.legal_micro_batches(facts.batch)
-    if expected_bytes(facts, legal[-1]) > room:
-        with pytest.raises(DoesNotFit):
-            first_plan(facts, CPU)
-        return
-    chosen = first_plan(facts, CPU).micro_batch
-    assert expected_bytes(facts, chosen) <= room
-    assert all(expected_bytes(facts, size) > room for size in legal if size > chosen)
+    assert precisions(dataclasses.replace(GPU, fast_dtypes=("fp32", "fp16"))) == ("fp32",)
 
 
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"saved_bytes_per_sample": 2**34},
-         "a micro-batch of 1 needs about 16.0 GiB; a CPU has 8.0 GiB, of which a plan may take 80%"),
-        ({"saved_bytes_per_sample": 2**28, "coupling": NORMS},
-         "a micro-batch of 64 (samples are coupled in groups of 64) needs about 16.0 GiB"),
-        ({"parameter_bytes": 2**33}, "needs about 32.0 GiB"),
-        ({"batch": 32, "coupling": dataclasses.replace(NORMS, kind="whole_group")},
-         "a micro-batch of 64 (samples are coupled in groups of 64)"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_told_in_numbers(facts: dict, text: str) -> None:
-    """What is needed, what is there, what may be taken of it; and what changes the job and what does not."""
-    with pytest.raises(DoesNotFit, match=re.escape(text)) as caught:
-        first_plan(profile(**facts), CPU)
-    assert caught.value.remedy == (
-        "A smaller coupling_group or batch is a change of Job; a smaller model or a larger device will do."
+@pytest.mark.parametrize(("blocks", "counts"), [(0, [0]), (1, [0, 1]), (12, [0, 6, 12])])
+def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int]) -> None:
+    """Nothing, half of the blocks, all; on a CPU each also with memory mapped anew for each tensor."""
+    ways = list(saving_memory(PLAN, profile(num_blocks=blocks)))
+    assert [(way.checkpointed_blocks, way.malloc) for way in ways] == [
+        (count, malloc) for count in counts for malloc in ("default", "mapped")
+    ]
+    on_gpu = list(saving_memory(dataclasses.replace(PLAN, device="cuda:0"), profile(num_blocks=blocks)))
+    assert [(way.checkpointed_blocks, way.malloc) for way in on_gpu] == [(count, "default") for count in counts]
+
+
+@given(st.integers(1, 512), st.sampled_from(["fp32", "tf32", "bf16"]))
+def test_what_is_traced_follows_from_the_plan(size: int, precision: str) -> None:
+    """Two micro-batches where an update has several; tf32 computes on the tensors of fp32."""
+    plan = Plan(device="cuda:0", micro_batch=size, precision=precision)
+    settings = trace_settings(
+        plan, profile(coupling=Coupling(kind="separable", group=None, causes=(), evidence="")), "8.9"
     )
+    assert (settings.target, settings.capability, settings.micro_batch) == ("cuda", "8.0", size)
+    assert settings.parts == (1 if size == 512 else 2)
+    assert settings.precision == ("bf16" if precision == "bf16" else "fp32")
 
 
-@pytest.mark.parametrize("device", [CPU, OLD_CPU, GPU])
-@pytest.mark.parametrize("is_in_memory", [True, False])
-def test_neighbours_differ_in_one_setting(device, is_in_memory: bool) -> None:
-    """Loader and number of workers count as one; micro-batches are smaller ones."""
-    facts = profile(is_in_memory=is_in_memory)
-    plan = first_plan(facts, device)
-    for other in neighbours(plan, facts, device):
-        changed = {
-            field.name for field in dataclasses.fields(plan) if getattr(plan, field.name) != getattr(other, field.name)
-        }
-        assert changed <= {"loader", "num_workers"} or len(changed) <= 1
-        assert other.micro_batch <= plan.micro_batch
-        assert is_in_memory == (other.loader == "memory")
-        assert device.kind == "cuda" or max(other.threads, other.num_workers) <= device.cores
+def test_generations_are_ordered() -> None:
+    """A device runs the kernels of its generation or of an earlier one."""
+    capabilities = ["6.0", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
+    assert all(float(kernel_generation(one)) <= float(one) for one in capabilities)
+    assert len({kernel_generation(one) for one in capabilities}) == 5
+
+
+def test_groups_are_never_cut() -> None:
+    """Micro-batches come from the coupling, not from here."""
+    assert all(NORMS.problem_with(size, 512) is None for size in NORMS.legal_micro_batches(512))

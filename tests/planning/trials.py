@@ -6,7 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from stoker.planning import Extents, Search
-from stoker.records import Coupling, Device, Measurement, Plan, Profile
+from stoker.records import (
+    Basis,
+    Candidate,
+    Coupling,
+    Device,
+    Estimate,
+    Forecast,
+    Measurement,
+    Plan,
+    Price,
+    Profile,
+)
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="probed")
 NORMS = Coupling(kind="batch_norm", group=64, causes=("5 BatchNorm2d",), evidence="probed")
@@ -20,7 +31,7 @@ def profile(**changes: Any) -> Profile:
     """A convolutional network over images in memory, with changes."""
     facts = {
         "num_train": 54_000, "num_valid": 6_000, "num_test": 10_000, "batch": 512, "parameters": 10**6,
-        "parameter_bytes": 4 * 10**6, "saved_bytes_per_sample": 10**6, "has_convolutions": True, "is_in_memory": True,
+        "parameter_bytes": 4 * 10**6, "has_convolutions": True, "is_in_memory": True,
         "optimizer_implementations": ("fused", "default"), "coupling": SEPARABLE,
     }  # fmt: skip
     return Profile(**facts | changes)
@@ -36,7 +47,7 @@ def measurement(plan: Plan, update_s: float | tuple[float, ...], **changes: Any)
     return Measurement(**found | changes)
 
 
-def extents(_measured: Measurement) -> Extents:
+def extents(_samples_per_s: float) -> Extents:
     """Five epochs."""
     return Extents(total_samples=270_000, total_updates=530, evaluations=5)
 
@@ -53,3 +64,36 @@ def run(search: Search, trial: Callable[[Plan], Measurement | str], at_most: int
         else:
             search.record(found)
     return tried
+
+
+def estimate(value: float, unit: str, basis: Basis = "datasheet") -> Estimate:
+    """Ten per cent around a value."""
+    return Estimate(value=value, low=value * 0.9, high=value * 1.1, unit=unit, basis=basis)
+
+
+def candidate(
+    device: str, *, total_s: float, cost: float | None, is_here: bool = False, energy: float | None = 1.0
+) -> Candidate:
+    """A forecast of a run on some device."""
+    plan = Plan(device="cpu" if is_here else "cuda:0", micro_batch=64)
+    price = None if cost is None else Price(
+        device=device, provider="RunPod", usd_per_hour=1.0, market="on demand", source="a list", seen_on="2026-11-01"
+    )  # fmt: skip
+    return Candidate(
+        device=device, plan=plan, forecast=forecast_of(plan, total_s=total_s, cost=cost, energy=energy),
+        memory_bytes=2**34, is_here=is_here, price=price,
+    )  # fmt: skip
+
+
+def forecast_of(
+    plan: Plan, *, total_s: float = 53.0, cost: float | None = None, energy: float | None = None,
+    pace_s: float = 0.1 / 512, peak_bytes: float = 2**30, basis: Basis = "calibrated",
+) -> Forecast:  # fmt: skip
+    """A forecast with these figures."""
+    return Forecast(
+        step_s=estimate(pace_s * 512, "s", basis), samples_per_s=estimate(1 / pace_s, "samples/s", basis),
+        evaluate_s=estimate(1, "s"), checkpoint_s=estimate(0.1, "s"), total_s=estimate(total_s, "s", basis),
+        peak_bytes=estimate(peak_bytes, "bytes"), total_samples=270_000, total_updates=530, probability_it_fits=1.0,
+        cost_usd=None if cost is None else estimate(cost, "USD"),
+        energy_kwh=None if energy is None else estimate(energy, "kWh"),
+    )  # fmt: skip

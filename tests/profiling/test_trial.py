@@ -173,3 +173,25 @@ def test_augmentation_and_dropout_are_alike_on_both_sides_of_the_comparison() ->
         model=model, data=(images, (images.mean((1, 2, 3)) > 0.5).long()), augment=[stoker.transforms.RandomShift(2)]
     )
     assert gradient_error(job, PLAN, SEPARABLE, datasets_of(job)) == 0.0
+
+
+def test_a_compiled_plan_is_compared_with_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that gets the model wrong is found out, though the precision is fp32; a trustworthy one is not."""
+
+    def bad_compiler(model: nn.Module, device: torch.device) -> None:
+        forward = model.forward
+        model.forward = lambda x: 2 * forward(x)
+
+    compiled = dataclasses.replace(PLAN, compile=True)
+    monkeypatch.setattr("stoker.stepping.step.compile_in_place", lambda model, device: None)
+    assert tried(job_of(), compiled).gradient_error == 0.0
+    monkeypatch.setattr("stoker.stepping.step.compile_in_place", bad_compiler)
+    assert tried(job_of(), compiled).gradient_error > 0.25
+
+
+def test_what_is_checkpointed_stays_so_in_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fp32 gradient is computed within the memory that the plan needs."""
+    counts: list[int] = []
+    monkeypatch.setattr("stoker.stepping.step.checkpoint", lambda model, count, conditions: counts.append(count))
+    tried(job_of(), dataclasses.replace(PLAN, checkpointed_blocks=3, precision="bf16"))
+    assert set(counts) == {3}

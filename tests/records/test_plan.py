@@ -13,6 +13,7 @@ PLAN = Plan(device="cpu", micro_batch=64)
     ("changes", "problem"),
     [
         ({"micro_batch": 0}, "micro_batch must be at least 1, got 0"),
+        ({"checkpointed_blocks": -1}, "checkpointed_blocks must not be negative, got -1"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
         ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
         ({"num_workers": 2}, "loader 'memory' does not go with num_workers=2"),
@@ -34,3 +35,9 @@ def test_a_plan_in_words() -> None:
     assert plan.in_words() == "bf16 · micro-batch 512 · channels-last · 2 threads · memory loader · default optimiser"
     workers = dataclasses.replace(PLAN, loader="workers", num_workers=2)
     assert workers.in_words().startswith("fp32 · micro-batch 64 · contiguous · 1 thread · 2 loader workers")
+
+
+def test_a_plan_that_saves_memory_says_how() -> None:
+    """Checkpointed blocks, compilation and mapped memory are told where they are used, and only there."""
+    saving = dataclasses.replace(PLAN, checkpointed_blocks=6, compile=True, malloc="mapped")
+    assert saving.in_words() == f"{PLAN.in_words()} · 6 checkpointed blocks · compiled · mapped memory"

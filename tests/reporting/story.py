@@ -79,7 +79,7 @@ def estimate(value: float, spread: float, unit: str) -> Estimate:
 def forecast(scale: float = 1.0) -> Forecast:
     """The forecast of a plan `scale` times as slow as the chosen one."""
     return Forecast(
-        update_s=estimate(0.345 * scale, 0.06, "s"),
+        step_s=estimate(0.345 * scale, 0.06, "s"),
         samples_per_s=estimate(1484 / scale, 0.06, "samples/s"),
         evaluate_s=estimate(1.9 * scale, 0.2, "s"),
         checkpoint_s=estimate(0.012, 0.4, "s"),
@@ -95,20 +95,35 @@ def decision() -> Decision:
     """The planner's answer: bf16 channels-last, with three slower plans that fit and three that were rejected."""
 
     def other(scale: float, **changes: object) -> Candidate:
-        return Candidate(plan=dataclasses.replace(PLAN, **changes), forecast=forecast(scale))
+        return Candidate(
+            device="cpu",
+            memory_bytes=24 * 2**30,
+            plan=dataclasses.replace(PLAN, **changes),
+            forecast=forecast(scale),
+            why=f"{scale:.2f}× the time",
+        )
 
     return Decision(
         device="cpu",
         candidates=(
-            Candidate(plan=PLAN, forecast=forecast()),
+            Candidate(device="cpu", memory_bytes=24 * 2**30, plan=PLAN, forecast=forecast(), why="measured here"),
             other(1.12, memory_format="contiguous"),
             other(1.83, precision="fp32"),
             other(1.95, threads=1),
         ),
         rejected=(
-            Rejection(plan=dataclasses.replace(PLAN, micro_batch=64), reason="cuts a BatchNorm group of 512 samples"),
-            Rejection(plan=dataclasses.replace(PLAN, precision="fp32"), reason="1.83x the time of the chosen plan"),
             Rejection(
+                device="cpu",
+                plan=dataclasses.replace(PLAN, micro_batch=64),
+                reason="cuts a BatchNorm group of 512 samples",
+            ),
+            Rejection(
+                device="cpu",
+                plan=dataclasses.replace(PLAN, precision="fp32"),
+                reason="1.83x the time of the chosen plan",
+            ),
+            Rejection(
+                device="cpu",
                 plan=dataclasses.replace(PLAN, loader="workers", num_workers=1),
                 reason="1.21x the time: the worker takes a core from the model",
             ),

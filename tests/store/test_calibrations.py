@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import RunFailed
-from stoker.records import Calibration, Ceilings
-from stoker.store import CalibrationStore, CeilingsCache
+from stoker.records import Calibration, Ceilings, MicroBenchmark, Operation, TensorShape, Timing
+from stoker.store import CalibrationStore, CeilingsCache, MicroBenchmarkCache
 from stoker.testing import FaultyDisk, fake_device
 
 
@@ -62,6 +63,34 @@ def test_ceilings_are_kept_by_key(tmp_path: Path) -> None:
     assert cache.read("cpu/2 threads") is None
     cache.write("cpu/2 threads", CEILINGS)
     assert cache.read("cpu/2 threads") == CEILINGS
+
+
+def test_times_of_operations_are_kept_by_key_and_threads(tmp_path: Path) -> None:
+    """One key, a file for each number of threads and one for none; something damaged reads as nothing."""
+    shape = TensorShape(shape=(2, 3), dtype="fp32")
+    relu = Operation(
+        name="relu",
+        inputs=(shape,),
+        outputs=(shape,),
+        flops=0,
+        bytes_read=24,
+        bytes_written=24,
+        attributes=(("dim", [1]),),
+    )
+    on_one = MicroBenchmark(
+        device=fake_device(), threads=1, timings=(Timing(operation=relu, seconds=1e-6),), launch_s=1e-6, took_s=1.0,
+        measured_at="2025-03-01T00:00:00+00:00", torch_version="2", host_s={"forward": 2e-6},
+    )  # fmt: skip
+    on_all = replace(on_one, threads=2)
+    cache = MicroBenchmarkCache(tmp_path / "operations")
+    assert cache.read("cpu") is None
+    cache.write("cpu", on_one, 1)
+    assert (cache.read("cpu", 1), cache.read("cpu", 2), cache.read("cpu")) == (on_one, None, None)
+    cache.write("cpu", on_all)
+    assert (cache.read("cpu", 1), cache.read("cpu")) == (on_one, on_all)
+    for path in (tmp_path / "operations").iterdir():
+        path.write_text("{}")
+    assert cache.read("cpu") is None
 
 
 def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:

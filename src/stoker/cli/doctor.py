@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stoker.devices import CpuLoad, TorchBuild, catalogue, installed_torch, watch_cpu
 from stoker.devices.load import MOST_OTHERS, MOST_STOLEN
-from stoker.records import Ceilings, Device, to_json
+from stoker.records import Ceilings, Device, MicroBenchmark, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_bytes, format_seconds
 
@@ -98,6 +98,7 @@ def render_doctor(
     *,
     console: Console,
     surroundings: Surroundings | None = None,
+    operations: Sequence[MicroBenchmark] = (),
 ) -> None:
     """Show the page.
 
@@ -106,10 +107,13 @@ def render_doctor(
         ceilings: what was measured, at most one for a device; those without are shown as not measured.
         console: where to.
         surroundings: as they are; looked up now if None.
+        operations: times of single operations, from which forecasts are made.
     """
     around = look_around() if surroundings is None else surroundings
     parts: list[RenderableType] = [_device_table(devices), _software(devices, around)]
     parts += [part for measured in ceilings for part in ("", _ceilings_table(measured))]
+    if timed := operations_in_words(operations):
+        parts += ["", Text.assemble(("forecasts of time rest on  ", "dim"), timed)]
     if not ceilings:
         parts += ["", Text("Not measured yet.", style="dim")]
     if cautions := find_cautions(devices, ceilings, around):
@@ -120,7 +124,10 @@ def render_doctor(
 
 
 def doctor_document(
-    devices: Sequence[Device], ceilings: Sequence[Ceilings], surroundings: Surroundings | None = None
+    devices: Sequence[Device],
+    ceilings: Sequence[Ceilings],
+    surroundings: Surroundings | None = None,
+    operations: Sequence[MicroBenchmark] = (),
 ) -> dict[str, JSON]:
     """The same as one JSON document: devices and ceilings as records, rates in FLOP/s and bytes/s.
 
@@ -128,6 +135,7 @@ def doctor_document(
         devices: what is attached, best first.
         ceilings: what was measured.
         surroundings: as they are; looked up now if None.
+        operations: times of single operations, of which the document has how many there are.
     """
     around = look_around() if surroundings is None else surroundings
     known = catalogue()
@@ -140,9 +148,34 @@ def doctor_document(
         "readings": {
             measured.device.name: [to_json(reading) for reading in interpret(measured)] for measured in ceilings
         },
+        "operations": [
+            {
+                "device": benchmark.device.name,
+                "threads": benchmark.threads,
+                "timed": len(benchmark.timings),
+                "launch_s": benchmark.launch_s,
+                "took_s": benchmark.took_s,
+                "measured_at": benchmark.measured_at,
+            }
+            for benchmark in operations
+        ],
         "surroundings": to_json(around),
         "cautions": list(find_cautions(devices, ceilings, around)),
     }
+
+
+def operations_in_words(operations: Sequence[MicroBenchmark]) -> str:
+    """One line of what was timed: `operations: 142 timed at 1 and 2 threads`; empty where nothing was."""
+    lines = []
+    for name in dict.fromkeys(benchmark.device.name for benchmark in operations):
+        mine = [benchmark for benchmark in operations if benchmark.device.name == name]
+        most = max(len(benchmark.timings) for benchmark in mine)
+        threads = [str(benchmark.threads) for benchmark in mine]
+        plural = "" if threads == ["1"] else "s"
+        at = f" at {' and '.join(threads)} thread{plural}" if mine[0].device.kind == "cpu" else ""
+        took = format_seconds(sum(benchmark.took_s for benchmark in mine))
+        lines.append(f"{mine[0].device.torch_name} operations: {most} timed{at}, in {took}")
+    return "; ".join(lines)
 
 
 def interpret(ceilings: Ceilings) -> tuple[Reading, ...]:

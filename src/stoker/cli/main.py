@@ -8,8 +8,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from rich.console import Console
@@ -42,8 +43,15 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of `job`; may be repeated.")
 ]
 Place = Annotated[str, typer.Option("--on", metavar="PLACE", help="The device: here, cpu, cuda:0, …")]
+Objective = Literal["time", "money", "energy"]
+Places = Annotated[
+    str, typer.Option("--on", metavar="PLACES", help="Devices to compare: here, or h100,l4,rtx4090, or all.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+DeviceWord = Annotated[
+    str | None, typer.Argument(metavar="DEVICE", help="A name such as h100, rtx-4090.", show_default=False)
+]
 RunWord = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, its name, or `latest`.")]
 
 
@@ -53,7 +61,7 @@ def doctor(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Tell what this machine is, and what it really reaches (about 10 s the first time, then cached)."""
+    """Tell what this machine is, and what it really reaches (about a minute the first time, then cached)."""
     with _reported(debug=debug):
         from stoker import data, flow
         from stoker.cli.doctor import doctor_document, look_around, render_doctor
@@ -63,28 +71,49 @@ def doctor(
         whereabouts = {"Fashion-MNIST": _whereabouts(data.fashion_mnist()[0])}
         around = look_around(data=whereabouts, load=found.load, problems=found.problems)
         if as_json:
-            _print_document(doctor_document(found.devices, found.ceilings, around))
+            _print_document(doctor_document(found.devices, found.ceilings, around, found.operations))
         else:
-            render_doctor(found.devices, found.ceilings, console=Console(), surroundings=around)
+            render_doctor(
+                found.devices, found.ceilings, console=Console(), surroundings=around, operations=found.operations
+            )
 
 
 @app.command()
 def plan(
     job_file: JobFile,
     settings: Settings = None,
-    on: Place = "here",
-    explain: Annotated[bool, typer.Option("--explain", help="Show what each rejected plan lost by.")] = False,
+    on: Places = "here",
+    max_cost: Annotated[
+        str | None, typer.Option("--max-cost", metavar="USD", help="The most it may cost, such as 20usd.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="The longest it may take, such as 12h.")
+    ] = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option("--objective", help="What should be least (default: time; money where there is a deadline)."),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Choose how to execute a job on a device, and forecast time and memory."""
+    """Choose device and settings for a job, and forecast memory, time, energy and money before anything is spent."""
     with _reported(debug=debug):
         from stoker import flow
         from stoker.cli.plans import render_decision
 
-        with _output(for_json=as_json), _waiting("trying plans", quiet=as_json):
+        with _output(for_json=as_json), _waiting("working out what the job needs", quiet=as_json):
             job, entry = _load(job_file, settings)
-            decision = flow.plan(job, on=on, entry=entry)
+            decision = flow.plan(
+                job,
+                on=on,
+                max_cost=max_cost,
+                deadline=deadline,
+                entry=entry,
+                objective=objective,
+            )
         if as_json:
             _print_document(to_json(decision))
         else:
@@ -160,6 +189,51 @@ def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = Fals
             return
         Console().print("\n".join(summary_lines(record)), highlight=False, markup=False)
         Console().print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def devices(
+    device: DeviceWord = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List devices that can be planned for, or show what is known of one, with sources."""
+    with _reported(debug=debug):
+        from stoker.cli.devices import devices_document, render_device, render_devices
+        from stoker.devices import attached_devices, catalogue, find_devices, price_list
+
+        known, attached, prices = catalogue(), attached_devices(), price_list(date.today())  # noqa: DTZ011 - local day
+        entries = known.entries if device is None else find_devices(device, known)
+        if as_json:
+            _print_document(devices_document(entries, known, prices, attached))
+        elif device is None:
+            render_devices(known, prices, attached, Console())
+        else:
+            for entry in entries:
+                render_device(entry, prices, attached, Console())
+
+
+@app.command()
+def prices(
+    device: DeviceWord = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List what an hour of each device costs at least, or every offer for one."""
+    with _reported(debug=debug):
+        from stoker.cli.prices import prices_document, render_offers, render_prices
+        from stoker.devices import catalogue, find_devices, price_list
+
+        today = date.today()  # noqa: DTZ011 - the user's day
+        offers = price_list(today)
+        entries = catalogue().entries if device is None else find_devices(device)
+        if as_json:
+            _print_document(prices_document(entries, offers, today))
+        elif device is None:
+            render_prices(entries, offers, today, Console())
+        else:
+            for entry in entries:
+                render_offers(entry, offers, today, Console())
 
 
 @runs_app.callback(invoke_without_command=True)

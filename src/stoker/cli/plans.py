@@ -2,67 +2,154 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Candidate, Decision
+from stoker.records import Candidate, Decision, Forecast, Plan, Share
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval, plan_in_difference
-from stoker.units import format_bytes, format_seconds
+from stoker.units import GIB, format_bytes, format_money, format_seconds
+
+WIDE = 130
+"""Columns from which on a plan stands beside its figures; below, under them."""
+
+MOST_SHARES = 8
 
 
 def render_decision(decision: Decision, console: Console, *, explain: bool) -> None:
     """Print the plans that fit, the chosen one first, and why it was chosen; with `explain` the rejected ones too."""
-    console.print(_candidates(decision))
+    console.print(_candidates(decision, is_wide=console.width >= WIDE))
     forecast = decision.chosen.forecast
     basis = f"{format_interval(forecast.total_s)} in 8 cases of 10, {forecast.total_s.basis}"
-    console.print(Text(f"to finish: {format_seconds(forecast.total_s.value)} ({basis})"))
+    console.print(Text(f"\nto finish: {format_seconds(forecast.total_s.value)} ({basis})"))
     for line in decision.explanation:
         console.print(marked("•", EMBER, Text(line)))
+    if explain:
+        _render_breakdown(decision, console)
     if explain and decision.rejected:
         console.print()
         console.print(_rejections(decision))
     elif decision.rejected:
-        console.print(Text(f"{len(decision.rejected)} plans were rejected; --explain says what each lost by", "dim"))
+        count = len(decision.rejected)
+        said = f"{count} plans were rejected; --explain says what each lost by"
+        console.print(Text(said if count > 1 else "one plan was rejected; --explain says what it lost by", "dim"))
+    if decision.advice:
+        console.print()
+        console.print(marked("→", EMBER, Text(decision.advice, "bold")))
 
 
-def _candidates(decision: Decision) -> Table:
+def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     table = _table()
-    for title in ("device", "plan"):
-        table.add_column(title)
-    for title in ("memory", "update", "to finish"):
+    table.add_column("", width=1, no_wrap=True)
+    table.add_column("device", no_wrap=True)
+    if is_wide:
+        table.add_column("plan", ratio=1)
+    priced = any(not c.is_here for c in decision.candidates)
+    titles = ("memory", "step", "to finish", *(("energy", "cost") if priced else ()))
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("why")
     for candidate in decision.candidates:
-        forecast, is_chosen = candidate.forecast, candidate is decision.chosen
-        table.add_row(
-            candidate.plan.device,
-            candidate.plan.in_words() if is_chosen else plan_in_difference(candidate.plan, decision.chosen.plan),
-            format_bytes(forecast.peak_bytes.value),
-            format_seconds(forecast.update_s.value),
-            format_seconds(forecast.total_s.value),
-            _why(candidate, decision),
-            style="bold" if is_chosen else "",
-        )
+        is_chosen = candidate is decision.chosen
+        figures = _figures(candidate, priced=priced)
+        words = plan_in_brief(candidate.plan)
+        mark, why = (Text("▸", EMBER), Text(candidate.why, EMBER)) if is_chosen else ("", Text(candidate.why, "dim"))
+        style = "bold" if is_chosen else ""
+        if is_wide:
+            table.add_row(mark, candidate.device, words, *figures, why, style=style)
+        else:
+            table.add_row(mark, candidate.device, *figures, why, style=style)
+    if not is_wide:
+        table.caption = "\n".join(f"{c.device}: {plan_in_brief(c.plan)}" for c in decision.candidates)
+        table.caption_justify, table.caption_style = "left", "dim"
     return table
 
 
-def _why(candidate: Candidate, decision: Decision) -> Text:
-    """The chosen plan's reason, or by how much another plan is slower."""
-    if candidate is decision.chosen:
-        return Text("chosen" if len(decision.candidates) > 1 else "the only one that fits", style=f"bold {EMBER}")
-    fastest = decision.chosen.forecast.total_s.value
-    ratio = candidate.forecast.total_s.value / fastest if fastest else 1.0
-    return Text(f"{ratio:.2f}× the time", style="dim")
+def plan_in_brief(plan: Plan) -> str:
+    """What matters of a plan where there is little room: `bf16 · micro-batch 32 · channels-last`."""
+    words = [plan.precision, f"micro-batch {plan.micro_batch}"]
+    if plan.memory_format != "contiguous":
+        words.append(plan.memory_format.replace("_", "-"))
+    if plan.checkpointed_blocks:
+        words.append(f"{plan.checkpointed_blocks} blocks checkpointed")
+    if plan.compile:
+        words.append("compiled")
+    if plan.optimizer_implementation != "default":
+        words.append(f"{plan.optimizer_implementation} optimiser")
+    if plan.device == "cpu":
+        words.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
+    if plan.num_workers:
+        words.append(f"{plan.num_workers} loader workers")
+    return " · ".join(words)
+
+
+def _figures(candidate: Candidate, *, priced: bool) -> list[str]:
+    forecast = candidate.forecast
+    memory = f"{_needed(forecast) / GIB:.1f} / {candidate.memory_bytes / GIB:.0f} GiB"
+    cells = [memory, format_seconds(forecast.step_s.value), format_seconds(forecast.total_s.value)]
+    if priced:
+        cells.append("–" if forecast.energy_kwh is None else format_energy(forecast.energy_kwh.value))
+        cost = forecast.cost_usd
+        cells.append(format_money(cost.value) if cost is not None else "yours" if candidate.is_here else "unknown")
+    return cells
+
+
+def format_energy(kwh: float) -> str:
+    """Energy, in the unit that suits it.
+
+    >>> format_energy(0.0123), format_energy(12.3), format_energy(1834.0)
+    ('12 Wh', '12 kWh', '1,834 kWh')
+    """
+    if kwh >= 100:
+        return f"{kwh:,.0f} kWh"
+    return f"{kwh:.2g} kWh" if kwh >= 0.1 else f"{kwh * 1e3:.2g} Wh"
+
+
+def _needed(forecast: Forecast) -> float:
+    """What of the device's memory is taken: on a GPU what its allocator holds."""
+    return (forecast.reserved_bytes or forecast.peak_bytes).value
+
+
+def _render_breakdown(decision: Decision, console: Console) -> None:
+    found = decision.breakdown
+    if found is None:
+        return
+    peak = decision.chosen.forecast.peak_bytes.value
+    console.print()
+    console.print(_shares(f"where the bytes are at the peak, {format_bytes(peak)} ({found.peak_at})",
+                          found.peak_bytes, format_bytes))  # fmt: skip
+    step = decision.chosen.forecast.step_s.value
+    console.print()
+    console.print(_shares(f"where the time of an update goes, {format_seconds(step)}", found.step_s, format_seconds))
+
+
+def _shares(title: str, shares: Sequence[Share], written: Callable[[float], str]) -> Table:
+    table = _table(title)
+    table.add_column("what")
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("where")
+    whole = sum(share.value for share in shares) or 1.0
+    for share in shares[:MOST_SHARES]:
+        table.add_row(share.what, written(share.value), f"{share.value / whole:.0%}", share.where)
+    rest = sum(share.value for share in shares[MOST_SHARES:])
+    if rest:
+        table.add_row(f"{len(shares) - MOST_SHARES} others", written(rest), f"{rest / whole:.0%}", "")
+    return table
 
 
 def _rejections(decision: Decision) -> Table:
     table = _table(f"rejected ({len(decision.rejected)})")
+    table.add_column("device", no_wrap=True)
     table.add_column("plan")
     table.add_column("lost by")
     for rejection in decision.rejected:
-        table.add_row(plan_in_difference(rejection.plan, decision.chosen.plan), rejection.reason)
+        is_same_device = rejection.device == decision.chosen.device
+        words = plan_in_difference(rejection.plan, decision.chosen.plan) if is_same_device else ""
+        table.add_row(rejection.device, words or plan_in_brief(rejection.plan), rejection.reason)
     return table
 
 

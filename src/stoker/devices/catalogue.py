@@ -1,53 +1,76 @@
-"""The catalogue: what vendors say of devices, each figure with its source and the date it was compared with it.
+"""The catalogue: what is said of devices, each figure with its source and the date it was compared with it.
 
-The figures are in `catalogue.json`, as the vendors print them so that a reader can hold them beside the datasheet; this
-file turns them into bytes, bytes/s and FLOP/s. To add a device, add a row; to add a column, name it in `COLUMNS`.
-Rates are dense: figures printed for structured sparsity are halved, and the cell's note says so.
+The figures are in `catalogue.json`, as they are printed so that a reader can hold them beside the datasheet; this file
+turns them into bytes, bytes/s and FLOP/s. A user's own rows come on top, see `catalogue_file.py`. To add a device, add
+a row; to add a column, name it in `COLUMNS`. Rates are dense: figures printed for structured sparsity are halved, and
+the cell's note says so. What nobody wrote down is left out, and is then unknown.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from importlib.resources import files
-from typing import Any
+from typing import Literal, get_args
 
-from stoker.errors import nearest
 from stoker.records import Device
 from stoker.units import GIB, MIB, format_bytes
+
+DeviceKind = Literal["cuda", "rocm", "tpu", "cpu"]
+"""What runs on a device: `cuda` NVIDIA's GPUs, `rocm` AMD's, `tpu` Google's; `cpu` is one socket."""
+
+KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
+
+LEAST_USABLE = 0.93
+"""Share of a device's memory a driver surely offers [fraction], for rows where its figure is not known.
+
+Below the smallest share among rows where it is known: 275,040 of 294,912 MiB (0.933) on a B300, whose printed gigabytes
+are decimal, and 46,068 of 49,152 MiB (0.937) on an L40S, whose error correction takes the rest.
+"""
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column holds: its unit, the range a believable value lies in, and whether every device must have it."""
+    """What a column holds: its name for people and its unit; `low` to `high` are believable.
 
+    `needed_by` are the kinds of devices that must have it.
+    """
+
+    title: str
     unit: str
     low: float
     high: float
-    is_required: bool = False
+    needed_by: tuple[DeviceKind, ...] = ()
 
 
-_RATE = Column("TFLOP/s", 0.1, 1e5)
+_RATE = "matrix products, "
 
 COLUMNS: Mapping[str, Column] = {
-    "memory_gib": Column("GiB", 1, 4096, is_required=True),
-    "memory_reported_mib": Column("MiB", 1000, 4e6),
-    "bandwidth_gb_per_s": Column("GB/s", 10, 1e5, is_required=True),
-    "dense_tflops_fp32": Column("TFLOP/s", 0.1, 1e5, is_required=True),
-    "dense_tflops_tf32": _RATE,
-    "dense_tflops_bf16": _RATE,
-    "dense_tflops_fp16": _RATE,
-    "dense_tflops_fp8": _RATE,
-    "dense_tflops_int8": _RATE,
-    "power_w": Column("W", 5, 5000, is_required=True),
-    "multiprocessors": Column("SMs", 1, 1000, is_required=True),
-    "compute_capability": Column("version", 5.0, 99.0, is_required=True),
+    "memory_gib": Column("memory", "GiB", 1, 4096, KINDS),
+    "memory_reported_mib": Column("memory the driver offers", "MiB", 1000, 4e6),
+    "bandwidth_gb_per_s": Column("memory bandwidth", "GB/s", 10, 1e5, KINDS),
+    "dense_tflops_fp32": Column(f"{_RATE}fp32", "TFLOP/s", 0.1, 1e5, ("cuda", "rocm", "cpu")),
+    "dense_tflops_tf32": Column(f"{_RATE}tf32", "TFLOP/s", 0.1, 1e5),
+    "dense_tflops_bf16": Column(f"{_RATE}bf16", "TFLOP/s", 0.1, 1e5),
+    "dense_tflops_fp16": Column(f"{_RATE}fp16", "TFLOP/s", 0.1, 1e5),
+    "dense_tflops_fp8": Column(f"{_RATE}fp8", "TFLOP/s", 0.1, 1e5),
+    "dense_tflops_int8": Column(f"{_RATE}int8", "TOP/s", 0.1, 1e5),
+    "power_w": Column("power limit", "W", 5, 5000, ("cuda", "rocm", "cpu")),
+    "idle_w": Column("power, doing nothing", "W", 1, 1000),
+    "multiprocessors": Column("multiprocessors", "SMs", 1, 1000, ("cuda",)),
+    "cores": Column("cores", "cores", 1, 1024, ("cpu",)),
+    "boost_ghz": Column("boost clock", "GHz", 0.1, 10),
+    "compute_capability": Column("compute capability", "", 5.0, 99.0, ("cuda",)),
+    "l2_mib": Column("L2 cache", "MiB", 0.25, 4096),
+    "link_gb_per_s": Column("links to its neighbours, both ways", "GB/s", 10, 1e4),
+    "pcie_gb_per_s": Column("PCI Express, one way", "GB/s", 1, 1000),
 }
-"""Every column there is. Vendors write GB of memory for GiB; `memory_reported_mib` is what the driver then offers."""
+"""Every column there is. Vendors write GB of memory for GiB, mostly; `memory_reported_mib` is what the driver offers.
+
+`idle_w` is read with no process on the device: a process that only holds a CUDA context costs 26 to 66 W more (S. S.
+Vadari, arXiv:2605.23918). `link_gb_per_s` is the sum over all links of NVLink or the like, both directions.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,20 +97,36 @@ class CatalogueEntry:
 
     name: str
     title: str
+    kind: DeviceKind
     aliases: tuple[str, ...]
     driver_names: tuple[str, ...]
     cells: Mapping[str, Cell]
 
+    def value(self, column: str) -> float | None:
+        """A figure in its column's unit; None where it is not known."""
+        cell = self.cells.get(column)
+        return None if cell is None else cell.value
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether time can be forecast for it. For the others there is no time model: memory is all that is known."""
+        return self.kind in ("cuda", "cpu")
+
     @property
     def memory_bytes(self) -> int:
-        """Memory by the datasheet [bytes]; a process gets some per cent less, see `reported_memory_bytes`."""
+        """Memory by the datasheet [bytes]; a process gets some per cent less, see `usable_memory_bytes`."""
         return int(self.cells["memory_gib"].value * GIB)
 
     @property
     def reported_memory_bytes(self) -> int | None:
         """Memory the driver offers [bytes]; None where nobody wrote it down."""
-        cell = self.cells.get("memory_reported_mib")
-        return int(cell.value * MIB) if cell else None
+        reported = self.value("memory_reported_mib")
+        return None if reported is None else int(reported * MIB)
+
+    @property
+    def usable_memory_bytes(self) -> int:
+        """Memory to plan with [bytes]: what the driver offers, or `LEAST_USABLE` of the datasheet's."""
+        return self.reported_memory_bytes or int(self.memory_bytes * LEAST_USABLE)
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -101,19 +140,27 @@ class CatalogueEntry:
         return {name.removeprefix(prefix): c.value * 1e12 for name, c in self.cells.items() if name.startswith(prefix)}
 
     @property
-    def power_w(self) -> float:
+    def power_w(self) -> float | None:
         """Power limit as sold [W]."""
-        return self.cells["power_w"].value
+        return self.value("power_w")
 
     @property
-    def multiprocessors(self) -> int:
-        """Streaming multiprocessors."""
-        return int(self.cells["multiprocessors"].value)
+    def multiprocessors(self) -> int | None:
+        """Streaming multiprocessors of an NVIDIA GPU."""
+        count = self.value("multiprocessors")
+        return None if count is None else int(count)
 
     @property
-    def compute_capability(self) -> str:
-        """CUDA compute capability, such as `9.0`."""
-        return f"{self.cells['compute_capability'].value:.1f}"
+    def cores(self) -> int | None:
+        """Cores of a CPU."""
+        count = self.value("cores")
+        return None if count is None else int(count)
+
+    @property
+    def compute_capability(self) -> str | None:
+        """CUDA compute capability of an NVIDIA GPU, such as `9.0`."""
+        number = self.value("compute_capability")
+        return None if number is None else f"{number:.1f}"
 
     def in_words(self) -> str:
         """`NVIDIA H100 SXM, 80.0 GiB`."""
@@ -122,78 +169,67 @@ class CatalogueEntry:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All device models that are known."""
+    """All device models that are known; `problems` says in words which rows could not be used, and why."""
 
     entries: tuple[CatalogueEntry, ...]
+    problems: tuple[str, ...] = ()
 
     def find(self, word: str) -> tuple[CatalogueEntry, ...]:
-        """The models a word of `--on` may mean; several where an alias such as `a100` leaves the memory open."""
-        word = word.lower()
-        return tuple(e for e in self.entries if e.name == word) or tuple(e for e in self.entries if word in e.aliases)
+        """The models a word may mean; several where an alias such as `a100` leaves the memory open.
+
+        Capitals, spaces and dashes are the same to it, as are the vendor's name and a `g` or `gb` after the memory.
+
+        >>> from stoker.devices import catalogue
+        >>> [entry.name for entry in catalogue().find("A100-80GB")], [e.name for e in catalogue().find("RTX 4090")]
+        (['a100-80'], ['rtx-4090'])
+        """
+        for wanted in (squeezed(word), _without_units(squeezed(word))):
+            for names in (_names, _aliases):
+                if found := tuple(entry for entry in self.entries if wanted in names(entry)):
+                    return found
+        return ()
+
+    def called(self, model: str) -> CatalogueEntry | None:
+        """The entry whose driver calls it `model`; None where the model is not known."""
+        return next((entry for entry in self.entries if model in entry.driver_names), None)
 
     def describing(self, device: Device) -> CatalogueEntry | None:
-        """The entry of an attached device, by the name its driver gives; None where the model is not known."""
-        return next((entry for entry in self.entries if device.model in entry.driver_names), None)
+        """The entry of an attached device, by the name its driver gives; None where the model is not known.
+
+        A CPU is described only where all its cores may be used: of a part of it, the figures say nothing.
+        """
+        entry = self.called(device.model)
+        return None if entry and entry.cores and device.cores < entry.cores else entry
 
     def words(self) -> tuple[str, ...]:
         """Every name and alias, each once."""
         return tuple(dict.fromkeys(word for entry in self.entries for word in (entry.name, *entry.aliases)))
 
+    def with_rows(self, rows: Iterable[CatalogueEntry], problems: Iterable[str] = ()) -> Catalogue:
+        """This catalogue with more rows, which replace those of the same name."""
+        rows = tuple(rows)
+        replaced = {row.name for row in rows}
+        kept = (entry for entry in self.entries if entry.name not in replaced)
+        return Catalogue((*kept, *rows), (*self.problems, *problems))
 
-@functools.cache
-def catalogue() -> Catalogue:
-    """The built-in catalogue, read once."""
-    return load_catalogue(files("stoker.devices").joinpath("catalogue.json").read_text(encoding="utf-8"))
 
+def squeezed(word: str) -> str:
+    """A device's word without what people write differently: capitals, spaces, dashes, the vendor's name.
 
-def load_catalogue(text: str) -> Catalogue:
-    """A catalogue from JSON text.
-
-    Args:
-        text: an object with `sources` (by key: title, publisher) and `devices` (rows with name, title, aliases,
-            driver_names and cells, a cell being `[value, source key, ISO date]` or the same with a note).
-
-    Raises:
-        ValueError: the first thing that does not fit, naming the device and the column.
+    >>> squeezed("NVIDIA GeForce RTX 4090")
+    'rtx4090'
     """
-    document = json.loads(text)
-    sources = {key: Source(row["title"], row["publisher"]) for key, row in document["sources"].items()}
-    entries = tuple(_entry(row, sources) for row in document["devices"])
-    for words in ([e.name for e in entries], [name for e in entries for name in e.driver_names]):
-        if twice := sorted({word for word in words if words.count(word) > 1}):
-            raise ValueError(f"catalogue: {twice[0]!r} stands for two devices")
-    if clash := {e.name for e in entries} & {alias for e in entries for alias in e.aliases}:
-        raise ValueError(f"catalogue: {min(clash)!r} is a name and an alias")
-    return Catalogue(entries)
+    return re.sub(r"nvidia|geforce|tesla|instinct|[^a-z0-9]", "", word.lower())
 
 
-def _entry(row: Mapping[str, Any], sources: Mapping[str, Source]) -> CatalogueEntry:
-    """One row, checked."""
-    name = row.get("name", "")
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
-        raise ValueError(f"catalogue: a device is named {name!r}; wanted lower-case letters, digits and '-'")
-    cells = {column: _cell(name, column, cell, sources) for column, cell in row["cells"].items()}
-    for column, about in COLUMNS.items():
-        if about.is_required and column not in cells:
-            raise ValueError(f"catalogue, device {name!r}: column {column!r} is missing")
-    return CatalogueEntry(name, row["title"], tuple(row["aliases"]), tuple(row["driver_names"]), cells)
+def _without_units(squeezed_word: str) -> str:
+    """`a10080gb` as `a10080`."""
+    return re.sub(r"(?<=\d)gb?$", "", squeezed_word)
 
 
-def _cell(name: str, column: str, cell: object, sources: Mapping[str, Source]) -> Cell:
-    """One cell, checked: a known column, a believable number, a known source, a date."""
-    where = f"catalogue, device {name!r}, column {column!r}"
-    if column not in COLUMNS:
-        raise ValueError(f"{where}: no such column. {nearest(column, COLUMNS)}")
-    if not (isinstance(cell, list) and len(cell) in (3, 4)):
-        raise ValueError(f"{where}: wanted [value, source, date] or [value, source, date, note], found {cell!r}")
-    value, source, day, *note = cell
-    about = COLUMNS[column]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not about.low <= value <= about.high:
-        raise ValueError(f"{where}: wanted {about.low:g} to {about.high:g} {about.unit}, found {value!r}")
-    if source not in sources:
-        raise ValueError(f"{where}: no such source {source!r}. {nearest(str(source), sources)}")
-    try:
-        compared_on = date.fromisoformat(day)
-    except (TypeError, ValueError) as problem:
-        raise ValueError(f"{where}: wanted a date such as 2026-11-21, found {day!r}") from problem
-    return Cell(float(value), sources[source], compared_on, note[0] if note else "")
+def _names(entry: CatalogueEntry) -> tuple[str, ...]:
+    return (squeezed(entry.name),)
+
+
+def _aliases(entry: CatalogueEntry) -> tuple[str, ...]:
+    return tuple(squeezed(alias) for alias in entry.aliases)

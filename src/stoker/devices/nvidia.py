@@ -13,7 +13,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stoker.devices.catalogue import Catalogue, catalogue
+from stoker.devices.catalogue import Catalogue
+from stoker.devices.catalogue_file import catalogue
 from stoker.records import Device
 from stoker.units import MIB
 
@@ -114,7 +115,7 @@ def _describe_gpu(row: list[str], known: Catalogue) -> tuple[str, Device]:
         driver=driver,
     )
     entry = known.describing(device)
-    return uuid, device if entry is None else replace(device, cores=entry.multiprocessors)
+    return uuid, device if entry is None else replace(device, cores=entry.multiprocessors or 0)
 
 
 def _visible(gpus: list[tuple[str, Device]], visible: str | None) -> list[Device]:

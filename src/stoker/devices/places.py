@@ -1,14 +1,32 @@
-"""Places: what the word of `--on` means on this machine."""
+"""Places: what the words of `--on` mean, for running a job here and for planning one anywhere."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stoker.devices.catalogue import Catalogue, CatalogueEntry, catalogue
-from stoker.errors import NoDevice, nearest
-from stoker.records import Device
+from stoker.devices.catalogue import Catalogue, CatalogueEntry, squeezed
+from stoker.devices.catalogue_file import catalogue
+from stoker.devices.hardware import device_of, hardware_of
+from stoker.errors import NoDevice
+from stoker.records import Device, Hardware
 from stoker.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A device that can be planned for. `name` is its name in the catalogue, or `cpu`, `cuda:0` if it is here.
+
+    `entry` is what the catalogue says of its model (None: the model is not known); prices go by its name.
+    """
+
+    name: str
+    device: Device
+    hardware: Hardware
+    is_here: bool
+    entry: CatalogueEntry | None = None
 
 
 def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None = None) -> Device:
@@ -19,20 +37,74 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
             upper and lower case are the same. `2xhere` and `8xh100` are understood, and refused until jobs can be
             spread over devices.
         attached: what is attached, best first; see `attached_devices`.
-        known: the catalogue; the built-in one if None.
+        known: the catalogue; the user's if None.
 
     Raises:
         NoDevice: the word is unknown, means something that is not attached, or asks for several devices.
     """
     known = catalogue() if known is None else known
     count, name = _split(word)
-    device = _one_device(name, attached, known)
+    device = _one_attached(name, attached, known)
     if count == 1:
         return device
     raise NoDevice(
         f"{word!r} asks for {count} devices; a job runs on one device so far.",
         remedy=f"Use `--on {name}`, which is {_in_words(device)}.",
     )
+
+
+def planned_devices(words: str, attached: Sequence[Device], known: Catalogue | None = None) -> tuple[Place, ...]:
+    """The devices that words between commas mean, each once, in the order of the words; none of them need be here.
+
+    Args:
+        words: each a word of `resolve_place`, any name or alias of the catalogue, or `all`: every model of it that can
+            be planned for. An alias that leaves the memory open means all its models. Example: `h100,a100-80g,here`.
+        attached: what is attached, best first. A model that is attached is planned for as it is here.
+        known: the catalogue; the user's if None.
+
+    Raises:
+        NoDevice: a word is unknown, asks for several devices, means an attached device that is not there, or a device
+            for which there is no time model.
+    """
+    known = catalogue() if known is None else known
+    names = [word.strip() for word in words.split(",") if word.strip()]
+    if not names:
+        raise NoDevice(f"--on {words!r} names no device.", remedy="Try `--on here`, or `--on h100,l4,rtx-4090`.")
+    places = [place for name in names for place in _places(name, attached, known)]
+    return tuple({place.name: place for place in places}.values())
+
+
+def _places(word: str, attached: Sequence[Device], known: Catalogue) -> tuple[Place, ...]:
+    """The places one word means."""
+    count, name = _split(word)
+    if count != 1:
+        raise NoDevice(
+            f"{word!r} asks for {count} devices; a job is planned for one device so far.", remedy=f"Use `--on {name}`."
+        )
+    if name == "all":
+        return tuple(_place_of(entry, known) for entry in known.entries if entry.can_be_planned)
+    here = _attached_matches(name, attached, known)
+    if here:
+        return (_place_here(here[0], known),)
+    if _is_local_word(name):
+        raise _not_attached(name, attached)
+    entries = known.find(name)
+    if not entries:
+        raise _unknown(name, attached, known)
+    return tuple(_place_of(entry, known) for entry in entries)
+
+
+def _place_of(entry: CatalogueEntry, known: Catalogue) -> Place:
+    return Place(
+        name=entry.name, device=device_of(entry), hardware=hardware_of(entry, known), is_here=False, entry=entry
+    )
+
+
+def _place_here(device: Device, known: Catalogue) -> Place:
+    return Place(
+        name=device.torch_name, device=device, hardware=hardware_of(device, known), is_here=True,
+        entry=known.describing(device),
+    )  # fmt: skip
 
 
 def _split(word: str) -> tuple[int, str]:
@@ -44,21 +116,52 @@ def _split(word: str) -> tuple[int, str]:
     return count, name
 
 
-def _one_device(name: str, attached: Sequence[Device], known: Catalogue) -> Device:
-    """The attached device that `name` (lower case, without a count) means."""
-    if name in ("here", "cpu", "cuda") or re.fullmatch(r"cuda:\d+", name):
-        matches = [device for device in attached if name in ("here", device.kind, device.torch_name)]
-        if matches:
-            return matches[0]
-        raise _not_attached(name, attached)
+def _is_local_word(name: str) -> bool:
+    """Whether a word means an attached device by its nature, not by its model."""
+    return name in ("here", "cpu", "cuda") or re.fullmatch(r"cuda:\d+", name) is not None
+
+
+def _attached_matches(name: str, attached: Sequence[Device], known: Catalogue) -> list[Device]:
+    """The attached devices that a word (lower case, without a count) means."""
+    if _is_local_word(name):
+        return [device for device in attached if name in ("here", device.kind, device.torch_name)]
     entries = known.find(name)
-    matches = [device for device in attached if known.describing(device) in entries]
-    if matches:
+    return [device for device in attached if known.describing(device) in entries]
+
+
+def _one_attached(name: str, attached: Sequence[Device], known: Catalogue) -> Device:
+    """The attached device that a word (lower case, without a count) means."""
+    if matches := _attached_matches(name, attached, known):
         return matches[0]
-    if entries:
+    entries = known.find(name)
+    if entries or _is_local_word(name):
         raise _not_attached(name, attached, entries)
-    words = ["here", *(device.torch_name for device in attached), *known.words()]
-    raise NoDevice(f"There is no device named {name!r}.", remedy=nearest(name, dict.fromkeys(words)))
+    raise _unknown(name, attached, known)
+
+
+def find_devices(word: str, known: Catalogue | None = None) -> tuple[CatalogueEntry, ...]:
+    """The models of the catalogue a word means; several where an alias leaves the memory open.
+
+    Raises:
+        NoDevice: there is none; the nearest names are told.
+    """
+    known = catalogue() if known is None else known
+    if entries := known.find(word):
+        return entries
+    raise _unknown(word, (), known)
+
+
+def _unknown(name: str, attached: Sequence[Device], known: Catalogue) -> NoDevice:
+    """The error: nothing has that name. At most three devices like it are told, not the whole catalogue."""
+    local = ["here", *(device.torch_name for device in attached)] if attached else []
+    words = {word: word for word in local}
+    for entry in known.entries:
+        words |= {squeezed(word): entry.name for word in (*entry.aliases, entry.name)}
+    close = difflib.get_close_matches(squeezed(name), list(words), n=6, cutoff=0.5)
+    meant = list(dict.fromkeys(words[word] for word in close))[:3]
+    guess = f"Did you mean {' or '.join(repr(word) for word in meant)}? " if meant else ""
+    here = f" `here` is {attached[0].torch_name}." if attached else ""
+    return NoDevice(f"There is no device named {name!r}.", remedy=f"{guess}`stoker devices` lists all names.{here}")
 
 
 def _not_attached(name: str, attached: Sequence[Device], entries: Sequence[CatalogueEntry] = ()) -> NoDevice:

@@ -1,65 +1,166 @@
-"""The planner's loop: rank, measure, choose."""
+"""Which plan: for one device that is here, confirmed by trials; among many devices, by forecast."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from stoker import planning, profiling, records
-from stoker.devices import attached_devices, resolve_place
-from stoker.errors import BadJob, DoesNotFit, RunFailed, nearest
-from stoker.flow.preparation import Prepared, prepare, users_code
+from stoker import planning, records
+from stoker.devices import Place, attached_devices, planned_devices
+from stoker.errors import BadJob, DoesNotFit, nearest
+from stoker.flow.planner import Planner, errors_so_far, losers_of
+from stoker.flow.preparation import Prepared, prepare
+from stoker.flow.pricing import price_of, priced
 from stoker.jobs import Entry, Job
-from stoker.records import Coupling, Decision, Device, Measurement, Plan
-from stoker.stepping import find_coupling
-from stoker.units import Duration
-
-_TRIAL_S = 1.0
-"""Seconds of training in one trial of a plan, beyond its first update."""
+from stoker.planning import Limits, Objective
+from stoker.records import Candidate, Coupling, Decision, Device, Plan, Rejection
 
 
-def plan(job: Job, *, on: str = "here", entry: Entry | None = None) -> Decision:
-    """Choose how to execute `job` on the device `on`, by short trials on it.
+def plan(
+    job: Job,
+    *,
+    on: str = "here",
+    max_cost: float | str | None = None,
+    deadline: float | str | None = None,
+    objective: Objective | None = None,
+    entry: Entry | None = None,
+) -> Decision:
+    """Choose device and settings for `job`, and forecast what it needs there.
+
+    Args:
+        job: what is to be learned.
+        on: devices to compare: `here`, `h100,l4,here`, or `all` of the catalogue. Plans for what is here are confirmed
+            by short trials; for the rest nothing is run.
+        max_cost: the most it may cost [USD]; a number, or `20usd`.
+        deadline: the longest it may take [s]; a number, or `12h`.
+        objective: what should be least: `time`, `money` or `energy` (default: time; money where there is a deadline).
+        entry: the job file it came from.
 
     Raises:
         BadJob: the job cannot be trained as it is.
-        DoesNotFit: no legal plan fits.
-        NoDevice: `on` is unknown or not attached.
+        DoesNotFit: no legal plan fits, or none keeps the limits.
+        NoDevice: a word of `on` is unknown, or `here` has none.
     """
-    return decide(prepare(job, entry), resolve_place(on, attached_devices()))[0]
+    limits = Limits(
+        max_cost_usd=planning.parse_money(max_cost) if isinstance(max_cost, str) else max_cost,
+        deadline_s=planning.parse_duration(deadline) if isinstance(deadline, str) else deadline,
+    )
+    started = time.perf_counter()
+    planner = Planner(prepare(job, entry))
+    places = planned_devices(on, attached_devices())
+    decision = compare(planner, places, limits, objective)
+    if all(place.is_here for place in places):
+        decision = dataclasses.replace(decision, advice=_advice(planner, decision.chosen))
+    return dataclasses.replace(decision, took_s=time.perf_counter() - started)
 
 
 def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tuple[Decision, Coupling]:
-    """The planner's loop: rank, measure, choose. With `only`, that plan is measured and taken."""
-    job, data = prepared.job, prepared.data
+    """The plan to run on a device that is here, confirmed by trials. With `only`, that plan is tried and taken."""
     if only is not None:
         _require_usable(only, prepared, device)
-    started = time.perf_counter()
-    with users_code("the model or the loss", prepared.entry):
-        coupling = find_coupling(job, data.train)
-        facts = profiling.profile(job, data, device, coupling)
+    started, planner = time.perf_counter(), Planner(prepared)
+    place = next(p for p in planned_devices(device.torch_name, attached_devices()) if p.device == device)
+    if planner.is_too_large_here is not None:
+        planner.ranked(place)  # says what it needs
+    decision = _confirmed(planner, place, only)
+    return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
 
-        def extents(measured: Measurement) -> planning.Extents:
-            updates = total_updates(prepared, measured)
-            total = prepared.extent.position(updates).samples
-            evaluations = 0 if data.valid is None else prepared.extent.evaluations(job.evaluate_every, updates) + 1
-            return planning.Extents(total_samples=total, total_updates=updates, evaluations=evaluations)
 
-        search = planning.Search(facts, device, extents)
-        while (candidate := only or search.next_plan()) is not None:
-            try:
-                search.record(profiling.try_plan(job, candidate, coupling, data, budget_s=_TRIAL_S))
-            except DoesNotFit as problem:
-                search.reject(candidate, str(problem))
-            except RunFailed as problem:  # these are the run's own first updates
-                if candidate.precision == "fp32":
-                    raise BadJob(problem.message, remedy=problem.remedy) from problem
-                search.reject(candidate, problem.message)
-            if only is not None:
-                break
-    return dataclasses.replace(search.decision(), took_s=time.perf_counter() - started), coupling
+def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective: Objective | None) -> Decision:
+    """The best plan for each place, the best place first.
+
+    Raises:
+        DoesNotFit: the job fits on none of them, or none keeps the limits.
+    """
+    decisions: dict[str, Decision] = {}
+    unfit: list[tuple[Place, DoesNotFit]] = []
+    for place in places:
+        try:
+            decisions[place.name] = on_one(planner, place)
+        except DoesNotFit as problem:
+            unfit.append((place, problem))
+    if not decisions:
+        raise _fits_nowhere(planner, unfit)
+    ranked, beyond = planning.choose([d.chosen for d in decisions.values()], limits, objective)
+    best = decisions[ranked[0].device]
+    too_small = [_unfit(planner, place, problem) for place, problem in unfit]
+    rejected = (*beyond, *(one for one in too_small if one is not None), *best.rejected)
+    return dataclasses.replace(best, candidates=ranked, rejected=rejected)
+
+
+def on_one(planner: Planner, place: Place) -> Decision:
+    """The best plan for one place: confirmed by trials where it is here, else by forecast.
+
+    Raises:
+        DoesNotFit: no legal plan fits.
+    """
+    if place.is_here and planner.is_too_large_here is None:
+        return _confirmed(planner, place)
+    ranked = planner.ranked(place)
+    chosen = dataclasses.replace(priced(planner, place, ranked[0]), why="by forecast")
+    return Decision(
+        device=place.name,
+        candidates=(chosen,),
+        rejected=losers_of(ranked),
+        explanation=planning.explain(chosen, planner.profile(place.device.kind), place.device, (), ()),
+        took_s=0.0,
+        breakdown=planner.forecasts(place).breakdown(chosen.plan),
+    )
+
+
+def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
+    """The plan that trials confirm; with `only`, that one is tried and taken."""
+    search, untraced = planner.confirmed(place, only)
+    chosen = priced(planner, place, search.chosen())
+    lines = planning.explain(chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected)
+    if untraced:
+        lines = (*lines, f"no forecast before the trials: {untraced}")
+    return Decision(
+        device=place.name,
+        candidates=(chosen,),
+        rejected=search.losers(),
+        explanation=(*lines, *errors_so_far(place)),
+        took_s=0.0,
+        breakdown=None if untraced or only is not None else planner.forecasts(place).breakdown(chosen.plan),
+    )
+
+
+def _advice(planner: Planner, chosen: Candidate) -> str:
+    """For somebody with a model and this machine: is it enough, or what to rent?"""
+    if chosen.forecast.total_s.value <= planning.ENOUGH_S:
+        return planning.advice(chosen, ())
+    try:
+        return planning.advice(chosen, _rentable(planner))
+    except BadJob as problem:  # it runs here, and cannot be traced for elsewhere
+        return f"What it would need elsewhere is unknown: {problem.message}."
+
+
+def _rentable(planner: Planner) -> list[Candidate]:
+    """The best plan for each device of the catalogue that somebody rents out."""
+    found: list[Candidate] = []
+    for place in planned_devices("all", ()):
+        if price_of(place) is not None:
+            with contextlib.suppress(DoesNotFit):
+                found.append(on_one(planner, place).chosen)
+    return found
+
+
+def _unfit(planner: Planner, place: Place, problem: DoesNotFit) -> Rejection | None:
+    """A device that is too small, with the plan that needs the least."""
+    least = planning.least_demanding(planner.profile(place.device.kind), place.device)
+    return None if least is None else Rejection(device=place.name, plan=least, reason=problem.message)
+
+
+def _fits_nowhere(planner: Planner, unfit: Sequence[tuple[Place, DoesNotFit]]) -> DoesNotFit:
+    """The error where no place is large enough, with what would do."""
+    words = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
+    if any(place.is_here for place, _ in unfit):
+        return DoesNotFit(words, remedy=planning.rental_advice("see above", _rentable(planner)))
+    return DoesNotFit(words, remedy=unfit[0][1].remedy)
 
 
 def _require_usable(plan: Plan, prepared: Prepared, device: Device) -> None:
@@ -74,16 +175,6 @@ def _require_usable(plan: Plan, prepared: Prepared, device: Device) -> None:
             f"the plan has {plan.num_workers} loader workers, but the data lie in memory: there is nothing to fetch",
             remedy='Use loader "memory" and num_workers 0.',
         )
-
-
-def total_updates(prepared: Prepared, measured: Measurement) -> int:
-    """Updates of the whole run; a budget of seconds is turned into samples by the measured rate."""
-    until = prepared.job.until
-    if until.unit == "seconds":
-        times = sorted(measured.update_s)
-        rate = measured.samples_per_update / times[len(times) // 2]
-        until = Duration(max(1.0, until.value * rate), "samples")
-    return prepared.extent.updates_in(until)
 
 
 def given_plan(given: str | Path | Plan | None) -> Plan | None:

@@ -8,8 +8,12 @@ import torch
 
 from stoker.devices import CpuLoad, cache_key, load_between, sample_cpu, survey
 from stoker.profiling.ceilings import measure_ceilings
-from stoker.records import Ceilings, Device
-from stoker.store import CeilingsCache, cache_root
+from stoker.profiling.micro_benchmark import measure_operations
+from stoker.records import Ceilings, Device, MicroBenchmark
+from stoker.store import CeilingsCache, MicroBenchmarkCache, cache_root
+
+_OPERATIONS_S = 44.0
+"""For the times of operations of all devices together [s]: with the ceilings, a minute."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +21,14 @@ class Diagnosis:
     """The devices, best first, and the measured rates of those PyTorch can use.
 
     `load` is what others used of the CPUs meanwhile (None if nothing was measured now); `problems` say why a device
-    cannot be used.
+    cannot be used. `operations` are the times of single operations, of a CPU on one thread and on all cores.
     """
 
     devices: tuple[Device, ...]
     ceilings: tuple[Ceilings, ...]
     load: CpuLoad | None
     problems: tuple[str, ...]
+    operations: tuple[MicroBenchmark, ...] = ()
 
 
 def doctor(*, fresh: bool = False) -> Diagnosis:
@@ -31,18 +36,59 @@ def doctor(*, fresh: bool = False) -> Diagnosis:
 
     With `fresh`, measure even what is kept.
     """
-    cache = CeilingsCache(cache_root() / "ceilings")
-    found, load = survey(), None
-    ceilings = []
-    for device in found.usable:
-        key = cache_key(device, torch.__version__)
-        measured = None if fresh else cache.read(key)
-        if measured is None:
-            before = sample_cpu()
-            measured = measure_ceilings(device)
-            after = sample_cpu()
-            load = None if before is None or after is None else load_between(before, after)
-            if load is None or load.is_quiet:
-                cache.write(key, measured)
-        ceilings.append(measured)
-    return Diagnosis(found.devices, tuple(ceilings), load, tuple(found.problems))
+    found = survey()
+    before = sample_cpu()
+    kept = {device: _kept(device) for device in found.usable} if not fresh else {}
+    missing = [device for device in found.usable if not _is_whole(kept.get(device))]
+    num_benchmarks = sum(len(_threads(device)) for device in missing)
+    for device in missing:
+        ceilings = measure_ceilings(device)
+        budget_s = _OPERATIONS_S / num_benchmarks
+        timed = [measure_operations(device, threads=threads, budget_s=budget_s) for threads in _threads(device)]
+        kept[device] = ceilings, tuple(timed)
+    after = sample_cpu()
+    load = None if not missing or before is None or after is None else load_between(before, after)
+    if load is None or load.is_quiet:
+        for device in missing:
+            _keep(device, *kept[device])
+    measured = [kept[device] for device in found.usable]
+    return Diagnosis(
+        found.devices,
+        tuple(ceilings for ceilings, _ in measured if ceilings is not None),
+        load,
+        tuple(found.problems),
+        tuple(benchmark for _, timed in measured for benchmark in timed),
+    )
+
+
+_Measured = tuple[Ceilings | None, tuple[MicroBenchmark, ...]]
+
+
+def _threads(device: Device) -> tuple[int | None, ...]:
+    """Numbers of threads to time operations with: a CPU's one and all, a GPU's as they are."""
+    return (None,) if device.kind != "cpu" or device.cores <= 1 else (1, None)
+
+
+def _caches() -> tuple[CeilingsCache, MicroBenchmarkCache]:
+    return CeilingsCache(cache_root() / "ceilings"), MicroBenchmarkCache(cache_root() / "operations")
+
+
+def _kept(device: Device) -> _Measured:
+    """What was measured before."""
+    ceilings, operations = _caches()
+    key = cache_key(device, torch.__version__)
+    timed = (operations.read(key, threads) for threads in _threads(device))
+    return ceilings.read(key), tuple(benchmark for benchmark in timed if benchmark is not None)
+
+
+def _is_whole(measured: _Measured | None) -> bool:
+    return measured is not None and measured[0] is not None and len(measured[1]) == len(_threads(measured[0].device))
+
+
+def _keep(device: Device, ceilings: Ceilings | None, timed: tuple[MicroBenchmark, ...]) -> None:
+    ceilings_cache, operations = _caches()
+    key = cache_key(device, torch.__version__)
+    if ceilings is not None:
+        ceilings_cache.write(key, ceilings)
+    for threads, benchmark in zip(_threads(device), timed, strict=True):
+        operations.write(key, benchmark, threads)

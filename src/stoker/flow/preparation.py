@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
+from stoker.devices.cpu import attached_cpu
 from stoker.errors import BadJob, DoesNotFit, StokerError
 from stoker.jobs import Entry, Job
 from stoker.jobs.describe import describe_settings
@@ -18,46 +22,79 @@ from stoker.jobs.source import is_installed
 from stoker.loading import Datasets, datasets_of
 from stoker.profiling import ran_out_of_memory
 from stoker.records import JobSpec
-from stoker.stepping import build_model, weights_digest
+from stoker.stepping import build_model, bytes_of, outline, weights_digest
+from stoker.units import format_bytes
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job made ready: its identity and its data."""
+    """A job made ready: its data, an outline of its model, and its identity when somebody asks."""
 
     job: Job
     entry: Entry | None
-    spec: JobSpec
     data: Datasets
+    model: nn.Module
+    """On PyTorch's meta device: sizes and types, no weights."""
 
     @property
     def extent(self) -> Extent:
         """The shape of its run."""
         return self.data.extent(self.job)
 
+    @property
+    def name(self) -> str:
+        """The job's name: its own, its file's, or its model's."""
+        stem = self.entry.path.stem if self.entry is not None else None
+        return self.job.name or stem or type(self.model).__name__
+
+    @functools.cached_property
+    def spec(self) -> JobSpec:
+        """Its identity, initial weights included: they are made here, once.
+
+        Raises:
+            DoesNotFit: not even the weights fit into this machine's memory.
+        """
+        require_room(self)
+        entry, data = self.entry, self.data
+        with users_code("making the job's data and model", entry):
+            return JobSpec(
+                name=self.name,
+                entry=None if entry is None else entry.path.name,
+                entry_digest=None if entry is None else entry.digest,
+                parameters={} if entry is None else entry.parameters,
+                settings=describe_settings(self.job),
+                data_class=data.train.data_class,
+                data_fingerprint=data.fingerprint(),
+                num_train=len(data.train),
+                weights_digest=weights_digest(build_model(self.job)),
+            )
+
 
 def prepare(job: Job, entry: Entry | None = None) -> Prepared:
-    """The job's data and identity.
+    """The job's data and the outline of its model.
 
     Raises:
         BadJob: its data or its model cannot be used.
     """
     with users_code("making the job's data and model", entry):
-        data = datasets_of(job)
-        model = build_model(job)
-        stem = entry.path.stem if entry is not None else None
-        spec = JobSpec(
-            name=job.name or stem or type(model).__name__,
-            entry=None if entry is None else entry.path.name,
-            entry_digest=None if entry is None else entry.digest,
-            parameters={} if entry is None else entry.parameters,
-            settings=describe_settings(job),
-            data_class=data.train.data_class,
-            data_fingerprint=data.fingerprint(),
-            num_train=len(data.train),
-            weights_digest=weights_digest(model),
+        data, model = datasets_of(job), outline(job)
+        if not isinstance(model, nn.Module):
+            raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
+    return Prepared(job, entry, data, model)
+
+
+def require_room(prepared: Prepared) -> None:
+    """Refuse a job whose weights alone are more than this machine's memory.
+
+    Raises:
+        DoesNotFit: they are.
+    """
+    needed, there = bytes_of(prepared.model.parameters()), attached_cpu().memory_bytes
+    if there and needed > there:
+        raise DoesNotFit(
+            f"the weights of {prepared.name} take {format_bytes(needed)}; this machine has {format_bytes(there)}",
+            remedy="`stoker plan` says what it needs elsewhere: stoker plan JOB --on all",
         )
-    return Prepared(job, entry, spec, data)
 
 
 @contextmanager

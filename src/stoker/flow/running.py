@@ -12,6 +12,7 @@ from typing import Any
 
 from stoker import profiling, records, reporting, training
 from stoker.devices import attached_devices, resolve_place
+from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, BadRun, RunFailed, StokerError
 from stoker.flow.decision import decide, given_plan
 from stoker.flow.finishing import final_metrics, finish
@@ -252,6 +253,8 @@ def _run(
         for one in every_sink:
             one(event)
 
+    if problem := apply_malloc(plan.malloc):
+        _tell(every_sink, "warned", message=f"memory is had as it is by default: {problem}")
     with profiling.threads(plan.threads), training.stop_on_signals() as stop:
         try:
             with users_code("training", prepared.entry, RunFailed), profiling.PeakMemory(plan.device) as peak:

@@ -19,17 +19,27 @@ def explain(
 ) -> tuple[str, ...]:
     """Five lines: the plan, what the contract allows, what each setting gave, the memory, and the time to finish."""
     plan, forecast = chosen.plan, chosen.forecast
-    total, peak = forecast.total_s, forecast.peak_bytes
+    total = forecast.total_s
     interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}, {total.basis}"
     samples = format_count(forecast.total_samples)
-    updates = f"{forecast.total_updates} updates, {format_seconds(forecast.update_s.value)} each"
+    updates = f"{forecast.total_updates} updates, {format_seconds(forecast.step_s.value)} each"
     return (
         f"{_hardware(device)}: {plan.in_words()}",
         _legality(profile),
         _gains(chosen, measured, rejected),
-        f"memory: {format_bytes(peak.value)} at the peak ({peak.basis}), of {format_bytes(device.memory_bytes)}",
+        _memory(chosen, device),
         f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
     )
+
+
+def _memory(chosen: Candidate, device: Device) -> str:
+    forecast = chosen.forecast
+    peak, held, chance = forecast.peak_bytes, forecast.reserved_bytes, forecast.probability_it_fits
+    words = f"memory: {format_bytes(peak.value)} at the peak ({peak.basis})"
+    if held is not None:
+        words += f", {format_bytes(held.value)} held by the allocator"
+    words += f", of {format_bytes(device.memory_bytes)}"
+    return words if chance is None else f"{words}; fits with {chance:.0%} probability"
 
 
 def _hardware(device: Device) -> str:
@@ -49,6 +59,8 @@ def _legality(profile: Profile) -> str:
 
 def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequence[Rejection]) -> str:
     """What the chosen settings gave against the plans that differ in one of them."""
+    if not measured:
+        return f"speed: forecast from a trace of one update, {chosen.forecast.step_s.basis}; nothing was run"
     best = next(m for m in measured if m.plan == chosen.plan)
     parts = []
     for other in measured:

@@ -38,7 +38,7 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
     total = training.value + measured.evaluate_s_per_sample * evaluated + saves * checkpoint_s.value
     spread = (training.low / training.value, training.high / training.value)
     return Forecast(
-        update_s=update_s,
+        step_s=update_s,
         samples_per_s=Estimate(
             value=1 / per_sample.value, low=1 / per_sample.high, high=1 / per_sample.low, unit="samples/s",
             basis="measured here",
@@ -51,6 +51,11 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
         total_updates=extents.total_updates,
         gradient_error=measured.gradient_error,
     )  # fmt: skip
+
+
+def samples_per_s(measured: Measurement) -> float:
+    """Samples trained on in a second, by the median update of a trial."""
+    return measured.samples_per_update / statistics.median(measured.update_s)
 
 
 def pace(measured: Measurement) -> float:

@@ -1,28 +1,28 @@
-"""Choosing a plan: try the likeliest, then change one setting at a time, as long as trying pays back.
+"""Confirming a forecast: try the plan that should be fastest, then others as long as trying them pays back.
 
 `Search` decides what to try and what won; somebody else runs the trials:
 
 ```
-search = Search(profile, device, extents)
+search = Search(candidates, profile, device, extents)
 while plan := search.next_plan():
     search.record(try_plan(plan))        # or search.reject(plan, why)
-decision = search.decision()
+chosen = search.chosen()
 ```
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from stoker.errors import DoesNotFit
-from stoker.planning.explanation import explain
-from stoker.planning.forecast import Extents, forecast, pace
-from stoker.planning.space import first_plan, neighbours
+from stoker.planning.beliefs import Beliefs
+from stoker.planning.forecast import Extents, forecast, pace, samples_per_s
 from stoker.records import (
     LARGEST_GRADIENT_ERROR,
     Candidate,
-    Decision,
     Device,
     Measurement,
     Plan,
@@ -39,14 +39,21 @@ LEAST_PLANNING_S = 2.0
 LEAST_GAIN = 0.02
 """A plan is preferred to an earlier one only if it is faster by more than this: less is within the noise of a trial."""
 
+SETTING_ERRORS = {"measured here": 0.05, "calibrated": 0.08, "roofline": 0.25, "datasheet": 0.25, "unknown": 0.4}
+"""How far one setting's share of a forecast may be off [logarithm], by what the forecast rests on."""
+
+PAY_BACK = 1.0
+"""A trial must be expected to save at least this many times what it costs."""
+
 
 class Search:
-    """Coordinate descent over legal plans, measured one by one.
+    """Trials of forecast plans, the one expected to save the most next, until none pays back.
 
     Args:
+        candidates: legal plans that are forecast to fit, the fastest first; at least one.
         profile: the job's facts.
         device: where it is to run.
-        extents: how much there is to do, under a plan of that measurement.
+        extents: how much there is to do, at so many samples per second.
 
     Attributes:
         measured: trials of plans that can be used, in order.
@@ -54,28 +61,41 @@ class Search:
         spent_s: seconds spent on trials so far, as far as they were measured.
     """
 
-    def __init__(self, profile: Profile, device: Device, extents: Callable[[Measurement], Extents]) -> None:
-        self.profile, self.device, self._extents = profile, device, extents
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        profile: Profile,
+        device: Device,
+        extents: Callable[[float], Extents],
+    ) -> None:
+        self.candidates, self.profile, self.device, self._extents = candidates, profile, device, extents
         self.measured: list[Measurement] = []
         self.rejected: list[Rejection] = []
         self.spent_s = 0.0
-        self._best: Measurement | None = None
-        self._tried: set[Plan] = set()
+        self._forecasts = {c.plan: 1 / c.forecast.samples_per_s.value for c in candidates}
+        self._beliefs = Beliefs(SETTING_ERRORS[candidates[0].forecast.step_s.basis])
         self._inexact: set[Precision] = set()
+        self._too_much = math.inf
 
     def next_plan(self) -> Plan | None:
         """The next plan to try; None when it is time to decide."""
-        if not self.measured and not self.rejected:
-            return first_plan(self.profile, self.device)
-        if self._best is None:
-            return self._smaller_than_rejected()
-        if self.spent_s > max(LEAST_PLANNING_S, PLANNING_SHARE * self._total_s(self._best)):
+        left = self._untried()
+        if not left:
             return None
-        return self._first_untried(neighbours(self._best.plan, self.profile, self.device))
+        if not self.measured:
+            return left[0]
+        best_s = self._total_s(self._best)
+        if self.spent_s > max(LEAST_PLANNING_S, PLANNING_SHARE * best_s):
+            return None
+        gains = self._beliefs.improvements(
+            [(m.plan, self._forecasts[m.plan], pace(m)) for m in self.measured],
+            [(plan, self._forecasts[plan]) for plan in left],
+        )
+        gain, plan = max(zip(gains, left, strict=True), key=lambda pair: pair[0])
+        return plan if gain * best_s > PAY_BACK * self._cost_s() else None
 
     def record(self, measurement: Measurement) -> None:
         """Take a trial's result into account."""
-        self._tried.add(measurement.plan)
         self.spent_s += measurement.took_s
         error = measurement.gradient_error
         if error is not None and not error <= LARGEST_GRADIENT_ERROR:
@@ -84,51 +104,66 @@ class Search:
                         f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
             return
         self.measured.append(measurement)
-        if self._best is None or pace(measurement) < pace(self._best) * (1 - LEAST_GAIN):
-            self._best = measurement
 
-    def reject(self, plan: Plan, reason: str) -> None:
-        """Rule a plan out."""
-        self._tried.add(plan)
-        self.rejected.append(Rejection(plan=plan, reason=reason))
+    def reject(self, plan: Plan, reason: str, *, for_memory: bool = False) -> None:
+        """Rule a plan out; `for_memory` also those that need as much as one that ran out of it."""
+        self.rejected.append(Rejection(device=self.device.torch_name, plan=plan, reason=reason))
+        if for_memory:
+            self._too_much = min(self._too_much, self._needed(plan))
 
-    def decision(self) -> Decision:
-        """The fastest plan, its forecast and the reasons.
+    def chosen(self) -> Candidate:
+        """The fastest plan that was tried, with the forecast of its measurement.
 
         Raises:
             DoesNotFit: every plan was rejected.
         """
-        if self._best is None:
+        if not self.measured:
             reasons = "; ".join(f"{r.plan.in_words()}: {r.reason}" for r in self.rejected)
             raise DoesNotFit(f"no plan works on {self.device.model}: {reasons}")
         best = self._best
-        losers = [m for m in self.measured if m is not best]
-        chosen = Candidate(plan=best.plan, forecast=forecast(best, self.profile, self._extents(best)))
-        slower = [Rejection(plan=m.plan, reason=self._lost_by(m, best)) for m in sorted(losers, key=pace)]
-        return Decision(
-            device=self.device.name,
-            candidates=(chosen,),
-            rejected=(*slower, *self.rejected),
-            explanation=explain(chosen, self.profile, self.device, self.measured, self.rejected),
-            took_s=self.spent_s,
-        )
+        expected = next(c for c in self.candidates if c.plan == best.plan)
+        found = forecast(best, self.profile, self._extents(samples_per_s(best)))
+        kept = {name: getattr(expected.forecast, name) for name in ("probability_it_fits", "reserved_bytes")}
+        return dataclasses.replace(expected, forecast=dataclasses.replace(found, **kept), why="measured here")
 
-    def _smaller_than_rejected(self) -> Plan | None:
-        """After a plan that did not work: the same in fp32, then with smaller micro-batches, then anything else."""
-        last = self.rejected[-1].plan
-        found = list(neighbours(last, self.profile, self.device))
-        smaller = [p for p in found if p.precision != last.precision or p.micro_batch != last.micro_batch]
-        return self._first_untried([*smaller, *found])
+    def losers(self) -> tuple[Rejection, ...]:
+        """What was not chosen, and what it lost by: what was tried, the nearest first, then what was ruled out."""
+        best = self._best if self.measured else None
+        slower = sorted((m for m in self.measured if m is not best), key=pace)
+        tried = [Rejection(device=self.device.torch_name, plan=m.plan, reason=self._lost_by(m)) for m in slower]
+        return (*tried, *self.rejected)
 
-    def _first_untried(self, plans: Iterable[Plan]) -> Plan | None:
-        left = (plan for plan in plans if plan not in self._tried and plan.precision not in self._inexact)
-        return next(left, None)
+    @property
+    def _best(self) -> Measurement:
+        """The fastest; an earlier one unless a later one is faster by more than noise."""
+        best = self.measured[0]
+        for found in self.measured[1:]:
+            if pace(found) < pace(best) * (1 - LEAST_GAIN):
+                best = found
+        return best
+
+    def _untried(self) -> list[Plan]:
+        """Plans that may still be tried, the likeliest first."""
+        done = {m.plan for m in self.measured} | {r.plan for r in self.rejected}
+        return [
+            c.plan
+            for c in self.candidates
+            if c.plan not in done and c.plan.precision not in self._inexact and self._needed(c.plan) < self._too_much
+        ]
+
+    def _needed(self, plan: Plan) -> float:
+        """Memory a plan is forecast to need [bytes]."""
+        return next(c.forecast.peak_bytes.value for c in self.candidates if c.plan == plan)
+
+    def _cost_s(self) -> float:
+        """What a trial costs [s], as the last ones did."""
+        return self.spent_s / max(1, len(self.measured))
 
     def _total_s(self, measurement: Measurement) -> float:
-        return forecast(measurement, self.profile, self._extents(measurement)).total_s.value
+        return forecast(measurement, self.profile, self._extents(samples_per_s(measurement))).total_s.value
 
-    def _lost_by(self, loser: Measurement, best: Measurement) -> str:
-        ratio = pace(loser) / pace(best)
+    def _lost_by(self, loser: Measurement) -> str:
+        ratio = pace(loser) / pace(self._best)
         shown = format_seconds(statistics.median(loser.update_s))
         if ratio < 1:
             return f"{shown} an update, faster by {1 - ratio:.1%}: within the noise of a trial"

@@ -1,83 +1,93 @@
-"""The legal plans of a job on a device: where to begin, and what one may change."""
+"""The legal plans of a job on a device.
+
+Legal is what the contract allows: no plan here changes what is learned. Which of them fit, and how fast they are, is
+for the forecast; what cannot be better than another is left out before (`ranking.py`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
+from typing import Literal
 
-from stoker.errors import DoesNotFit
-from stoker.records import Device, Plan, Precision, Profile
-from stoker.units import format_bytes
+from stoker.records import Device, Loader, Plan, Precision, Profile
+from stoker.records.trace import TraceSettings
 
 HOST_WORKERS = (8, 4)
-"""Loader workers tried beside a GPU, whose record does not say how many cores the host has."""
+"""Loader workers beside a GPU, whose record does not say how many cores the host has."""
 
-SHARE_OF_MEMORY = 0.8
-"""The most of a device's memory a plan may be expected to take: the rest is for what the estimate leaves out."""
-
-
-def first_plan(profile: Profile, device: Device) -> Plan:
-    """The plan most likely to be fast: the precision the device is fast in, the largest micro-batch that fits.
-
-    Raises:
-        DoesNotFit: not even the smallest legal micro-batch is expected to fit.
-    """
-    legal = profile.coupling.legal_micro_batches(profile.batch)
-    fitting = [size for size in legal if expected_bytes(profile, size) <= SHARE_OF_MEMORY * device.memory_bytes]
-    if not fitting:
-        smallest = legal[-1] if legal else profile.coupling.group or 1
-        needed, there = expected_bytes(profile, smallest), device.memory_bytes
-        group = f" (samples are coupled in groups of {smallest})" if profile.coupling.group else ""
-        raise DoesNotFit(
-            f"a micro-batch of {smallest}{group} needs about {format_bytes(needed)}; {device.model} has "
-            f"{format_bytes(there)}, of which a plan may take {SHARE_OF_MEMORY:.0%}",
-            remedy="A smaller coupling_group or batch is a change of Job; a smaller model or a larger device will do.",
-        )
-    return Plan(
-        device=device.torch_name,
-        micro_batch=fitting[0],
-        precision=precisions(device)[0],
-        memory_format="channels_last" if profile.has_convolutions else "contiguous",
-        optimizer_implementation=profile.optimizer_implementations[0],  # type: ignore[arg-type]  # they are its names
-        # A GPU's cores are not the host's: one thread feeds it.
-        threads=device.cores if device.kind == "cpu" else 1,
-        loader="memory" if profile.is_in_memory else "inline",
-    )
+MemoryFormat = Literal["contiguous", "channels_last"]
+OptimizerImplementation = Literal["default", "foreach", "fused"]
 
 
 def precisions(device: Device) -> tuple[Precision, ...]:
     """Precisions a planner may choose on this device, the fastest first."""
-    if "bf16" in device.fast_dtypes:
-        return ("bf16", "fp32")
-    return ("fp32",)
+    reduced: tuple[tuple[str, Precision], ...] = (("bf16", "bf16"), ("tf32", "tf32"))
+    return (*(precision for dtype, precision in reduced if dtype in device.fast_dtypes), "fp32")
 
 
-def expected_bytes(profile: Profile, micro_batch: int) -> float:
-    """Rough memory of a plan: four copies of the parameters, and what the forward pass keeps."""
-    return 4 * profile.parameter_bytes + profile.saved_bytes_per_sample * micro_batch
+def execution_settings(profile: Profile, device: Device, *, can_compile: bool = False) -> Iterator[Plan]:
+    """Every way to execute the job apart from its micro-batch, 1 in the plans given back, and what saves memory."""
+    formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
+    threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
+    for precision, memory_format, implementation, count, (loader, workers), compiled in itertools.product(
+        precisions(device), formats, _implementations(profile, device), dict.fromkeys(threads),
+        loaders(profile, device), (False, True) if can_compile else (False,),
+    ):  # fmt: skip
+        yield Plan(
+            device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
+            optimizer_implementation=implementation, threads=count, loader=loader, num_workers=workers,
+            compile=compiled,
+        )  # fmt: skip
 
 
-def neighbours(plan: Plan, profile: Profile, device: Device) -> Iterator[Plan]:
-    """Legal plans that differ from `plan` in one setting, those that matter most first."""
-    for precision in precisions(device):
-        yield dataclasses.replace(plan, precision=precision)
-    if not profile.is_in_memory:
-        yield from _loaders(plan, device)
-    sizes = [s for s in profile.coupling.legal_micro_batches(profile.batch) if s < plan.micro_batch]
-    for micro_batch in sizes[:2]:
-        yield dataclasses.replace(plan, micro_batch=micro_batch)
-    if profile.has_convolutions:
-        yield dataclasses.replace(plan, memory_format="channels_last")
-        yield dataclasses.replace(plan, memory_format="contiguous")
-    if device.kind == "cpu":
-        for count in dict.fromkeys((max(1, device.cores // 2), 1)):
-            yield dataclasses.replace(plan, threads=count)
-    for implementation in profile.optimizer_implementations:
-        yield dataclasses.replace(plan, optimizer_implementation=implementation)  # type: ignore[arg-type]
+def _implementations(profile: Profile, device: Device) -> tuple[OptimizerImplementation, ...]:
+    """Of the optimiser; on a GPU the first alone, since a fused one starts the fewest kernels and moves the least."""
+    known = profile.optimizer_implementations
+    return known if device.kind == "cpu" else known[:1]  # type: ignore[return-value]  # they are its names
 
 
-def _loaders(plan: Plan, device: Device) -> Iterator[Plan]:
-    yield dataclasses.replace(plan, loader="inline", num_workers=0)
+def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
+    """`plan`, then with what saves memory, the least costly in time first."""
+    counts = dict.fromkeys((0, profile.num_blocks // 2, profile.num_blocks))
+    for count in counts:
+        for malloc in ("default", "mapped") if plan.device == "cpu" else ("default",):
+            yield dataclasses.replace(plan, checkpointed_blocks=count, malloc=malloc)
+
+
+def loaders(profile: Profile, device: Device) -> tuple[tuple[Loader, int], ...]:
+    """Loaders with their workers."""
+    if profile.is_in_memory:
+        return (("memory", 0),)
     counts = (device.cores, max(1, device.cores // 2)) if device.kind == "cpu" else HOST_WORKERS
-    for workers in dict.fromkeys(counts):
-        yield dataclasses.replace(plan, loader="workers", num_workers=workers)
+    return (("inline", 0), *(("workers", count) for count in dict.fromkeys(counts)))
+
+
+def trace_settings(plan: Plan, profile: Profile, capability: str) -> TraceSettings:
+    """What has to be traced to forecast `plan`: tf32 computes on the tensors of fp32.
+
+    `capability` is the compute capability of a CUDA device, empty for a CPU.
+    """
+    return TraceSettings(
+        target="cuda" if plan.device.startswith("cuda") else "cpu",
+        capability=kernel_generation(capability),
+        micro_batch=plan.micro_batch,
+        parts=1 if plan.micro_batch >= profile.batch else 2,
+        precision="fp32" if plan.precision == "tf32" else plan.precision,
+        memory_format=plan.memory_format,
+        optimizer_implementation=plan.optimizer_implementation,
+        checkpointed_blocks=plan.checkpointed_blocks,
+    )
+
+
+def kernel_generation(capability: str) -> str:
+    """The least capability whose devices run the same kernels in the same memory: traces are shared by generation.
+
+    From 8.0 on attention is fused in bf16; from 9.0 on cuBLAS has a larger workspace.
+
+    >>> [kernel_generation(one) for one in ("7.5", "8.9", "12.0", "")]
+    ['7.5', '8.0', '9.0', '']
+    """
+    major = int(capability.partition(".")[0] or 0)
+    return capability if major < 8 else "8.0" if major == 8 else "9.0"

@@ -3,6 +3,11 @@
 from stoker.profiling.memory import PeakMemory, ran_out_of_memory
 from stoker.profiling.profile import profile
 from stoker.profiling.surroundings import environment
+from stoker.profiling.tracing import trace_step, trace_update
+from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.profiling.trial import threads, try_plan
 
-__all__ = ["PeakMemory", "environment", "profile", "ran_out_of_memory", "threads", "try_plan"]
+__all__ = [
+    "PeakMemory", "environment", "profile", "ran_out_of_memory", "threads",
+    "trace_step", "trace_update", "trace_with_repetition", "try_plan",
+]  # fmt: skip

@@ -103,8 +103,8 @@ def measure_ceilings(
     """
     if (threads is not None and threads < 1) or not budget_s > 0:
         raise ValueError(f"threads must be at least 1 and budget_s positive, got {threads} and {budget_s}")
-    _require(device)
-    started, watch = clock(), _stopwatch(device, clock)
+    require(device)
+    started, watch = clock(), stopwatch_for(device, clock)
     slice_s = min(LONGEST_SLICE_S, budget_s / SLICES_IN_BUDGET)
     with _settings(threads or (device.cores if device.kind == "cpu" else None)), torch.inference_mode():
         probes = [*gemm_probes(device, watch, slice_s), *copy_probes(device)]
@@ -220,7 +220,7 @@ def _into_fresh_cuda_memory(source: torch.Tensor) -> None:
     torch.empty_like(source).copy_(source)
 
 
-def _require(device: Device) -> None:
+def require(device: Device) -> None:
     """Raise where PyTorch cannot compute on the device."""
     if device.kind == "cuda" and not (torch.cuda.is_available() and device.index < torch.cuda.device_count()):
         raise NoDevice(
@@ -230,7 +230,7 @@ def _require(device: Device) -> None:
         )
 
 
-def _stopwatch(device: Device, clock: Callable[[], float]) -> Stopwatch:
+def stopwatch_for(device: Device, clock: Callable[[], float]) -> Stopwatch:
     """A stopwatch for the device: a GPU works aside, so calls are timed some together and waited for."""
     if device.kind == "cpu":
         return Stopwatch(clock)

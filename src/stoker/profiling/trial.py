@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import closing, contextmanager
 
 import torch
 
+from stoker.devices.malloc import apply_malloc
 from stoker.errors import DoesNotFit
 from stoker.jobs import Job
 from stoker.loading import Batch, BatchSource, Datasets, in_order
@@ -37,11 +39,14 @@ def try_plan(
         DoesNotFit: the device ran out of memory.
     """
     started = clock()
+    apply_malloc(plan.malloc)
+    gc.collect()  # models whose blocks are checkpointed refer to themselves, and stay for the collector
     with threads(plan.threads), PeakMemory(plan.device) as peak:
         try:
             step, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = _evaluation_time(step, data, clock)
-            error = None if plan.precision == "fp32" else gradient_error(job, plan, coupling, data)
+            is_as_written = plan.precision == "fp32" and not plan.compile
+            error = None if is_as_written else gradient_error(job, plan, coupling, data)
         except Exception as problem:
             if not ran_out_of_memory(problem):
                 raise
@@ -64,9 +69,16 @@ def try_plan(
 def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> float:
     """Relative error of the gradient under `plan` against fp32 from the same state: the worst of three batches.
 
-    The norm of the difference over the norm of the fp32 gradient, over all parameters together.
+    The norm of the difference over the norm of the fp32 gradient, over all parameters together. The fp32 one is not
+    compiled; blocks are checkpointed as in `plan`, which leaves the gradient as it is and may be needed to fit.
     """
-    plain = Plan(device=plan.device, micro_batch=plan.micro_batch, threads=plan.threads, loader="inline")
+    plain = Plan(
+        device=plan.device,
+        micro_batch=plan.micro_batch,
+        checkpointed_blocks=plan.checkpointed_blocks,
+        threads=plan.threads,
+        loader="inline",
+    )
     steps = [Step(job, one, coupling) for one in (plan, plain)]
     worst = 0.0
     sources = [_source(step, data, plain) for step in steps]

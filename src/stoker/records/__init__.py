@@ -3,9 +3,11 @@
 from stoker.records.codec import digest, dumps, from_json, loads, to_json
 from stoker.records.device import Ceilings, Device, Environment, Precision
 from stoker.records.estimate import Basis, Estimate
+from stoker.records.hardware import Hardware, MicroBenchmark, Timing
 from stoker.records.job_spec import DataClass, JobSpec
 from stoker.records.plan import (
     LARGEST_GRADIENT_ERROR,
+    Breakdown,
     Candidate,
     Decision,
     Forecast,
@@ -13,14 +15,31 @@ from stoker.records.plan import (
     Measurement,
     Plan,
     Rejection,
+    Share,
 )
+from stoker.records.price import Price
 from stoker.records.profile import Coupling, CouplingKind, Profile
 from stoker.records.progress import CheckpointManifest, Event, EventKind, FileDigest, Position
 from stoker.records.run import Calibration, Quantity, Report, Run, RunStatus, Verdict
+from stoker.records.trace import (
+    Category,
+    Occurrence,
+    Operation,
+    Phase,
+    Repetition,
+    Segment,
+    Storage,
+    TensorShape,
+    Trace,
+    TraceSettings,
+    Widened,
+)
 
 __all__ = [
-    "LARGEST_GRADIENT_ERROR", "Basis", "Calibration", "Candidate", "Ceilings", "CheckpointManifest", "Coupling",
-    "CouplingKind", "DataClass", "Decision", "Device", "Environment", "Estimate", "Event", "EventKind", "FileDigest",
-    "Forecast", "JobSpec", "Loader", "Measurement", "Plan", "Position", "Precision", "Profile", "Quantity",
-    "Rejection", "Report", "Run", "RunStatus", "Verdict", "digest", "dumps", "from_json", "loads", "to_json",
+    "LARGEST_GRADIENT_ERROR", "Basis", "Breakdown", "Calibration", "Candidate", "Category", "Ceilings",
+    "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision", "Device", "Environment", "Estimate",
+    "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Loader", "Measurement", "MicroBenchmark",
+    "Occurrence", "Operation", "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "Rejection",
+    "Repetition", "Report", "Run", "RunStatus", "Segment", "Share", "Storage", "TensorShape", "Timing", "Trace",
+    "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
 ]  # fmt: skip

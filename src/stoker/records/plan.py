@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from stoker.records.device import Precision
 from stoker.records.estimate import Estimate
+from stoker.records.price import Price
 
 LARGEST_GRADIENT_ERROR = 0.25
 """Relative error of a gradient against fp32 beyond which a reduced precision is not used [fraction].
@@ -24,7 +25,9 @@ class Plan:
     """One way to execute a Job.
 
     `micro_batch` is the most samples that go through the model at once; an optimiser batch is cut into that many
-    (the last may be smaller). `checkpoint_every_s` is the time between checkpoints [s].
+    (the last may be smaller). `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their
+    inputs and compute the rest again in the backward pass. `malloc` is how the host's memory is had: `mapped` asks the
+    system for each large tensor and gives it back at once. `checkpoint_every_s` is the time between checkpoints [s].
     """
 
     schema: ClassVar[int] = 1
@@ -33,7 +36,10 @@ class Plan:
     precision: Precision = "fp32"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
+    checkpointed_blocks: int = 0
+    compile: bool = False
     threads: int = 1
+    malloc: Literal["default", "mapped"] = "default"
     loader: Loader = "memory"
     num_workers: int = 0
     prefetch_batches: int = 2
@@ -43,6 +49,8 @@ class Plan:
         for name in ("micro_batch", "threads", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.checkpointed_blocks < 0:
+            raise ValueError(f"checkpointed_blocks must not be negative, got {self.checkpointed_blocks}")
         if self.num_workers < 0 or (self.loader == "workers") != (self.num_workers > 0):
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if not self.checkpoint_every_s > 0:
@@ -54,18 +62,28 @@ class Plan:
         loader = f"{self.num_workers} loader workers" if self.num_workers else f"{self.loader} loader"
         layout = self.memory_format.replace("_", "-")
         words = [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
-        return " · ".join([*words, f"{self.optimizer_implementation} optimiser"])
+        words.append(f"{self.optimizer_implementation} optimiser")
+        if self.checkpointed_blocks:
+            words.append(f"{self.checkpointed_blocks} checkpointed blocks")
+        if self.compile:
+            words.append("compiled")
+        if self.malloc == "mapped":
+            words.append("mapped memory")
+        return " · ".join(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What a plan will need. `total_s` is training, evaluation and checkpoints together, after planning.
 
-    `peak_bytes` is the resident memory of the whole process on a CPU, allocated memory on a GPU.
+    `step_s` is the time of one update. `peak_bytes` is the resident memory of the whole process on a CPU, allocated
+    memory on a GPU, where `reserved_bytes` is what the allocator then holds of the device; `probability_it_fits` is
+    theirs. `energy_kwh` is the device's and its share of the building's, `co2_kg` that of the grid assumed,
+    `cost_usd` at `Candidate.price`; each None where it is not known.
     """
 
-    schema: ClassVar[int] = 1
-    update_s: Estimate
+    schema: ClassVar[int] = 2
+    step_s: Estimate
     samples_per_s: Estimate
     evaluate_s: Estimate
     checkpoint_s: Estimate
@@ -73,8 +91,14 @@ class Forecast:
     peak_bytes: Estimate
     total_samples: int
     total_updates: int
+    reserved_bytes: Estimate | None = None
+    probability_it_fits: float | None = None
+    energy_kwh: Estimate | None = None
+    co2_kg: Estimate | None = None
+    cost_usd: Estimate | None = None
     gradient_error: float | None = None
-    """Relative error of the gradient against fp32 on real batches [fraction]; None where the plan is fp32."""
+    """Relative error of the gradient against fp32 on real batches [fraction]; None where the plan is fp32, or where it
+    was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,32 +122,67 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A plan and its forecast."""
+    """A plan on a device, and its forecast. `device` is its name in the catalogue, or `cpu`, `cuda:0` if it is here.
 
-    schema: ClassVar[int] = 1
+    `memory_bytes` is what the device has, `is_here` whether it is attached; `price` is what an hour of it costs (None:
+    nothing, or nobody offers it); `why` says in a few words what speaks for it or against it.
+    """
+
+    schema: ClassVar[int] = 2
+    device: str
     plan: Plan
     forecast: Forecast
+    memory_bytes: int
+    is_here: bool = True
+    price: Price | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejection:
-    """A plan that was not chosen, and what it lost by."""
+    """A plan that was not chosen, and what it lost by; where none fits on a device, the one that needs the least."""
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
+    device: str
     plan: Plan
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
-    """The planner's answer: the chosen plan first, why, and what was rejected."""
+class Share:
+    """A part of a whole, in the whole's unit: `what` says of what kind, `where` in which of the user's lines."""
+
+    what: str
+    value: float
+    where: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """What the chosen plan's peak [bytes] and one of its updates [s] are made of, the largest parts first."""
 
     schema: ClassVar[int] = 1
+    peak_bytes: tuple[Share, ...]
+    peak_at: str
+    step_s: tuple[Share, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The planner's answer: the chosen plan first, why, and what was rejected.
+
+    `candidates` has one plan for each device, best first. `advice` is one sentence for somebody who asks which device
+    to take.
+    """
+
+    schema: ClassVar[int] = 2
     device: str
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejection, ...]
     explanation: tuple[str, ...]
     took_s: float
+    advice: str = ""
+    breakdown: Breakdown | None = None
 
     @property
     def chosen(self) -> Candidate:

@@ -55,18 +55,19 @@ class Coupling:
 class Profile:
     """Facts of a job that planning rests on.
 
-    `saved_bytes_per_sample` is what the forward pass keeps for the backward pass, in fp32; `parameters` counts scalars.
+    `parameters` counts scalars; `num_blocks` is how many equal blocks the model repeats (0: none), the most that can be
+    checkpointed.
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     num_train: int
     num_valid: int
     num_test: int
     batch: int
     parameters: int
     parameter_bytes: int
-    saved_bytes_per_sample: float
     has_convolutions: bool
     is_in_memory: bool
     optimizer_implementations: tuple[str, ...]
     coupling: Coupling
+    num_blocks: int = 0

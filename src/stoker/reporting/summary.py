@@ -118,7 +118,7 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
     total_s = wall_seconds(report) if report.run.status == "finished" else None
     return (
         ForecastRow("total time", forecast.total_s, total_s),
-        ForecastRow("one update", forecast.update_s, update_s),
+        ForecastRow("one update", forecast.step_s, update_s),
         ForecastRow("throughput", forecast.samples_per_s, samples_per_s),
         ForecastRow("one evaluation", forecast.evaluate_s, _mean_evaluation(events)),
         ForecastRow("one checkpoint", forecast.checkpoint_s, _mean(events, "checkpointed", "blocked_s")),

@@ -123,6 +123,9 @@ def plan_in_difference(plan: Plan, chosen: Plan) -> str:
         "num workers": "{} workers",
         "optimizer implementation": "{} optimiser",
         "precision": "{}",
+        "checkpointed blocks": "{} blocks checkpointed",
+        "compile": "compiled: {}",
+        "malloc": "{} memory",
         "threads": "{} threads",
     }
     words = [speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-")) for name, mine in differences]

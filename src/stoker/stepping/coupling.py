@@ -61,6 +61,18 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     return _separable(f"mixed difference at most {largest:.1e} of the loss; {_adds_up(parts)} ({probe.describe()})")
 
 
+def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
+    """What the types of a model's modules tell, where it cannot be run: batch normalisation couples, else nothing seen.
+
+    `model` may be an outline; `why` it was not probed goes into the evidence. The probe is made where it is trained.
+    """
+    if job.loss_scope == "batch":
+        return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
+    norms = batch_norms(model)
+    evidence = f"by the types of its modules only, not probed: {why}"
+    return _coupled(job, "batch_norm", _counted(norms), evidence) if norms else _separable(evidence)
+
+
 def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence: str) -> Coupling:
     """The coupling of a job that is separable but for its batch statistics."""
     names = _counted(_statistics(probe))

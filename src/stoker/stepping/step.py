@@ -31,10 +31,12 @@ from stoker.loading import (
 from stoker.records import Coupling, Plan
 from stoker.stepping.averaging import Average
 from stoker.stepping.batch_norm import GroupedBatchNorm
+from stoker.stepping.checkpointing import checkpoint, telling_what_cannot_be_repeated
+from stoker.stepping.compiling import compile_in_place, uncompiled
 from stoker.stepping.losses import Objective
-from stoker.stepping.model import build_model, default_dtype
+from stoker.stepping.model import build_model
 from stoker.stepping.optimizers import build_optimizer, needs_closure
-from stoker.stepping.randomness import RandomDraws
+from stoker.stepping.precision import autocasting, products_in, require_precision
 
 
 class Step:
@@ -49,7 +51,8 @@ class Step:
         model: a module to use in place of a fresh one.
 
     Raises:
-        BadJob: the plan would change what is learned.
+        BadJob: the plan would change what is learned, or asks for what the model or the device does not have.
+        DoesNotFit: the plan is compiled, and there is no compiler here.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Step:
             raise BadJob(f"this plan would change what is learned: {problem}")
         self.job, self.plan, self.coupling, self.dtype, self.dropout = job, plan, coupling, dtype, dropout
         self.device = torch.device(plan.device)
+        require_precision(plan.precision, self.device)
         model = build_model(job) if model is None else model
         self.model = _placed(model, self.device, plan, dtype)
         self.optimizer = build_optimizer(job, self.model, plan)
@@ -82,6 +86,9 @@ class Step:
         self._groups: GroupedBatchNorm | None = None
         if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
+        checkpoint(self.model, plan.checkpointed_blocks, self._precision)
+        if plan.compile:
+            compile_in_place(self.model, self.device)
 
     def pipeline(self, samples: Samples, *, augmented: bool) -> Pipeline:
         """How raw batches of `samples` become this step's inputs."""
@@ -103,6 +110,7 @@ class Step:
 
         Raises:
             RunFailed: on a CPU, the loss or, where clipped, the gradient is not finite; the weights are unchanged.
+            DoesNotFit: a checkpointed block cannot be computed again.
         """
         self.set_rates(progress)
         if self._needs_closure:
@@ -118,6 +126,10 @@ class Step:
 
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
+        with products_in(self.plan.precision, self.device), telling_what_cannot_be_repeated():
+            return self._gradients(batch, update)
+
+    def _gradients(self, batch: Batch, update: int) -> torch.Tensor:
         if batch.size <= self.plan.micro_batch:
             whole = self._loss_of_part(batch, 0, batch.size, update)
             whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
@@ -164,7 +176,13 @@ class Step:
         Generators are forked: what evaluation draws, training does not miss.
         """
         devices, states = [self.device.index or 0] if self.device.type == "cuda" else [], generator_states()
-        with torch.random.fork_rng(devices=devices), self._weights_to_keep(), torch.no_grad():
+        with (
+            torch.random.fork_rng(devices=devices),
+            self._weights_to_keep(),
+            torch.no_grad(),
+            products_in(self.plan.precision, self.device),
+            uncompiled() if self.plan.compile else contextlib.nullcontext(),
+        ):
             self.model.eval()
             seed_generators(key_of(Stream.EVALUATION, self.job.seed), self.device)
 
@@ -200,27 +218,16 @@ class Step:
     def _loss(self, content: Content, size: int) -> Loss:
         if self._groups is not None:
             self._groups.micro_batch = size
-        with self._precision():
+        with self._precision(), self._shapes(size):
             return self.objective.loss(self.model, content, size)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.dtype is not None or not self.dropout:
-            return self._proof()
-        if self.plan.precision == "bf16":
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+        return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
 
-    @contextlib.contextmanager
-    def _proof(self) -> Iterator[None]:
-        """What a proof computes under: `dtype` throughout, and no random draws unless they are wanted."""
-        is_bf16 = self.plan.precision == "bf16" and self.dtype is None
-        with contextlib.ExitStack() as conditions:
-            conditions.enter_context(torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16))
-            if self.dtype is not None:
-                conditions.enter_context(default_dtype(self.dtype))
-            if not self.dropout:
-                conditions.enter_context(RandomDraws(silenced=True))
-            yield
+    def _shapes(self, size: int) -> contextlib.AbstractContextManager[Any]:
+        """A compiled model is compiled for the plan's micro-batch alone."""
+        is_compiled_for_it = not self.plan.compile or size == self.plan.micro_batch
+        return contextlib.nullcontext() if is_compiled_for_it else uncompiled()
 
     def _forget_gradients(self) -> None:
         """As the optimiser's `zero_grad`, in a tenth of its time.

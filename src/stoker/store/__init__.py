@@ -1,6 +1,6 @@
 """Run directories, their locks, checkpoints on disk, and the caches: where records are kept."""
 
-from stoker.store.calibrations import CalibrationStore, CeilingsCache
+from stoker.store.calibrations import CalibrationStore, CeilingsCache, MicroBenchmarkCache
 from stoker.store.checkpoints import MANIFEST, CheckpointStore, checkpoint_name
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, read_lines, sha256_file, write_atomic, write_file
@@ -8,10 +8,12 @@ from stoker.store.locks import Holder, RunLock, is_held_here
 from stoker.store.places import cache_root, runs_root
 from stoker.store.run_directory import RunDirectory
 from stoker.store.runs import LATEST, Choice, choose_directory, find_run, list_runs, require_same_spec
+from stoker.store.traces import TraceCache
 
 __all__ = [
-    "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Holder", "RunDirectory",
-    "RunLock", "append_line", "cache_root", "checkpoint_name", "choose_directory", "disk_errors", "find_run",
-    "is_held_here", "list_runs", "read_lines", "require_same_spec", "runs_root", "sha256_file", "write_atomic",
-    "write_file",
+    "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Holder",
+    "MicroBenchmarkCache", "RunDirectory",
+    "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name", "choose_directory", "disk_errors",
+    "find_run", "is_held_here", "list_runs", "read_lines", "require_same_spec", "runs_root", "sha256_file",
+    "write_atomic", "write_file",
 ]  # fmt: skip

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.errors import RunFailed
-from stoker.records import Calibration, Ceilings, dumps, loads
+from stoker.records import Calibration, Ceilings, MicroBenchmark, dumps, loads
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, make_directories, read_lines, write_atomic
+
+Kept = TypeVar("Kept", Ceilings, MicroBenchmark)
 
 
 class CalibrationStore:
@@ -54,10 +57,7 @@ class CeilingsCache:
 
     def read(self, key: str) -> Ceilings | None:
         """What was stored under `key`; None if nothing was, or it cannot be read."""
-        try:
-            return loads(self._path(key).read_bytes(), Ceilings)
-        except (OSError, ValueError):
-            return None
+        return _read(_path(self.directory, key), Ceilings)
 
     def write(self, key: str, ceilings: Ceilings) -> None:
         """Store under `key`, replacing what was there.
@@ -65,11 +65,48 @@ class CeilingsCache:
         Raises:
             RunFailed: it cannot be written.
         """
-        _make(self.directory, "measured ceilings")
-        write_atomic(self._path(key), dumps(ceilings) + "\n", what="measured ceilings")
+        _write(_path(self.directory, key), ceilings, "measured ceilings")
 
-    def _path(self, key: str) -> Path:
-        return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+class MicroBenchmarkCache:
+    """Times of single operations, by a key as in `CeilingsCache` and the number of threads on a CPU.
+
+    `directory` is `cache_root() / "operations"`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def read(self, key: str, threads: int | None = None) -> MicroBenchmark | None:
+        """What was stored under `key` for so many threads (None: on all cores, or on a GPU); None if nothing was."""
+        return _read(self._path(key, threads), MicroBenchmark)
+
+    def write(self, key: str, benchmark: MicroBenchmark, threads: int | None = None) -> None:
+        """Store under `key` for so many threads, replacing what was there.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        _write(self._path(key, threads), benchmark, "times of operations")
+
+    def _path(self, key: str, threads: int | None) -> Path:
+        return _path(self.directory, key if threads is None else f"{key}, {threads} threads")
+
+
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        return loads(path.read_bytes(), kind)
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, record: Ceilings | MicroBenchmark, what: str) -> None:
+    _make(path.parent, what)
+    write_atomic(path, dumps(record) + "\n", what=what)
+
+
+def _path(directory: Path, key: str) -> Path:
+    return directory / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
 
 def _calibration(line: bytes) -> Calibration | None:

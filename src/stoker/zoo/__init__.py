@@ -1,7 +1,8 @@
 """Small reference models: the ones that examples, tests and benchmarks train."""
 
 from stoker.zoo.gpt import GPT
+from stoker.zoo.llama import Llama
 from stoker.zoo.mlp import MLP
 from stoker.zoo.resnet9 import ResNet9
 
-__all__ = ["GPT", "MLP", "ResNet9"]
+__all__ = ["GPT", "MLP", "Llama", "ResNet9"]

@@ -1,0 +1,212 @@
+"""Updates of plans, measured in a process of their own.
+
+    python -m bench.forecast.measuring < REQUEST > ANSWER
+
+The request is a `Request` as JSON, the answer a list of `Measured`, one for each round and plan. Plans of a request are
+measured one after the other in each round, in an order drawn anew, each on a new model, after `warm_up` updates. Its
+batches were gathered beforehand, on the host: an update brings its own to the device. On a GPU the time
+between CUDA events is taken, on a CPU the clock's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from bench.forecast.energy import EnergyCounter
+from bench.forecast.jobs import BATCHES, JOBS, Size
+from stoker.devices.malloc import apply_malloc
+from stoker.errors import StokerError
+from stoker.jobs import Job
+from stoker.loading import Batch, Datasets, datasets_of
+from stoker.profiling import PeakMemory, ran_out_of_memory, threads
+from stoker.records import Coupling, Plan, dumps, from_json, loads, to_json
+from stoker.stepping import Step
+
+ROOT = Path(__file__).parents[2]
+"""Where modules of `bench` are found."""
+
+_ENERGY_S = 3.0
+"""How long updates go on while energy is counted [s]: the counter moves every 20 to 100 ms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to measure.
+
+    `cap_bytes` is the most that PyTorch may have of a GPU; `with_energy` takes three more seconds for each plan.
+    """
+
+    schema: ClassVar[int] = 1
+    job: str
+    size: Size
+    plans: tuple[Plan, ...]
+    coupling: Coupling
+    rounds: int = 1
+    updates: int = 3
+    warm_up: int = 2
+    seed: int = 0
+    with_energy: bool = False
+    cap_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One plan in one round: seconds of single updates, and what else was asked for.
+
+    `peak_bytes` is memory as a Forecast counts it: allocated on a GPU, resident on a CPU. `reserved_bytes` and
+    `energy_j` (of one update) are a GPU's; `error` says why there is nothing.
+    """
+
+    schema: ClassVar[int] = 1
+    plan: int
+    round: int
+    update_s: tuple[float, ...] = ()
+    peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    energy_j: float | None = None
+    is_out_of_memory: bool = False
+    error: str | None = None
+
+
+@dataclass
+class Subject:
+    """A job ready to be stepped."""
+
+    job: Job
+    data: Datasets
+    coupling: Coupling
+    batch_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batch_size = min(self.job.batch, len(self.data.train))
+
+    def batch(self, step: Step, update: int) -> Batch:
+        """The optimiser batch of an update, raw and on the host."""
+        start = update * self.batch_size % max(1, len(self.data.train) - self.batch_size + 1)
+        indices = np.arange(start, start + self.batch_size, dtype=np.int64)
+        return Batch(self.data.train.fetch(indices, 0), indices, 0, step.pipeline(self.data.train, augmented=True))
+
+
+def ask(request: Request, timeout_s: float = 1200.0) -> list[Measured]:
+    """Measure in a new process.
+
+    Raises:
+        RuntimeError: the process did not answer; what it wrote last is in the message.
+    """
+    command = [sys.executable, "-m", "bench.forecast.measuring"]
+    done = subprocess.run(
+        command, input=dumps(request), capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"measuring {request.job} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return [from_json(one, Measured) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def measure(request: Request) -> list[Measured]:
+    """Measure in this process; `malloc` must be one for all plans."""
+    job = JOBS[request.size][request.job]()
+    subject = Subject(job, datasets_of(job), request.coupling)
+    chance = random.Random(request.seed)
+    _set_malloc({plan.malloc for plan in request.plans})
+    if request.cap_bytes is not None:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(request.cap_bytes / total, 0)
+    everything = range(len(request.plans))
+    orders = [chance.sample(everything, len(everything)) for _ in range(request.rounds)]
+    return [_measured(subject, request, at, turn) for turn, order in enumerate(orders) for at in order]
+
+
+def _measured(subject: Subject, request: Request, at: int, turn: int) -> Measured:
+    plan = request.plans[at]
+    try:
+        with threads(plan.threads):
+            return _of_a_step(subject, request, at, turn)
+    except StokerError as problem:
+        return Measured(plan=at, round=turn, error=str(problem))
+    except Exception as problem:
+        if not ran_out_of_memory(problem):
+            raise
+        return Measured(plan=at, round=turn, error=str(problem).splitlines()[0], is_out_of_memory=True)
+
+
+def _of_a_step(subject: Subject, request: Request, at: int, turn: int) -> Measured:
+    step = Step(subject.job, request.plans[at], subject.coupling)
+    batches = itertools.cycle([subject.batch(step, number) for number in range(BATCHES)])
+    numbers = itertools.count()
+
+    def update() -> None:
+        step.update(next(batches), next(numbers), 0.5)
+
+    for _ in range(request.warm_up):
+        update()
+    on_gpu = step.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(step.device)
+    with PeakMemory(request.plans[at].device) as peak:
+        times = _gpu_times(update, request.updates) if on_gpu else _host_times(update, request.updates)
+    measured = Measured(plan=at, round=turn, update_s=tuple(times), peak_bytes=peak.num_bytes)
+    if not on_gpu:
+        return measured
+    reserved = torch.cuda.max_memory_reserved(step.device)
+    energy_j = _energy(update, times) if request.with_energy else None
+    return dataclasses.replace(measured, reserved_bytes=reserved, energy_j=energy_j)
+
+
+def _host_times(update: Callable[[], None], count: int) -> list[float]:
+    times: list[float] = []
+    for _ in range(count):
+        started = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def _gpu_times(update: Callable[[], None], count: int) -> list[float]:
+    """Seconds from the end of one update to that of the next, on the device."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        update()
+        mark.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)]
+
+
+def _energy(update: Callable[[], None], times: list[float]) -> float | None:
+    """Joules of one update, the device's idle power included; None where the device does not count."""
+    counter = EnergyCounter.of_gpu(0)
+    if counter is None:
+        return None
+    count = max(3, round(_ENERGY_S / sorted(times)[len(times) // 2]))
+    torch.cuda.synchronize()
+    before = counter.joules()
+    for _ in range(count):
+        update()
+    torch.cuda.synchronize()
+    return (counter.joules() - before) / count
+
+
+def _set_malloc(settings: set[Literal["default", "mapped"]]) -> None:
+    """Memory from the system as the plans say, for the rest of the process."""
+    if len(settings) != 1:
+        raise ValueError(f"one process has one malloc, not {sorted(settings)}")
+    if problem := apply_malloc(settings.pop()):
+        raise RuntimeError(problem)
+
+
+if __name__ == "__main__":
+    answer = measure(loads(sys.stdin.read(), Request))
+    print(json.dumps(to_json(answer)))

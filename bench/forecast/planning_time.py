@@ -1,0 +1,163 @@
+"""How long `stoker plan` takes for a model of Llama-3-8B's shape over 25 devices, and with how much memory.
+
+    python -m bench.forecast.planning_time [--repeats 3] [--traces-only]
+
+Each time in a fresh process: cold with an empty cache, then again with what the first has left there. Beside it, what
+the parts take: tracing (repeated blocks once) under each precision, with and without checkpointing, at two
+micro-batches; putting in the blocks left out; deriving a third micro-batch; writing and reading a trace. Seconds are of
+wall clock and, since neighbours show in those, of the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.forecast.registration import surroundings
+from stoker.jobs import load_job
+from stoker.loading import Datasets, as_samples
+from stoker.planning import derived, expanded
+from stoker.profiling import trace_with_repetition
+from stoker.records import Coupling, Trace, TraceSettings
+from stoker.store.traces import packed, unpacked
+
+DATE = "2026-11-21"
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "examples" / "llama8b.py"
+RESULTS = ROOT / "bench" / "results"
+DEVICES = (
+    "gb200", "b300", "b200", "gh200", "h200", "h100", "h100-nvl", "h100-pcie", "l40s", "l40", "l4", "a100-80",
+    "a100-40", "a100-80-pcie", "a40", "a30", "a10g", "a10", "t4", "v100-32", "rtx-5090", "rtx-4090", "rtx-3090",
+    "rtx-a6000", "rtx-2080-ti",
+)  # fmt: skip
+COLD_BAR_S, CACHED_BAR_S, MEMORY_BAR_GIB = 25.0, 10.0, 1.5
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="no module of it couples samples")
+
+
+def main() -> int:
+    """Measure, print and write; 0 if the bars are held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--traces-only", action="store_true", help="the parts alone; nothing is written")
+    arguments = parser.parse_args()
+    parts = list(traced())
+    if arguments.traces_only:
+        return 0
+    cold, cached = [], []
+    for _ in range(arguments.repeats):
+        with tempfile.TemporaryDirectory() as cache:
+            cold.append(planned(cache))
+            cached.append(planned(cache))
+    held = _hold(cold, COLD_BAR_S) and _hold(cached, CACHED_BAR_S)
+    result = {
+        "what": "planning a model of Llama-3-8B's shape over 25 devices",
+        "command": f"python -m bench.forecast.planning_time --repeats {arguments.repeats}",
+        "date": DATE,
+        "machine": surroundings(),
+        "load": os.getloadavg(),
+        "devices": DEVICES,
+        "bars": {"cold_s": COLD_BAR_S, "cached_s": CACHED_BAR_S, "memory_gib": MEMORY_BAR_GIB, "held": held},
+        "cold": cold,
+        "cached": cached,
+        "parts": parts,
+    }
+    path = RESULTS / f"planning_time_{DATE}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"bars {'held' if held else 'NOT held'}; written to {path}")
+    return 0 if held else 1
+
+
+def planned(cache: str) -> dict[str, float]:
+    """One `stoker plan` in a process of its own."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    command = [sys.executable, "-m", "stoker", "plan", str(JOB), "--on", ",".join(DEVICES), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"STOKER_CACHE": cache}, cwd=ROOT)
+    said = process.communicate()[0]
+    wall_s, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    found = {
+        "wall_s": round(wall_s, 2),
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
+        "peak_gib": round(after.ru_maxrss / 2**20, 3),  # the largest of all so far: none is left out
+        "candidates": len(json.loads(said)["candidates"]),
+    }
+    print(found, flush=True)
+    return found
+
+
+def traced() -> Iterator[dict[str, Any]]:
+    """What one trace and what is made of it take [s]."""
+    job, _ = load_job(JOB, {})
+    data = Datasets(train=as_samples(job.data, what="data"), valid=None, test=None)
+    for precision in ("bf16", "fp32"):
+        for blocks in (0, 32):
+            small, large = (
+                TraceSettings(
+                    target="cuda", capability="9.0", micro_batch=size, precision=precision, checkpointed_blocks=blocks
+                )
+                for size in (2, 4)
+            )  # fmt: skip
+            one, trace_s = _timed(lambda small=small: trace_with_repetition(job, data, SEPARABLE, small))
+            other, second_s = _timed(lambda large=large: trace_with_repetition(job, data, SEPARABLE, large))
+            whole, expand_s = _timed(lambda one=one: expanded(one))
+            _, derive_s = _timed(lambda one=one, other=other: derived(one, other, 8))
+            content, pack_s = _timed(lambda one=one: packed(one))
+            _, read_s = _timed(lambda content=content: unpacked(content))
+            row = {
+                "precision": precision,
+                "checkpointed_blocks": blocks,
+                "is_repeated": one.repetition is not None,
+                "operations": [len(one.occurrences), len(whole.occurrences)],
+                "trace_s": [trace_s, second_s],
+                "expand_s": expand_s,
+                "derive_s": derive_s,
+                "pack_s": pack_s,
+                "read_s": read_s,
+                "file_bytes": len(content),
+                "flops": whole.flops,
+                "peak_gib": round(_peak(whole) / 2**30, 3),
+                "resident_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
+            }
+            print(row, flush=True)
+            yield row
+
+
+def _timed(make: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    made = make()
+    return made, {
+        "wall": round(time.perf_counter() - wall, 3),
+        "cpu": round(time.process_time() - cpu, 3),
+    }
+
+
+def _peak(trace: Trace) -> int:
+    """The most bytes that live at once."""
+    live = most = 0
+    for event in trace.events:
+        num_bytes = trace.storages[abs(event) - 1].num_bytes
+        live += num_bytes if event > 0 else -num_bytes
+        most = max(most, live)
+    return most
+
+
+def _hold(runs: list[dict[str, float]], bar_s: float) -> bool:
+    """Whether the median run is within the bar, and every run within that of memory."""
+    return statistics.median(run["wall_s"] for run in runs) <= bar_s and all(
+        run["peak_gib"] <= MEMORY_BAR_GIB for run in runs
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

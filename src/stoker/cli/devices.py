@@ -1,0 +1,243 @@
+"""The catalogue in the terminal: every device on a line, or one device cell by cell, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from stoker.devices import COLUMNS, Catalogue, CatalogueEntry, Cell, PriceList, Source, hardware_of
+from stoker.devices.prices import Market
+from stoker.records import Device, Price, to_json
+from stoker.records.codec import JSON
+from stoker.reporting.panel import EMBER, marked
+from stoker.units import format_bytes
+
+_WIDE, _WIDEST = 96, 132
+"""Columns of a terminal from which on providers, and from which on full names have room as well."""
+
+_MARKETS: tuple[Market, ...] = ("on demand", "spot")
+
+_UNKNOWN = "–"
+
+_LEGEND = (
+    "",
+    "Dense matrix products in TFLOP/s; USD an hour for one device on demand, * stale.",
+    "° no time model yet: memory can be compared, time cannot be forecast.",
+    "stoker devices NAME shows each figure's source; stoker prices NAME every offer.",
+)
+
+
+def render_devices(known: Catalogue, prices: PriceList, attached: Sequence[Device], console: Console) -> None:
+    """Print every device on a line, what is attached first; then what could not be read."""
+    extra = (console.width >= _WIDE) + (console.width >= _WIDEST)
+    table = _table(extra)
+    _add_section(table, "here")
+    for device in attached:
+        _add_attached(table, device, known, extra)
+    for title, entries in groupby(known.entries, key=_family):
+        _add_section(table, title)
+        for entry in entries:
+            is_here = any(entry is known.describing(device) for device in attached)
+            _add_entry(table, entry, prices, extra, is_here=is_here)
+    console.print(table)
+    for line in _LEGEND:
+        console.print(Text(line, "dim"))
+    _print_problems((*known.problems, *prices.problems), console)
+
+
+def render_device(entry: CatalogueEntry, prices: PriceList, attached: Sequence[Device], console: Console) -> None:
+    """Print one device: each figure with its source and the day it was compared, and what it costs."""
+    words = " · ".join((entry.name, *entry.aliases))
+    here = [device.torch_name for device in attached if device.model in entry.driver_names]
+    console.print(Text.assemble((entry.title, "bold"), (f"   {words}", "dim"), (_here(here), EMBER)))
+    console.print(Text(_use(entry), "dim"))
+    sources = list(dict.fromkeys(cell.source for cell in entry.cells.values()))
+    console.print()
+    for column, cell in entry.cells.items():
+        _print_cell(column, cell, sources.index(cell.source) + 1, console)
+    if missing := [COLUMNS[column].title for column in COLUMNS if _is_missing(column, entry)]:
+        console.print(Text(f"  not known: {'; '.join(missing)}", "dim"))
+    console.print()
+    for number, source in enumerate(sources, start=1):
+        console.print(Padding(marked(f"[{number}]", "dim", Text(_cited(source), "dim")), (0, 0, 0, 2)))
+    _print_prices(entry, prices, console)
+
+
+def devices_document(
+    entries: Sequence[CatalogueEntry], known: Catalogue, prices: PriceList, attached: Sequence[Device]
+) -> dict[str, JSON]:
+    """The same for `--json`: figures in the units of their columns, bytes where the name says so."""
+    return {
+        "schema": 1,
+        "attached": [to_json(device) for device in attached],
+        "devices": [_entry_document(entry, prices, attached) for entry in entries],
+        "problems": [*known.problems, *prices.problems],
+    }
+
+
+def _entry_document(entry: CatalogueEntry, prices: PriceList, attached: Sequence[Device]) -> dict[str, JSON]:
+    cheapest = prices.cheapest(entry.name)
+    return {
+        "name": entry.name, "title": entry.title, "kind": entry.kind, "aliases": list(entry.aliases),
+        "attached": [device.torch_name for device in attached if device.model in entry.driver_names],
+        "can_be_planned": entry.can_be_planned, "usable_memory_bytes": entry.usable_memory_bytes,
+        "cells": {column: _cell_document(column, cell) for column, cell in entry.cells.items()},
+        "cheapest": None if cheapest is None else to_json(cheapest),
+        "prices": [to_json(price) for price in prices.of(entry.name)],
+    }  # fmt: skip
+
+
+def _cell_document(column: str, cell: Cell) -> dict[str, JSON]:
+    return {
+        "value": cell.value,
+        "unit": COLUMNS[column].unit,
+        "source": {"title": cell.source.title, "publisher": cell.source.publisher},
+        "compared_on": cell.compared_on.isoformat(),
+        "note": cell.note,
+    }
+
+
+def _table(extra: int) -> Table:
+    """The empty table with so many of the two columns for which not every terminal has room."""
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for title in ("memory", "bandwidth", "bf16", "fp32", "power"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("from", justify="right", no_wrap=True)
+    for title in ("at", "model")[:extra]:
+        table.add_column(title, no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _add_section(table: Table, title: str) -> None:
+    if table.row_count:
+        table.add_row()
+    table.add_row(Text(title, style="bold"))
+
+
+def _add_attached(table: Table, device: Device, known: Catalogue, extra: int) -> None:
+    """A device that is here, with what is known of its model."""
+    hardware = hardware_of(device, known)
+    bandwidth = hardware.bandwidth_bytes_per_s
+    power = "" if hardware.power_w is None else f"{hardware.power_w:,.0f} W"
+    rates = [hardware.dense_flops.get(dtype) for dtype in ("bf16", "fp32")]
+    cells = [
+        format_bytes(device.memory_bytes) if device.memory_bytes else _UNKNOWN,
+        _rate(bandwidth / 1e9 if bandwidth else None),
+        *(_number(None if rate is None else rate / 1e12) for rate in rates),
+        power or _UNKNOWN,
+        "",
+    ]
+    name = Text.assemble(("● ", EMBER), device.torch_name)
+    table.add_row(name, *(Text(cell) for cell in cells), *[Text(f"{device.model}, {_cores(device)}", "dim")][:extra])
+
+
+def _cores(device: Device) -> str:
+    what = "core" if device.kind == "cpu" else "multiprocessor"
+    return f"{device.cores} {what}{'' if device.cores == 1 else 's'}" if device.cores else "size unknown"
+
+
+def _add_entry(table: Table, entry: CatalogueEntry, prices: PriceList, extra: int, *, is_here: bool) -> None:
+    """A device of the catalogue."""
+    name = Text.assemble(("● " if is_here else "  ", EMBER), entry.name)
+    price = prices.cheapest(entry.name)
+    power = entry.power_w
+    cells = [
+        Text(f"{entry.memory_bytes / 2**30:,.0f} GiB"),
+        Text(_rate(entry.value("bandwidth_gb_per_s"))),
+        Text(_number(entry.value("dense_tflops_bf16"))),
+        Text(_number(entry.value("dense_tflops_fp32"))),
+        Text(_UNKNOWN if power is None else f"{power:,.0f} W"),
+        _price(price),
+    ]
+    more = [Text(price.provider if price else "", "dim"), Text(entry.title, "dim")]
+    table.add_row(name, *cells, *more[:extra])
+
+
+def _price(price: Price | None) -> Text:
+    """`$2.31 `, dim and starred where it is stale."""
+    if price is None:
+        return Text(f"{_UNKNOWN} ")
+    return Text(f"${price.usd_per_hour:.2f}{'*' if price.is_stale else ' '}", "dim" if price.is_stale else "")
+
+
+def _rate(gb_per_s: float | None) -> str:
+    if gb_per_s is None:
+        return _UNKNOWN
+    return f"{gb_per_s / 1000:.2f} TB/s" if gb_per_s >= 1000 else f"{gb_per_s:.0f} GB/s"
+
+
+def _number(tflops: float | None) -> str:
+    """TFLOP/s with about three figures."""
+    if tflops is None:
+        return _UNKNOWN
+    return f"{tflops:,.0f}" if tflops >= 99.5 else f"{tflops:.1f}"
+
+
+def _family(entry: CatalogueEntry) -> str:
+    match entry.kind:
+        case "cuda":
+            return "GeForce, RTX" if entry.name.startswith("rtx-") else "NVIDIA data centre"
+        case "rocm":
+            return "AMD Instinct °"
+        case "tpu":
+            return "Google TPU °"
+        case "cpu":
+            return "CPU, one socket"
+
+
+def _use(entry: CatalogueEntry) -> str:
+    if not entry.can_be_planned:
+        return "No time model yet: memory can be compared, time cannot be forecast."
+    return f"To plan for it: stoker plan JOB.py --on {entry.name}"
+
+
+def _here(names: Sequence[str]) -> str:
+    return f"   ● here: {', '.join(names)}" if names else ""
+
+
+def _is_missing(column: str, entry: CatalogueEntry) -> bool:
+    """Whether a figure that a device of this kind surely has is not known."""
+    always = ("power_w", "idle_w", "l2_mib", "pcie_gb_per_s", "dense_tflops_fp32")
+    wanted = (*always, "memory_reported_mib") if entry.kind == "cuda" else always
+    return column in wanted and column not in entry.cells
+
+
+def _print_cell(column: str, cell: Cell, number: int, console: Console) -> None:
+    about = COLUMNS[column]
+    value = f"{cell.value:,.4g}" if cell.value < 1000 else f"{cell.value:,.0f}"
+    shown = f"{cell.value:.1f}" if column == "compute_capability" else f"{value} {about.unit}"
+    line = Text.assemble(f"  {about.title:<34}{shown:>15}  ", (f"[{number}]", "dim"))
+    line.pad_right(58 - len(line))
+    console.print(line.append(cell.compared_on.isoformat(), "dim"))
+    if cell.note:
+        console.print(Text(f"    {cell.note}", "dim italic"))
+
+
+def _cited(source: Source) -> str:
+    return f"{source.title}. {source.publisher}."
+
+
+def _print_prices(entry: CatalogueEntry, prices: PriceList, console: Console) -> None:
+    """What it costs at least, on each market."""
+    offers = prices.of(entry.name)
+    console.print()
+    if not offers:
+        console.print(Text("  No price is known. A file named by $STOKER_PRICES can say one.", "dim"))
+        return
+    for market in _MARKETS:
+        if (price := prices.cheapest(entry.name, market)) is not None:
+            seen = "undated" if price.seen_on is None else f"seen {price.seen_on}"
+            amount = f"${price.usd_per_hour:.2f}/h"
+            console.print(Text.assemble(f"  {market:<9} from {amount} at {price.provider}", (f", {seen}", "dim")))
+    console.print(Text(f"  all {len(offers)}: stoker prices {entry.name}", "dim"))
+
+
+def _print_problems(problems: Sequence[str], console: Console) -> None:
+    for problem in problems:
+        console.print(marked("!", "yellow", Text(problem)))

@@ -1,0 +1,79 @@
+"""What forecasts rest on, for a device that is attached and for one of the catalogue."""
+
+from __future__ import annotations
+
+from stoker.devices.catalogue import Catalogue, CatalogueEntry
+from stoker.devices.catalogue_file import catalogue
+from stoker.devices.nvidia import fast_dtypes_of_capability
+from stoker.errors import NoDevice
+from stoker.records import Device, Hardware
+from stoker.units import MIB
+
+_REDUCED = ("bf16", "fp16", "int8")
+
+
+def hardware_of(device: Device | CatalogueEntry, known: Catalogue | None = None) -> Hardware:
+    """A device's figures for forecasts; what the catalogue does not know is None or left out.
+
+    Of a CPU of which this process may use only some cores, rates and watts are the cores' share; its memory bandwidth,
+    which neighbours share in unknown parts, is not known. `Hardware.benchmark` is for the caller to fill in.
+
+    Args:
+        device: an attached device, looked up by the name its driver gives, or an entry of the catalogue.
+        known: the catalogue; the user's if None.
+
+    Raises:
+        NoDevice: an entry for which there is no time model; see `CatalogueEntry.can_be_planned`.
+    """
+    if isinstance(device, CatalogueEntry):
+        return _figures(device_of(device), device)
+    entry = (catalogue() if known is None else known).called(device.model)
+    if entry is not None:
+        return _figures(device, entry)
+    counted = device.cores if device.kind == "cuda" and device.cores else None
+    return Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, multiprocessors=counted)
+
+
+def device_of(entry: CatalogueEntry) -> Device:
+    """The device to plan for where an entry's model is not attached; its memory is `usable_memory_bytes`.
+
+    Raises:
+        NoDevice: there is no time model for it.
+    """
+    if entry.kind == "cuda":
+        return Device(
+            name=entry.name, kind="cuda", model=entry.driver_names[0] if entry.driver_names else entry.title,
+            cores=entry.multiprocessors or 0, memory_bytes=entry.usable_memory_bytes,
+            fast_dtypes=fast_dtypes_of_capability(entry.compute_capability or ""),
+        )  # fmt: skip
+    if entry.kind == "cpu":
+        return Device(
+            name=entry.name, kind="cpu", model=entry.driver_names[0] if entry.driver_names else entry.title,
+            cores=entry.cores or 1, memory_bytes=entry.usable_memory_bytes,
+            fast_dtypes=("fp32", *(dtype for dtype in _REDUCED if dtype in entry.dense_flops)),
+        )  # fmt: skip
+    raise NoDevice(
+        f"{entry.title} cannot be planned for: there is no time model for {_VENDORS[entry.kind]} yet.",
+        remedy=f"`stoker devices {entry.name}` shows what is known of it.",
+    )
+
+
+_VENDORS = {"rocm": "AMD's GPUs", "tpu": "TPUs", "cuda": "NVIDIA's GPUs", "cpu": "CPUs"}
+
+
+def _figures(device: Device, entry: CatalogueEntry) -> Hardware:
+    """What an entry says of a device of that model."""
+    share = min(1.0, device.cores / entry.cores) if entry.cores else 1.0
+    is_whole = share == 1.0
+    power, idle, l2, pcie = (entry.value(name) for name in ("power_w", "idle_w", "l2_mib", "pcie_gb_per_s"))
+    return Hardware(
+        device=device,
+        dense_flops={dtype: rate * share for dtype, rate in entry.dense_flops.items()},
+        bandwidth_bytes_per_s=entry.bandwidth_bytes_per_s if is_whole else None,
+        multiprocessors=entry.multiprocessors,
+        compute_capability=entry.compute_capability,
+        l2_bytes=int(l2 * MIB) if l2 is not None and is_whole else None,
+        power_w=None if power is None else power * share,
+        idle_w=None if idle is None else idle * share,
+        host_link_bytes_per_s=None if pcie is None else pcie * 1e9,
+    )

@@ -1,0 +1,181 @@
+"""A job under planning: its coupling, its traces, and on each device the plans ranked by forecast or confirmed here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+
+from stoker import planning, profiling
+from stoker.devices import Place, cache_key, installed_torch
+from stoker.devices.cpu import attached_cpu
+from stoker.devices.malloc import resident_bytes
+from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.flow.preparation import Prepared, users_code
+from stoker.flow.traces import TraceBook
+from stoker.records import Calibration, Candidate, Coupling, Hardware, Plan, Profile, Rejection
+from stoker.stepping import bytes_of, coupling_by_types, find_coupling
+from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
+from stoker.units import Duration, format_bytes
+
+TRIAL_S = 1.0
+"""Seconds of training in one trial of a plan, beyond its first update."""
+
+_PROBE_COPIES = 6
+"""A probe holds about so many copies of the weights: the model, its gradients, what they are compared with."""
+
+
+class Planner:
+    """What is known of a job before it runs; each fact is found when first asked for."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self._forecasts: dict[str, planning.TracedForecasts] = {}
+
+    @functools.cached_property
+    def is_too_large_here(self) -> str | None:
+        """Why the model cannot be run on this machine's CPU, not even to probe it; None where it can."""
+        weights, there = bytes_of(self.prepared.model.parameters()), attached_cpu().memory_bytes
+        if not there or _PROBE_COPIES * weights <= there:
+            return None
+        return f"its weights take {format_bytes(weights)}, this machine has {format_bytes(there)}"
+
+    @functools.cached_property
+    def coupling(self) -> Coupling:
+        """How samples influence each other: probed, or by types where the model is too large to be probed here."""
+        prepared = self.prepared
+        if self.is_too_large_here is not None:
+            return coupling_by_types(prepared.job, prepared.model, self.is_too_large_here)
+        with users_code("the model or the loss", prepared.entry):
+            return find_coupling(prepared.job, prepared.data.train)
+
+    @functools.cached_property
+    def traces(self) -> TraceBook:
+        """Traces of the job's updates."""
+        return TraceBook(self.prepared, self.coupling)
+
+    @functools.cached_property
+    def peaks(self) -> planning.MemoryBook:
+        """What they need of memory."""
+        return planning.MemoryBook(self.traces)
+
+    def profile(self, kind: str) -> Profile:
+        """The job's facts, for devices of this kind."""
+        prepared = self.prepared
+        return profiling.profile(prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind)
+
+    def extents(self, samples_per_s: float) -> planning.Extents:
+        """How much there is to do; a budget of seconds is turned into samples by the rate."""
+        prepared = self.prepared
+        updates = self.total_updates(samples_per_s)
+        every = prepared.job.evaluate_every
+        evaluations = 0 if prepared.data.valid is None else prepared.extent.evaluations(every, updates) + 1
+        return planning.Extents(
+            total_samples=prepared.extent.position(updates).samples, total_updates=updates, evaluations=evaluations
+        )
+
+    def total_updates(self, samples_per_s: float) -> int:
+        """Updates of the whole run."""
+        until = self.prepared.job.until
+        if until.unit == "seconds":
+            until = Duration(max(1.0, until.value * samples_per_s), "samples")
+        return self.prepared.extent.updates_in(until)
+
+    def forecasts(self, place: Place) -> planning.TracedForecasts:
+        """Forecasts of plans on `place`, which need not be here."""
+        if place.name not in self._forecasts:
+            self._forecasts[place.name] = planning.TracedForecasts(
+                self.profile(place.device.kind), functools.partial(measured_hardware, place), self.traces, self.peaks,
+                self.extents,
+                calibrations=calibrations_of(place),
+                held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
+            )  # fmt: skip
+        return self._forecasts[place.name]
+
+    def ranked(self, place: Place) -> tuple[Candidate, ...]:
+        """Plans for `place`, the fastest first, by forecast.
+
+        Raises:
+            BadJob: the model cannot be traced.
+            DoesNotFit: no legal plan fits.
+        """
+        with users_code("the model or the loss", self.prepared.entry):
+            return planning.rank(
+                self.profile(place.device.kind), place.device, self.forecasts(place), name=place.name,
+                is_here=place.is_here,
+            )  # fmt: skip
+
+    def confirmed(self, place: Place, only: Plan | None = None) -> tuple[planning.Search, str]:
+        """The search among plans for a place that is here, its trials done, and why it had no forecasts, if so.
+
+        Raises:
+            BadJob, DoesNotFit: nothing can be trained here.
+        """
+        facts, job, data = self.profile(place.device.kind), self.prepared.job, self.prepared.data
+        candidates, problem = self._candidates(place, only)
+        search = planning.Search(candidates, facts, place.device, self.extents)
+        with users_code("the model or the loss", self.prepared.entry):
+            while (plan := search.next_plan()) is not None:
+                try:
+                    search.record(profiling.try_plan(job, plan, self.coupling, data, budget_s=TRIAL_S))
+                except DoesNotFit as error:
+                    search.reject(plan, str(error), for_memory=True)
+                except RunFailed as error:  # these are the run's own first updates
+                    if plan.precision == "fp32":
+                        raise BadJob(error.message, remedy=error.remedy) from error
+                    search.reject(plan, error.message)
+        return search, problem
+
+    def _candidates(self, place: Place, only: Plan | None) -> tuple[tuple[Candidate, ...], str]:
+        """Plans to try on a place that is here, the likeliest first, and why there is no forecast of any, if so."""
+        facts = self.profile(place.device.kind)
+        if only is not None:
+            return planning.unforecast(facts, place.device, name=place.name, plans=(only,)), ""
+        try:
+            ranked = self.ranked(place)
+        except BadJob as error:
+            return planning.unforecast(facts, place.device, name=place.name), error.message
+        return (*ranked, *planning.unforecast(facts, place.device, name=place.name, after=ranked)), ""
+
+
+def calibrations_of(place: Place) -> tuple[Calibration, ...]:
+    """Forecasts and measurements of earlier runs on a device of this model."""
+    return CalibrationStore(cache_root() / "calibration").read(device_model=place.device.model)
+
+
+def errors_so_far(place: Place) -> tuple[str, ...]:
+    """One line on how far forecasts have been off on this device, if any were."""
+    words = []
+    for quantity, name in (("total_s", "time"), ("peak_bytes", "memory")):
+        errors = [
+            abs(c.measured / c.forecast - 1) for c in calibrations_of(place) if c.quantity == quantity and c.forecast
+        ]
+        if errors:
+            words.append(f"{name} off by {statistics.median(errors):.1%} (median of {len(errors)})")
+    return (f"forecasts here so far: {', '.join(words)}",) if words else ()
+
+
+def measured_hardware(place: Place, threads: int) -> Hardware:
+    """A place's figures, with the times of operations if `stoker doctor` measured them here.
+
+    A CPU is measured on one thread and on all cores; of numbers in between nothing better is known than of all.
+    """
+    build = installed_torch()
+    if not place.is_here or build is None:
+        return place.hardware
+    cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(place.device, build.version)
+    some = cache.read(key, threads) if place.device.kind == "cpu" else None
+    device = dataclasses.replace(place.device, cores=threads) if place.device.kind == "cpu" else place.device
+    return dataclasses.replace(place.hardware, device=device, benchmark=some or cache.read(key))
+
+
+def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:
+    """The plans behind the first of a device, with what they lose by."""
+    best = ranked[0]
+    return tuple(
+        Rejection(
+            device=c.device, plan=c.plan,
+            reason=f"{best.forecast.samples_per_s.value / c.forecast.samples_per_s.value:.2f}x the time, by forecast",
+        )
+        for c in ranked[1:]
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Candidates without a forecast: the order in which to try them, and nothing more."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+from stoker.planning.space import execution_settings, saving_memory
+from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
+
+_COPIES_OF_PARAMETERS = 4
+
+_AS_A_RULE = {"fp32": 1.6, "contiguous": 1.1, "half the micro-batch": 1.05, "half the threads": 1.5,
+              "checkpointed": 1.3, "mapped": 1.1, "inline": 1.2}  # fmt: skip
+"""How much longer an update takes with each of these than without, for an order in which to try plans."""
+
+
+def unforecast(
+    profile: Profile,
+    device: Device,
+    *,
+    name: str,
+    plans: Sequence[Plan] | None = None,
+    after: Sequence[Candidate] = (),
+) -> tuple[Candidate, ...]:
+    """Legal plans, those first that are fast as a rule: reduced precision, large micro-batches, all cores.
+
+    Their paces are guesses, basis `unknown`: a search learns from trials which hold.
+
+    Args:
+        profile: the job's facts.
+        device: where it is to run.
+        name: what the device is called.
+        plans: these alone.
+        after: candidates that have a forecast; the others are given, and guessed to be slower than any of these.
+    """
+    slowest_s = max((1 / c.forecast.samples_per_s.value for c in after), default=1.0)
+    known = {c.plan for c in after}
+    chosen = [plan for plan in plans or _legal(profile, device) if plan not in known]
+    return tuple(
+        Candidate(
+            device=name,
+            plan=plan,
+            forecast=_guess(plan, profile, slowest_s * _slowness(plan, profile, device)),
+            memory_bytes=device.memory_bytes,
+        )
+        for plan in chosen
+    )
+
+
+def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
+    """All plans; those that save memory last."""
+    ways = len(list(saving_memory(next(execution_settings(profile, device)), profile)))
+    for way in range(ways):
+        for size in profile.coupling.legal_micro_batches(profile.batch):
+            for settings in execution_settings(profile, device):
+                yield list(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))[way]
+
+
+def _slowness(plan: Plan, profile: Profile, device: Device) -> float:
+    """How much longer it takes than what is fast as a rule."""
+    words: set[str] = {plan.precision, plan.memory_format, plan.malloc, plan.loader}
+    words |= {"checkpointed"} if plan.checkpointed_blocks else set()
+    halvings = {
+        "half the micro-batch": math.log2(profile.batch / plan.micro_batch),
+        "half the threads": math.log2(device.cores / plan.threads) if device.kind == "cpu" else 0.0,
+    }
+    powers = {word: 1.0 for word in words if word in _AS_A_RULE} | halvings
+    return math.exp(sum(math.log(_AS_A_RULE[word]) * power for word, power in powers.items()))
+
+
+def _guess(plan: Plan, profile: Profile, pace_s: float) -> Forecast:
+    """Equal paces but for the order; memory grows with the micro-batch."""
+
+    def unknown(value: float, unit: str) -> Estimate:
+        return Estimate(value=value, low=0.0, high=10 * value, unit=unit, basis="unknown")
+
+    saved = 1.0 / (1 + plan.checkpointed_blocks)
+    needed = _COPIES_OF_PARAMETERS * profile.parameter_bytes * (1 + saved * plan.micro_batch / profile.batch)
+    step = unknown(pace_s * profile.batch, "s")
+    return Forecast(
+        step_s=step, samples_per_s=unknown(1 / pace_s, "samples/s"), evaluate_s=step, checkpoint_s=step, total_s=step,
+        peak_bytes=unknown(needed, "bytes"), total_samples=0, total_updates=0,
+    )  # fmt: skip

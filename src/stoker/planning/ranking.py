@@ -1,0 +1,137 @@
+"""Ranking the legal plans of one device by their forecasts, without running any.
+
+What cannot be better than another is not looked at: for each way to execute and each micro-batch, only what saves just
+enough memory to fit (saving more costs time and gives nothing); of micro-batches that fit, the largest few.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from stoker.errors import DoesNotFit
+from stoker.planning.memory import largest_that_fits
+from stoker.planning.space import execution_settings, saving_memory
+from stoker.records import Candidate, Device, Forecast, Plan, Profile
+from stoker.units import format_bytes
+
+SURE_ENOUGH = 0.9
+"""A plan is used if it fits with at least this probability."""
+
+MOST_SIZES = 4
+"""Micro-batches that are forecast for each way to execute, the largest that fit."""
+
+RANKING_SHARE = 0.02
+LEAST_RANKING_S = 0.5
+"""Ranking for a device that is here ends early once it has taken this long [s] and this share of the forecast run."""
+
+
+class Forecasts(Protocol):
+    """What plans on one device will need."""
+
+    def probability_it_fits(self, plan: Plan) -> float:
+        """That the device's memory is enough."""
+        ...
+
+    def needed_bytes(self, plan: Plan) -> float:
+        """Memory [bytes]."""
+        ...
+
+    def forecast(self, plan: Plan) -> Forecast:
+        """All of it."""
+        ...
+
+
+def rank(
+    profile: Profile,
+    device: Device,
+    forecasts: Forecasts,
+    *,
+    name: str,
+    is_here: bool = True,
+    can_compile: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[Candidate, ...]:
+    """Plans that are forecast to fit, the fastest first.
+
+    Args:
+        profile: the job's facts.
+        device: where it is to run.
+        forecasts: what plans need there.
+        name: what the device is called.
+        is_here: whether it is attached.
+        can_compile: whether compiled plans may be among them.
+        clock: reads seconds.
+
+    Raises:
+        DoesNotFit: not even the plan that needs the least fits.
+    """
+    started, found = clock(), list[Candidate]()
+    for settings in execution_settings(profile, device, can_compile=can_compile):
+        for plan in _fitting(settings, profile, forecasts):
+            found.append(
+                Candidate(
+                    device=name, plan=plan, forecast=forecasts.forecast(plan), memory_bytes=device.memory_bytes,
+                    is_here=is_here,
+                )
+            )  # fmt: skip
+        spent_s = clock() - started
+        if is_here and found and spent_s > max(LEAST_RANKING_S, RANKING_SHARE * _fastest(found).forecast.total_s.value):
+            break
+    if not found:
+        raise does_not_fit(profile, device, forecasts)
+    return tuple(sorted(found, key=lambda c: 1 / c.forecast.samples_per_s.value))
+
+
+def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts) -> Iterator[Plan]:
+    """The largest micro-batches that fit under `settings`, each with the least it takes to make it fit.
+
+    Less memory is needed by fewer samples, and by a plan that saves more: a size that does not fit with all that can be
+    saved rules out the larger ones.
+    """
+
+    def ways(size: int) -> list[Plan]:
+        return list(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))
+
+    def fits(plan: Plan) -> bool:
+        return forecasts.probability_it_fits(plan) >= SURE_ENOUGH
+
+    sizes = profile.coupling.legal_micro_batches(profile.batch)
+    if not sizes or not fits(ways(sizes[-1])[-1]):
+        return
+    largest = largest_that_fits(sizes, lambda size: fits(ways(size)[-1])) or sizes[-1]
+    for size in sizes[sizes.index(largest) :][:MOST_SIZES]:
+        yield next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))
+
+
+def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts) -> DoesNotFit:
+    """The error for a device on which nothing fits, with what the least demanding plan needs."""
+    least = least_demanding(profile, device)
+    if least is None:
+        group, batch = profile.coupling.group, profile.batch
+        return DoesNotFit(f"samples are coupled in groups of {group}, more than the batch of {batch}",
+                          remedy="A smaller coupling_group, or a larger batch, is a change of Job.")  # fmt: skip
+    needed = forecasts.needed_bytes(least)
+    coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
+    blocks = f" and all {least.checkpointed_blocks} blocks checkpointed" if least.checkpointed_blocks else ""
+    return DoesNotFit(
+        f"a micro-batch of {least.micro_batch}{coupled}{blocks} needs about {format_bytes(needed)}; {device.model} has "
+        f"{format_bytes(device.memory_bytes)}",
+        remedy="Take a larger device (`--on all` finds the smallest that will do), or a smaller model; a smaller "
+        "coupling_group or batch is a change of Job.",
+    )
+
+
+def least_demanding(profile: Profile, device: Device) -> Plan | None:
+    """The legal plan that needs the least memory; None where no micro-batch is legal."""
+    sizes = profile.coupling.legal_micro_batches(profile.batch)
+    if not sizes:
+        return None
+    first = next(execution_settings(profile, device))
+    return list(saving_memory(dataclasses.replace(first, micro_batch=sizes[-1]), profile))[-1]
+
+
+def _fastest(found: list[Candidate]) -> Candidate:
+    return min(found, key=lambda c: c.forecast.total_s.value)

@@ -1,0 +1,223 @@
+"""The time of one update, from its trace and the times of its operations.
+
+On a CPU operations follow each other, with what Python and autograd take in between. On a GPU the host runs ahead: an
+update takes as long as the longer of the two, phase by phase, and the batch has to cross first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stoker.planning.time.fusion import kernel_shares
+from stoker.planning.time.operations import OperationTimes
+from stoker.planning.time.power import PowerModel
+from stoker.records.estimate import Estimate
+from stoker.records.hardware import Hardware
+from stoker.records.plan import Share
+from stoker.records.trace import Operation, Phase, Trace
+from stoker.units import MIB
+
+_FOUR_IN_FIVE = 1.2816
+"""Standard deviations on either side that hold 8 cases in 10 of a normal distribution."""
+_ALIKE = 0.5
+"""Correlation of the errors of two operations of the same name; of different names, none."""
+_DRIFT = 0.05
+"""Of a machine between one hour and another, one standard deviation [fraction]. A neighbour's load comes on top."""
+_COMPILED_DRIFT = 0.2
+"""The same of compiled code, whose kernels nobody sees before it is compiled. A judgement."""
+_USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update": 3e-4}
+"""Where no host was measured: to start an operation [s], an update's own. Eager PyTorch 2.x on a 3 GHz core."""
+_USUAL_LINK_BYTES_PER_S = 1.2e10
+"""Host to device where nobody says: PCIe 3 with 16 lanes, less its overhead."""
+_COMPILE_S, _COMPILE_S_PER_OPERATION = 10.0, 0.05
+"""Inductor's time for a model, and for each operation of an update: a judgement, on several cores."""
+_MOST_SHARES = 16
+_FRESH_FROM_BYTES = {"default": 32 * MIB, "mapped": 64 * 1024}
+"""Blocks that glibc asks the system for each time they are allocated, once a program has run a while."""
+_NO_HOST_S = {"forward": 0.0, "backward": 0.0}
+_POWER_ERROR = 0.15
+"""Of a power model of arithmetic and traffic [fraction]; the best published have 8 to 11 %."""
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateTime:
+    """The time of one update, and what it is made of.
+
+    `forward_s` is the part of forward passes, `once_s` what compiling takes once [s]; `power_w` is the device's mean
+    draw meanwhile (None: nobody knows); `shares` are parts of `step_s`, by operation and the user's line.
+    """
+
+    step_s: Estimate
+    forward_s: float
+    once_s: float
+    power_w: Estimate | None
+    shares: tuple[Share, ...]
+
+
+@dataclass
+class _Part:
+    """What is alike: one operation in one phase, for one of the user's lines.
+
+    `count` executions of `seconds` each, for `kernels` of which the host has to start something.
+    """
+
+    operation: Operation
+    phase: Phase
+    source: str
+    seconds: float
+    error: float
+    count: float = 0.0
+    kernels: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.count * self.seconds
+
+
+def update_time(
+    trace: Trace,
+    times: OperationTimes,
+    hardware: Hardware,
+    *,
+    micro_batches: int = 1,
+    precision: str = "fp32",
+    is_compiled: bool = False,
+    malloc: str = "default",
+) -> UpdateTime:
+    """The time of one update of `micro_batches` micro-batches.
+
+    Args:
+        trace: of the whole model (`planning.expanded`); of two micro-batches, the second stands for all but the first.
+        times: of the device's operations.
+        hardware: the device.
+        micro_batches: how many make an update.
+        precision: `tf32` traces as fp32, and is computed as what it is.
+        is_compiled: elementwise chains are one kernel each, and the host starts fewer.
+        malloc: a CPU's allocator, as in a Plan.
+    """
+    parts = _parts(trace, times, micro_batches, is_tf32=precision == "tf32", is_compiled=is_compiled)
+    host_s = _host_s(hardware)
+    beside = _beside(trace, hardware, host_s, micro_batches, malloc)
+    by_phase = {phase: _phase_s(phase, parts, hardware, host_s[phase]) for phase in _PHASES}
+    total = max(sum(by_phase.values()) + sum(beside.values()), 1e-9)
+    deviation = math.sqrt(_variance(parts) / total**2 + (_COMPILED_DRIFT if is_compiled else _DRIFT) ** 2)
+    factor = math.exp(_FOUR_IN_FIVE * deviation)
+    num_operations = sum(part.kernels for part in parts) / micro_batches
+    return UpdateTime(
+        step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
+        forward_s=by_phase["forward"],
+        once_s=_COMPILE_S + _COMPILE_S_PER_OPERATION * num_operations if is_compiled else 0.0,
+        power_w=_power(parts, hardware, total),
+        shares=_shares(parts, host_s, beside) if hardware.device.kind == "cpu" else _shares(parts, _NO_HOST_S, beside),
+    )
+
+
+def _parts(trace: Trace, times: OperationTimes, micro_batches: int, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
+    """Occurrences counted: the first micro-batch once, the second as often as there are others, the rest once."""
+    repeats = {0: micro_batches} if trace.settings.parts == 1 else {0: 1, 1: micro_batches - 1}
+    operations = [_in_tf32(operation) if is_tf32 else operation for operation in trace.operations]
+    measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
+    shares = kernel_shares(trace, [seconds for seconds, _ in measured]) if is_compiled else None
+    parts: dict[tuple[int, Phase, int], _Part] = {}
+    for index, one in enumerate(trace.occurrences):
+        key = one.operation, one.phase, one.source
+        if key not in parts:
+            source = trace.sources[one.source] if trace.sources else ""
+            parts[key] = _Part(operations[one.operation], one.phase, source, *measured[one.operation])
+        times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
+        of_time, of_kernel = (1.0, 1.0) if shares is None else shares[index]
+        parts[key].count += times_over * of_time
+        parts[key].kernels += times_over * of_kernel
+    return list(parts.values())
+
+
+def _in_tf32(operation: Operation) -> Operation:
+    """The same on tensor cores: only products and convolutions round to TF32."""
+    if not operation.flops or "attention" in operation.name:
+        return operation
+    inputs = (replace(one, dtype="tf32") if one.dtype == "fp32" else one for one in operation.inputs)
+    return replace(operation, inputs=tuple(inputs))
+
+
+def _host_s(hardware: Hardware) -> dict[str, float]:
+    """What the host takes, by phase [s]."""
+    benchmark = hardware.benchmark
+    if benchmark is None:
+        return dict(_USUAL_HOST_S)
+    # On a GPU the host has to start each operation; on a CPU that is in the operation's own time.
+    launch_s = benchmark.launch_s if hardware.device.kind == "cuda" else None
+    started = {} if launch_s is None else {"forward": launch_s, "backward": launch_s}
+    return {**_USUAL_HOST_S, **benchmark.host_s, **started}
+
+
+def _phase_s(phase: Phase, parts: Sequence[_Part], hardware: Hardware, host_s: float) -> float:
+    """Time of a phase [s]: one after the other on a CPU, side by side with the host on a GPU."""
+    device = sum(part.total_s for part in parts if part.phase == phase)
+    # The optimiser's host time goes by its parameters, and is counted once for all of them.
+    host = 0.0 if phase == "optimizer" else host_s * sum(part.kernels for part in parts if part.phase == phase)
+    return max(device, host) if hardware.device.kind == "cuda" else device + host
+
+
+def _beside(
+    trace: Trace, hardware: Hardware, host_s: dict[str, float], micro_batches: int, malloc: str
+) -> dict[str, float]:
+    """What is no operation [s]."""
+    parameters = sum(storage.category == "parameter" for storage in trace.storages)
+    own = host_s["update"] + host_s["optimizer"] * parameters
+    inputs = sum(storage.num_bytes for storage in trace.storages if storage.category == "input")
+    if hardware.device.kind == "cuda":
+        link = hardware.host_link_bytes_per_s or _USUAL_LINK_BYTES_PER_S
+        return {"Python": own, "the batch's way to the device": inputs * micro_batches / trace.settings.parts / link}
+    return {"Python": own, "memory had from the system": _fresh_s(trace, hardware, micro_batches, malloc)}
+
+
+def _fresh_s(trace: Trace, hardware: Hardware, micro_batches: int, malloc: str) -> float:
+    """Page faults of blocks that are had from the system for each use [s]; 0 where they were not measured."""
+    timings = hardware.benchmark.timings if hardware.benchmark else ()
+    zeros = [one for one in timings if one.operation.name == "zeros"]
+    per_byte = max((one.seconds / one.operation.bytes_written for one in zeros), default=0.0)
+    born = (storage for storage in trace.storages if storage.born >= 0)
+    fresh = sum(storage.num_bytes for storage in born if storage.num_bytes >= _FRESH_FROM_BYTES[malloc])
+    return per_byte * fresh * micro_batches / trace.settings.parts
+
+
+def _variance(parts: Sequence[_Part]) -> float:
+    """Of the sum of all parts [s^2]."""
+    by_name: defaultdict[str, list[float]] = defaultdict(list)
+    for part in parts:
+        by_name[part.operation.name].append(part.total_s * part.error)
+    return sum(
+        _ALIKE * sum(errors) ** 2 + (1 - _ALIKE) * sum(error**2 for error in errors) for errors in by_name.values()
+    )
+
+
+def _power(parts: Sequence[_Part], hardware: Hardware, total_s: float) -> Estimate | None:
+    """Mean draw of the device [W]; None where nobody knows its limit."""
+    if not hardware.power_w:
+        return None
+    flops: defaultdict[str, float] = defaultdict(float)
+    for part in parts:
+        if part.operation.flops:
+            flops[part.operation.inputs[-1].dtype] += part.count * part.operation.flops
+    num_bytes = sum(part.count * (part.operation.bytes_read + part.operation.bytes_written) for part in parts)
+    value = PowerModel.of(hardware).energy_j(total_s, dict(flops), num_bytes) / total_s
+    low, high = value * (1 - _POWER_ERROR), min(value * (1 + _POWER_ERROR), max(value, hardware.power_w))
+    return Estimate(value=value, low=low, high=high, unit="W", basis="datasheet")
+
+
+def _shares(parts: Sequence[_Part], host_s: dict[str, float], beside: dict[str, float]) -> tuple[Share, ...]:
+    """The largest parts, what the host takes for them included; what is left in one."""
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for part in parts:
+        started = 0.0 if part.phase == "optimizer" else host_s[part.phase] * part.kernels
+        found[f"{part.operation.name.strip('_')}, {part.phase}", part.source] += part.total_s + started
+    for what, seconds in beside.items():
+        found[what, ""] += seconds
+    ranked = sorted(found.items(), key=lambda item: -item[1])
+    shares = [Share(what=what, value=value, where=where) for (what, where), value in ranked[:_MOST_SHARES]]
+    rest = sum(value for _, value in ranked[_MOST_SHARES:])
+    return (*shares, Share(what="all else", value=rest)) if rest > 0 else tuple(shares)

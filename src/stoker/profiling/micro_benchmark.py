@@ -1,0 +1,150 @@
+"""Times of single operations on a device, from which the times of whole updates are made: at most a minute, once.
+
+Method, as in `ceilings`: all calls take turns in rounds, so that a burst of other work on the machine hits all of them
+alike. A turn counts by its median, and a call by its best turn but one of three or more, since neighbours only ever
+slow it down. Operands come from ever other memory (`operations.Pool`). Nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import torch
+
+from stoker.profiling.ceilings import Stopwatch, require, stopwatch_for
+from stoker.profiling.host import host_seconds
+from stoker.profiling.operations import Call, Caller, Pool, benchmark_calls, prepare
+from stoker.profiling.tracing.operations import operation_of
+from stoker.records import Device
+from stoker.records.hardware import MicroBenchmark, Timing
+from stoker.records.trace import Operation
+from stoker.units import MIB
+
+ROUNDS = 3
+SLICE_S = 3e-3
+POOL_BYTES = 96 * MIB
+"""Three times the last cache of a CPU that serves a few cores; on a GPU, of any so far."""
+
+_GOLDEN = (5**0.5 - 1) / 2
+_LARGEST_KEPT_BLOCK = 31 * MIB
+
+
+@dataclass
+class _Timed:
+    """A call, its record, and how long it took in each turn so far [s]."""
+
+    caller: Caller
+    operation: Operation
+    turns: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
+
+
+def measure_operations(
+    device: Device,
+    *,
+    threads: int | None = None,
+    budget_s: float = 60.0,
+    clock: Callable[[], float] = time.perf_counter,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    calls: Sequence[Call] | None = None,
+) -> MicroBenchmark:
+    """Time single operations on `device`; PyTorch's settings and random state are as before afterwards.
+
+    Args:
+        device: an attached device.
+        threads: threads PyTorch computes with; if None, the device's cores (on a GPU they stay as they are).
+        budget_s: time it takes at most [s]; what a slow device has not reached by then is left out.
+        clock: reads seconds.
+        now: reads the date.
+        calls: what to time; if None, what suits the device.
+
+    Raises:
+        NoDevice: PyTorch cannot compute on the device.
+        ValueError: `threads` is below 1, or `budget_s` is not positive.
+    """
+    if (threads is not None and threads < 1) or not budget_s > 0:
+        raise ValueError(f"threads must be at least 1 and budget_s positive, got {threads} and {budget_s}")
+    require(device)
+    started, watch = clock(), stopwatch_for(device, clock)
+    with _settings(device, threads or (device.cores if device.kind == "cpu" else None)):
+        if calls is None:
+            calls = benchmark_calls(device.kind, _product_flops_per_s(device, watch))
+        host_s = host_seconds(clock)
+        timed = _timed(calls, Pool(device.torch_name, POOL_BYTES), watch, started + budget_s)
+        num_threads = torch.get_num_threads()
+    timings = tuple(Timing(operation=one.operation, seconds=one.seconds) for one in timed)
+    return MicroBenchmark(
+        device=device,
+        threads=num_threads,
+        timings=timings,
+        launch_s=host_s["forward"] + min((timing.seconds for timing in timings), default=0.0),
+        took_s=clock() - started,
+        measured_at=now().isoformat(timespec="seconds"),
+        torch_version=str(torch.__version__),
+        host_s=host_s,
+    )
+
+
+def _timed(calls: Sequence[Call], pool: Pool, watch: Stopwatch, deadline_s: float) -> list[_Timed]:
+    """All calls in an order that mixes their kinds, and round after round, until the deadline.
+
+    A machine that is too slow, or too busy, for one round leaves some of every kind out.
+    """
+    mixed = sorted(range(len(calls)), key=lambda index: index * _GOLDEN % 1)
+    timed: list[_Timed] = []
+    for index in mixed:
+        if timed and watch.clock() >= deadline_s:
+            break
+        # Kernels are compiled, chosen or loaded at the first call: it does not count.
+        caller, (args, keywords), result = prepare(calls[index], pool)
+        timed.append(_Timed(caller, operation_of(calls[index].function, args, keywords, result)))
+        del result
+        _take_turn(timed[-1], watch)
+    for _ in range(ROUNDS - 1):
+        for one in timed:
+            if watch.clock() >= deadline_s:
+                return timed
+            _take_turn(one, watch)
+    return timed
+
+
+def _take_turn(one: _Timed, watch: Stopwatch) -> None:
+    with one.caller.at_ease():
+        one.turns.append(watch.median_seconds(one.caller, SLICE_S))
+
+
+def _product_flops_per_s(device: Device, watch: Stopwatch) -> float:
+    """What a middling product of fp32 matrices reaches [FLOP/s], to a factor of two: the same calls every time."""
+    size = 512 if device.kind == "cpu" else 4096
+    a = torch.ones(size, size, device=device.torch_name)
+    product = functools.partial(torch.mm, a, a)
+    watch.seconds(product)
+    rate = 2.0 * size**3 / min(watch.seconds(product) for _ in range(5))
+    return float(2.0 ** (int(rate).bit_length() - 1))
+
+
+@contextlib.contextmanager
+def _settings(device: Device, threads: int | None) -> Iterator[None]:
+    """Compute with `threads` threads, gradients on, random numbers forked; all as before afterwards."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device.kind == "cpu":
+        # glibc hands back blocks above a threshold at once, and each new one then costs page faults. A freed block
+        # raises that threshold, up to 32 MiB, as the first updates of any training do.
+        del_block = torch.empty(_LARGEST_KEPT_BLOCK, dtype=torch.uint8)
+        del del_block
+    devices = [device.index] if device.kind == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,346 @@
+"""Pretending to be another device: the private hooks of PyTorch that tracing needs, all of them in this file.
+
+What: `FakeTensorMode` gives tensors that have shapes and no memory. On a build of PyTorch without CUDA, or on a machine
+without a GPU, a fake `cuda` tensor survives a forward pass, but not a backward pass, autocast or an optimiser. What is
+missing is put in place inside `pretending` and taken away after it:
+
+- c10 has no device guard for CUDA; a guard of zero devices in its slot makes PyTorch install its own guard that does
+  nothing (`_ensureCUDADeviceGuardSet` leaves an empty slot alone).
+- Autograd's engine, on accumulating a gradient, wants a stream of the tensor's accelerator. It asks the tensor for its
+  device from C++, and is told `meta`; everyone else is told `cuda`.
+- Python code that asks whether there is CUDA, and which, gets the target's answers.
+
+Use when: the target is not here. Costs: 2 to 3 s once, to import TorchDynamo, which any optimiser of PyTorch does too.
+Does not combine with: Windows, whose linker spells the slot's name otherwise; there a CPU stands in (`is_fallback`).
+Source: c10/core/impl/FakeGuardImpl.h and DeviceGuardImplInterface.cpp, torch/csrc/autograd/input_buffer.cpp,
+torch/_subclasses/fake_tensor.py of PyTorch 2.13.
+"""
+
+# ruff: noqa: SLF001 - private parts of PyTorch are what this file is for
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from stoker.loading import generator_states, restore_generators
+from stoker.records import TraceSettings
+
+try:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    _MISSING = ""
+except ImportError as _problem:  # a future PyTorch that moved them: nothing can be traced, and it is said
+    _MISSING = f"this PyTorch has no FakeTensorMode where 2.13 has it ({_problem})"
+
+_GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
+_CUDA_SLOT = 1
+"""Place of CUDA among c10::DeviceType: CPU is 0."""
+_META = torch.device("meta")
+_INNER_FILES = ("torch/_stats.py", "torch/_compile.py", "torch/_ops.py", "_dynamo/eval_frame.py")
+"""Files of PyTorch that stand between C++ asking for a device and a mode that answers."""
+_TRACING = f"{Path(__file__).parent}/"
+
+_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+_misleads_engine = False
+"""Whether autograd's engine is told `meta` in place of `cuda`: while a GPU is pretended where there is none."""
+
+
+class Patches(contextlib.ExitStack):
+    """Attributes of PyTorch replaced within the block, and put back after it."""
+
+    def put(self, owner: Any, name: str, value: object) -> None:
+        """Replace `owner.name`, if there is such a thing."""
+        if hasattr(owner, name):
+            self.callback(setattr, owner, name, vars(owner).get(name, getattr(owner, name)))
+            setattr(owner, name, value)
+
+
+@dataclass(frozen=True)
+class Pretence:
+    """The fake device: its mode, what PyTorch calls it, and whether a CPU stands in for a GPU."""
+
+    mode: FakeTensorMode
+    device: torch.device
+    is_fallback: bool
+
+
+@functools.lru_cache(maxsize=1)
+def why_not_cuda() -> str:
+    """Why no CUDA device can be pretended here; empty where one can."""
+    if _MISSING:
+        return _MISSING
+    if torch.cuda.is_available():
+        return ""
+    wanted = {
+        torch._C: ("_ensureCUDADeviceGuardSet", "_current_graph_task_id", "_current_autograd_node"),
+        torch.ops.prim: ("device",),
+    }
+    for owner, names in wanted.items():
+        for name in names:
+            if not hasattr(owner, name):
+                return f"this PyTorch ({torch.__version__}) has no {name}"
+    try:
+        _guards()
+    except (OSError, ValueError) as problem:
+        return f"the table of device guards cannot be reached ({problem})"
+    return ""
+
+
+def can_pretend_cuda() -> bool:
+    """Whether a CUDA device can be pretended here, so that nothing has to fall back to a CPU."""
+    return not why_not_cuda()
+
+
+@contextlib.contextmanager
+def pretending(settings: TraceSettings) -> Iterator[Pretence]:
+    """Within the block tensors are fake, on the target of `settings`; afterwards the process is as it was.
+
+    Random generators, too, are put back. Autograd runs in the calling thread, so that its operations are seen there.
+    """
+    wants_cuda = settings.target == "cuda"
+    is_cuda = wants_cuda and can_pretend_cuda()
+    importlib.import_module("torch._dynamo")  # looks at signatures: before anything is replaced
+    with contextlib.ExitStack() as stack:
+        stack.callback(restore_generators, generator_states())
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count()) if is_cuda else ()))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        references_of_engine()  # found once, before anything is pretended
+        if is_cuda:
+            _pretend_cuda(stack, settings.capability)
+        stack.enter_context(_seen_as_plain_tensors())
+        mode = stack.enter_context(_mode_for_cuda() if is_cuda else FakeTensorMode(allow_non_fake_inputs=True))
+        yield Pretence(mode, torch.device("cuda", 0) if is_cuda else torch.device("cpu"), wants_cuda and not is_cuda)
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Within the block operations on real tensors run for real, although a fake mode is on."""
+    with _disable_current_modes():
+        yield
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory behind it."""
+    return isinstance(tensor, FakeTensor)
+
+
+def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake tensor on `device` of the sizes, strides and dtype of `tensor`, a parameter if it is one."""
+    with torch.no_grad(), mode:
+        fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, torch.nn.Parameter):
+        fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    elif tensor.requires_grad and tensor.is_leaf:
+        fake.requires_grad_(True)
+    return fake
+
+
+def is_in_backward() -> bool:
+    """Whether autograd's engine is running."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def next_sequence_number() -> int:
+    """The number that the next node of autograd's graph will get."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def sequence_number_of_node() -> int:
+    """The number of the node that autograd is running; -1 if it runs none. PyTorch's profiler links passes by it."""
+    node: Any = torch._C._current_autograd_node()
+    return -1 if node is None else int(node._sequence_nr())
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What tells a storage from all others that live."""
+    return int(storage._cdata)
+
+
+def references(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold the tensor, and how many its storage; no such numbers where PyTorch does not tell."""
+    if not _CAN_COUNT:
+        return -1, -1
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=1)
+def references_of_engine() -> tuple[int, int]:
+    """As `references`, of a gradient that none but autograd's engine holds, as a mode sees it: found by making one."""
+    seen: list[tuple[int, int]] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.add.Tensor:
+                seen.append(references(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    if not _CAN_COUNT:
+        return 0, 0
+    with FakeTensorMode(), Look(), torch.enable_grad():  # type: ignore[no-untyped-call]
+        leaf = torch.ones(2, requires_grad=True)
+        middle = leaf * 2
+        (middle.tanh() * middle.sigmoid()).sum().backward()
+    return seen[0] if seen else (0, 0)
+
+
+def calling_instruction() -> tuple[int, int] | None:
+    """The Python frame and instruction that called into PyTorch; None if autograd's engine did."""
+    frame = _caller()
+    is_engine = frame is None or frame.f_code.co_name == "_engine_run_backward"
+    return None if frame is None or is_engine else (id(frame), frame.f_lasti)
+
+
+def answer_for_engine(func: Any) -> torch.device | None:
+    """`meta` where autograd's engine asks a tensor for its device and no GPU is here; None: answer as usual."""
+    if func is torch.ops.prim.device.default and _misleads_engine and _engine_asks():
+        return _META
+    return None
+
+
+def _engine_asks() -> bool:
+    """Whether the nearest frame that is not PyTorch's dispatch is the engine's own, or none at all."""
+    frame = _caller()
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+def _caller() -> types.FrameType | None:
+    """The nearest frame that neither is PyTorch's dispatch nor serves it."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and _serves_dispatch(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+@functools.lru_cache(maxsize=4096)
+def _serves_dispatch(code: types.CodeType) -> bool:
+    is_inner = code.co_name == "__torch_dispatch__" or code.co_filename.endswith(_INNER_FILES)
+    return is_inner or code.co_filename.startswith(_TRACING)
+
+
+def _mode_for_cuda() -> FakeTensorMode:
+    class FakeCuda(FakeTensorMode):
+        """Fake tensors that never start the driver, nor ask for a stream."""
+
+        avoid_device_init = True  # a property there: BatchNorm's counter must stay fake
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            answer = answer_for_engine(func)
+            return super().__torch_dispatch__(func, types, args, kwargs or {}) if answer is None else answer
+
+    return FakeCuda(allow_non_fake_inputs=True)
+
+
+def _pretend_cuda(stack: contextlib.ExitStack, capability: str) -> None:
+    major, minor = (int(part) for part in capability.split("."))
+    patches = stack.enter_context(Patches())
+    patches.put(torch.cuda, "get_device_capability", lambda *_: (major, minor))
+    patches.put(torch.cuda, "is_bf16_supported", lambda including_emulation=True: major >= 8 or including_emulation)
+    _answer_as_cudnn(patches)
+    if torch.cuda.is_available():
+        return
+    _install_guard(stack)
+    _answer_as_a_machine_with_cuda(patches)
+    patches.put(sys.modules[__name__], "_misleads_engine", True)
+    original: Callable[..., Any] = FakeTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
+
+    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = answer_for_engine(func)
+        return original(cls, func, types, args, kwargs or {}) if answer is None else answer
+
+    patches.put(FakeTensor, "__torch_dispatch__", classmethod(dispatch))
+    config = importlib.import_module("torch._functorch.config")
+    # Scalars which the engine makes land on `meta`, as it was told: next to those of the device, the device wins.
+    stack.enter_context(config.patch(fake_tensor_prefer_device_type="cuda"))
+
+
+def _answer_as_a_machine_with_cuda(patches: Patches) -> None:
+    generator = torch.Generator()  # stands in for the device's: keyed seeding must find one
+    state = generator.get_state()
+    answers: dict[str, object] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "is_initialized": lambda: False,
+        "current_device": lambda: 0,
+        "set_device": lambda _device: None,
+        "get_device_name": lambda *_: "pretended",
+        "synchronize": lambda *_: None,
+        "_lazy_init": lambda: None,
+        "get_rng_state": lambda *_, **__: state,
+        "set_rng_state": lambda *_, **__: None,
+        "default_generators": (generator,),
+    }
+    for name, answer in answers.items():
+        patches.put(torch.cuda, name, answer)
+
+
+def _answer_as_cudnn(patches: Patches) -> None:
+    """Convolutions lay out their results as cuDNN does: channels last where an operand is."""
+    backend = getattr(getattr(torch._C, "_ConvBackend", None), "Cudnn", None)
+    if backend is None:
+        return
+
+    def layout(inputs: torch.Tensor, weight: torch.Tensor, _backend: object) -> torch.memory_format:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        last = formats.get(inputs.dim())
+        is_last = last is not None and any(
+            not one.is_contiguous() and one.is_contiguous(memory_format=last) for one in (inputs, weight)
+        )
+        return last if is_last and last is not None else torch.contiguous_format
+
+    patches.put(torch._C, "_select_conv_backend", lambda *_, **__: backend)
+    patches.put(torch._C, "_conv_determine_backend_memory_format", layout)
+
+
+@contextlib.contextmanager
+def _seen_as_plain_tensors() -> Iterator[None]:
+    """Where PyTorch and transformers treat fake tensors otherwise than those of a real run, they do so no more."""
+    with Patches() as patches:
+        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # else the for-loop would be traced
+            module = importlib.import_module(name)
+            patches.put(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
+        # Module.to() swaps fake parameters in place, and stumbles over weak references to them.
+        patches.put(torch.utils, "weakref", types.SimpleNamespace(getweakrefs=lambda _tensor: []))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers"):  # builds a mask where it believes to be exported
+                patches.put(module, "is_fake_tensor", lambda _tensor: False)
+        yield
+
+
+@functools.lru_cache(maxsize=1)
+def _guards() -> ctypes.Array[ctypes.c_void_p]:
+    """c10's table of device guards, up to CUDA's slot."""
+    name = "libc10.dylib" if sys.platform == "darwin" else "libc10.so"
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+    return (ctypes.c_void_p * (_CUDA_SLOT + 1)).in_dll(library, _GUARDS_SYMBOL)
+
+
+def _install_guard(stack: contextlib.ExitStack) -> None:
+    """Fill CUDA's slot with PyTorch's guard that does nothing, until `stack` closes."""
+    torch._C._ensureCUDADeviceGuardSet()  # enough where PyTorch is built with CUDA
+    guards = _guards()
+    if guards[_CUDA_SLOT]:
+        return
+    _, guard = _guard_of_no_device()
+    guards[_CUDA_SLOT] = ctypes.addressof(guard)
+    torch._C._ensureCUDADeviceGuardSet()
+    stack.callback(guards.__setitem__, _CUDA_SLOT, None)
+
+
+@functools.lru_cache(maxsize=1)
+def _guard_of_no_device() -> tuple[Any, Any]:
+    """A C++ object all of whose methods return 0, which as a number of devices makes PyTorch replace it."""
+    zero = ctypes.CFUNCTYPE(ctypes.c_long)(lambda: 0)
+    methods = (ctypes.c_void_p * 64)(*[ctypes.cast(zero, ctypes.c_void_p).value] * 64)
+    return (zero, methods), (ctypes.c_void_p * 2)(ctypes.addressof(methods), 0)

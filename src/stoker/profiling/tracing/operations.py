@@ -1,0 +1,167 @@
+"""From a call of an ATen operation to its record: shapes, FLOPs, bytes, and what else sets its time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from stoker.profiling.tracing.recurrent import recurrent_flops
+from stoker.records import Operation, TensorShape
+
+_DTYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
+    torch.bool: "bool", torch.complex64: "complex64", torch.complex128: "complex128",
+}  # fmt: skip
+_ATTRIBUTES = (
+    "approximate", "dilation", "dim", "groups", "is_causal", "output_mask", "padding", "stride", "transposed",
+)  # fmt: skip
+"""Parameters kept as attributes, by the names that ATen's schemas give them."""
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
+"""Matrix products, and at which places their two factors stand."""
+_LAID_OUT = ("convolution", "batch_norm", "group_norm", "pool")
+"""What runs at another speed where images lie with their channels last."""
+_LOOKUPS = ("embedding", "gather", "index", "index_select", "take")
+"""Operations that read of their first input no more than they write."""
+_OVERWRITING = ("bernoulli_", "copy_", "exponential_", "fill_", "normal_", "random_", "uniform_", "zero_")
+"""Operations that do not read what they write over."""
+_NEVER_FILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+_READ_ONLY = {"_fused_adam_": "grads", "_fused_adamw_": "grads", "_fused_sgd_": "grads", "_fused_adagrad_": "grads"}
+"""What a schema says is written, but is only where a gradient scaler goes along."""
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among arguments or results, lists of them flattened."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+def signature_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What an operation's record depends on, as a key; None where an argument cannot be part of one."""
+    key = (func, *map(_frozen, args), *((name, _frozen(value)) for name, value in kwargs.items()))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Operation:
+    """The record of one call, whose results were `out`."""
+    name = func.overloadpacket.__name__
+    given = _named_arguments(func, args, kwargs)
+    inputs = list(tensors_in((args, kwargs.values())))
+    written = _written(func, name, given)
+    outputs = [*tensors_in([out])] or written
+    ignored = {id(tensor) for tensor in written} if name in _OVERWRITING else set()
+    read = {id(tensor): _num_bytes(tensor) for tensor in inputs if id(tensor) not in ignored}
+    bytes_written = 0 if name in _NEVER_FILLED else sum(map(_num_bytes, outputs))
+    if name in _LOOKUPS and inputs:
+        read[id(inputs[0])] = min(read[id(inputs[0])], bytes_written)
+    return Operation(
+        name=name,
+        inputs=tuple(map(_shape, inputs)),
+        outputs=tuple(map(_shape, outputs)),
+        flops=_flops(func, args, kwargs, out),
+        bytes_read=0 if name.startswith(_NEVER_FILLED) or name.startswith(_FILLED) else sum(read.values()),
+        bytes_written=bytes_written,
+        attributes=tuple(sorted(_attributes(name, given, inputs, args).items())),
+    )
+
+
+_FILLED = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "rand", "randn")
+"""Operations that read no tensor, although `…_like` takes one."""
+
+
+def is_mutation(func: Any) -> bool:
+    """Whether an operation changes the contents of an argument; those that change only how it is seen do not."""
+    return _is_mutable(func) and func.overloadpacket.__name__ not in _METADATA_ONLY
+
+
+_METADATA_ONLY = (
+    "as_strided_", "detach_", "resize_", "set_", "squeeze_", "swapaxes_", "t_", "transpose_", "unsqueeze_",
+    "_resize_output_",
+)  # fmt: skip
+
+
+@functools.cache
+def _is_mutable(func: Any) -> bool:
+    return bool(func._schema.is_mutable)  # noqa: SLF001 - the only place where it is told
+
+
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The arguments that the operation writes to."""
+    return _written(func, func.overloadpacket.__name__, _named_arguments(func, args, kwargs))
+
+
+def _written(func: Any, name: str, given: dict[str, Any]) -> list[torch.Tensor]:
+    kept = _READ_ONLY.get(name)
+    return [*tensors_in(given[parameter] for parameter in _mutated(func) if parameter in given and parameter != kept)]
+
+
+@functools.cache
+def _mutated(func: Any) -> tuple[str, ...]:
+    parameters = func._schema.arguments  # noqa: SLF001 - likewise
+    return tuple(one.name for one in parameters if one.alias_info is not None and one.alias_info.is_write)
+
+
+@functools.cache
+def _parameters(func: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in func._schema.arguments)  # noqa: SLF001 - likewise
+
+
+def _named_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return dict(zip(_parameters(func), args, strict=False)) | kwargs
+
+
+def _attributes(name: str, given: dict[str, Any], inputs: list[torch.Tensor], args: tuple[Any, ...]) -> dict[str, Any]:
+    found = {key: given[key] for key in _ATTRIBUTES if key in given}
+    found = {key: list(value) if isinstance(value, list | tuple) else value for key, value in found.items()}
+    if name in _PRODUCTS:
+        a, b = (args[place] for place in _PRODUCTS[name])
+        found |= {"transpose_a": _is_transposed(a), "transpose_b": _is_transposed(b)}
+    if any(part in name for part in _LAID_OUT):
+        found["channels_last"] = any(_is_channels_last(tensor) for tensor in inputs[:2])
+    return found
+
+
+def _is_transposed(matrix: torch.Tensor) -> bool:
+    """Whether the last but one dimension is the one whose neighbours lie side by side."""
+    return matrix.stride(-2) == 1 and matrix.stride(-1) != 1
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if tensor.dim() not in formats or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=formats[tensor.dim()])
+
+
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    formula = flop_registry.get(func.overloadpacket)
+    return recurrent_flops(func, args, out) if formula is None else int(formula(*args, **kwargs, out_val=out))
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    count = tensor.element_size()
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return count
+
+
+def _shape(tensor: torch.Tensor) -> TensorShape:
+    dtype = _DTYPES.get(tensor.dtype)
+    return TensorShape(shape=tuple(tensor.shape), dtype=dtype or str(tensor.dtype).removeprefix("torch."))

@@ -1,0 +1,227 @@
+"""The mode that sees every operation of a traced update, and the birth and death of every storage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stoker.profiling.tracing.additions import Additions
+from stoker.profiling.tracing.answers import Answers
+from stoker.profiling.tracing.fake_device import (
+    answer_for_engine,
+    is_in_backward,
+    next_sequence_number,
+    sequence_number_of_node,
+)
+from stoker.profiling.tracing.lines import SourceLines
+from stoker.profiling.tracing.operations import (
+    is_mutation,
+    operation_of,
+    signature_of,
+    tensors_in,
+    written_arguments,
+)
+from stoker.profiling.tracing.recurrent import completed, stand_in
+from stoker.profiling.tracing.storages import Life, Recording, Storages
+from stoker.profiling.tracing.widening import TensorUse
+from stoker.records import Occurrence, Phase
+
+aten = torch.ops.aten
+
+
+class Recorder(TorchDispatchMode):
+    """Within its block, follows storages on `device`; from `begin` on, records operations and events too.
+
+    It must be the innermost mode, so that it sees operations as a device executes them, and what `answers` says to
+    questions about values that nobody computed.
+    """
+
+    def __init__(self, device: torch.device, answers: Answers, lines: SourceLines) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.answers, self.lines = device, answers, lines
+        self.storages = Storages(device)
+        self.modules: list[str] = [""]
+        self._place_of_name: dict[str, int] = {"": 0}
+        self._module_places: dict[int, int] = {}
+        self._stack: list[int] = []
+        self._forward_nodes: dict[int, tuple[int, int]] = {}
+        self._known: dict[Any, int] = {}
+        self._by_record: dict[str, int] = {}
+        self._owners: list[tuple[nn.Parameter, str]] = []
+        self._additions = Additions()
+        self._was_in_backward = False
+        self._depth_of_backward = 0
+        self.last_failure: tuple[str, str] | None = None
+
+    def begin(self) -> Recording:
+        """Record from here on; what lives now was born before."""
+        recording = Recording()
+        for memory in (self._known, self._by_record, self._forward_nodes):
+            memory.clear()
+        self._stack.clear()
+        self.storages.begin(recording)
+        return recording
+
+    def end(self) -> None:
+        """Record no more; what lives now outlives the update."""
+        self._leave_backward()
+        self.storages.end()
+
+    def failure(self) -> tuple[str, str] | None:
+        """The operation that last raised, and its line; None if none did."""
+        return self.last_failure
+
+    def name_modules(self, model: nn.Module, prefix: str = "") -> None:
+        """Tell operations of the modules of `model` apart by their dotted names, after `prefix`."""
+        for name, module in model.named_modules():
+            full = f"{prefix}.{name}" if prefix and name else prefix or name
+            if full not in self._place_of_name:
+                self._place_of_name[full] = len(self.modules)
+                self.modules.append(full)
+            self._module_places[id(module)] = self._place_of_name[full]
+            self._owners += [(parameter, full) for parameter in module.parameters(recurse=False)]
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Within the block it is known which module is running, and which storages are resized by hand."""
+        before = nn.modules.module.register_module_forward_pre_hook(self._enter_module)
+        after = nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True)
+        try:
+            with self.storages.following_resizes():
+                yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter_module(self, module: nn.Module, _inputs: Any) -> None:
+        self._stack.append(self._module_places.get(id(module), self._stack[-1] if self._stack else 0))
+
+    def _leave_module(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation on fake tensors."""
+        answer = answer_for_engine(func)
+        if answer is not None:
+            return answer
+        kwargs = kwargs or {}
+        if self.device.type == "cuda" and "device" in kwargs and torch.device(kwargs["device"]).type == "meta":
+            kwargs = {**kwargs, "device": self.device}
+        executed = self._additions.as_executed(func, args)
+        is_in_place, func = executed is not func, executed
+        out = self._run(func, args, kwargs)
+        self._additions.note(func, out)
+        if func.namespace != "prim":
+            self._note(func, args, kwargs, out)
+        return aten.alias(out) if is_in_place else out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        instead = stand_in(func)
+        try:
+            return instead(*args, **kwargs) if instead is not None else completed(func, args, func(*args, **kwargs))
+        except DataDependentOutputException:
+            line = self.lines.name_here()
+            life = self.storages.life_of(args[0]) if args else None
+            return self.answers.value(func, args, line, is_all=life is not None and life.is_all)
+        except DynamicOutputShapeException:
+            return self.answers.result(func, args, kwargs, self.lines.name_here())
+        except Exception:
+            self.last_failure = str(func), self.lines.name_here()
+            raise
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        outputs = [*tensors_in([out])]
+        fresh = [one for one in outputs if self.storages.is_new(one)]
+        recording = self.storages.recording
+        if recording is None:
+            for tensor in fresh:
+                self._mark_all(func, self.storages.follow(tensor))
+            return
+        if not fresh and not is_mutation(func):
+            return
+        operation = self._operation(recording, func, args, kwargs, out)
+        in_backward = is_in_backward()
+        if in_backward != self._was_in_backward:
+            self._turn(recording, in_backward=in_backward)
+        module, source = self._place(in_backward=in_backward)
+        takes_list = bool(args) and isinstance(args[0], list | tuple)
+        if module:
+            owners = [self.modules[module]] * len(outputs)
+        else:
+            owners = self.storages.owners_of_results(args, len(outputs))
+            if not takes_list:
+                module = self._place_of_name.get(owners[0] if owners else self.storages.owner_of_first(args), 0)
+        part = max(0, len(recording.backward_starts) - in_backward)
+        phase: Phase = "backward" if in_backward else "forward"
+        recording.occurrences.append(
+            Occurrence(operation=operation, phase=phase, part=part, module=module, source=source)
+        )
+        for tensor, owner in zip(outputs, owners, strict=True):
+            if any(tensor is one for one in fresh):
+                life = self.storages.follow(tensor)
+                self._mark_all(func, life)
+                if life is not None:
+                    life.owner = owner
+        recording.uses.append(self._use(func, args, kwargs, outputs))
+
+    def _use(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> TensorUse:
+        inputs = [*tensors_in((args, kwargs.values()))]
+        given = outputs or written_arguments(func, args, kwargs)
+        return TensorUse(
+            inputs=tuple(map(self.storages.owner, inputs)),
+            outputs=tuple(map(self.storages.owner, given)),
+            identities=tuple(map(id, inputs)),
+        )
+
+    def _mark_all(self, func: Any, life: Life | None) -> None:
+        if life is not None:
+            life.is_all = func.overloadpacket.__name__ == "all"
+
+    def _operation(
+        self, recording: Recording, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> int:
+        key = signature_of(func, args, kwargs)
+        place = None if key is None else self._known.get(key)
+        if place is None:
+            record = operation_of(func, args, kwargs, out)
+            content = repr(record)  # attributes may hold lists, which have no hash
+            place = self._by_record.get(content)
+            if place is None:
+                place = self._by_record[content] = len(recording.operations)
+                recording.operations.append(record)
+            if key is not None:
+                self._known[key] = place
+        return place
+
+    def _place(self, *, in_backward: bool) -> tuple[int, int]:
+        """Module and line of what is running; those of its forward operation in a backward pass."""
+        depth = len(self._stack) - (self._depth_of_backward if in_backward else 0)
+        if not in_backward or depth > 0:
+            module, source = self._stack[-1] if self._stack else 0, self.lines.here()
+            self._forward_nodes.setdefault(next_sequence_number() - 1, (module, source))
+            return module, source
+        found = self._forward_nodes.get(sequence_number_of_node())
+        return (0, self.lines.here()) if found is None else found
+
+    def _turn(self, recording: Recording, *, in_backward: bool) -> None:
+        self._was_in_backward = in_backward
+        if in_backward:
+            self._depth_of_backward = len(self._stack)
+            recording.backward_starts.append(len(recording.occurrences))
+        else:
+            self._leave_backward()
+
+    def _leave_backward(self) -> None:
+        self._was_in_backward = False
+        for parameter, owner in self._owners:
+            if parameter.grad is not None:
+                self.storages.hold(parameter.grad, "gradient", owner)

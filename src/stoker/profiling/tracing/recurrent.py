@@ -1,0 +1,171 @@
+"""Recurrent layers as the target runs them: oneDNN's on a CPU, cuDNN's on a GPU, each with the memory it keeps.
+
+What: PyTorch's fakes of both libraries' layers leave out what these keep from the forward pass for the backward pass,
+which can be most of an LSTM's memory. oneDNN's workspace follows from its layout. Where a GPU is pretended on a build
+without CUDA, PyTorch would run a recurrent layer step by step; here it becomes cuDNN's one operation, and gets the fake
+backward pass that PyTorch has not.
+Source: oneDNN, src/cpu/rnn/rnn_utils.hpp (`set_workspace_sizes`, `get_good_ld`); equal to the workspaces that PyTorch
+2.13 allocated for 28 random shapes in fp32 and bf16. cuDNN does not publish its reserve: here, by what a backward pass
+needs, the gates, the cell and its tanh for each step; this was not measured.
+"""
+
+# ruff: noqa: SLF001 - ATen's names of library layers begin with an underscore
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_PAGE = 4096
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+"""cuDNN's numbers of kinds of cells."""
+_GATES = (1, 1, 4, 3)
+"""Products of matrices in one step of each kind."""
+_KEPT = (1, 1, 6, 5)
+"""Vectors of the hidden size that a step of each kind keeps."""
+
+
+def completed(func: Any, args: tuple[Any, ...], out: Any) -> Any:
+    """The results of an operation, with the memory that PyTorch's fake of it leaves out."""
+    complete = _COMPLETE.get(func)
+    return out if complete is None else complete(args, out)
+
+
+def stand_in(func: Any) -> Callable[..., Any] | None:
+    """What makes the results of an operation that PyTorch has no fake of; None where it has, or nobody has."""
+    return _STAND_INS.get(func)
+
+
+def recurrent_flops(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """FLOPs of a recurrent layer's matrix products, a multiply-add as two; 0 for any other operation."""
+    formula = _FLOPS.get(func)
+    return 0 if formula is None else formula(args, out)
+
+
+@contextlib.contextmanager
+def recurrence_of_cudnn() -> Iterator[None]:
+    """Within the block, recurrent layers on CUDA tensors are cuDNN's."""
+    library = torch.library.Library("aten", "IMPL", "AutogradCUDA")
+    for name in _MODES:
+        library.impl(f"{name}.input", _layer(name))
+    try:
+        yield
+    finally:
+        library._destroy()  # what its own finaliser calls, at a time of our choosing
+
+
+def onednn_workspace_bytes(*, steps: int, batch: int, inputs: int, hidden: int, scalar: int) -> int:
+    """Bytes that oneDNN's LSTM layer keeps for its backward pass; `scalar` is the size of its dtype [bytes].
+
+    >>> onednn_workspace_bytes(steps=32, batch=8, inputs=64, hidden=128, scalar=4)
+    2023424
+    """
+    widest, rows = max(inputs, hidden), 2 * (steps + 1) * batch
+    arrays = (
+        steps * batch * _leading(4 * hidden, scalar) * scalar,
+        steps * batch * _leading(hidden, scalar) * scalar,
+        rows * hidden * scalar,
+        rows * _leading(widest, scalar) * scalar,
+        rows * _leading(widest, 4) * 4,
+        rows * _leading(widest, 4) * 4,
+        rows * hidden * 4,
+    )
+    return sum(-(-num_bytes // _PAGE) * _PAGE for num_bytes in arrays)
+
+
+def _leading(width: int, scalar: int) -> int:
+    """The leading dimension of a matrix: whole cache lines, and no multiple of 256."""
+    line = 64 // scalar
+    padded = -(-width // line) * line
+    return padded + line if padded % 256 == 0 else padded
+
+
+def _with_onednn_workspace(args: tuple[Any, ...], out: Any) -> Any:
+    output, hidden_state, cell_state, workspace = out
+    if workspace.numel() or not args[-1]:
+        return out
+    size = onednn_workspace_bytes(
+        steps=output.shape[0], batch=output.shape[1], inputs=args[0].shape[-1], hidden=output.shape[2],
+        scalar=output.element_size(),
+    )  # fmt: skip
+    return output, hidden_state, cell_state, workspace.new_empty(size, dtype=torch.uint8)
+
+
+def _with_cudnn_reserve(args: tuple[Any, ...], out: Any) -> Any:
+    output, hidden_state, cell_state, reserve, buffer = out
+    mode, hidden, layers, trains, both_ways = args[6], args[7], args[9], args[12], args[13]
+    if reserve.numel() or not trains:
+        return out
+    rows = output.shape[0] * output.shape[1]
+    size = rows * hidden * layers * (2 if both_ways else 1) * _KEPT[mode] * output.element_size()
+    return output, hidden_state, cell_state, reserve.new_empty(size, dtype=torch.uint8), buffer
+
+
+def _cudnn_backward(*args: Any, **_: Any) -> Any:
+    inputs, weights, hidden_state, cell_state = args[0], args[1], args[4], args[5]
+    return (
+        torch.empty_like(inputs),
+        torch.empty_like(hidden_state),
+        None if cell_state is None else torch.empty_like(cell_state),
+        [torch.empty_like(weight) for weight in weights],
+    )
+
+
+def _layer(name: str) -> Callable[..., Any]:
+    def run(  # noqa: PLR0913, PLR0917 - the operation's own parameters
+        inputs: torch.Tensor,
+        state: Any,
+        weights: list[torch.Tensor],
+        has_biases: bool,  # noqa: FBT001 - likewise
+        num_layers: int,
+        dropout: float,
+        train: bool,  # noqa: FBT001 - likewise
+        bidirectional: bool,  # noqa: FBT001 - likewise
+        batch_first: bool,  # noqa: FBT001 - likewise
+    ) -> Any:
+        hidden_state, cell_state = state if name == "lstm" else (state, None)
+        per_layer = 4 if has_biases else 2
+        tensors = (inputs, hidden_state, cell_state, *weights)
+        if torch.is_autocast_enabled("cuda"):
+            dtype = torch.get_autocast_dtype("cuda")
+            tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+        inputs, hidden_state, cell_state, *weights = tensors
+        no_buffer, hidden = inputs.new_empty(0), hidden_state.shape[-1]
+        output, hidden_out, cell_out, _, _ = aten._cudnn_rnn(
+            inputs, weights, per_layer, no_buffer, hidden_state, cell_state, _MODES[name], hidden, 0, num_layers,
+            batch_first, dropout, train, bidirectional, [], None,
+        )  # fmt: skip
+        return (output, hidden_out, cell_out) if name == "lstm" else (output, hidden_out)
+
+    return run
+
+
+def _onednn_flops(args: tuple[Any, ...], _out: Any) -> int:
+    inputs, input_weight, hidden_weight = args[:3]
+    return int(2 * inputs.shape[0] * inputs.shape[1]) * int(input_weight.numel() + hidden_weight.numel())
+
+
+def _cudnn_flops(args: tuple[Any, ...], _out: Any) -> int:
+    inputs, weights = args[:2]
+    matrices = sum(weight.numel() for weight in weights if weight.dim() > 1)
+    return int(2 * inputs.shape[0] * inputs.shape[1] * matrices)
+
+
+_COMPLETE: dict[Any, Callable[[tuple[Any, ...], Any], Any]] = {
+    aten.mkldnn_rnn_layer.default: _with_onednn_workspace,
+    aten._cudnn_rnn.default: _with_cudnn_reserve,
+}
+_STAND_INS: dict[Any, Callable[..., Any]] = {
+    aten._cudnn_rnn_backward.default: _cudnn_backward,
+}
+_FLOPS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
+    aten.mkldnn_rnn_layer.default: _onednn_flops,
+    aten.mkldnn_rnn_layer_backward.default: lambda args, out: 2 * _onednn_flops(args, out),
+    aten._cudnn_rnn.default: _cudnn_flops,
+    aten._cudnn_rnn_backward.default: lambda args, out: 2 * _cudnn_flops(args, out),
+}

@@ -1,0 +1,169 @@
+"""A job's own update, traced: the step that `stepping` makes, on fake samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from stoker.jobs import Job
+from stoker.loading import Batch, Content, Datasets, Pipeline, map_tensors
+from stoker.loading.fields import take
+from stoker.loading.order import Indices
+from stoker.profiling.tracing.answers import NO_HINTS, Hints
+from stoker.profiling.tracing.fake_device import fake_like
+from stoker.profiling.tracing.fakes import SmallForReal
+from stoker.profiling.tracing.operations import tensors_in
+from stoker.profiling.tracing.session import Session, session
+from stoker.profiling.tracing.widening import TensorUse
+from stoker.records import Coupling, Plan, Trace, TraceSettings
+from stoker.stepping import Step, build_model
+
+_PROGRESS = 0.5
+"""Share of the run done: what the schedule gives there is no special case, as a rate of 0 might be."""
+_FETCHED = 2
+
+
+class Shortening(Protocol):
+    """Leaves repeated blocks out of a model before it is traced, and says so in the trace afterwards."""
+
+    checkpointed_blocks: int
+    """How many blocks of the model as it was left are to be checkpointed, the first ones."""
+
+    def shorten(self, model: nn.Module) -> nn.Module:
+        """The model with fewer blocks."""
+
+    def annotate(self, trace: Trace, owners: Sequence[str], uses: Sequence[TensorUse]) -> Trace:
+        """The trace with what was left out; `owners` are the dotted names of the module each storage belongs to."""
+
+
+def trace_update(
+    job: Job,
+    data: Datasets,
+    coupling: Coupling,
+    settings: TraceSettings,
+    *,
+    hints: Hints = NO_HINTS,
+    shortening: Shortening | None = None,
+) -> Trace:
+    """One update of `job` with the optimiser's state already there; nothing is computed, and little allocated.
+
+    Args:
+        job: what is learned; its model is built anew, without memory for weights.
+        data: two of its samples are fetched, for their shapes.
+        coupling: what the probe found of the job.
+        settings: target, micro-batch [samples], and how the update is executed.
+        hints: sizes that depend on the data, by the user's line.
+        shortening: what leaves repeated blocks out.
+
+    Raises:
+        BadJob: the step cannot be traced, sizes depend on the data, or the settings would change what is learned.
+    """
+    size = settings.micro_batch * settings.parts
+    indices = np.arange(size, dtype=np.int64) % len(data.train)
+    fetched = data.train.fetch(indices[: min(_FETCHED, len(data.train))], 0)
+    job = replace(job, batch=size)
+    with session(settings, hints) as traced:
+        step = _fake_step(job, coupling, traced, shortening)
+        raw = _widened(fetched, traced, size)
+        updates = itertools.count()
+        batch = Batch(raw, indices, 0, _watched(step.pipeline(data.train, augmented=True), traced))
+        trace, recording = traced.trace(
+            lambda: step.update(batch, next(updates), _PROGRESS), lambda: _hold(step, raw, traced)
+        )
+    if shortening is None:
+        return trace
+    return shortening.annotate(trace, [life.owner for life in recording.lives], recording.uses)
+
+
+def _fake_step(job: Job, coupling: Coupling, traced: Session, shortening: Shortening | None) -> Step:
+    settings, fakes = traced.settings, traced.fakes
+    plan = Plan(
+        device=str(traced.device),
+        micro_batch=settings.micro_batch,
+        precision="fp32" if settings.precision == "tf32" else settings.precision,  # alike but for the time it takes
+        memory_format=settings.memory_format,
+        optimizer_implementation=settings.optimizer_implementation,
+        checkpointed_blocks=settings.checkpointed_blocks,
+        loader="inline",
+    )
+    if isinstance(job.model, nn.Module):
+        copied = fakes.copy(job.model)
+        model = build_model(replace(job, model=lambda: copied))
+    else:
+        with fakes.copying(of_real=False), SmallForReal():  # type: ignore[no-untyped-call]
+            model = build_model(job)
+    model = fakes.in_place(model)
+    if shortening is not None:
+        model = shortening.shorten(model)
+        fakes.forget_all_but(model)
+        plan = replace(plan, checkpointed_blocks=shortening.checkpointed_blocks)
+    with fakes.copying():  # a loss that is a module has tensors of its own
+        step = Step(job, plan, coupling, model=model)
+    traced.recorder.name_modules(step.model)
+    return step
+
+
+@dataclass(frozen=True)
+class _WatchedPipeline(Pipeline):
+    """A pipeline whose results are known to be inputs."""
+
+    mark: Callable[[Iterable[torch.Tensor]], None] = lambda _tensors: None
+
+    def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
+        ready = super().__call__(content, epoch, indices)
+        self.mark(tensors_of(ready))
+        return ready
+
+
+def _watched(pipeline: Pipeline, traced: Session) -> Pipeline:
+    def mark(tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            traced.recorder.storages.hold(tensor, "input")
+
+    return _WatchedPipeline(**vars(pipeline), mark=mark)
+
+
+def _widened(fetched: Content, traced: Session, size: int) -> Content:
+    """A fake batch of `size` samples like those fetched, on the host."""
+    counts: list[int] = []
+    host = torch.device("cpu")
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        counts.append(tensor.shape[0] if tensor.dim() else 0)
+        return fake_like(traced.fakes.mode, tensor, host)  # kept by nobody: once widened, it goes
+
+    content = map_tensors(fetched, fake)
+    count = max(set(counts), key=counts.count, default=0)
+    return take(content, [row % max(1, count) for row in range(size)], count)
+
+
+def tensors_of(content: Content) -> list[torch.Tensor]:
+    """All tensors of a batch."""
+    found: list[torch.Tensor] = []
+    map_tensors(content, found.append)
+    return found
+
+
+def _hold(step: Step, raw: Content, traced: Session) -> None:
+    """Tell what lives from update to update."""
+    hold = traced.recorder.storages.hold
+    owners: dict[torch.Tensor, str] = {}
+    for tensor in tensors_of(raw):
+        hold(tensor, "input")
+    for name, buffer in step.model.named_buffers():
+        hold(buffer, "buffer", name.rpartition(".")[0])
+    for name, parameter in step.model.named_parameters():
+        owners[parameter] = name.rpartition(".")[0]
+        hold(parameter, "parameter", owners[parameter])
+    for optimised, values in step.optimizer.state.items():
+        for value in tensors_in(values.values()):
+            hold(value, "optimizer state", owners.get(optimised, ""))
+    if step.average is not None:
+        for name, weight in step.average.weights.items():
+            hold(weight, "average", name.rpartition(".")[0])

@@ -1,0 +1,77 @@
+"""The blocks that a model repeats: what activation checkpointing counts in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from torch import nn
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The modules of the class that `model` repeats most, in the order of registration; empty if it repeats none.
+
+    A block is a member of an `nn.ModuleList`, `nn.ModuleDict` or `nn.Sequential`; it has parameters, and is not one of
+    PyTorch's single layers. Which class it is:
+
+    1. that of the longest run of equal members (of one class, with parameters of the same shapes), runs that lie within
+       a block of another run left out: the layers of a transformer rather than the experts in each;
+    2. where no two neighbours are equal, the class whose members, two at least, hold the most parameters: the stages of
+       a convolutional network.
+
+    All outermost blocks of that class count, those of other widths too: all bottlenecks of a ResNet, encoder and
+    decoder layers of a T5.
+    """
+    families = [_blocks_of(container) for container in model.modules() if isinstance(container, _CONTAINERS)]
+    runs = [run for family in families for run in _runs_of_equals(family)]
+    runs = [run for run in runs if not any(_is_within(run[0], other) for other in runs if other is not run)]
+    if runs:
+        kind = type(max(runs, key=lambda run: (len(run), _num_parameters(run)))[0])
+        return _outermost(
+            family_member for family in families for family_member in family if type(family_member) is kind
+        )
+    kinds = {type(block) for family in families for block in family}
+    alike = [_outermost(b for family in families for b in family if type(b) is kind) for kind in kinds]
+    return max((blocks for blocks in alike if len(blocks) > 1), key=_num_parameters, default=[])
+
+
+def _blocks_of(container: nn.Module) -> list[nn.Module]:
+    return [child for child in container.children() if _is_block(child)]
+
+
+def _is_block(module: nn.Module) -> bool:
+    is_layer = type(module).__module__.startswith("torch.nn") and next(module.children(), None) is None
+    # A list or dict of modules is passed through by its owner: it has no forward pass of its own to repeat.
+    has_forward = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    return has_forward and not is_layer and next(module.parameters(), None) is not None
+
+
+def _runs_of_equals(family: list[nn.Module]) -> list[list[nn.Module]]:
+    """Neighbours with equal signatures, two at least."""
+    runs = [list(run) for _, run in itertools.groupby(family, key=_signature)]
+    return [run for run in runs if len(run) > 1]
+
+
+def _signature(block: nn.Module) -> tuple[object, ...]:
+    return type(block), tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+
+
+def _is_within(block: nn.Module, run: list[nn.Module]) -> bool:
+    return any(inner is block for outer in run for inner in outer.modules() if inner is not outer)
+
+
+def _outermost(blocks: Iterator[nn.Module]) -> list[nn.Module]:
+    """Each block once, those within another one left out."""
+    kept: list[nn.Module] = []
+    inside: set[int] = set()
+    for block in blocks:  # a container comes before what is in it
+        if id(block) not in inside:
+            kept.append(block)
+        inside.update(map(id, block.modules()))
+    return kept
+
+
+def _num_parameters(blocks: list[nn.Module]) -> int:
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters())

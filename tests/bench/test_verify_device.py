@@ -1,0 +1,129 @@
+"""Forecasts against a device: without one, and rehearsed on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.forecast.expecting import Expected
+from bench.forecast.measuring import Measured, Request
+from bench.forecast.registration import register
+from bench.forecast.verify_cases import Case, cases
+from bench.forecast.verify_device import NO_DEVICE, Trial, fit_trials, main, measure_all, residuals_of
+from stoker.records import Coupling, Estimate, Forecast, Plan, digest, to_json
+
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
+CASE = Case(job="mlp", size="tiny", plan=Plan(device="cuda:0", micro_batch=32))
+
+
+def estimate(value: float, unit: str = "s") -> Estimate:
+    """A value within a tenth."""
+    return Estimate(value=value, low=0.9 * value, high=1.1 * value, unit=unit, basis="calibrated")
+
+
+def forecast(step_s: float) -> Forecast:
+    """Of 1000 updates."""
+    return Forecast(
+        step_s=estimate(step_s), samples_per_s=estimate(32 / step_s), evaluate_s=estimate(1), checkpoint_s=estimate(1),
+        total_s=estimate(1000 * step_s), peak_bytes=estimate(1000, "bytes"), reserved_bytes=estimate(2000, "bytes"),
+        total_samples=32_000, total_updates=1000,
+    )  # fmt: skip
+
+
+def registered(path: Path) -> dict[str, object]:
+    """One case with forecasts, one without, and two trials near the limit."""
+    expected = [
+        Expected(
+            case=CASE, coupling=SEPARABLE, calibrated=forecast(1.0), datasheet=forecast(1.2), energy_j=estimate(2, "J")
+        ),
+        Expected(case=CASE, coupling=SEPARABLE, error="it cannot be traced"),
+    ]
+    trials = [Trial(case=CASE, coupling=SEPARABLE, cap_bytes=cap, probability_it_fits=0.95) for cap in (2000, 2100)]
+    return register(path, "a test", "nothing", {"expected": to_json(expected), "trials": to_json(trials)})
+
+
+def made_up(request: Request) -> list[Measured]:
+    """A device with 2050 bytes, on which an update takes one second and 2.5 J."""
+    if request.cap_bytes is not None and request.cap_bytes < 2050:
+        return [Measured(plan=0, round=0, error="no memory", is_out_of_memory=True)]
+    energy_j = 2.5 if request.with_energy else None
+    return [
+        Measured(
+            plan=0, round=0, update_s=(1.0, 1.0, 5.0), peak_bytes=1000, reserved_bytes=1900, energy_j=energy_j
+        )
+    ]  # fmt: skip
+
+
+def test_each_quantity_is_compared_with_what_was_measured(tmp_path: Path) -> None:
+    """The median update, memory, and the energy of one update; what has no forecast is not measured."""
+    path = tmp_path / "device.json"
+    document = registered(path)
+    assert measure_all(document, path, updates=3, limit_s=100, ask=made_up)
+    errors = {one.quantity: one.error for one in residuals_of(document)}
+    assert errors == {
+        "peak_bytes": 0.0,
+        "reserved_bytes": pytest.approx(2000 / 1900 - 1),
+        "step_s": 0.0,
+        "step_s from the datasheet": pytest.approx(0.2),
+        "energy_j": pytest.approx(2 / 2.5 - 1),
+    }
+    assert list(json.loads(path.read_text())["measured"]) == ["0"]
+
+
+def test_trials_near_the_limit_say_whether_it_fit(tmp_path: Path) -> None:
+    """Both were promised to fit; the smaller did not."""
+    path = tmp_path / "device.json"
+    document = registered(path)
+    measure_all(document, path, updates=3, limit_s=100, ask=made_up)
+    assert [(one.cap_bytes, one.has_fit) for one in fit_trials(document)] == [(2000, False), (2100, True)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """An exit code of its own, and what to do instead."""
+    assert main([]) == NO_DEVICE
+    said = capsys.readouterr()
+    assert "no CUDA device" in said.err
+    assert "--rehearse" in said.err
+
+
+def test_a_gpu_is_tried_with_every_setting() -> None:
+    """At least 20 pairs, each once; bf16, tf32, compiled, checkpointed, cut, channels-last and each optimiser."""
+    found = [case.plan for case in cases("tiny", "cuda:0")]
+    pairs = {(case.job, case.plan) for case in cases("tiny", "cuda:0")}
+    assert len(pairs) == len(found) >= 20
+    assert {plan.precision for plan in found} == {"fp32", "tf32", "bf16"}
+    assert {plan.optimizer_implementation for plan in found} == {"default", "foreach", "fused"}
+    assert {plan.memory_format for plan in found} == {"contiguous", "channels_last"}
+    assert {plan.compile for plan in found} == {True, False}
+    assert any(plan.checkpointed_blocks for plan in found)
+
+
+def test_what_was_cut_short_goes_on(tmp_path: Path) -> None:
+    """With no time left nothing is measured; continued, what was not measured is, and nothing twice."""
+    path, asked = tmp_path / "device.json", []
+    document = registered(path)
+
+    def noted(request: Request) -> list[Measured]:
+        asked.append(request)
+        return made_up(request)
+
+    assert not measure_all(document, path, updates=3, limit_s=-1, ask=noted)
+    assert not asked
+    assert measure_all(document, path, updates=3, limit_s=100, ask=noted)
+    assert measure_all(json.loads(path.read_text()), path, updates=3, limit_s=100, ask=noted)
+    assert len(asked) == 3
+
+
+def test_the_rehearsal_forecasts_then_measures_then_concludes(tmp_path: Path) -> None:
+    """One case on the CPU: what was forecast has its digest, and there are residuals of memory and time."""
+    path = tmp_path / "rehearsal.json"
+    assert main(["--rehearse", "--jobs", "mlp", "--cases", "1", "--without-points", "--out", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert [one["error"] for one in document["registered"]["expected"]] == [None]
+    assert document["registered_digest"] == digest(document["registered"])
+    assert document["conclusion"]["summary"]["step_s"]["cases"] == 1
+    assert document["conclusion"]["summary"]["peak_bytes"]["cases"] == 1

@@ -1,0 +1,72 @@
+"""Setting malloc in a running process: each test in a process of its own, since there is no way back."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from stoker.devices import malloc
+
+ON_GLIBC = platform.libc_ver()[0] == "glibc"
+
+PROGRAM = """
+import ctypes
+from stoker.devices.malloc import apply_malloc, resident_bytes
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+def held():
+    '''MiB still resident after 32 blocks of 4 MiB were written, and all but the last one freed.'''
+    before = resident_bytes()
+    blocks = [library.malloc(4 << 20) for _ in range(32)]
+    for block in blocks:
+        ctypes.memset(block, 1, 4 << 20)
+    for block in blocks[:-1]:
+        library.free(block)
+    return (resident_bytes() - before) >> 20
+"""
+
+
+def run(program: str) -> list[str]:
+    """What a fresh process prints."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM + program], check=True, capture_output=True, text=True)
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_mapped_gives_freed_memory_back() -> None:
+    """In a running process: the same blocks that stay resident by default are gone."""
+    by_default = run("held(); print(held())")
+    mapped = run("print(apply_malloc('mapped')); held(); print(held())")
+    assert mapped[0] == "None"
+    assert int(mapped[1]) < 8
+    assert int(by_default[0]) > 100
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_default_after_mapped_keeps_freed_memory_again() -> None:
+    """Not the moving threshold, but where it settles."""
+    assert int(run("apply_malloc('mapped'); apply_malloc('default'); print(held())")[0]) > 100
+
+
+def test_default_at_first_is_nothing_to_do() -> None:
+    """Nothing is set, on any system."""
+    assert malloc.apply_malloc("default") is None
+
+
+def test_where_it_cannot_be_set_the_reason_is_told(monkeypatch) -> None:
+    """Another C library, or another malloc in its place."""
+    monkeypatch.setattr(malloc.os, "confstr", lambda _: "musl 1.2")
+    assert "glibc" in str(malloc.apply_malloc("mapped"))
+    monkeypatch.setattr(malloc.os, "confstr", lambda _: "glibc 2.36")
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so")
+    assert "libjemalloc" in str(malloc.apply_malloc("mapped"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from /proc")
+def test_resident_memory_is_told() -> None:
+    """A Python process takes some megabytes."""
+    assert malloc.resident_bytes() > 5 << 20

@@ -1,0 +1,91 @@
+"""Which device to take, within limits, and what is said to somebody who asks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import DoesNotFit
+from stoker.planning.choosing import advice, choose, rental_advice
+from stoker.planning.limits import Limits
+from tests.planning.trials import candidate
+
+H100 = candidate("h100", total_s=3600, cost=3.0)
+L4 = candidate("l4", total_s=36000, cost=2.0)
+T4 = candidate("t4", total_s=72000, cost=4.0)
+HERE = candidate("cpu", total_s=400000, cost=None, is_here=True)
+
+
+def test_without_limits_the_fastest_is_first() -> None:
+    """The others follow, each with what it lacks."""
+    (best, *others), rejected = choose([L4, H100, T4], Limits())
+    assert (best.device, best.why) == ("h100", "fastest")
+    assert [(c.device, c.why) for c in others] == [
+        ("l4", "10× the time, 0.67× the cost"), ("t4", "20× the time, 1.3× the cost"),
+    ]  # fmt: skip
+    assert rejected == ()
+
+
+def test_with_a_deadline_the_cheapest_that_keeps_it_is_first() -> None:
+    """What takes too long is rejected with its numbers."""
+    (best, *others), rejected = choose([H100, L4, T4], Limits(deadline_s=40000))
+    assert (best.device, best.why) == ("l4", "cheapest inside the deadline")
+    assert [c.device for c in others] == ["h100"]
+    assert [(r.device, r.reason) for r in rejected] == [("t4", "takes 20 h, the deadline is 11 h 6 min")]
+
+
+def test_a_budget_leaves_the_fastest_that_is_affordable() -> None:
+    """Two dollars buy the slow one only."""
+    (best,), _ = choose([H100, L4, T4], Limits(max_cost_usd=2.5))
+    assert (best.device, best.why) == ("l4", "the only one at most $2.50")
+
+
+def test_energy_may_be_the_objective() -> None:
+    """A device whose energy is unknown comes last."""
+    candidates = [candidate("a", total_s=1, cost=1, energy=None), candidate("b", total_s=9, cost=1, energy=2.0)]
+    assert choose(candidates, Limits(), "energy")[0][0].device == "b"
+
+
+def test_where_nothing_keeps_the_limits_the_nearest_is_named() -> None:
+    """With what it would take."""
+    with pytest.raises(DoesNotFit, match=r"nearest is h100 with 1 h and \$3.00: takes 1 h, the deadline is 50 min"):
+        choose([H100, L4], Limits(deadline_s=3000, max_cost_usd=20))
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.1, 1e3)), min_size=1, max_size=8), st.floats(1, 1e6),
+       st.floats(0.1, 1e3))  # fmt: skip
+def test_the_chosen_keeps_the_limits_and_nothing_that_keeps_them_is_cheaper(rows, deadline, budget) -> None:
+    """For any devices and limits."""
+    candidates = [candidate(f"d{i}", total_s=t, cost=c) for i, (t, c) in enumerate(rows)]
+    keeping = [(t, c) for t, c in rows if t <= deadline and c <= budget]
+    limits = Limits(deadline_s=deadline, max_cost_usd=budget)
+    if not keeping:
+        with pytest.raises(DoesNotFit):
+            choose(candidates, limits)
+        return
+    chosen = choose(candidates, limits)[0][0].forecast
+    assert (chosen.cost_usd.value, chosen.total_s.value) == min((c, t) for t, c in keeping)
+
+
+def test_who_has_enough_is_told_so() -> None:
+    """A run of minutes needs nothing rented."""
+    quick = candidate("cpu", total_s=200, cost=None, is_here=True)
+    assert advice(quick, [H100]) == "What is here is enough: done in 3 min 20 s."
+
+
+def test_who_waits_days_is_told_what_renting_changes() -> None:
+    """The cheapest that is much faster, and the fastest where it is faster still."""
+    assert advice(HERE, [H100, L4, T4]) == (
+        "It runs here in 4 d 15 h; l4 at RunPod takes 10 h for $2.00, or h100 at RunPod takes 1 h for $3.00."
+    )
+    slow = candidate("t4", total_s=399999, cost=1.0)
+    assert advice(HERE, [slow]).endswith("and nothing for rent would be much faster.")
+
+
+def test_who_has_too_little_is_told_the_cheapest_that_fits() -> None:
+    """Or that there is none."""
+    assert rental_advice("needs 40 GiB", [H100, L4]).endswith(
+        "the cheapest that does it: l4 at RunPod takes 10 h for $2.00."
+    )
+    assert "nor on any one device" in rental_advice("needs 4 TiB", [])

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.loading import Datasets, as_samples
+from stoker.planning.expansion import expanded
+from stoker.profiling.tracing.repetition import trace_with_repetition
+from stoker.profiling.tracing.update import trace_update
+from stoker.records import Coupling, Occurrence, Operation, Repetition, Segment, Storage, Trace, TraceSettings
+from stoker.records.timeline import NotPeriodic
+from stoker.zoo import GPT, Llama
+
+V, T = 17, 10
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
+
+
+def gpt(layers: int = 6) -> nn.Module:
+    """A decoder with biases and learned positions."""
+    return GPT(layers=layers, width=24, heads=3, context=T, vocab=V)
+
+
+def llama(layers: int = 6) -> nn.Module:
+    """A decoder with rotary positions, of which every block is given the angles."""
+    return Llama(layers=layers, width=32, heads=4, kv_heads=2, hidden=48, vocab=V, context=T)
+
+
+def job_with(model, **settings) -> stoker.Job:
+    """A job over a few tokens."""
+    tokens = torch.zeros(8, T, dtype=torch.int64)
+    chosen = {"optimizer": stoker.AdamW(lr=1e-3), "clip_norm": 1.0} | settings
+    return stoker.Job(
+        model=model, data=(tokens, tokens), loss="token_cross_entropy", batch=4, until=stoker.epochs(1), **chosen
+    )
+
+
+def traces(job: stoker.Job, **settings) -> tuple[Trace, Trace]:
+    """The job's update traced whole, and with repeated blocks traced once."""
+    data = Datasets(train=as_samples(job.data, what="data"), valid=None, test=None)
+    chosen = TraceSettings(**({"target": "cpu", "capability": "", "micro_batch": 2} | settings))
+    return trace_update(job, data, SEPARABLE, chosen), trace_with_repetition(job, data, SEPARABLE, chosen)
+
+
+def comparable(trace: Trace) -> Trace:
+    """Without what only a shortened trace says, nor the numbers that names happen to have."""
+    occurrences = tuple(
+        dataclasses.replace(
+            one, operation=repr(trace.operations[one.operation]), module=trace.modules[one.module],
+            source=trace.sources[one.source],
+        )
+        for one in trace.occurrences
+    )  # fmt: skip
+    storages = tuple(dataclasses.replace(storage, block=None) for storage in trace.storages)
+    return dataclasses.replace(
+        trace, occurrences=occurrences, storages=storages, operations=(), modules=(), sources=(), took_s=0.0
+    )
+
+
+CUDA = {"target": "cuda", "capability": "9.0"}
+GROUPS = {"*norm*": {"weight_decay": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "settings"),
+    [
+        pytest.param(gpt, {}, {}, id="gpt: an optimiser that goes from parameter to parameter"),
+        pytest.param(gpt, {}, {"precision": "bf16", "checkpointed_blocks": 6, "parts": 2}, id="gpt: accumulated bf16"),
+        pytest.param(gpt, {"ema": 0.9}, {"optimizer_implementation": "fused"}, id="gpt: fused, averaged"),
+        pytest.param(gpt, {"optimizer": stoker.AdamW(lr=1e-3, groups=GROUPS)}, CUDA, id="gpt: lists in two groups"),
+        pytest.param(gpt, {"optimizer": stoker.SGD(lr=1e-3, momentum=0.9)}, CUDA, id="gpt: lists, SGD"),
+        pytest.param(
+            llama, {}, CUDA | {"precision": "bf16", "checkpointed_blocks": 6}, id="llama: flash, checkpointed"
+        ),
+        pytest.param(lambda: gpt(12), {}, {"checkpointed_blocks": 6}, id="gpt: half of it checkpointed"),
+    ],
+)
+def test_an_expanded_trace_equals_the_one_of_the_whole_model(model, job, settings):
+    """Operations, modules and lines in their order, and every birth and death of every storage."""
+    whole, short = traces(job_with(model, **job), **settings)
+    assert short.repetition is not None
+    assert len(short.occurrences) < len(whole.occurrences)
+    assert comparable(expanded(short)) == comparable(whole)
+    assert expanded(short).flops == whole.flops
+
+
+def test_a_trace_of_a_whole_model_stays_as_it_is():
+    """Where nothing was left out there is nothing to put in."""
+    whole, short = traces(job_with(lambda: gpt(layers=5)))
+    assert short.repetition is None
+    assert expanded(whole) is whole
+
+
+def test_blocks_that_differ_are_not_expanded():
+    """A trace whose second and third block do not do the same is refused, not guessed at."""
+    _, short = traces(job_with(gpt))
+    segment = next(s for s in short.repetition.segments if s.block == 2)
+    occurrences = list(short.occurrences)
+    occurrences[segment.start] = dataclasses.replace(occurrences[segment.start], operation=0)
+    with pytest.raises(NotPeriodic, match="blocks 1 and 2 differ"):
+        expanded(dataclasses.replace(short, occurrences=tuple(occurrences)))
+
+
+def test_the_first_block_may_do_more_before_what_the_second_frees():
+    """Each block frees what the one before it made, wherever among other things that was made in the first."""
+    work = Operation(name="relu", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0)
+    blocks = (0, 0, 1, 2, 3)
+    made = [Storage(num_bytes=8, category="temporary", born=0, died=1, block=0)]
+    made += [
+        Storage(num_bytes=16, category="temporary", born=at, died=at + 1 if at < 4 else None, block=block)
+        for at, block in enumerate(blocks)
+        if at > 0
+    ]
+    short = Trace(
+        settings=TraceSettings(target="cpu", capability="", micro_batch=1),
+        operations=(work,),
+        occurrences=tuple(
+            Occurrence(operation=0, phase="forward", part=0, module=block, source=0) for block in blocks
+        ),
+        storages=tuple(made),
+        events=(1, 2, -1, 3, -2, 4, -3, 5, -4),
+        modules=tuple(f"blocks.{number}" for number in range(4)),
+        sources=("",),
+        repetition=Repetition(
+            module="blocks", num_blocks=6, traced=4, copies=((1, 2),),
+            segments=tuple(Segment(block=b, start=b + 1 if b else 0, stop=b + 2) for b in range(4)),
+        ),
+    )  # fmt: skip
+    whole = expanded(short)
+    assert [whole.modules[one.module] for one in whole.occurrences] == [f"blocks.{b}" for b in (0, 0, 1, 2, 3, 4, 5)]
+    assert whole.events == (1, 2, -1, 3, -2, 4, -3, 5, -4, 6, -5, 7, -6)
+    assert [(one.born, one.died) for one in whole.storages[1:]] == [
+        (at, at + 1 if at < 6 else None) for at in range(1, 7)
+    ]

@@ -1,0 +1,118 @@
+"""Plans ranked by forecast, without running any."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import DoesNotFit
+from stoker.planning.ranking import MOST_SIZES, SURE_ENOUGH, least_demanding, rank
+from stoker.records import Device, Forecast, Plan, Profile
+from tests.planning.trials import CPU, GPU, NORMS, forecast_of, profile
+
+
+class Known:
+    """Forecasts from a formula: fixed bytes, bytes a sample of which checkpointing saves, a pace by the setting."""
+
+    def __init__(self, device: Device, facts: Profile, *, fixed: float = 1e9, per_sample: float = 1e8) -> None:
+        self.device, self.facts, self.fixed, self.per_sample = device, facts, fixed, per_sample
+        self.asked: list[Plan] = []
+
+    def needed_bytes(self, plan: Plan) -> float:
+        saved = 0.8 * plan.checkpointed_blocks / max(1, self.facts.num_blocks)
+        loose = 1.2 if plan.malloc == "default" else 1.0
+        return (self.fixed + self.per_sample * plan.micro_batch * (1 - saved)) * loose
+
+    def probability_it_fits(self, plan: Plan) -> float:
+        self.asked.append(plan)
+        return 1.0 if self.needed_bytes(plan) <= self.device.memory_bytes else 0.0
+
+    def forecast(self, plan: Plan) -> Forecast:
+        pace = {"bf16": 1.0, "fp32": 2.0}[plan.precision] / plan.threads + 1.0 / plan.micro_batch
+        pace *= 1 + plan.checkpointed_blocks / 30 + (plan.malloc == "mapped") * 0.1
+        return forecast_of(plan, pace_s=pace, peak_bytes=self.needed_bytes(plan))
+
+
+def ranked(device: Device = GPU, known: Known | None = None, **facts):
+    """Candidates on a device."""
+    about = profile(**facts)
+    return rank(about, device, known or Known(device, about), name="it")
+
+
+def test_the_fastest_is_first_and_all_fit() -> None:
+    """By forecast, on a device with room for everything."""
+    found = ranked()
+    paces = [1 / candidate.forecast.samples_per_s.value for candidate in found]
+    assert paces == sorted(paces)
+    assert (found[0].plan.precision, found[0].plan.micro_batch) == ("bf16", 512)
+    assert not any(candidate.plan.checkpointed_blocks for candidate in found)
+
+
+@settings(max_examples=60)
+@given(st.floats(1e7, 3e8), st.integers(0, 24), st.floats(1e8, 2e10))
+def test_no_plan_left_out_is_better_than_the_first(per_sample: float, blocks: int, fixed: float) -> None:
+    """Against all plans that fit, one by one: leaving out what is dominated loses nothing."""
+    facts = profile(num_blocks=blocks)
+    small = dataclasses.replace(GPU, memory_bytes=16 * 2**30)
+    known = Known(small, facts, fixed=fixed, per_sample=per_sample)
+    every = [
+        Plan(device="cuda:0", micro_batch=size, precision=precision, optimizer_implementation="fused",
+             memory_format="channels_last", checkpointed_blocks=count)
+        for size, precision, count in itertools.product(
+            facts.coupling.legal_micro_batches(512), ("bf16", "fp32"), {0, blocks // 2, blocks}
+        )
+    ]  # fmt: skip
+    fitting = [plan for plan in every if known.probability_it_fits(plan) >= SURE_ENOUGH]
+    if not fitting:
+        with pytest.raises(DoesNotFit):
+            rank(facts, small, known, name="small")
+        return
+    best = rank(facts, small, known, name="small")[0]
+    fastest = max(known.forecast(plan).samples_per_s.value for plan in fitting)
+    assert best.forecast.samples_per_s.value >= fastest * (1 - 1e-9)
+
+
+def test_where_nothing_fits_the_least_demanding_plan_is_told() -> None:
+    """With what it needs, and what the device has; a group that cannot be cut is named."""
+    with pytest.raises(
+        DoesNotFit, match=r"micro-batch of 1 and all 12 blocks checkpointed needs about .* H200 has 139"
+    ):
+        ranked(known=Known(GPU, profile(num_blocks=12), fixed=1e13), num_blocks=12)
+    with pytest.raises(DoesNotFit, match="groups of 64"):
+        ranked(known=Known(GPU, profile(), per_sample=1e13), coupling=NORMS)
+    whole = dataclasses.replace(NORMS, kind="whole_group", group=1024)
+    with pytest.raises(DoesNotFit, match="groups of 1024, more than the batch of 512"):
+        ranked(coupling=whole)
+
+
+def test_a_device_far_too_small_is_known_after_few_questions() -> None:
+    """One for each way to execute: the smallest micro-batch with all that can be saved."""
+    facts = profile(num_blocks=12)
+    known = Known(GPU, facts, fixed=1e13)
+    with pytest.raises(DoesNotFit):
+        rank(facts, GPU, known, name="small")
+    assert len(known.asked) == 4  # two precisions, two formats
+    assert {plan.micro_batch for plan in known.asked} == {1}
+
+
+def test_only_the_largest_sizes_are_forecast() -> None:
+    """Of each way to execute."""
+    found = ranked(has_convolutions=False)
+    assert {c.plan.micro_batch for c in found} == {512 // 2**k for k in range(MOST_SIZES)}
+
+
+def test_the_least_demanding_plan_saves_all_it_can() -> None:
+    """Smallest micro-batch, all blocks checkpointed, on a CPU memory that goes back at once."""
+    least = least_demanding(profile(num_blocks=12), CPU)
+    assert (least.micro_batch, least.checkpointed_blocks, least.malloc) == (1, 12, "mapped")
+
+
+def test_a_slow_ranking_ends_early() -> None:
+    """Once it has taken half a second, and two per cent of the run."""
+    times = iter(range(0, 10_000, 4))
+    found = rank(profile(), CPU, Known(CPU, profile()), name="cpu", clock=lambda: float(next(times)))
+    assert len({(c.plan.precision, c.plan.memory_format, c.plan.threads) for c in found}) < 12

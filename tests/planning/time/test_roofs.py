@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from stoker.planning.time.datasheet import Sustained
+from stoker.planning.time.power import PowerModel
+from stoker.planning.time.roofs import Scales, kind_of, point_of, roof_seconds
+from tests.planning.time.gpu_devices import (
+    addition,
+    attention,
+    batched,
+    convolution,
+    gpu,
+    layer_norm,
+    operation,
+    product,
+    softmax,
+    tensor,
+)
+
+
+def seconds(made, scales=Scales(), **changes) -> float:  # noqa: B008 - frozen
+    """What an operation takes on a device with such figures."""
+    hardware = gpu(**changes)
+    kind, dtype = kind_of(made)
+    return roof_seconds(made, kind, dtype, Sustained(hardware=hardware, power=PowerModel.of(hardware)), scales)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        (product(64, 64, 64, "bf16"), ("product", "bf16")),
+        (batched(8, 64, 64, 64), ("batched product", "fp32")),
+        (convolution(), ("convolution", "fp32")),
+        (convolution("convolution_backward"), ("convolution", "fp32")),
+        (attention(128), ("attention", "bf16")),
+        (layer_norm(64, 64), ("row", "native_layer_norm")),
+        (softmax(64, 64), ("row", "softmax")),
+        (addition(64), ("stream", "")),
+        (operation("mm", (), ()), ("stream", "")),
+        (operation("something_new", (tensor(3),), (tensor(3),)), ("stream", "")),
+    ],
+)
+def test_what_bounds_an_operation(made, kind) -> None:
+    """Every operation has a kind; what nobody knows is bound by its bytes."""
+    assert kind_of(made) == kind
+
+
+def test_three_by_three_convolutions_beat_the_rate_of_products() -> None:
+    """By Winograd's algorithm an fp32 convolution takes less than its FLOPs at full rate; one of 5 x 5 cannot."""
+    rate = 19.5e12
+    assert seconds(convolution()) < convolution().flops / rate
+    assert seconds(convolution(window=5)) > convolution(window=5).flops / rate
+
+
+def test_the_backward_pass_of_a_convolution_takes_about_twice_the_forward_pass() -> None:
+    """Two parts of as many FLOPs, one of which has no fast algorithm."""
+    assert 1.7 < seconds(convolution("convolution_backward", window=5)) / seconds(convolution(window=5)) < 3.0
+
+
+def test_a_causal_mask_saves_up_to_half_of_attention() -> None:
+    """Of long sequences nearly half of the work is masked, of short ones nothing."""
+    assert seconds(attention(8192, is_causal=True)) == pytest.approx(seconds(attention(8192)) / 2, rel=0.05)
+    assert seconds(attention(128, is_causal=True)) == seconds(attention(128))
+
+
+def test_factors_scale_what_they_are_of() -> None:
+    """Twice the bandwidth halves a stream; twice the arithmetic nearly halves a large product."""
+    assert seconds(addition(10**7), Scales(bandwidth=2.0)) == pytest.approx(seconds(addition(10**7)) / 2)
+    large = product(8192, 8192, 8192)
+    assert seconds(large, Scales(flops=2.0)) == pytest.approx(seconds(large) / 2, rel=0.05)
+
+
+def test_what_moves_nothing_takes_nothing() -> None:
+    """An operation without tensors is no work for the device."""
+    assert seconds(operation("empty", (), ())) == 0.0
+
+
+def test_operations_lie_near_those_like_them() -> None:
+    """A product of another layout lies apart, one of twice the rows one doubling away."""
+    near = point_of(product(64, 64, 64, transpose_b=True), "product")
+    assert np.linalg.norm(point_of(product(128, 64, 64, transpose_b=True), "product") - near) == pytest.approx(1.0)
+    assert np.linalg.norm(point_of(product(64, 64, 64, transpose_b=False), "product") - near) == pytest.approx(2.0)
+    ways = [point_of(convolution(name), "convolution") for name in ("convolution", "convolution_backward")]
+    assert not np.allclose(*ways)

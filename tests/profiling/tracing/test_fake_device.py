@@ -1,0 +1,125 @@
+import random
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stoker.profiling.tracing import can_pretend_cuda, fake_device, pretending
+from stoker.profiling.tracing.fake_device import is_fake, why_not_cuda
+from tests.profiling.tracing.jobs import settings
+
+
+def _train(device: str, updates: int = 2) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(updates):
+        with torch.autocast(device, torch.bfloat16):
+            loss = model(torch.ones(4, 4, device=device)).float().square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def test_cuda_can_be_pretended_here():
+    """Nothing has to fall back on this build of PyTorch."""
+    assert can_pretend_cuda(), why_not_cuda()
+
+
+@pytest.mark.parametrize("capability", ["7.5", "9.0"])
+def test_whole_step_runs_on_a_device_that_is_not_here(capability):
+    """Autocast, a backward pass that adds gradients up, clipping and AdamW run on fake CUDA tensors."""
+    with pretending(settings("cuda", capability=capability)) as pretence:
+        model = _train("cuda")
+        assert pretence.device == torch.device("cuda", 0)
+        assert {tensor.device.type for tensor in model.state_dict().values()} == {"cuda"}
+        assert all(is_fake(tensor) for tensor in model.state_dict().values())
+        assert torch.cuda.get_device_capability() == tuple(map(int, capability.split(".")))
+    assert not pretence.is_fallback
+
+
+def test_gradient_scaler_finds_a_device():
+    """Code for fp16 that asks whether there is CUDA is told yes."""
+    with pretending(settings("cuda")):
+        scaler = torch.amp.GradScaler("cuda")
+        assert scaler.is_enabled()
+        assert scaler.scale(torch.ones(2, device="cuda")).shape == (2,)
+
+
+def test_process_is_afterwards_as_it_was():
+    """Patches, random generators and the table of guards are put back, and real training gives what it gave before."""
+    torch.manual_seed(3)
+    expected = [tensor.clone() for tensor in _train("cpu").state_dict().values()]
+    names = ("is_available", "device_count", "_lazy_init", "default_generators", "get_device_capability")
+    before = {name: getattr(torch.cuda, name) for name in names}
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    dispatch = vars(fake_device.FakeTensor)["__torch_dispatch__"]
+    guard = None if torch.cuda.is_available() else fake_device._guards()[1]
+    for _ in range(2):
+        with pretending(settings("cuda")):
+            torch.manual_seed(8)
+            random.seed(8)
+            _train("cuda", updates=1)
+    assert {name: getattr(torch.cuda, name) for name in names} == before
+    assert vars(fake_device.FakeTensor)["__torch_dispatch__"] is dispatch
+    assert guard is None or fake_device._guards()[1] == guard
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), states[2])
+    torch.manual_seed(3)
+    assert all(map(torch.equal, _train("cpu").state_dict().values(), expected))
+
+
+def test_failure_inside_leaves_nothing_behind():
+    """An exception in the block is passed on, and the device is gone."""
+    with pytest.raises(ZeroDivisionError), pretending(settings("cuda")):
+        _ = 1 / 0
+    assert not torch.cuda.is_available() or torch.cuda.device_count() > 0
+    assert not is_fake(torch.ones(1))
+
+
+def test_falls_back_to_a_cpu_and_says_so(monkeypatch):
+    """Where the private hooks are missing, a fake CPU stands in."""
+    monkeypatch.setattr(fake_device, "why_not_cuda", lambda: "this PyTorch has no hooks")
+    with pretending(settings("cuda")) as pretence:
+        assert pretence.is_fallback
+        assert pretence.device.type == "cpu"
+        assert is_fake(_train("cpu")[0].weight)
+
+
+def test_missing_private_parts_are_named(monkeypatch):
+    """The reason names what this PyTorch lacks."""
+    why_not_cuda.cache_clear()
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    try:
+        if not torch.cuda.is_available():
+            assert "_current_graph_task_id" in why_not_cuda()
+    finally:
+        monkeypatch.undo()
+        why_not_cuda.cache_clear()
+    assert can_pretend_cuda()
+
+
+def test_transformers_does_not_take_the_trace_for_an_export(monkeypatch):
+    """The library asks whether a tensor is fake, and builds another mask if it is: the answer is no, meanwhile."""
+    module = types.ModuleType("transformers.masking")
+    module.is_fake_tensor = original = lambda _tensor: True
+    monkeypatch.setitem(sys.modules, "transformers.masking", module)
+    with pretending(settings("cuda")):
+        assert not module.is_fake_tensor(None)
+    assert module.is_fake_tensor is original
+
+
+def test_convolutions_keep_channels_last():
+    """A convolution of a channels-last image gives one, as cuDNN does, and of a contiguous one a contiguous one."""
+    with pretending(settings("cuda")):
+        conv = nn.Conv2d(3, 8, 3, device="cuda")
+        images = torch.ones(2, 3, 8, 8, device="cuda")
+        assert conv(images).is_contiguous()
+        last = conv(images.to(memory_format=torch.channels_last))
+        assert last.is_contiguous(memory_format=torch.channels_last)
+        assert not last.is_contiguous()

@@ -1,0 +1,297 @@
+import itertools
+import resource
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import SGD, Loss
+from stoker.loading import datasets_of
+from stoker.loading.transforms import RandomFlip, RandomShift
+from stoker.profiling.tracing import trace_update
+from stoker.records import Trace, dumps, loads
+from stoker.zoo import ResNet9
+from tests.profiling.tracing.jobs import (
+    BATCH,
+    JOBS,
+    SEPARABLE,
+    make_job,
+    peak_of,
+    real_sizes,
+    settings,
+    sizes_of,
+    traced,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("mlp", {}),
+        ("mlp", {"optimizer_implementation": "fused", "parts": 2}),
+        ("gpt", {}),
+        ("gpt", {"precision": "bf16", "parts": 2}),
+        ("gpt", {"checkpointed_blocks": 3}),
+        ("gpt", {"checkpointed_blocks": 2, "precision": "bf16"}),
+        ("encoder", {}),
+        ("vit", {"optimizer_implementation": "foreach"}),
+        ("moe", {}),
+        ("gru", {}),
+    ],
+)
+def test_peak_equals_the_allocators_to_the_byte(name, changed):
+    """Without convolutions, the traced peak is the one that the CPU's allocator really reaches in the same update.
+
+    But for the 8 + 4 bytes of a Python number that a kernel turns into a tensor while it runs, if the peak is then, and
+    for the state of the random generator that is kept for each checkpointed block.
+    """
+    difference = peak_of(real_sizes(name, settings(**changed))) - peak_of(sizes_of(traced(name, **changed)))
+    states, rest = divmod(difference, torch.get_rng_state().numel())
+    assert rest in (0, 12)
+    assert states <= changed.get("checkpointed_blocks", 0)
+
+
+@pytest.mark.parametrize("name", ["cnn", "unet", "gpt", "encoder", "lstm"])
+def test_whatever_is_traced_is_really_allocated(name):
+    """Every traced allocation and release is one of the allocator's; beyond them it has only what kernels hide."""
+    missing = Counter(sizes_of(traced(name)))
+    missing.subtract(real_sizes(name, settings()))
+    assert {size: count for size, count in missing.items() if count > 0} == {}
+
+
+def test_two_parts_accumulate_into_gradients_that_are_there():
+    """The second micro-batch adds into the gradients of the first, which live on from one to the other."""
+    one, two = traced("gpt"), traced("gpt", parts=2)
+    assert {occurrence.part for occurrence in two.occurrences} == {0, 1}
+    gradients = [[s for s in trace.storages if s.category == "gradient"] for trace in (one, two)]
+    assert len(gradients[0]) == len(gradients[1])
+    assert two.flops == 2 * one.flops
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_categories_of_what_lives_before_the_update(target):
+    """Parameters, optimiser state, averages and buffers are told apart, each once, with their bytes."""
+    trace = traced("cnn", target)
+    model = JOBS["cnn"]().model()
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    bytes_of = Counter()
+    for storage in trace.storages:
+        if storage.born < 0:
+            bytes_of[storage.category] += storage.num_bytes
+    num_steps = 4 * len(list(model.parameters())) if target == "cpu" else 0  # on a GPU counts of steps stay on the host
+    num_buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    assert bytes_of["parameter"] == parameters
+    assert bytes_of["optimizer state"] == 2 * parameters + num_steps
+    assert bytes_of["average"] == parameters + num_buffers
+    assert num_buffers <= bytes_of["buffer"] <= num_buffers + 16  # and kept scalars
+    assert sum(s.num_bytes for s in trace.storages if s.category == "gradient") == parameters
+
+
+def test_gradients_die_and_activations_outlive_the_forward_pass():
+    """Nothing made in an update outlives it but what belongs to the optimiser; activations reach the backward pass."""
+    trace = traced("mlp", "cuda")
+    backward = next(i for i, one in enumerate(trace.occurrences) if one.phase == "backward")
+    for storage in trace.storages:
+        if storage.category == "activation":
+            assert storage.born < backward <= storage.died
+        if storage.category == "gradient":
+            assert storage.died is not None
+            assert trace.occurrences[storage.born].phase == "backward"
+    assert {s.category for s in trace.storages if s.died is None} <= {"parameter", "optimizer state", "buffer", "input"}
+
+
+def test_events_are_births_and_deaths_in_order():
+    """Every storage is born once, dies at most once and after that, and those from before the update come first."""
+    trace = traced("gpt", "cuda", parts=2)
+    before = [storage for storage in trace.storages if storage.born < 0]
+    assert trace.events[: len(before)] == tuple(range(1, len(before) + 1))
+    assert sorted(event for event in trace.events if event > 0) == list(range(1, len(trace.storages) + 1))
+    dead = [-event for event in trace.events if event < 0]
+    assert sorted(dead) == [i + 1 for i, storage in enumerate(trace.storages) if storage.died is not None]
+    assert all(trace.events.index(number) < trace.events.index(-number) for number in dead)
+    times = [trace.storages[e - 1].born if e > 0 else trace.storages[-e - 1].died for e in trace.events]
+    assert all(one <= other for one, other in itertools.pairwise(times))
+
+
+def test_backward_operations_belong_to_the_module_and_line_of_their_forward_operation():
+    """A backward pass runs no module, but what it does is told as that of the module it is the backward pass of."""
+    trace = traced("gpt", "cuda", precision="bf16")
+    attention = {
+        (trace.modules[one.module], trace.sources[one.source], one.phase)
+        for one in trace.occurrences
+        if "flash_attention" in trace.operations[one.operation].name
+    }
+    line = next(source for _, source, _ in attention)
+    assert line.startswith("stoker/zoo/gpt.py:")
+    assert attention == {
+        (f"blocks.{block}.attention", line, phase) for block in range(3) for phase in ("forward", "backward")
+    }
+
+
+def test_recomputation_is_backward_and_runs_the_same_kernel():
+    """A checkpointed block's second forward pass is part of the backward pass, with the same attention kernel."""
+    plain, checkpointed = (traced("gpt", "cuda", precision="bf16", checkpointed_blocks=n) for n in (0, 3))
+    names = [
+        Counter(
+            (trace.operations[one.operation].name, one.phase)
+            for one in trace.occurrences
+            if "attention" in trace.operations[one.operation].name
+        )
+        for trace in (plain, checkpointed)
+    ]
+    assert names[0]["_scaled_dot_product_flash_attention", "forward"] == 3
+    assert names[1] == names[0] + Counter({("_scaled_dot_product_flash_attention", "backward"): 3})
+    activations = [sum(s.num_bytes for s in t.storages if s.category == "activation") for t in (plain, checkpointed)]
+    assert activations[1] < activations[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("implementation", "operation"), [("default", "_foreach_lerp_"), ("foreach", "_foreach_lerp_"),
+                                      ("fused", "_fused_adamw_")]
+)  # fmt: skip
+def test_optimiser_is_the_one_that_a_gpu_runs(implementation, operation):
+    """Fake parameters do not fall back to the for-loop over parameters."""
+    trace = traced("mlp", "cuda", optimizer_implementation=implementation)
+    names = [trace.operations[one.operation].name for one in trace.occurrences if one.phase == "optimizer"]
+    assert names.count(operation) == 1
+    assert "addcdiv_" not in names
+
+
+def test_autocast_casts_weights_on_the_pretended_device():
+    """In bf16 the products are of bf16 and the loss and the weights stay fp32."""
+    trace = traced("mlp", "cuda", precision="bf16")
+    products = [one for one in trace.operations if one.name in ("addmm", "mm")]
+    assert {shape.dtype for one in products for shape in one.inputs} == {"bf16"}
+    losses = [one for one in trace.operations if one.name == "nll_loss_forward"]
+    assert [one.inputs[0].dtype for one in losses] == ["fp32"]
+
+
+def test_tf32_is_traced_as_fp32():
+    """tf32 changes the speed of products and nothing else."""
+    one, other = traced("mlp", "cuda", precision="fp32"), traced("mlp", "cuda", precision="tf32")
+    assert one.operations == other.operations
+    assert one.storages == other.storages
+    assert other.settings.precision == "tf32"
+
+
+def test_batch_grows_storages_and_nothing_else():
+    """With twice the micro-batch the same operations run, and activations take twice the bytes."""
+    small, large = (traced("mlp", "cuda", micro_batch=size) for size in (BATCH, 2 * BATCH))
+    assert [small.operations[o.operation].name for o in small.occurrences] == [
+        large.operations[o.operation].name for o in large.occurrences
+    ]
+    assert small.events == large.events
+
+
+def test_model_too_large_for_any_machine_is_traced_in_little_memory():
+    """Weights of 32 GB, built by a function, never take memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    job = make_job(
+        lambda: nn.Sequential(nn.Linear(48, 40_000), *(nn.Linear(40_000, 40_000) for _ in range(5))),
+        JOBS["mlp"]().data, optimizer=SGD(lr=0.1),
+    )  # fmt: skip
+    trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda"))
+    assert sum(s.num_bytes for s in trace.storages if s.category == "parameter") > 32e9
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 600e6
+
+
+def test_module_given_is_left_alone():
+    """A job that holds a real module is traced on fakes of it; the module keeps its weights and its device."""
+    module = JOBS["mlp"]().model()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    job = make_job(module, JOBS["mlp"]().data)
+    trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda"))
+    assert trace.flops == traced("mlp", "cuda").flops
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert type(next(module.parameters())) is nn.Parameter
+
+
+class _Schedule(nn.Module):
+    """Widths that are computed with tensors while the model is built, as rates of stochastic depth are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [int(width) for width in torch.linspace(48, 96, 4).tolist()]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_values_that_a_model_looks_at_while_it_is_built_are_real():
+    """`torch.linspace(…).tolist()` in a constructor gives the real numbers, not answers for losses."""
+    job = make_job(_Schedule, JOBS["mlp"]().data)
+    trace = trace_update(job, datasets_of(job), SEPARABLE, settings("cuda"))
+    sizes = [s.num_bytes for s in trace.storages if s.category == "parameter"]
+    assert sorted(sizes) == sorted(4 * n for a, b in itertools.pairwise((48, 64, 80, 96)) for n in (a * b, b))
+
+
+def test_record_survives_json():
+    """A trace written and read again is the same."""
+    trace = traced("cnn", "cuda")
+    assert loads(dumps(trace), Trace) == trace
+
+
+def test_settings_that_change_what_is_learned_are_refused():
+    """A micro-batch that breaks a group of batch statistics is no plan, traced or not."""
+    job = JOBS["cnn"]()
+    group = type(SEPARABLE)(kind="whole_group", group=4, causes=("BatchNorm",), evidence="known")
+    with pytest.raises(BadJob, match="exactly one group"):
+        trace_update(job, datasets_of(job), group, settings("cuda"))
+
+
+class _Items(torch.utils.data.Dataset):
+    """Items fetched one by one, as dicts."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return {"image": torch.ones(3, 32, 32), "label": index % 3}
+
+
+def _by_model(model, batch):
+    loss = nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+    return Loss(loss, batch[1].numel())
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"loss": nn.CrossEntropyLoss(weight=torch.ones(10), reduction="none")},
+        {"loss": _by_model, "penalty": lambda model: sum(p.square().sum() for p in model.parameters())},
+        {"data": _Items()},
+        {"augment": (RandomFlip(), RandomShift(2)), "optimizer": SGD(lr=0.1, momentum=0.9), "ema": 0.9},
+        {"optimizer": lambda parameters: torch.optim.LBFGS(parameters, max_iter=2)},
+        {"model": ResNet9(4, 3)},
+    ],
+    ids=["loss with weights", "loss of the model", "items", "augmented", "closure", "module"],
+)
+def test_jobs_of_every_form_are_traced(changed, target):
+    """Whatever form the loss, the data, the optimiser and the model have: on the target, in channels-last too."""
+    job = make_job(**{"model": lambda: ResNet9(4, 3), "data": JOBS["cnn"]().data, **changed})
+    is_closure = callable(job.optimizer)  # L-BFGS takes no gradients in channels-last, fake or real
+    layout = "contiguous" if is_closure else "channels_last"
+    trace = trace_update(job, datasets_of(job), SEPARABLE, settings(target, memory_format=layout))
+    assert {one.phase for one in trace.occurrences} == {"forward", "backward", "optimizer"}
+    assert not trace.is_fallback
+    convolutions = [one for one in trace.operations if one.name == "convolution"]
+    assert all(one.attribute("channels_last") is not is_closure for one in convolutions[1:])
+    assert any(storage.category == "input" for storage in trace.storages)
+
+
+def test_batch_statistics_of_groups_are_traced_group_by_group():
+    """A micro-batch of two groups of BatchNorm normalises each on its own, as the step does."""
+    job = JOBS["cnn"]()
+    coupling = type(SEPARABLE)(kind="batch_norm", group=BATCH // 2, causes=("BatchNorm",), evidence="known")
+    counts = []
+    for known in (SEPARABLE, coupling):
+        trace = trace_update(job, datasets_of(job), known, settings("cuda"))
+        names = [trace.operations[one.operation].name for one in trace.occurrences]
+        counts.append(names.count("native_batch_norm"))
+    assert counts[1] == 2 * counts[0] > 0
