@@ -22,6 +22,7 @@ PROMISED = {
     "holdout",
     "load",
     "plan",
+    "profile",
     "samples",
     "schedules",
     "seconds",

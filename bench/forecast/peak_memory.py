@@ -7,8 +7,8 @@ job's second update is traced on fake tensors, and its allocations replayed (`pl
 made, and each allocation and free of the CPU's allocator is read from PyTorch's profiler. Both peaks count what lives
 before the update: weights, buffers, the optimiser's state, the batch.
 
-No number is fitted to these peaks. What convolutions and bf16 products hide (`planning.memory.onednn`) follows laws that
-were read off single operations of the architectures that convolve; `HELD_OUT` holds ten others, reported on their own.
+No number is fitted to these peaks. What convolutions and bf16 products hide (`planning.memory.onednn`) follows laws
+that were read off single operations of the architectures; `HELD_OUT` holds ten others, reported on their own.
 """
 
 from __future__ import annotations

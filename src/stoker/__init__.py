@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stoker import data, zoo
     from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
-    from stoker.flow import Run, doctor, load, plan, report, train, verify
+    from stoker.flow import Run, doctor, load, plan, profile, report, train, verify
     from stoker.jobs import EMA, SGD, Adam, AdamW, Job, Loss, holdout, schedules
     from stoker.loading import transforms
     from stoker.units import epochs, samples, seconds, updates
 
 _HOMES = {
     "stoker.errors": ("BadJob", "BadRun", "DoesNotFit", "NoDevice", "RunFailed", "StokerError"),
-    "stoker.flow": ("Run", "doctor", "load", "plan", "report", "train", "verify"),
+    "stoker.flow": ("Run", "doctor", "load", "plan", "profile", "report", "train", "verify"),
     "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "Job", "Loss", "holdout"),
     "stoker.units": ("epochs", "samples", "seconds", "updates"),
 }
@@ -32,8 +32,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DoesNotFit", "Job", "Loss", "NoDevice", "Run", "RunFailed",
-    "StokerError", "data", "doctor", "epochs", "holdout", "load", "plan", "report", "samples", "schedules", "seconds",
-    "train", "transforms", "updates", "verify", "zoo",
+    "StokerError", "data", "doctor", "epochs", "holdout", "load", "plan", "profile", "report", "samples", "schedules",
+    "seconds", "train", "transforms", "updates", "verify", "zoo",
 ]  # fmt: skip
 
 

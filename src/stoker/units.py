@@ -102,11 +102,11 @@ def format_money(usd: float) -> str:
     """US dollars.
 
     >>> [format_money(usd) for usd in (0.004, 3.6, 128.4, 20500)]
-    ['$0.0040', '$3.60', '$128', '$20,500']
+    ['<$0.01', '$3.60', '$128', '$20,500']
     """
     if usd >= 100:
         return f"${usd:,.0f}"
-    return f"${usd:.2f}" if usd >= 0.095 or usd == 0 else f"${usd:.2g}" if usd < 0.001 else f"${usd:.4f}"
+    return f"${usd:.2f}" if usd >= 0.01 or usd == 0 else "<$0.01"
 
 
 def format_rate(per_second: float, what: str = "samples") -> str:

@@ -22,7 +22,7 @@ def test_without_limits_the_fastest_is_first() -> None:
     (best, *others), rejected = choose([L4, H100, T4], Limits())
     assert (best.device, best.why) == ("h100", "fastest")
     assert [(c.device, c.why) for c in others] == [
-        ("l4", "10× the time, 0.67× the cost"), ("t4", "20× the time, 1.3× the cost"),
+        ("l4", "10× the time, 1.5× cheaper"), ("t4", "20× the time, 1.3× the cost"),
     ]  # fmt: skip
     assert rejected == ()
 

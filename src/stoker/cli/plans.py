@@ -47,14 +47,14 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     table.add_column("device", no_wrap=True)
     if is_wide:
         table.add_column("plan", ratio=1)
-    priced = any(not c.is_here for c in decision.candidates)
-    titles = ("memory", "step", "to finish", *(("energy", "cost") if priced else ()))
-    for title in titles:
+    is_priced = any(not c.is_here for c in decision.candidates)
+    columns = ["memory", "step", "to finish", *(["energy"] * is_wide + ["cost"] if is_priced else [])]
+    for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("why")
     for candidate in decision.candidates:
         is_chosen = candidate is decision.chosen
-        figures = _figures(candidate, priced=priced)
+        figures = [_figures(candidate)[title] for title in columns]
         words = plan_in_brief(candidate.plan)
         mark, why = (Text("▸", EMBER), Text(candidate.why, EMBER)) if is_chosen else ("", Text(candidate.why, "dim"))
         style = "bold" if is_chosen else ""
@@ -86,15 +86,16 @@ def plan_in_brief(plan: Plan) -> str:
     return " · ".join(words)
 
 
-def _figures(candidate: Candidate, *, priced: bool) -> list[str]:
-    forecast = candidate.forecast
-    memory = f"{_needed(forecast) / GIB:.1f} / {candidate.memory_bytes / GIB:.0f} GiB"
-    cells = [memory, format_seconds(forecast.step_s.value), format_seconds(forecast.total_s.value)]
-    if priced:
-        cells.append("–" if forecast.energy_kwh is None else format_energy(forecast.energy_kwh.value))
-        cost = forecast.cost_usd
-        cells.append(format_money(cost.value) if cost is not None else "yours" if candidate.is_here else "unknown")
-    return cells
+def _figures(candidate: Candidate) -> dict[str, str]:
+    """What a candidate needs, by the title of the column."""
+    forecast, cost = candidate.forecast, candidate.forecast.cost_usd
+    return {
+        "memory": f"{_needed(forecast) / GIB:.1f} / {candidate.memory_bytes / GIB:.0f} GiB",
+        "step": format_seconds(forecast.step_s.value),
+        "to finish": format_seconds(forecast.total_s.value),
+        "energy": "–" if forecast.energy_kwh is None else format_energy(forecast.energy_kwh.value),
+        "cost": format_money(cost.value) if cost is not None else "yours" if candidate.is_here else "unknown",
+    }
 
 
 def format_energy(kwh: float) -> str:

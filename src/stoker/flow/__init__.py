@@ -5,8 +5,9 @@ Each verb is a few calls into the stages, and only here is their order known.
 
 from stoker.flow.decision import plan
 from stoker.flow.diagnosis import doctor
+from stoker.flow.profiles import StepProfile, profile
 from stoker.flow.running import train
 from stoker.flow.runs import Run, load, report
 from stoker.flow.verification import verify
 
-__all__ = ["Run", "doctor", "load", "plan", "report", "train", "verify"]
+__all__ = ["Run", "StepProfile", "doctor", "load", "plan", "profile", "report", "train", "verify"]

@@ -165,8 +165,15 @@ def measured_hardware(place: Place, threads: int) -> Hardware:
         return place.hardware
     cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(place.device, build.version)
     some = cache.read(key, threads) if place.device.kind == "cpu" else None
-    device = dataclasses.replace(place.device, cores=threads) if place.device.kind == "cpu" else place.device
-    return dataclasses.replace(place.hardware, device=device, benchmark=some or cache.read(key))
+    if place.device.kind != "cpu":
+        return dataclasses.replace(place.hardware, benchmark=cache.read(key))
+    share = threads / max(1, place.device.cores)
+    return dataclasses.replace(
+        place.hardware,
+        device=dataclasses.replace(place.device, cores=threads),
+        dense_flops={dtype: rate * share for dtype, rate in place.hardware.dense_flops.items()},
+        benchmark=some or cache.read(key),
+    )
 
 
 def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:

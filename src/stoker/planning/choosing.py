@@ -102,11 +102,18 @@ def _why_best(keeping: Sequence[Candidate], limits: Limits, objective: Objective
 
 def _against(candidate: Candidate, best: Candidate) -> str:
     """How another compares with the best: `2.1x the time, 0.8x the cost`."""
-    words = [f"{candidate.forecast.total_s.value / best.forecast.total_s.value:.2g}× the time"]
+    words = [_ratio(candidate.forecast.total_s.value / best.forecast.total_s.value, "the time", "as fast")]
     mine, theirs = _cost(candidate), _cost(best)
     if 0 < theirs < float("inf") and 0 < mine < float("inf"):
-        words.append(f"{mine / theirs:.2g}× the cost")
+        words.append(_ratio(mine / theirs, "the cost", "cheaper"))
     return ", ".join(words)
+
+
+def _ratio(ratio: float, more: str, less: str) -> str:
+    """`10× the time`, `2.4× as fast`."""
+    is_less = ratio < 0.995
+    times = 1 / ratio if is_less else ratio
+    return f"{times:,.0f}× {less if is_less else more}" if times >= 9.5 else f"{times:.1f}× {less if is_less else more}"
 
 
 def _deal(candidate: Candidate) -> str:

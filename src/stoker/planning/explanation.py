@@ -72,7 +72,9 @@ def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequenc
     error = chosen.forecast.gradient_error
     if error is not None:
         parts.append(f"gradient {error:.1%} from fp32's")
-    return "speed: " + ("; ".join(parts) if parts else "nothing else was tried, it would not have paid back")
+    if len(measured) == 1 and not rejected:
+        parts.insert(0, "nothing else was tried, it would not have paid back")
+    return "speed: " + "; ".join(parts)
 
 
 def _only_difference(one: Measurement, other: Measurement) -> str | None:

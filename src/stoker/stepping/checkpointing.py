@@ -63,17 +63,13 @@ def checkpoint(
         block.forward = Checkpointed(block, block.forward, names[id(block)], conditions)
 
 
-@contextlib.contextmanager
-def telling_what_cannot_be_repeated() -> Iterator[None]:
-    """Within the block, PyTorch's error on a second pass unlike the first one is ours."""
-    try:
-        yield
-    except CheckpointError as problem:
-        raise DoesNotFit(
-            "a checkpointed block did something else in its second forward pass than in its first (does it keep a "
-            f"cache, or other state hidden in Python?): {str(problem).splitlines()[0]}",
-            remedy=_REMEDY,
-        ) from problem
+def not_repeatable(problem: CheckpointError) -> DoesNotFit:
+    """What to raise for PyTorch's error on a second pass unlike the first one."""
+    return DoesNotFit(
+        "a checkpointed block did something else in its second forward pass than in its first (does it keep a "
+        f"cache, or other state hidden in Python?): {str(problem).splitlines()[0]}",
+        remedy=_REMEDY,
+    )
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import EMA, Job, Loss
@@ -31,7 +32,7 @@ from stoker.loading import (
 from stoker.records import Coupling, Plan
 from stoker.stepping.averaging import Average
 from stoker.stepping.batch_norm import GroupedBatchNorm
-from stoker.stepping.checkpointing import checkpoint, telling_what_cannot_be_repeated
+from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.compiling import compile_in_place, uncompiled
 from stoker.stepping.losses import Objective
 from stoker.stepping.model import build_model
@@ -126,8 +127,11 @@ class Step:
 
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
-        with products_in(self.plan.precision, self.device), telling_what_cannot_be_repeated():
-            return self._gradients(batch, update)
+        try:
+            with products_in(self.plan.precision, self.device):
+                return self._gradients(batch, update)
+        except CheckpointError as problem:
+            raise not_repeatable(problem) from problem
 
     def _gradients(self, batch: Batch, update: int) -> torch.Tensor:
         if batch.size <= self.plan.micro_batch:

@@ -38,7 +38,13 @@ def completed(func: Any, args: tuple[Any, ...], out: Any) -> Any:
 
 def stand_in(func: Any) -> Callable[..., Any] | None:
     """What makes the results of an operation that PyTorch has no fake of; None where it has, or nobody has."""
+    if not func._schema.returns and func.overloadpacket.__name__.startswith("_fused_"):
+        return _nothing  # an optimiser that writes into its arguments, such as fused SGD
     return _STAND_INS.get(func)
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    return None
 
 
 def recurrent_flops(func: Any, args: tuple[Any, ...], out: Any) -> int:

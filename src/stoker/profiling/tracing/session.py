@@ -119,7 +119,8 @@ _REMEDY = (
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")
+    """The first sentence: PyTorch goes on to list every backend there is."""
+    return next(iter(str(error).splitlines()), "").split(". ")[0]
 
 
 def _executed(recording: Recording) -> list[object]:
