@@ -31,7 +31,7 @@ from bench.forecast.cpu_models import CASES, Case
 from stoker.devices import attached_devices, load_between, sample_cpu
 from stoker.loading import BatchSource, datasets_of
 from stoker.planning.time import operation_times
-from stoker.planning.time.update import UpdateTime, update_time
+from stoker.planning.time.update import UpdateTime, counted, update_time
 from stoker.profiling import trace_update
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.records import Coupling, Hardware, Plan, Position, Trace, TraceSettings
@@ -91,7 +91,7 @@ def forecasts(
     for case in cases:
         hardware, times = models[case.threads]
         micro_batches = math.ceil(case.batch / (case.micro_batch or case.batch))
-        forecast = update_time(traced(case), times, hardware, micro_batches=micro_batches, precision=case.precision)
+        forecast = update_time(counted(traced(case), micro_batches), times, hardware, precision=case.precision)
         ready.append(Ready(case, forecast, []))
         print(f"forecast: {case.name}, {forecast.step_s.value * 1e3:.1f} ms", flush=True)
         gc.collect()

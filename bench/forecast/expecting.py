@@ -14,7 +14,7 @@ from bench.forecast.verify_cases import Case
 from stoker import profiling
 from stoker.errors import StokerError
 from stoker.loading import datasets_of
-from stoker.planning import Extents, MemoryBook, TracedForecasts, memory
+from stoker.planning import Extents, Needs, TracedForecasts, memory
 from stoker.planning.money import energy_kwh
 from stoker.profiling.tracing import trace_update
 from stoker.records import Coupling, Estimate, Forecast, Hardware, Trace, TraceSettings
@@ -53,14 +53,13 @@ class Forecaster:
         self._job = JOBS[size][name]()
         self._data, self._model = datasets_of(self._job), outline(self._job)
         self.coupling = coupling_by_types(self._job, self._model, "told by types in this benchmark")
-        self._traces = functools.cache(self._traced)
-        self._peaks = MemoryBook(self._traces)
+        self._needs = Needs(functools.cache(self._traced))
 
     def on(self, hardware: Hardware) -> TracedForecasts:
         """Forecasts of plans on a device that is here."""
         facts = profiling.profile(self._job, self._data, self.coupling, self._model, device_kind=hardware.device.kind)
         return TracedForecasts(
-            facts, lambda _threads: hardware, self._traces, self._peaks, self._extents, held_bytes=self._held_bytes
+            facts, lambda _threads: hardware, self._needs, self._extents, held_bytes=self._held_bytes
         )
 
     def _traced(self, settings: TraceSettings) -> Trace:

@@ -9,7 +9,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.forecast.gpu_points import Points, normalised, with_points
+from bench.forecast.gpu_labels import normalised
+from bench.forecast.gpu_points import Points, with_points
 from stoker.planning.time import products
 from stoker.planning.time.calibration import calibrate
 from stoker.planning.time.datasheet import BATCHED, PRODUCT, Shares, Sustained
@@ -31,6 +32,28 @@ _LEAST_SIZE = 48
 _PER_SET = 150
 _NEIGHBOURS = {"6.1": "6.0", "7.5": "7.0", "8.9": "9.0"}
 """Whose energy per FLOP stands in where the only device it was told from is left out."""
+
+REFITTED = (
+    "datasheet.PRODUCT and datasheet.BATCHED: how tiles of products behave",
+    "datasheet.Shares: what is sustained of arithmetic and bandwidth; `unprotected` stays, none of these devices is one",
+    "power._FP32_PICOJOULE of capabilities 6.1, 7.5 and 8.9: replaced by a neighbour's where that device is left out",
+)
+"""What leaving a device out covers. Boards of the same chip stay: without the A100 of 40 GB, the one of 80 GB."""
+NOT_REFITTED = (
+    "power._FP32_PICOJOULE of all other capabilities (8.0 was told from the A100s), power._CLOCK_EXPONENT",
+    "roofs._WINOGRAD_SHARE, roofs._WINOGRAD_S: fitted on convolutions of P4, P100, V100, T4 and A100",
+    "bandwidth.ROW_KERNELS, bandwidth._WARP_SOFTMAX and the shares of the L2 cache: checked against the same points",
+    "kriging._LENGTHS, _SIMILARITIES, _NOISES: the choices among which a device's own points decide",
+    "gpu._GAP_S, gpu._DATASHEET_ERRORS, gpu._DRIFT, gpu._THROTTLED_DRIFT: the latter three set intervals alone",
+    "gpu_forecast._HOST_S, gpu_forecast._WAIT_S: judgements made while the labels were at hand",
+)
+"""Which constants stay as shipped when a device is left out, its points having been among those they come from."""
+JUDGED_ON_LABELS = (
+    "gpu_forecast.SlowAllocator.call_s: a call of cudaMalloc, from the forward passes of the three V100 training labels",
+    "gpu_forecast.SlowAllocator.slow_s_per_byte: the upper end of training, from how far forward passes of published "
+    "training labels lie above half of the backward pass",
+)
+"""Which constants come from whole models. Both act in training only."""
 
 
 @dataclass(frozen=True)

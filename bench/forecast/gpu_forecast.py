@@ -21,20 +21,29 @@ _QUANTILE = 1.2816
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """Time of asking the driver for memory [s]: expected, and what it may take on top on a machine where it is slow."""
+
+    expected_s: float
+    slow_s: float
+
+
+@dataclass(frozen=True)
 class SlowAllocator:
     """What the published harness adds by emptying the allocator's cache before every step.
 
-    The forward pass of training then asks the driver for all its memory anew. `call_s` is a call of `cudaMalloc` [s],
-    judged from three training labels of a V100 whose forward passes take 8 to 15 ms longer than their operations.
-    `slow_s_per_byte` [s/byte] is what it may take besides: on some machines the forward pass takes as long as the
-    backward pass for it, and no label says beforehand on which.
+    The forward pass of training then asks the driver for all its memory anew. `call_s` is a call of `cudaMalloc` [s]:
+    nobody documents what one costs, so it was judged from the three training labels of a V100 whose forward passes take
+    8 to 15 ms longer than their operations. Those labels (`Label.is_judged_on`) are no test of it, and means are given
+    without them too. `slow_s_per_byte` [s/byte] is what it may take besides: on some machines the forward pass takes as
+    long as the backward pass for it, and no label says beforehand on which. It widens the upper end alone.
     """
 
     call_s: float = 45e-6
     slow_s_per_byte: float = 4.5e-12
 
-    def forward_s(self, operations: Mapping[Operation, int]) -> tuple[float, float]:
-        """Of the forward pass of training, which frees next to nothing: expected, and one standard deviation [s]."""
+    def forward(self, operations: Mapping[Operation, int]) -> Allocation:
+        """Of the forward pass of training, which frees next to nothing."""
         calls, total = 0.0, 0.0
         for operation, count in operations.items():
             for tensor in operation.outputs:
@@ -42,7 +51,7 @@ class SlowAllocator:
                 # Requests below 10 MiB share segments of 20 MiB, those below 1 MiB hardly count.
                 calls += count * (1 if size >= 10 * 2**20 else size / (20 * 2**20) if size > 2**20 else 0)
                 total += count * size
-        return self.call_s * calls, self.call_s * calls + self.slow_s_per_byte * total
+        return Allocation(self.call_s * calls, self.slow_s_per_byte * total)
 
 
 @dataclass(frozen=True)
@@ -78,11 +87,26 @@ def forecast_step(step: Step, times: GpuTimes, *, is_compiled: bool, allocator: 
         # Only where there is nothing to compute does the host hold the device up.
         phases.append(max(on_device, 0.0 if is_compiled else _HOST_S * Counter(counts).total()))
     forward, backward = phases
+    slow_s = 0.0
     if step.backward:
-        parts["allocation"], spread["allocation"] = allocator.forward_s(step.forward)
-        forward += parts["allocation"]
+        allocation = allocator.forward(step.forward)
+        # A driver's call may cost nothing or twice as much.
+        parts["allocation"] = spread["allocation"] = allocation.expected_s
+        slow_s = allocation.slow_s
+        forward += allocation.expected_s
     total = forward + backward
-    deviation = math.sqrt(sum(value**2 for value in spread.values())) / total
-    factor = math.exp(_QUANTILE * deviation)
+    low, high = interval(total, spread, slow_s)
     shares = {kind: value / total for kind, value in sorted(parts.items(), key=lambda item: -item[1])}
-    return StepForecast(total, total / factor, total * factor, forward, backward, shares)
+    return StepForecast(total, low, high, forward, backward, shares)
+
+
+def interval(total_s: float, spread: Mapping[str, float], slow_s: float) -> tuple[float, float]:
+    """Between what a step takes in 8 cases of 10 [s].
+
+    Args:
+        total_s: the expected time.
+        spread: one standard deviation by kind of operation, independent of each other: a factor, up or down.
+        slow_s: one standard deviation of what can only come on top: it widens the upper end, and is a sum of time.
+    """
+    factor = math.exp(_QUANTILE * math.sqrt(sum(value**2 for value in spread.values())) / total_s)
+    return total_s / factor, total_s + math.hypot(total_s * (factor - 1), _QUANTILE * slow_s)

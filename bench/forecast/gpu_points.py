@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.forecast.gpu_labels import normalised
 from stoker.devices import catalogue
 from stoker.records import Device
 from stoker.records.hardware import Hardware, MicroBenchmark, Timing
@@ -28,11 +29,6 @@ _BOARDS = {
 """Compute capability and power limit [W]. Source: NVIDIA's datasheets of these boards."""
 _OPERANDS = {"add": 2, "mul": 2, "div": 2, "pow": 2}
 """Element-wise operations of two tensors; the others, and those with a trailing `u`, have one."""
-
-
-def normalised(name: str) -> str:
-    """A device's name without the ways in which files spell it."""
-    return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
 @dataclass(frozen=True)

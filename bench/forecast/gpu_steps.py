@@ -101,22 +101,39 @@ def _steps_before_neighbour(tensor: Tensor, result: Tensor) -> int:
     return result.stride(nearest[-1]) if nearest else 1
 
 
-def step_of(config: Mapping[str, Any], *, is_training: bool, tokens: int, batch: int, capability: str) -> Step:
+def step_of(
+    config: Mapping[str, Any], *, is_training: bool, tokens: int, batch: int, capability: str, layers: int | None = None
+) -> Step:
     """The operations of a model of `models.json` on `batch` sequences of `tokens`.
 
+    `layers` is how many it has (None: as many as `models.json` says), of an encoder with a decoder how many each has.
+
     Raises:
-        BadJob: an architecture that is not written down here.
+        BadJob: an architecture that is not written down here, or a step that it cannot make.
     """
     if tokens < 1 or batch < 1:
         raise BadJob(f"A step of {batch} sequences of {tokens} tokens is empty; both are at least 1.")
-    layers = int(config.get("n_layer") or config.get("num_hidden_layers") or config["num_layers"])
+    positions = _positions(config)
+    if positions is not None and tokens > positions:
+        raise BadJob(f"Sequences of {tokens} tokens are longer than the model's {positions} positions.")
+    depth = layers or int(config.get("n_layer") or config.get("num_hidden_layers") or config["num_layers"])
+
+    def counted(depth: int) -> tuple[Counter[Operation], ...]:
+        return _counted(config, depth, is_training=is_training, tokens=tokens, batch=batch, capability=capability)
+
     few, more = (2, 4) if "num_experts" in config else (1, 2)
-    shallow, deep = (
-        _counted(config, depth, is_training=is_training, tokens=tokens, batch=batch, capability=capability)
-        for depth in (few, more)
-    )
-    times = (layers - few) // (more - few)
-    return Step(*(_extended(a, b, times) for a, b in zip(shallow, deep, strict=True)))
+    times, left = divmod(depth - few, more - few)
+    if times < 1 or left:
+        return Step(*counted(depth))
+    return Step(*(_extended(a, b, times) for a, b in zip(counted(few), counted(more), strict=True)))
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """For how many tokens a model has learned a position; None where positions are relative."""
+    if "num_experts" in config:
+        return None
+    found = config.get("n_ctx") or config.get("max_position_embeddings")
+    return None if found is None else int(found)
 
 
 def _extended(shallow: Counter[Operation], deep: Counter[Operation], times: int) -> Counter[Operation]:

@@ -96,3 +96,18 @@ def test_blocks_within_blocks_of_their_class_are_left_out() -> None:
     found = names_of(ResNet9(width=2))
     assert len(found) == 8
     assert not any(other.startswith(f"{name}.") for name in found for other in found)
+
+
+class Stage(nn.Module):
+    """Parts as attributes, in no container."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        for number, part in enumerate(parts):
+            self.add_module(f"part{number}", part)
+
+
+def test_blocks_that_are_attributes_count_where_no_container_has_any() -> None:
+    """A stage may hold its blocks without a list: they are found, those that widen as well."""
+    model = Stage(Stage(Layer(2), Layer(4), Layer(4)), Stage(Layer(8), Layer(8)))
+    assert names_of(model) == ["part0.part0", "part0.part1", "part0.part2", "part1.part0", "part1.part1"]

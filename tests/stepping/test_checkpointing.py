@@ -211,6 +211,72 @@ def test_buffers_change_once_whatever_they_are(block: Callable[[], nn.Module]) -
     assert are_equal(trained(job, 16, checkpointed_blocks=3, updates=6), trained(job, 16, updates=6))
 
 
+class Starting(Counting):
+    """Leaves the buffer that scales what comes out alone in its first passes; `width` is how many scalars it has."""
+
+    def __init__(self, width: int = 1) -> None:
+        super().__init__()
+        self.passes = torch.ones(width)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x_BW: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        if self.seen > 2:
+            self.count()
+        return Block.forward(self, x_BW) / self.passes[0]
+
+    def count(self) -> None:
+        """One pass more."""
+        self.passes += 1
+
+
+class StartingAnew(Starting):
+    """The same with a new tensor for each pass."""
+
+    def count(self) -> None:
+        """One pass more."""
+        self.passes = self.passes + 1
+
+
+@pytest.mark.parametrize("block", [Starting, StartingAnew, lambda: StartingAnew(5000)])
+def test_buffers_that_begin_to_change_later_change_once(block: Callable[[], nn.Module]) -> None:
+    """A counter that starts after some updates: nothing that the first pass did says so."""
+    job = make_job(lambda: deep(block), optimizer=SGD(lr=0.01))
+    ours = trained(job, 16, checkpointed_blocks=3, updates=6)
+    assert [float(block.passes[0]) for block in repeated_blocks(ours.model)] == [5.0] * 3
+    assert are_equal(ours, trained(job, 16, updates=6))
+
+
+def test_large_buffers_that_begin_to_change_later_are_found() -> None:
+    """No copy was made of what it was before, so that the block cannot be computed again: it is refused, by name."""
+    job = make_job(lambda: deep(lambda: Starting(5000)))
+    trained(job, 16, checkpointed_blocks=3, updates=2)
+    with pytest.raises(DoesNotFit, match=r"buffer 'passes' of the checkpointed block '1' was changed in place") as caught:
+        trained(job, 16, checkpointed_blocks=3, updates=3)
+    assert "checkpointed_blocks 0" in str(caught.value.remedy)
+
+
+class Second(Block):
+    """Changes its buffer in every other pass, as counted in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+        self.count = 0
+
+    def forward(self, x_BW: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        if self.count % 2 == 0:
+            self.scale += 1
+        return super().forward(x_BW) * self.scale
+
+
+def test_buffers_that_only_the_second_pass_changes_are_found() -> None:
+    """A count hidden in Python goes on in the second pass: it is refused, by name."""
+    with pytest.raises(DoesNotFit, match=r"buffer 'scale' .* changed by the second forward pass and not by the first"):
+        trained(make_job(lambda: deep(Second)), 16, checkpointed_blocks=3, updates=1)
+
+
 class Elsewhere(Block):
     """Keeps nothing of its input, only of a multiple of it."""
 

@@ -104,6 +104,7 @@ def plan(
         from stoker import flow
         from stoker.cli.plans import render_decision
 
+        _warn_of_bad_rows()
         with _output(for_json=as_json), _waiting("working out what the job needs", quiet=as_json):
             job, entry = _load(job_file, settings)
             decision = flow.plan(
@@ -284,6 +285,16 @@ def _finite(seconds: float) -> float:
 
 def _whereabouts(source: FashionMnist) -> str:
     return "found" if source.is_here() else "not here: downloaded when asked for, else the digits in the package"
+
+
+def _warn_of_bad_rows() -> None:
+    """Name, on standard error, the rows of the user's catalogue and price files that cannot be used."""
+    from stoker.devices import catalogue, price_list
+
+    console = Console(stderr=True, highlight=False)
+    today = date.today()  # noqa: DTZ011 - the user's day
+    for problem in dict.fromkeys((*catalogue().problems, *price_list(today).problems)):
+        console.print(Text.assemble(("warning: ", "bold yellow"), problem), soft_wrap=True)
 
 
 def _load(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:

@@ -12,9 +12,10 @@ from pathlib import Path
 from stoker import planning, records
 from stoker.devices import Place, attached_devices, planned_devices
 from stoker.errors import BadJob, DoesNotFit, nearest
+from stoker.flow.misfits import fits_nowhere
 from stoker.flow.planner import Planner, errors_so_far, losers_of
 from stoker.flow.preparation import Prepared, prepare
-from stoker.flow.pricing import price_of, priced
+from stoker.flow.pricing import assumptions, price_of, priced
 from stoker.jobs import Entry, Job
 from stoker.planning import Limits, Objective
 from stoker.records import Candidate, Coupling, Decision, Device, Plan, Rejection
@@ -102,11 +103,14 @@ def on_one(planner: Planner, place: Place) -> Decision:
         return _confirmed(planner, place)
     ranked = planner.ranked(place)
     chosen = dataclasses.replace(priced(planner, place, ranked[0]), why="by forecast")
+    lines = planning.explain(chosen, planner.profile(place.device.kind), place.device, (), ())
+    if planner.forecasts(place).is_fallback(chosen.plan):
+        lines = (*lines, "traced on a CPU in its place: this PyTorch cannot pretend to have such a device")
     return Decision(
         device=place.name,
         candidates=(chosen,),
         rejected=losers_of(ranked),
-        explanation=planning.explain(chosen, planner.profile(place.device.kind), place.device, (), ()),
+        explanation=(*lines, assumptions(chosen)),
         took_s=0.0,
         breakdown=planner.forecasts(place).breakdown(chosen.plan),
     )
@@ -157,10 +161,10 @@ def _unfit(planner: Planner, place: Place, problem: DoesNotFit) -> Rejection | N
 
 def _fits_nowhere(planner: Planner, unfit: Sequence[tuple[Place, DoesNotFit]]) -> DoesNotFit:
     """The error where no place is large enough, with what would do."""
-    words = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
-    if any(place.is_here for place, _ in unfit):
-        return DoesNotFit(words, remedy=planning.rental_advice("see above", _rentable(planner)))
-    return DoesNotFit(words, remedy=unfit[0][1].remedy)
+    if any(place.is_here for place, _ in unfit) and (rentable := _rentable(planner)):
+        words = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
+        return DoesNotFit(words, remedy=planning.rental_advice("see above", rentable))
+    return fits_nowhere(planner, unfit)
 
 
 def _require_usable(plan: Plan, prepared: Prepared, device: Device) -> None:

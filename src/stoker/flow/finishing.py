@@ -13,7 +13,7 @@ import safetensors.torch
 from stoker import records, reporting, training
 from stoker.flow.runs import WEIGHTS, Run
 from stoker.flow.starting import Session
-from stoker.records import Event
+from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
 from stoker.store import CalibrationStore, RunDirectory, cache_root, write_atomic
 
@@ -93,22 +93,25 @@ def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:
     events, environment = session.directory.read_events(), session.directory.read_environment()
     if environment is None or any(event.kind == "resumed" for event in events):
         return
-    forecast = session.decision.chosen.forecast
+    chosen = session.decision.chosen
     store = CalibrationStore(cache_root() / "calibration")
     at = datetime.now(UTC).isoformat(timespec="seconds")
 
-    def append(quantity: records.Quantity, expected: float, measured: float) -> None:
+    def append(quantity: records.Quantity, expected: Estimate, measured: float) -> None:
         store.append(
             records.Calibration(
                 device_model=environment.device_model,
                 torch_version=environment.torch_version,
                 run=run.name,
                 quantity=quantity,
-                forecast=expected,
+                forecast=expected.value,
                 measured=measured,
                 at=at,
+                basis=expected.basis,
             )
         )
 
-    append("total_s", forecast.total_s.value, run.wall_s)
-    append("peak_bytes", forecast.peak_bytes.value, float(peak_bytes))
+    for forecast in (chosen.forecast, chosen.untried):
+        if forecast is not None:
+            append("total_s", forecast.total_s, run.wall_s)
+            append("peak_bytes", forecast.peak_bytes, float(peak_bytes))

@@ -13,6 +13,7 @@ from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.flow.preparation import Prepared, users_code
 from stoker.flow.traces import TraceBook
+from stoker.profiling.fetching import fetch_seconds
 from stoker.records import Calibration, Candidate, Coupling, Hardware, Plan, Profile, Rejection
 from stoker.stepping import bytes_of, coupling_by_types, find_coupling
 from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
@@ -30,6 +31,7 @@ class Planner:
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
+        self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[str, planning.TracedForecasts] = {}
 
     @functools.cached_property
@@ -50,19 +52,24 @@ class Planner:
             return find_coupling(prepared.job, prepared.data.train)
 
     @functools.cached_property
-    def traces(self) -> TraceBook:
-        """Traces of the job's updates."""
-        return TraceBook(self.prepared, self.coupling)
+    def fetch_s(self) -> float:
+        """What one process takes to fetch a sample that is not in memory [s], measured here."""
+        with users_code("fetching samples", self.prepared.entry):
+            return fetch_seconds(self.prepared.data.train)
 
     @functools.cached_property
-    def peaks(self) -> planning.MemoryBook:
-        """What they need of memory."""
-        return planning.MemoryBook(self.traces)
+    def needs(self) -> planning.Needs:
+        """What the job's updates need."""
+        return planning.Needs(TraceBook(self.prepared, self.coupling))
 
     def profile(self, kind: str) -> Profile:
         """The job's facts, for devices of this kind."""
         prepared = self.prepared
-        return profiling.profile(prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind)
+        if kind not in self._profiles:
+            self._profiles[kind] = profiling.profile(
+                prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind
+            )
+        return self._profiles[kind]
 
     def extents(self, samples_per_s: float) -> planning.Extents:
         """How much there is to do; a budget of seconds is turned into samples by the rate."""
@@ -85,9 +92,9 @@ class Planner:
         """Forecasts of plans on `place`, which need not be here."""
         if place.name not in self._forecasts:
             self._forecasts[place.name] = planning.TracedForecasts(
-                self.profile(place.device.kind), functools.partial(measured_hardware, place), self.traces, self.peaks,
-                self.extents,
-                calibrations=calibrations_of(place),
+                self.profile(place.device.kind), functools.partial(measured_hardware, place), self.needs, self.extents,
+                calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
+                fetch_s=self.fetch_s,
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
             )  # fmt: skip
         return self._forecasts[place.name]
@@ -144,18 +151,18 @@ def calibrations_of(place: Place) -> tuple[Calibration, ...]:
 
 
 def errors_so_far(place: Place) -> tuple[str, ...]:
-    """One line on how far forecasts have been off on this device, if any were."""
+    """One line on how far forecasts have been off on this device, before trials and after them, if any were."""
     words = []
-    for quantity, name in (("total_s", "time"), ("peak_bytes", "memory")):
-        errors = [
-            abs(c.measured / c.forecast - 1) for c in calibrations_of(place) if c.quantity == quantity and c.forecast
-        ]
-        if errors:
-            words.append(f"{name} off by {statistics.median(errors):.1%} (median of {len(errors)})")
-    return (f"forecasts here so far: {', '.join(words)}",) if words else ()
+    for when, is_tried in (("from traces alone", False), ("after trials", True)):
+        for quantity, name in (("total_s", "time"), ("peak_bytes", "memory")):
+            found = [c for c in calibrations_of(place) if c.quantity == quantity and c.forecast > 0]
+            errors = [abs(c.measured / c.forecast - 1) for c in found if (c.basis == "measured here") == is_tried]
+            if errors:
+                words.append(f"{name} {when} {statistics.median(errors):.1%}")
+    return (f"errors of forecasts here so far (median): {', '.join(words)}",) if words else ()
 
 
-def measured_hardware(place: Place, threads: int) -> Hardware:
+def measured_hardware(place: Place, threads: int | None) -> Hardware:
     """A place's figures, with the times of operations if `stoker doctor` measured them here.
 
     A CPU is measured on one thread and on all cores; of numbers in between nothing better is known than of all.
@@ -164,9 +171,9 @@ def measured_hardware(place: Place, threads: int) -> Hardware:
     if not place.is_here or build is None:
         return place.hardware
     cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(place.device, build.version)
-    some = cache.read(key, threads) if place.device.kind == "cpu" else None
-    if place.device.kind != "cpu":
+    if place.device.kind != "cpu" or threads is None:
         return dataclasses.replace(place.hardware, benchmark=cache.read(key))
+    some = cache.read(key, threads)
     share = threads / max(1, place.device.cores)
     return dataclasses.replace(
         place.hardware,

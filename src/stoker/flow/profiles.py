@@ -20,7 +20,7 @@ from stoker.loading import map_tensors
 from stoker.planning.memory import MemoryForecast, forecast_memory
 from stoker.planning.space import kernel_generation, trace_settings
 from stoker.planning.time import operation_times
-from stoker.planning.time.update import UpdateTime, update_time
+from stoker.planning.time.update import UpdateTime, counted, update_time
 from stoker.records import Estimate, Plan, Share, Trace, TraceSettings
 
 StepFunction = Callable[[Any], Any]
@@ -112,7 +112,8 @@ def _one_place(on: str) -> Place:
     if len(places) == 1:
         return places[0]
     names = ", ".join(place.name for place in places)
-    raise NoDevice(f"on={on!r} means {len(places)} devices: {names}", remedy=f"Name one, such as on={places[0].name!r}.")
+    remedy = f"Name one, such as on={places[0].name!r}."
+    raise NoDevice(f"on={on!r} means {len(places)} devices: {names}", remedy=remedy)
 
 
 def _of_job(job: Job, place: Place, micro_batch: int | None) -> StepProfile:
@@ -122,8 +123,8 @@ def _of_job(job: Job, place: Place, micro_batch: int | None) -> StepProfile:
     settings = trace_settings(plan, facts, place.hardware.compute_capability or "")
     micro_batches = math.ceil(min(facts.batch, facts.num_train) / plan.micro_batch)
     with users_code("the model or the loss", planner.prepared.entry):
-        trace = planner.traces(settings)
-    memory, time = planner.peaks(settings, micro_batches), planner.forecasts(place).update(plan)
+        trace = planner.needs.trace(settings)
+    memory, time = planner.needs.peak(settings, micro_batches), planner.forecasts(place).update(plan)
     return _step_profile(trace, memory, time, micro_batches=micro_batches, device=place.name, plan=plan)
 
 
@@ -152,7 +153,7 @@ def _of_function(step_fn: StepFunction, batch: Any, place: Place, hints: Mapping
     )  # fmt: skip
     with users_code("the step", None):
         trace = profiling.trace_step(step_fn, batch, settings, hints=hints)
-    time = update_time(trace, operation_times(hardware), hardware)
+    time = update_time(counted(trace), operation_times(hardware), hardware)
     return _step_profile(trace, forecast_memory(trace), time, micro_batches=1, device=place.name, plan=None)
 
 

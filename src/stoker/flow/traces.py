@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 
+import numpy as np
 import torch
+from torch import nn
 
 from stoker import planning, profiling
 from stoker.errors import RunFailed
 from stoker.flow.preparation import Prepared
 from stoker.jobs.describe import describe_settings
+from stoker.loading import map_tensors
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import TraceCache, cache_root
+
+TRACE_LAYOUT = 1
+"""Raised when what a trace says of the same job changes."""
 
 _SIZES = (2, 4)
 """Micro-batches that are traced; one sample is no size to conclude from, since a dimension of one broadcasts."""
@@ -42,7 +48,7 @@ class TraceBook:
     def _derived(self, settings: TraceSettings) -> Trace:
         """From two small micro-batches where that is exact, else traced as it is."""
         sizes = self._sizes(settings)
-        if settings.micro_batch in sizes or len(sizes) < 2:
+        if settings.micro_batch == 1 or settings.micro_batch in sizes or len(sizes) < 2:
             return self._traced(settings)
         small, large = (self._traced(dataclasses.replace(settings, micro_batch=size)) for size in sizes)
         try:
@@ -62,7 +68,11 @@ class TraceBook:
             return dataclasses.replace(same, settings=settings)
         if settings in self._short:
             return self._short[settings]
-        key = None if self._identity is None else digest([self._identity, settings, self._coupling])
+        key = (
+            None
+            if self._identity is None
+            else digest([self._identity, settings, self._coupling.kind, self._coupling.group])
+        )
         found = None if key is None else self._cache.read(key)
         if found is None:
             prepared = self._prepared
@@ -75,11 +85,30 @@ class TraceBook:
 
 
 def _identity(prepared: Prepared) -> str | None:
-    """What traces of a job depend on, as a digest; None for a job without a file, whose code nobody can compare."""
+    """What traces of a job depend on, as a digest; None for a job without a file, whose code nobody can compare.
+
+    The job file, its local imports and its parameters; the model as it prints itself, with names, shapes and dtypes of
+    parameters and buffers; shapes and dtypes of a sample; the versions of what runs them.
+    """
     entry = prepared.entry
     if entry is None:
         return None
-    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in prepared.model.named_parameters()]
-    return digest(
-        [entry.digest, entry.parameters, describe_settings(prepared.job), shapes, torch.__version__, version("stoker")]
-    )
+    sample: list[str] = []
+    map_tensors(prepared.data.train.fetch(np.zeros(1, dtype=np.int64), 0), lambda tensor: sample.append(_kind(tensor)))
+    state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
+    model = [type(prepared.model).__qualname__, repr(prepared.model), state]
+    return digest([
+        entry.digest, entry.parameters, describe_settings(prepared.job), model, sample, _versions(prepared.model)
+    ])  # fmt: skip
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _versions(model: nn.Module) -> list[str]:
+    """Versions of Stoker, PyTorch, and the packages that the model's modules come from."""
+    packages = sorted({type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "stoker"})
+    known = packages_distributions()
+    found = [f"{name} {version(known[name][0])}" for name in packages if name in known]
+    return [version("stoker"), torch.__version__, f"layout {TRACE_LAYOUT}", *found]

@@ -10,10 +10,10 @@ from stoker.planning.limits import Limits, Objective, parse_duration, parse_mone
 from stoker.planning.money import assumptions, co2_kg, cost_usd
 from stoker.planning.ranking import least_demanding, rank
 from stoker.planning.search import Search
-from stoker.planning.traced import MemoryBook, TracedForecasts, Traces
+from stoker.planning.traced import Needs, TracedForecasts, Traces
 
 __all__ = [
-    "ENOUGH_S", "Extents", "Limits", "MemoryBook", "NotDerivable", "Objective", "Search", "TracedForecasts", "Traces",
+    "ENOUGH_S", "Extents", "Limits", "Needs", "NotDerivable", "Objective", "Search", "TracedForecasts", "Traces",
     "advice", "assumptions", "choose", "co2_kg", "cost_usd", "derived", "expanded", "explain", "forecast",
     "least_demanding", "parse_duration", "parse_money", "rank", "rental_advice", "unforecast",
 ]  # fmt: skip

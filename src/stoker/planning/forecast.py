@@ -37,6 +37,8 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
     saves = extents.evaluations + training.value / measured.plan.checkpoint_every_s
     total = training.value + measured.evaluate_s_per_sample * evaluated + saves * checkpoint_s.value
     spread = (training.low / training.value, training.high / training.value)
+    # A checkpoint is written from a copy while training goes on; on a GPU the copy is the host's.
+    copied = measured.state_bytes if measured.plan.device == "cpu" else 0
     return Forecast(
         step_s=update_s,
         samples_per_s=Estimate(
@@ -46,7 +48,7 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
         evaluate_s=evaluate_s,
         checkpoint_s=checkpoint_s,
         total_s=Estimate(value=total, low=total * spread[0], high=total * spread[1], unit="s", basis="measured here"),
-        peak_bytes=_around(float(measured.peak_bytes), 0.15, "bytes"),
+        peak_bytes=_around(float(measured.peak_bytes + copied), 0.15, "bytes"),
         total_samples=extents.total_samples,
         total_updates=extents.total_updates,
         gradient_error=measured.gradient_error,

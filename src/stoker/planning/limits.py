@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -21,6 +22,11 @@ class Limits:
 
     max_cost_usd: float | None = None
     deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_cost_usd", self.max_cost_usd), ("deadline_s", self.deadline_s)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadJob(f"{name} must be a positive number, got {value}")
 
     @property
     def objective(self) -> Objective:

@@ -124,7 +124,10 @@ class Search:
         expected = next(c for c in self.candidates if c.plan == best.plan)
         found = forecast(best, self.profile, self._extents(samples_per_s(best)))
         kept = {name: getattr(expected.forecast, name) for name in ("probability_it_fits", "reserved_bytes")}
-        return dataclasses.replace(expected, forecast=dataclasses.replace(found, **kept), why="measured here")
+        untried = None if expected.forecast.step_s.basis == "unknown" else expected.forecast
+        return dataclasses.replace(
+            expected, forecast=dataclasses.replace(found, **kept), untried=untried, why="measured here"
+        )
 
     def losers(self) -> tuple[Rejection, ...]:
         """What was not chosen, and what it lost by: what was tried, the nearest first, then what was ruled out."""

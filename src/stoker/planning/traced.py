@@ -11,29 +11,44 @@ from stoker.planning.forecast import Extents
 from stoker.planning.money import energy_kwh
 from stoker.planning.space import trace_settings
 from stoker.planning.time import OperationTimes, operation_times
-from stoker.planning.time.update import UpdateTime, update_time
+from stoker.planning.time.update import UpdateTime, Work, counted, update_time
 from stoker.records import Breakdown, Calibration, Estimate, Forecast, Hardware, Plan, Profile, Trace, TraceSettings
 
 Traces = Callable[[TraceSettings], Trace]
 """Gives the trace of an update of the whole model."""
 
+_SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
+"""What a checkpoint holds."""
+
 _CHECKPOINT_BYTES_PER_S = 2e9
 """What copying a state for a checkpoint reaches at least; a floor, for so small a share that it is not measured."""
 
 
-class MemoryBook:
-    """What traces need of memory, each replayed once, whichever devices ask."""
+class Needs:
+    """What updates need of memory and of operations, each found once, whichever devices ask.
+
+    Args:
+        traces: gives traces of the job's updates.
+    """
 
     def __init__(self, traces: Traces) -> None:
-        self._traces = traces
-        self._known: dict[tuple[TraceSettings, int], memory.MemoryForecast] = {}
+        self.trace = traces
+        self._peaks: dict[tuple[TraceSettings, int], memory.MemoryForecast] = {}
+        self._work: dict[tuple[TraceSettings, int], Work] = {}
 
-    def __call__(self, settings: TraceSettings, micro_batches: int) -> memory.MemoryForecast:
-        """Of the trace under these settings, in updates of so many micro-batches."""
+    def peak(self, settings: TraceSettings, micro_batches: int) -> memory.MemoryForecast:
+        """Memory of an update of so many micro-batches."""
         key = settings, micro_batches
-        if key not in self._known:
-            self._known[key] = memory.forecast_memory(self._traces(settings), micro_batches=micro_batches)
-        return self._known[key]
+        if key not in self._peaks:
+            self._peaks[key] = memory.forecast_memory(self.trace(settings), micro_batches=micro_batches)
+        return self._peaks[key]
+
+    def work(self, settings: TraceSettings, micro_batches: int) -> Work:
+        """Operations of an update of so many micro-batches."""
+        key = settings, micro_batches
+        if key not in self._work:
+            self._work[key] = counted(self.trace(settings), micro_batches)
+        return self._work[key]
 
 
 class TracedForecasts:
@@ -41,28 +56,28 @@ class TracedForecasts:
 
     Args:
         profile: the job's facts.
-        hardware: the device, by the number of threads that feed it or, on a CPU, compute.
-        traces: gives traces of the job's updates.
-        peaks: what they need of memory.
+        hardware: the device, by the number of threads that compute on a CPU (None: all its cores).
+        needs: what the job's updates need.
         extents: how much there is to do, at so many samples per second.
         calibrations: forecasts and measurements of earlier runs on this device.
         held_bytes: what the process holds before it trains [bytes]; on a CPU that is part of the peak.
+        fetch_s: what one process takes to fetch a sample that is not in memory [s].
     """
 
     def __init__(
         self,
         profile: Profile,
-        hardware: Callable[[int], Hardware],
-        traces: Traces,
-        peaks: MemoryBook,
+        hardware: Callable[[int | None], Hardware],
+        needs: Needs,
         extents: Callable[[float], Extents],
         *,
         calibrations: Sequence[Calibration] = (),
         held_bytes: int = 0,
+        fetch_s: float = 0.0,
     ) -> None:
-        self._profile, self._hardware_with, self._traces, self._peaks = profile, hardware, traces, peaks
-        self._extents, self._held_bytes = extents, held_bytes
-        self._hardware = hardware(1)
+        self._profile, self._hardware_with, self._needs = profile, hardware, needs
+        self._extents, self._held_bytes, self._fetch_s = extents, held_bytes, fetch_s
+        self._hardware = hardware(None)
         self._times: dict[int, tuple[Hardware, OperationTimes]] = {}
         self._updates: dict[Plan, UpdateTime] = {}
         ratios = tuple(c.measured / c.forecast for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0)
@@ -70,7 +85,7 @@ class TracedForecasts:
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
-        peak = self._peaks(self._settings(plan), self._micro_batches(plan))
+        peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
         if self._hardware.device.kind == "cuda":
             return peak.reserved + memory.context_bytes().value
         return self._resident(plan)
@@ -83,14 +98,15 @@ class TracedForecasts:
     def forecast(self, plan: Plan) -> Forecast:
         """Time and memory of the whole run."""
         update, profile = self.update(plan), self._profile
-        step_s = update.step_s
         samples = min(profile.batch, profile.num_train)
+        step_s = self._with_fetching(update.step_s, plan, samples)
         rate = step_s.scaled(1 / samples)
         per_s = Estimate(
             value=1 / rate.value, low=1 / rate.high, high=1 / rate.low, unit="samples/s", basis=step_s.basis
         )
         extents = self._extents(per_s.value)
-        training = step_s.scaled(extents.total_updates)
+        # The last update of an epoch has fewer samples, and takes less time.
+        training = step_s.scaled(extents.total_samples / samples)
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
         evaluate = step_s.scaled(update.forward_s / step_s.value / samples)
         checkpoint_s = 4 * profile.parameter_bytes / _CHECKPOINT_BYTES_PER_S
@@ -98,7 +114,7 @@ class TracedForecasts:
         beside = evaluate.value * evaluated + saves * checkpoint_s + update.once_s
         total = training.value + beside
         cuda = self._hardware.device.kind == "cuda"
-        peak = self._peaks(self._settings(plan), self._micro_batches(plan))
+        peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
         needed = memory.needed(float(peak.allocated) if cuda else self._resident(plan), self._residuals)
         return Forecast(
             step_s=step_s,
@@ -118,10 +134,14 @@ class TracedForecasts:
         power = self.update(plan).power_w
         return None if power is None else energy_kwh(power, forecast.total_s, pue=pue)
 
+    def is_fallback(self, plan: Plan) -> bool:
+        """Whether a CPU was traced in the device's place, because this PyTorch cannot pretend to have one."""
+        return self._needs.trace(self._settings(plan)).is_fallback
+
     def breakdown(self, plan: Plan) -> Breakdown:
         """Where bytes and time of an update go."""
         settings = self._settings(plan)
-        peak, trace = self._peaks(settings, self._micro_batches(plan)), self._traces(settings)
+        peak, trace = self._needs.peak(settings, self._micro_batches(plan)), self._needs.trace(settings)
         return Breakdown(peak_bytes=peak.shares, peak_at=_moment(trace, peak.peak_at), step_s=self.update(plan).shares)
 
     def update(self, plan: Plan) -> UpdateTime:
@@ -129,10 +149,9 @@ class TracedForecasts:
         if plan not in self._updates:
             hardware, times = self._times_with(plan.threads)
             self._updates[plan] = update_time(
-                self._traces(self._settings(plan)),
+                self._needs.work(self._settings(plan), self._micro_batches(plan)),
                 times,
                 hardware,
-                micro_batches=self._micro_batches(plan),
                 precision=plan.precision,
                 is_compiled=plan.compile,
                 malloc=plan.malloc,
@@ -145,6 +164,19 @@ class TracedForecasts:
             self._times[threads] = hardware, operation_times(hardware)
         return self._times[threads]
 
+    def _with_fetching(self, step_s: Estimate, plan: Plan, samples: int) -> Estimate:
+        """An update with its samples fetched: before it, or beside it by workers, which take cores from a CPU."""
+        if self._fetch_s == 0 or plan.loader == "memory":
+            return step_s
+        fetch_s = self._fetch_s * samples
+        if plan.loader == "inline":
+            return step_s.scaled((step_s.value + fetch_s) / step_s.value)
+        beside = max(step_s.value, fetch_s / plan.num_workers)
+        device = self._hardware.device
+        if device.kind == "cpu":
+            beside = max(beside, (step_s.value * plan.threads + fetch_s) / max(device.cores, plan.threads))
+        return step_s.scaled(beside / step_s.value)
+
     def _micro_batches(self, plan: Plan) -> int:
         """How many make an update."""
         return math.ceil(min(self._profile.batch, self._profile.num_train) / plan.micro_batch)
@@ -154,9 +186,11 @@ class TracedForecasts:
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
     def _resident(self, plan: Plan) -> float:
-        return memory.resident_peak(
-            self._traces(self._settings(plan)), plan.malloc, self._held_bytes, micro_batches=self._micro_batches(plan)
-        )
+        """Of the process, with the copy that a checkpoint is written from while training goes on."""
+        trace = self._needs.trace(self._settings(plan))
+        copied = sum(s.num_bytes for s in trace.storages if s.born < 0 and s.category in _SAVED)
+        micro_batches = self._micro_batches(plan)
+        return copied + memory.resident_peak(trace, plan.malloc, self._held_bytes, micro_batches=micro_batches)
 
 
 def _moment(trace: Trace, occurrence: int) -> str:

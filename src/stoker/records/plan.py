@@ -124,7 +124,8 @@ class Measurement:
 class Candidate:
     """A plan on a device, and its forecast. `device` is its name in the catalogue, or `cpu`, `cuda:0` if it is here.
 
-    `memory_bytes` is what the device has, `is_here` whether it is attached; `price` is what an hour of it costs (None:
+    `memory_bytes` is what the device has, `is_here` whether it is attached; `untried` is the forecast before trials
+    confirmed the plan (None: it is `forecast`, or there was none); `price` is what an hour of it costs (None:
     nothing, or nobody offers it); `why` says in a few words what speaks for it or against it.
     """
 
@@ -134,6 +135,7 @@ class Candidate:
     forecast: Forecast
     memory_bytes: int
     is_here: bool = True
+    untried: Forecast | None = None
     price: Price | None = None
     why: str = ""
 

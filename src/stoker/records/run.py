@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker.records.device import Device, Environment
+from stoker.records.estimate import Basis
 from stoker.records.job_spec import JobSpec
 from stoker.records.plan import Decision
 from stoker.records.profile import Coupling
@@ -63,7 +64,10 @@ Quantity = Literal["total_s", "peak_bytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Forecast beside measured for one finished run: what the next plan on this device learns from."""
+    """Forecast beside measured for one finished run: what the next plan on this device learns from.
+
+    `basis` is what the forecast rested on: trials of the plan (*measured here*), or traces alone.
+    """
 
     schema: ClassVar[int] = 1
     device_model: str
@@ -73,3 +77,4 @@ class Calibration:
     forecast: float
     measured: float
     at: str
+    basis: Basis = "measured here"

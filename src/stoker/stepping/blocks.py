@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 from torch import nn
 
@@ -19,21 +18,26 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     1. that of the longest run of equal members (of one class, with parameters of the same shapes), runs that lie within
        a block of another run left out: the layers of a transformer rather than the experts in each;
     2. where no two neighbours are equal, the class whose members, two at least, hold the most parameters: the stages of
-       a convolutional network.
+       a convolutional network;
+    3. where there are none either, as in 1 among the attributes of any module: the blocks in a stage of a RegNet.
 
     All outermost blocks of that class count, those of other widths too: all bottlenecks of a ResNet, encoder and
     decoder layers of a T5.
     """
-    families = [_blocks_of(container) for container in model.modules() if isinstance(container, _CONTAINERS)]
-    runs = [run for family in families for run in _runs_of_equals(family)]
-    runs = [run for run in runs if not any(_is_within(run[0], other) for other in runs if other is not run)]
-    if runs:
-        kind = type(max(runs, key=lambda run: (len(run), _num_parameters(run)))[0])
-        return _outermost(
-            family_member for family in families for family_member in family if type(family_member) is kind
-        )
-    kinds = {type(block) for family in families for block in family}
-    alike = [_outermost(b for family in families for b in family if type(b) is kind) for kind in kinds]
+    members = [_blocks_of(container) for container in model.modules() if isinstance(container, _CONTAINERS)]
+    return _equal_blocks(members) or _largest_class(members) or _equal_blocks(list(map(_blocks_of, model.modules())))
+
+
+def _equal_blocks(families: list[list[nn.Module]]) -> list[nn.Module]:
+    """All blocks of the class of the longest run of equal neighbours."""
+    longest = max(_outermost_runs(families), key=lambda run: (len(run), _num_parameters(run)), default=None)
+    return [] if longest is None else _outermost(families, type(longest[0]))
+
+
+def _largest_class(families: list[list[nn.Module]]) -> list[nn.Module]:
+    """All blocks of the class, two at least, with the most parameters."""
+    kinds = dict.fromkeys(type(block) for family in families for block in family)
+    alike = (_outermost(families, kind) for kind in kinds)
     return max((blocks for blocks in alike if len(blocks) > 1), key=_num_parameters, default=[])
 
 
@@ -48,10 +52,11 @@ def _is_block(module: nn.Module) -> bool:
     return has_forward and not is_layer and next(module.parameters(), None) is not None
 
 
-def _runs_of_equals(family: list[nn.Module]) -> list[list[nn.Module]]:
-    """Neighbours with equal signatures, two at least."""
-    runs = [list(run) for _, run in itertools.groupby(family, key=_signature)]
-    return [run for run in runs if len(run) > 1]
+def _outermost_runs(families: list[list[nn.Module]]) -> list[list[nn.Module]]:
+    """Neighbours with equal signatures, two at least; those within a block of another run left out."""
+    neighbours = [list(run) for family in families for _, run in itertools.groupby(family, key=_signature)]
+    runs = [run for run in neighbours if len(run) > 1]
+    return [run for run in runs if not any(_is_within(run[0], other) for other in runs if other is not run)]
 
 
 def _signature(block: nn.Module) -> tuple[object, ...]:
@@ -62,11 +67,13 @@ def _is_within(block: nn.Module, run: list[nn.Module]) -> bool:
     return any(inner is block for outer in run for inner in outer.modules() if inner is not outer)
 
 
-def _outermost(blocks: Iterator[nn.Module]) -> list[nn.Module]:
-    """Each block once, those within another one left out."""
+def _outermost(families: list[list[nn.Module]], kind: type[nn.Module]) -> list[nn.Module]:
+    """Each block of that class once, those within another one left out."""
     kept: list[nn.Module] = []
     inside: set[int] = set()
-    for block in blocks:  # a container comes before what is in it
+    for block in itertools.chain.from_iterable(families):  # a module comes before what is in it
+        if type(block) is not kind:
+            continue
         if id(block) not in inside:
             kept.append(block)
         inside.update(map(id, block.modules()))

@@ -3,8 +3,8 @@
 What: the first `count` of a model's repeated blocks go through `torch.utils.checkpoint` (not reentrant). Random draws
 are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics.
 Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step.
-Does not combine with: blocks that hide state in Python, or whose inputs are changed in place later; both are refused
-where they show.
+Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
+change a large buffer in place after their first pass; each is refused where it shows.
 Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174,
 section 3; https://docs.pytorch.org/docs/stable/checkpoint.html.
 """
@@ -27,6 +27,8 @@ from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.blocks import repeated_blocks
 
 _REMEDY = "Use a plan with checkpointed_blocks 0."
+_SMALL = 4096
+"""Scalars up to which a buffer is copied before every pass, although it never changed so far: a counter may start."""
 
 
 def num_blocks(model: nn.Module) -> int:
@@ -77,7 +79,8 @@ class Checkpointed:
     """A block's forward pass that keeps its inputs alone wherever gradients are recorded.
 
     Raises:
-        DoesNotFit: in the backward pass, where an input has been changed in place.
+        DoesNotFit: where a large buffer is changed in place for the first time after the first pass; in the backward
+            pass, where an input has been changed in place, or the second pass changes a buffer that the first did not.
     """
 
     block: nn.Module
@@ -85,7 +88,11 @@ class Checkpointed:
     name: str
     conditions: Callable[[], contextlib.AbstractContextManager[Any]]
     changing: frozenset[str] | None = field(default=None, init=False)
-    """Names of the block's buffers, batch norms' apart, that its forward pass changes; None before the first pass."""
+    """Names of the block's buffers, batch norms' apart, that a pass has changed; None before the first pass."""
+
+    def must_keep(self, name: str, buffer: torch.Tensor) -> bool:
+        """Whether a copy of `buffer` is needed before a pass, since the pass may change it."""
+        return self.changing is None or name in self.changing or buffer.numel() <= _SMALL
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The block's output."""
@@ -120,43 +127,75 @@ class _Passes:
                 remedy=f"{_REMEDY} Or take the operation that is not in place (`x = x + y` for `x += y`).",
             )
         args, kwargs = kept
-        with self._block.conditions(), _buffers_untouched(self._block.block, self._before):
+        with self._block.conditions(), _buffers_untouched(self._block, self._before):
             return self._block.forward(*args, **kwargs)
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first pass; keeps copies of the buffers that it changes, since the second one must begin with those."""
         block = self._block
-        of_norms = _buffers_of_norms(block.block)
-        candidates = {name: buffer for name, buffer in block.block.named_buffers() if name not in of_norms}
-        names = candidates.keys() if block.changing is None else block.changing
-        copies = {name: candidates[name].clone() for name in names}
-        versions = {name: candidates[name]._version for name in names}  # noqa: SLF001 - autograd's own count of changes
+        held = _buffers_but_of_norms(block.block)
+        copies = {name: buffer.clone() for name, buffer in held.items() if block.must_keep(name, buffer)}
+        versions = _versions_of(held)
         output = block.forward(*args, **kwargs)
-        now = dict(block.block.named_buffers())
-        changed = {
-            name
-            for name in names
-            if now.get(name) is not candidates[name] or candidates[name]._version != versions[name]  # noqa: SLF001
-        }
-        block.changing = frozenset(changed) if block.changing is None else block.changing
-        self._before = {name: copies[name] for name in block.changing}
+        changed = _changed(block.block, held, versions)
+        for name in changed - copies.keys():
+            if held[name]._version != versions[name]:  # noqa: SLF001 - autograd's own count of changes
+                raise _changed_unexpectedly(block, name, "changed in place for the first time after the first pass")
+            copies[name] = held[name].clone()  # replaced by a new tensor: the old one is what was before
+        block.changing = (block.changing or frozenset()) | changed
+        self._before = {name: copies[name] for name in block.changing & held.keys()}
         return output
 
 
 @contextlib.contextmanager
-def _buffers_untouched(block: nn.Module, before: dict[str, torch.Tensor]) -> Iterator[None]:
+def _buffers_untouched(block: Checkpointed, before: dict[str, torch.Tensor]) -> Iterator[None]:
     """Within the block, changing buffers are copies: of what was before the first pass, or of running statistics.
 
     In training a batch norm only writes its statistics, so that theirs need not be those of before.
+
+    Raises:
+        DoesNotFit: another buffer was changed.
     """
-    held = dict(block.named_buffers())
+    module = block.block
+    held = dict(module.named_buffers())
+    copied = before.keys() | _buffers_of_norms(module)
+    others = {name: buffer for name, buffer in held.items() if name not in copied}
+    versions, changed = _versions_of(others), set[str]()
     try:
-        for name in before.keys() | _buffers_of_norms(block):
-            _put(block, name, (before[name] if name in before else held[name]).clone())
+        for name in copied:
+            _put(module, name, (before[name] if name in before else held[name]).clone())
         yield
     finally:
+        changed = _changed(module, others, versions)
         for name, buffer in held.items():
-            _put(block, name, buffer)
+            _put(module, name, buffer)
+        if changed:  # told even where PyTorch ends the pass early, which it does by raising
+            raise _changed_unexpectedly(block, min(changed), "changed by the second forward pass and not by the first")
+
+
+def _buffers_but_of_norms(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers whose changes have to be found out."""
+    of_norms = _buffers_of_norms(module)
+    return {name: buffer for name, buffer in module.named_buffers() if name not in of_norms}
+
+
+def _versions_of(buffers: dict[str, torch.Tensor]) -> dict[str, int]:
+    """How often each has been changed in place."""
+    return {name: buffer._version for name, buffer in buffers.items()}  # noqa: SLF001 - autograd's own count
+
+
+def _changed(module: nn.Module, held: dict[str, torch.Tensor], versions: dict[str, int]) -> set[str]:
+    """Names of the buffers in `held` that were changed in place since, or replaced."""
+    now, counts = dict(module.named_buffers()), _versions_of(held)
+    return {name for name, buffer in held.items() if now.get(name) is not buffer or counts[name] != versions[name]}
+
+
+def _changed_unexpectedly(block: Checkpointed, name: str, how: str) -> DoesNotFit:
+    return DoesNotFit(
+        f"buffer {name!r} of the checkpointed block {block.name!r} was {how}: the block cannot be computed again from "
+        "what it began with",
+        remedy=_REMEDY,
+    )
 
 
 def _buffers_of_norms(block: nn.Module) -> set[str]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.time.update import update_time
+from stoker.planning.time.update import counted, update_time
 from stoker.records import Occurrence, Operation, Storage, Trace, TraceSettings
 from stoker.testing import fake_device
 from tests.planning.time.cpu_points import elementwise, hardware, product, unmeasured
@@ -46,7 +46,7 @@ PARAMETER = Storage(num_bytes=4, category="parameter", born=-1, died=None)
 
 def test_on_a_cpu_operations_follow_each_other() -> None:
     """Forward 8 ms, backward 4 ms, the optimiser 2 ms."""
-    time = update_time(trace(), FixedTimes(), hardware(**QUIET_HOST))
+    time = update_time(counted(trace()), FixedTimes(), hardware(**QUIET_HOST))
     assert time.step_s.value == pytest.approx(14e-3)
     assert time.forward_s == pytest.approx(8e-3)
     assert time.step_s.basis == "calibrated"
@@ -57,21 +57,21 @@ def test_on_a_cpu_operations_follow_each_other() -> None:
 def test_the_host_comes_on_top() -> None:
     """For each operation forward and backward, for each parameter, and once."""
     measured = hardware(forward=1e-3, backward=2e-3, optimizer=5e-3, update=0.1)
-    time = update_time(trace(storages=(PARAMETER, PARAMETER)), FixedTimes(), measured)
+    time = update_time(counted(trace(storages=(PARAMETER, PARAMETER))), FixedTimes(), measured)
     assert time.step_s.value == pytest.approx(14e-3 + 3 * 1e-3 + 2e-3 + 2 * 5e-3 + 0.1)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5])
 def test_the_second_micro_batch_stands_for_all_others(micro_batches: int) -> None:
     """Micro-batches cost what they do each, the optimiser once."""
-    time = update_time(trace(parts=2), FixedTimes(), hardware(**QUIET_HOST), micro_batches=micro_batches)
+    time = update_time(counted(trace(parts=2), micro_batches), FixedTimes(), hardware(**QUIET_HOST))
     assert time.step_s.value == pytest.approx(micro_batches * 12e-3 + 2e-3)
     assert time.forward_s == pytest.approx(micro_batches * 8e-3)
 
 
 def test_the_interval_is_that_of_the_operations_and_the_machine() -> None:
     """Known to a tenth each, the sum is known to more than a twentieth and less than a tenth and a drift."""
-    step = update_time(trace(), FixedTimes(), hardware(**QUIET_HOST)).step_s
+    step = update_time(counted(trace()), FixedTimes(), hardware(**QUIET_HOST)).step_s
     assert 1.05 < step.high / step.value < 1.16
     assert step.value / step.low == pytest.approx(step.high / step.value)
 
@@ -79,7 +79,7 @@ def test_the_interval_is_that_of_the_operations_and_the_machine() -> None:
 def test_compiling_joins_chains_and_is_less_certain() -> None:
     """Relu and add become one kernel as long as the longer; the interval widens, and compiling takes time once."""
     eager, compiled = (
-        update_time(trace(), FixedTimes(), hardware(**QUIET_HOST), is_compiled=is_compiled)
+        update_time(counted(trace()), FixedTimes(), hardware(**QUIET_HOST), is_compiled=is_compiled)
         for is_compiled in (False, True)
     )
     assert eager.step_s.value - compiled.step_s.value == pytest.approx(1e-3)
@@ -94,9 +94,9 @@ def test_on_a_gpu_the_host_runs_ahead() -> None:
     gpu = unmeasured(
         device=fake_device(kind="cuda"), power_w=300.0, dense_flops={"fp32": 1e13}, bandwidth_bytes_per_s=1e12
     )
-    time = update_time(trace(), FixedTimes(), gpu)
+    time = update_time(counted(trace()), FixedTimes(), gpu)
     assert 14e-3 <= time.step_s.value < 16e-3
-    slow_host = update_time(trace(), FastTimes(), gpu)
+    slow_host = update_time(counted(trace()), FastTimes(), gpu)
     assert slow_host.step_s.value > 4 * 5e-6
     assert time.power_w is not None
     assert 0 < time.power_w.low <= time.power_w.value <= 300.0
@@ -111,7 +111,7 @@ class FastTimes(FixedTimes):
 
 def test_shares_name_operations_and_lines_and_add_up() -> None:
     """The largest first, each with the user's line; together they are the update."""
-    time = update_time(trace(), FixedTimes(), hardware(forward=1e-3, backward=0.0, optimizer=0.0, update=1e-3))
+    time = update_time(counted(trace()), FixedTimes(), hardware(forward=1e-3, backward=0.0, optimizer=0.0, update=1e-3))
     assert (time.shares[0].what, time.shares[0].where) == ("mm, forward", "train_me.py:7")
     assert sum(share.value for share in time.shares) == pytest.approx(time.step_s.value)
     assert [share.value for share in time.shares] == sorted((share.value for share in time.shares), reverse=True)

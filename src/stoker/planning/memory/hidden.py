@@ -1,7 +1,8 @@
 """Memory that no trace shows: what kernels and libraries allocate inside of an operation, and beside all of them.
 
 CPU, measured (PyTorch 2.13, AVX-512, one thread): convolutions and products in bf16 copy tensors into oneDNN's
-formats (`onednn.py`), LSTMs their gates. The workspace that an LSTM keeps for its backward pass is in the trace.
+formats (`onednn.py`), LSTMs their gates, the backward pass of batch norm its input. The workspace that an LSTM keeps
+for its backward pass is in the trace.
 
 CUDA, read from PyTorch's source, not measured here:
 - cuBLAS gets one workspace per handle through the caching allocator, at the first product, for good; cuBLASLt shares it
@@ -75,6 +76,11 @@ def _cpu_rnn_backward(operation: Operation) -> int:
     return round(_RNN_TEMPORARY * layer_input.numel * 4)
 
 
+def _cpu_batch_norm_backward(operation: Operation) -> int:
+    """A second tensor like the input, in either memory format; measured."""
+    return _size(operation.inputs[1])
+
+
 def _cuda_convolution(operation: Operation) -> int:
     x_BCHW, weight, *_ = operation.inputs
     if weight.dtype == "fp32" or operation.attribute("channels_last"):
@@ -108,6 +114,7 @@ def _cuda_embedding_backward(operation: Operation) -> int:
 
 _LAWS: dict[str, dict[str, Callable[[Operation], int]]] = {
     "cpu": {
+        "native_batch_norm_backward": _cpu_batch_norm_backward,
         "mm": onednn.product_bytes,
         "addmm": onednn.product_bytes,
         "bmm": onednn.product_bytes,

@@ -7,7 +7,7 @@ update takes as long as the longer of the two, phase by phase, and the batch has
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -58,6 +58,48 @@ class UpdateTime:
     shares: tuple[Share, ...]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What an update does, counted: the same on every device, however fast it is.
+
+    `counts` says how often each operation is executed in a phase for one of the user's lines. `born_bytes` are sizes of
+    the storages an update allocates, and how often.
+    """
+
+    trace: Trace
+    micro_batches: int
+    counts: tuple[tuple[int, Phase, int, float], ...]
+    num_parameters: int
+    input_bytes: float
+    born_bytes: tuple[tuple[int, int], ...]
+
+
+def counted(trace: Trace, micro_batches: int = 1) -> Work:
+    """The work of an update of `micro_batches` micro-batches.
+
+    The first micro-batch of the trace counts once, the second as often as there are others, the optimiser once; of a
+    trace of one micro-batch each is like it.
+    """
+    repeats = _repeats(trace, micro_batches)
+    counts: dict[tuple[int, Phase, int], float] = defaultdict(float)
+    for one in trace.occurrences:
+        counts[one.operation, one.phase, one.source] += 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
+    inputs = sum(storage.num_bytes for storage in trace.storages if storage.category == "input")
+    return Work(
+        trace=trace,
+        micro_batches=micro_batches,
+        counts=tuple((*key, count) for key, count in counts.items()),
+        num_parameters=sum(storage.category == "parameter" for storage in trace.storages),
+        input_bytes=inputs * micro_batches / trace.settings.parts,
+        born_bytes=tuple(Counter(storage.num_bytes for storage in trace.storages if storage.born >= 0).items()),
+    )
+
+
+def _repeats(trace: Trace, micro_batches: int) -> dict[int, int]:
+    """How often each traced micro-batch is executed."""
+    return {0: micro_batches} if trace.settings.parts == 1 else {0: 1, 1: micro_batches - 1}
+
+
 @dataclass
 class _Part:
     """What is alike: one operation in one phase, for one of the user's lines.
@@ -79,34 +121,32 @@ class _Part:
 
 
 def update_time(
-    trace: Trace,
+    work: Work,
     times: OperationTimes,
     hardware: Hardware,
     *,
-    micro_batches: int = 1,
     precision: str = "fp32",
     is_compiled: bool = False,
     malloc: str = "default",
 ) -> UpdateTime:
-    """The time of one update of `micro_batches` micro-batches.
+    """The time of one update.
 
     Args:
-        trace: of the whole model (`planning.expanded`); of two micro-batches, the second stands for all but the first.
+        work: of the whole model (`planning.expanded`).
         times: of the device's operations.
         hardware: the device.
-        micro_batches: how many make an update.
         precision: `tf32` traces as fp32, and is computed as what it is.
         is_compiled: elementwise chains are one kernel each, and the host starts fewer.
         malloc: a CPU's allocator, as in a Plan.
     """
-    parts = _parts(trace, times, micro_batches, is_tf32=precision == "tf32", is_compiled=is_compiled)
+    parts = _parts(work, times, is_tf32=precision == "tf32", is_compiled=is_compiled)
     host_s = _host_s(hardware)
-    beside = _beside(trace, hardware, host_s, micro_batches, malloc)
+    beside = _beside(work, hardware, host_s, malloc)
     by_phase = {phase: _phase_s(phase, parts, hardware, host_s[phase]) for phase in _PHASES}
     total = max(sum(by_phase.values()) + sum(beside.values()), 1e-9)
     deviation = math.sqrt(_variance(parts) / total**2 + (_COMPILED_DRIFT if is_compiled else _DRIFT) ** 2)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
-    num_operations = sum(part.kernels for part in parts) / micro_batches
+    num_operations = sum(part.kernels for part in parts) / work.micro_batches
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
         forward_s=by_phase["forward"],
@@ -116,23 +156,33 @@ def update_time(
     )
 
 
-def _parts(trace: Trace, times: OperationTimes, micro_batches: int, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
-    """Occurrences counted: the first micro-batch once, the second as often as there are others, the rest once."""
-    repeats = {0: micro_batches} if trace.settings.parts == 1 else {0: 1, 1: micro_batches - 1}
+def _parts(work: Work, times: OperationTimes, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
+    """The work with its times."""
+    trace = work.trace
     operations = [_in_tf32(operation) if is_tf32 else operation for operation in trace.operations]
     measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
-    shares = kernel_shares(trace, [seconds for seconds, _ in measured]) if is_compiled else None
-    parts: dict[tuple[int, Phase, int], _Part] = {}
-    for index, one in enumerate(trace.occurrences):
-        key = one.operation, one.phase, one.source
-        if key not in parts:
-            source = trace.sources[one.source] if trace.sources else ""
-            parts[key] = _Part(operations[one.operation], one.phase, source, *measured[one.operation])
-        times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
-        of_time, of_kernel = (1.0, 1.0) if shares is None else shares[index]
-        parts[key].count += times_over * of_time
-        parts[key].kernels += times_over * of_kernel
+    parts = {
+        (operation, phase, source): _Part(
+            operations[operation], phase, trace.sources[source] if trace.sources else "", *measured[operation],
+            count=count, kernels=count,
+        )
+        for operation, phase, source, count in work.counts
+    }  # fmt: skip
+    if is_compiled:
+        _fuse(parts, work, [seconds for seconds, _ in measured])
     return list(parts.values())
+
+
+def _fuse(parts: dict[tuple[int, Phase, int], _Part], work: Work, seconds: Sequence[float]) -> None:
+    """Count chains of elementwise operations as one kernel each."""
+    repeats = _repeats(work.trace, work.micro_batches)
+    for part in parts.values():
+        part.count = part.kernels = 0.0
+    for one, (of_time, of_kernel) in zip(work.trace.occurrences, kernel_shares(work.trace, seconds), strict=True):
+        times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
+        part = parts[one.operation, one.phase, one.source]
+        part.count += times_over * of_time
+        part.kernels += times_over * of_kernel
 
 
 def _in_tf32(operation: Operation) -> Operation:
@@ -162,27 +212,22 @@ def _phase_s(phase: Phase, parts: Sequence[_Part], hardware: Hardware, host_s: f
     return max(device, host) if hardware.device.kind == "cuda" else device + host
 
 
-def _beside(
-    trace: Trace, hardware: Hardware, host_s: dict[str, float], micro_batches: int, malloc: str
-) -> dict[str, float]:
+def _beside(work: Work, hardware: Hardware, host_s: dict[str, float], malloc: str) -> dict[str, float]:
     """What is no operation [s]."""
-    parameters = sum(storage.category == "parameter" for storage in trace.storages)
-    own = host_s["update"] + host_s["optimizer"] * parameters
-    inputs = sum(storage.num_bytes for storage in trace.storages if storage.category == "input")
+    own = host_s["update"] + host_s["optimizer"] * work.num_parameters
     if hardware.device.kind == "cuda":
         link = hardware.host_link_bytes_per_s or _USUAL_LINK_BYTES_PER_S
-        return {"Python": own, "the batch's way to the device": inputs * micro_batches / trace.settings.parts / link}
-    return {"Python": own, "memory had from the system": _fresh_s(trace, hardware, micro_batches, malloc)}
+        return {"Python": own, "the batch's way to the device": work.input_bytes / link}
+    return {"Python": own, "memory had from the system": _fresh_s(work, hardware, malloc)}
 
 
-def _fresh_s(trace: Trace, hardware: Hardware, micro_batches: int, malloc: str) -> float:
+def _fresh_s(work: Work, hardware: Hardware, malloc: str) -> float:
     """Page faults of blocks that are had from the system for each use [s]; 0 where they were not measured."""
     timings = hardware.benchmark.timings if hardware.benchmark else ()
     zeros = [one for one in timings if one.operation.name == "zeros"]
     per_byte = max((one.seconds / one.operation.bytes_written for one in zeros), default=0.0)
-    born = (storage for storage in trace.storages if storage.born >= 0)
-    fresh = sum(storage.num_bytes for storage in born if storage.num_bytes >= _FRESH_FROM_BYTES[malloc])
-    return per_byte * fresh * micro_batches / trace.settings.parts
+    fresh = sum(size * count for size, count in work.born_bytes if size >= _FRESH_FROM_BYTES[malloc])
+    return per_byte * fresh * work.micro_batches / work.trace.settings.parts
 
 
 def _variance(parts: Sequence[_Part]) -> float:

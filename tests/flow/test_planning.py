@@ -1,0 +1,252 @@
+"""`stoker.plan` from end to end: devices that are here and those that are not, limits, and jobs that cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import stoker
+from stoker import profiling
+from stoker.errors import BadJob, DoesNotFit, NoDevice
+from stoker.jobs import load_job
+from stoker.records import Candidate, Estimate
+from tests.flow.builders import blobs, blobs_job
+from tests.flow.command import stoker_here
+
+JOBS = Path(__file__).parent / "jobs"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GIB = 2**30
+
+
+@pytest.fixture
+def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial would be an error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a trial was started")
+
+    monkeypatch.setattr(profiling, "try_plan", refuse)
+
+
+def job_of(name: str, **settings: str) -> dict[str, object]:
+    """The job of a file in `jobs`, as arguments of `stoker.plan`."""
+    job, entry = load_job(JOBS / f"{name}.py", settings)
+    return {"job": job, "entry": entry}
+
+
+def wide_net() -> nn.Module:
+    """A million weights, all of them in products of matrices, which are what a GPU is for."""
+    return nn.Sequential(nn.Linear(6, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 2))
+
+
+def assert_is_forecast(candidate: Candidate) -> None:
+    """Every estimate is there, in its unit, and what it says agrees with the others."""
+    forecast, hours = candidate.forecast, candidate.forecast.total_s.value / 3600
+    units = {"step_s": "s", "total_s": "s", "peak_bytes": "bytes", "energy_kwh": "kWh", "cost_usd": "USD"}
+    for name, unit in units.items():
+        estimate = getattr(forecast, name)
+        assert isinstance(estimate, Estimate), name
+        assert estimate.unit == unit
+        assert 0 < estimate.low <= estimate.value <= estimate.high
+    assert candidate.price is not None
+    assert forecast.cost_usd is not None
+    assert forecast.cost_usd.value == pytest.approx(hours * candidate.price.usd_per_hour)
+    assert forecast.total_s.value >= forecast.step_s.value * forecast.total_updates
+    assert forecast.reserved_bytes is not None
+    assert forecast.peak_bytes.value <= forecast.reserved_bytes.value < candidate.memory_bytes
+
+
+def test_devices_that_are_here_and_not_are_compared() -> None:
+    """One candidate for each, the fastest first; what is here was tried and costs nothing, the others are forecast."""
+    decision = stoker.plan(blobs_job(), on="h100,l4,here")
+    assert {one.device for one in decision.candidates} == {"h100", "l4", "cpu"}
+    times = [one.forecast.total_s.value for one in decision.candidates]
+    assert times == sorted(times)
+    assert decision.device == decision.chosen.device == decision.candidates[0].device
+    by_name = {one.device: one for one in decision.candidates}
+    assert_is_forecast(by_name["h100"])
+    assert_is_forecast(by_name["l4"])
+    here = by_name["cpu"]
+    assert here.is_here
+    assert (here.price, here.forecast.cost_usd) == (None, None)
+    assert here.forecast.total_s.basis == "measured here"
+    assert all(rejection.reason for rejection in decision.rejected)
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_nothing_is_run_for_a_device_that_is_not_here() -> None:
+    """Not a single update; and it is said so."""
+    decision = stoker.plan(blobs_job(), on="h100")
+    assert decision.chosen.plan.device == "cuda:0"
+    assert_is_forecast(decision.chosen)
+    assert any("nothing was run" in line for line in decision.explanation)
+    assert decision.breakdown is not None
+    assert decision.breakdown.step_s
+    assert sum(share.value for share in decision.breakdown.peak_bytes) == pytest.approx(
+        decision.chosen.forecast.peak_bytes.value, rel=0.1
+    )
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_the_whole_catalogue_is_compared() -> None:
+    """Every device with a time model has a candidate; priced ones come before those that nobody offers, by money."""
+    decision = stoker.plan(blobs_job(), on="all", objective="money")
+    assert len(decision.candidates) >= 25
+    assert not any(one.is_here for one in decision.candidates)
+    costs = [one.forecast.cost_usd for one in decision.candidates]
+    known = [cost.value for cost in costs if cost is not None]
+    assert known == sorted(known)
+    assert all(cost is None for cost in costs[len(known) :])
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_a_larger_model_gains_more_from_a_larger_device() -> None:
+    """Where products are what takes the time, an H100 is far ahead of an L4."""
+    job = blobs_job(model=wide_net, data=blobs(2**17), batch=2**17, valid=None, until=stoker.epochs(100))
+    decision = stoker.plan(job, on="l4,h100")
+    first, second = decision.candidates
+    assert (first.device, second.device) == ("h100", "l4")
+    assert second.forecast.total_s.value > 3 * first.forecast.total_s.value
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_a_deadline_that_nothing_keeps_names_the_nearest() -> None:
+    """With what it would take there."""
+    with pytest.raises(DoesNotFit, match=r"within 1 h; the nearest is (h100|l4) with .* and \$[\d,.]+: takes") as error:
+        stoker.plan(**job_of("endless"), on="h100,l4", deadline="1h")  # type: ignore[arg-type]
+    assert error.value.exit_code == 3
+    assert "Raise that limit" in str(error.value.remedy)
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_what_breaks_a_limit_is_rejected_with_its_numbers() -> None:
+    """A budget that only one of two devices keeps."""
+    both = stoker.plan(**job_of("endless"), on="h100,l4", objective="money")  # type: ignore[arg-type]
+    cheap, dear = (one.forecast.cost_usd.value for one in both.candidates if one.forecast.cost_usd is not None)
+    decision = stoker.plan(**job_of("endless"), on="h100,l4", max_cost=(cheap + dear) / 2)  # type: ignore[arg-type]
+    assert [one.device for one in decision.candidates] == [both.candidates[0].device]
+    lost = [one.reason for one in decision.rejected if one.device == both.candidates[1].device]
+    assert len(lost) == 1
+    assert lost[0].startswith("costs $")
+    assert ", the limit is $" in lost[0]
+
+
+def test_an_unknown_device_is_told_with_names_like_it() -> None:
+    """Before anything is worked out of the job beyond its data."""
+    with pytest.raises(NoDevice, match="no device named 'h10'") as error:
+        stoker.plan(blobs_job(), on="here,h10")
+    assert error.value.exit_code == 2
+    assert "'h100'" in str(error.value.remedy)
+
+
+UNTRACEABLE = {
+    "untraceable": (r"`index` at untraceable\.py:\d+ has a result whose size depends on the data", "Say how large"),
+    "unknown_operation": (r"squash.* at unknown_operation\.py:\d+ cannot be traced", "register_fake"),
+    "through_numpy": (r"at through_numpy\.py:\d+ cannot be traced: .*numpy", r"\.numpy\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACEABLE)
+@pytest.mark.usefixtures("nothing_is_run")
+def test_a_model_that_cannot_be_traced_is_refused_elsewhere(name: str) -> None:
+    """Operation, line, and what would help."""
+    says, hint = UNTRACEABLE[name]
+    with pytest.raises(BadJob, match=says) as error:
+        stoker.plan(**job_of(name), on="h100")  # type: ignore[arg-type]
+    assert hint.replace("\\", "") in str(error.value.remedy)
+
+
+@pytest.mark.xfail(strict=True, raises=BadJob, reason="pricing asks an update that cannot be traced for its power")
+@pytest.mark.parametrize("name", UNTRACEABLE)
+def test_a_model_that_cannot_be_traced_is_planned_here_by_trials(name: str) -> None:
+    """And the explanation says why there was no forecast."""
+    decision = stoker.plan(**job_of(name))  # type: ignore[arg-type]
+    assert decision.chosen.forecast.step_s.basis == "measured here"
+    assert any(f"no forecast before the trials: `{name}" in line or f"{name}.py:" in line
+               for line in decision.explanation)  # fmt: skip
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_a_branch_on_values_is_traced_one_way() -> None:
+    """A loss or a change that is read decides nothing about shapes: no hint is wanted."""
+    decision = stoker.plan(**job_of("branches_on_values"), on="h100")  # type: ignore[arg-type]
+    assert decision.chosen.plan.micro_batch == 20
+
+
+@pytest.mark.xfail(strict=True, reason="tracing lets a tensor of the CPU meet one of the GPU")
+def test_a_model_that_names_the_cpu_is_refused_on_a_gpu() -> None:
+    """A tensor made on the CPU in the forward pass would fail on every GPU; the line is named."""
+    with pytest.raises(BadJob, match=r"names_its_device\.py:\d+"):
+        stoker.plan(**job_of("names_its_device"), on="h100")  # type: ignore[arg-type]
+
+
+def test_a_batch_that_fits_nowhere_is_told_with_the_groups_that_would() -> None:
+    """The command ends with 3: what is needed, what is there, the largest GPU, and a change of the job."""
+    sizes = ("--set", "batch=80000", "--set", f"width={50 * 2**14}")
+    ended = stoker_here("plan", JOBS / "huge_batch.py", *sizes, "--on", "h100")
+    assert ended.code == 3
+    assert "a micro-batch of 80000 (samples are coupled in groups of 80000) needs about 489" in ended.err
+    assert "has 79.6 GiB" in ended.err
+    assert "No one GPU of the catalogue does it; the largest is" in ended.err
+    assert "Job(coupling_group=10000) it needs about 6" in ended.err
+    assert ended.out == ""
+
+
+def test_a_model_that_fits_on_larger_devices_is_told_the_smallest() -> None:
+    """Here, and on a device that is too small; weights of 37 GiB are made nowhere."""
+    ended = stoker_here("plan", JOBS / "huge_model.py", "--set", "width=100000", "--on", "l4,t4")
+    assert ended.code == 3
+    assert "l4: a micro-batch of 1 needs about" in ended.err
+    assert "t4: a micro-batch of 1 needs about" in ended.err
+    assert "The smallest GPU that does it is" in ended.err
+
+
+def test_weights_that_fit_nowhere_are_told_in_one_sentence() -> None:
+    """Of many devices only the largest is told."""
+    ended = stoker_here("plan", JOBS / "huge_model.py", "--on", "all")
+    assert ended.code == 3
+    assert "devices is large enough. The largest, " in ended.err
+    assert ended.err.count("needs about") == 1
+
+
+def test_a_device_that_is_too_small_beside_one_that_is_not_is_rejected() -> None:
+    """With the plan that needs the least, and how much that is."""
+    decision = stoker.plan(**job_of("huge_model", width="60000"), on="t4,b200")  # type: ignore[arg-type]
+    assert [one.device for one in decision.candidates] == ["b200"]
+    too_small = [one for one in decision.rejected if one.device == "t4"]
+    assert len(too_small) == 1
+    assert "needs about" in too_small[0].reason
+    assert too_small[0].plan.micro_batch == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_run")
+def test_the_8b_example_is_planned_where_it_cannot_be_run() -> None:
+    """Eight billion weights under AdamW take 16 bytes each and more: an H200 with 139 GiB holds them, an H100 not."""
+    job, entry = load_job(EXAMPLES / "llama8b.py", {})
+    decision = stoker.plan(job, on="h100,h200,b200", entry=entry)
+    assert [one.device for one in decision.candidates] == ["b200", "h200"]
+    assert_is_forecast(decision.chosen)
+    state_bytes = 16 * 8.03e9
+    peak = decision.chosen.forecast.peak_bytes.value
+    assert state_bytes < peak < 1.5 * state_bytes
+    tokens, step_s = 32 * 2048, decision.chosen.forecast.step_s.value
+    flops = 6 * 8.03e9 * tokens
+    assert flops / step_s < 2.3e15, "more than the device's dense bf16 rate"
+
+
+def test_what_is_quick_here_is_told_to_be_enough() -> None:
+    """A run of seconds: nothing to rent."""
+    decision = stoker.plan(blobs_job())
+    assert decision.advice.startswith("What is here is enough: done in ")
+
+
+def test_what_takes_long_here_is_told_what_to_rent() -> None:
+    """A hundred thousand epochs: the cheapest device that is much faster, and what it costs there."""
+    job = blobs_job(model=wide_net, data=blobs(1024), batch=1024, valid=None, test=None, until=stoker.epochs(100_000))
+    decision = stoker.plan(job)
+    assert decision.advice.startswith("It runs here in ")
+    assert " takes " in decision.advice
+    assert "$" in decision.advice

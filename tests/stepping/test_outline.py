@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from stoker.stepping import build_model, outline
+from tests.stepping.models import make_job, mlp
+
+
+def test_an_outline_has_sizes_and_no_weights() -> None:
+    """Names, shapes and types are those of the model that would be made."""
+    job = make_job(mlp)
+    found = outline(job)
+    assert {parameter.device.type for parameter in found.parameters()} == {"meta"}
+    real = build_model(job)
+    assert [(name, p.shape, p.dtype) for name, p in found.named_parameters()] == [
+        (name, p.shape, p.dtype) for name, p in real.named_parameters()
+    ]
+
+
+def test_what_would_not_fit_is_outlined_all_the_same() -> None:
+    """A layer of 4 TB is made in no memory."""
+    found = outline(make_job(lambda: nn.Linear(10**6, 10**6)))
+    assert sum(parameter.numel() for parameter in found.parameters()) == 10**12 + 10**6
+
+
+def test_a_module_given_is_its_own_outline() -> None:
+    """It is there already."""
+    module = mlp()
+    assert outline(make_job(module)) is module
+
+
+def test_a_model_that_looks_at_its_weights_is_made_for_real() -> None:
+    """A function that reads a value cannot run without weights."""
+
+    def looks() -> nn.Module:
+        layer = nn.Linear(4, 4)
+        return nn.Sequential(layer, nn.ReLU() if layer.weight.sum().item() > -1e9 else nn.Tanh())
+
+    found = outline(make_job(looks))
+    assert {parameter.device.type for parameter in found.parameters()} == {"cpu"}
+
+
+def test_the_outline_draws_nothing() -> None:
+    """Random numbers that follow are as if there had been none, even where the model is made for real."""
+
+    def looks() -> nn.Module:
+        layer = nn.Linear(4, 4)
+        layer.weight.sum().item()
+        return layer
+
+    for make in (mlp, looks):
+        torch.manual_seed(5)
+        wanted = torch.rand(3)
+        torch.manual_seed(5)
+        outline(make_job(make))
+        assert torch.equal(torch.rand(3), wanted)
