@@ -35,7 +35,7 @@ _NEIGHBOURS = {"6.1": "6.0", "7.5": "7.0", "8.9": "9.0"}
 
 REFITTED = (
     "datasheet.PRODUCT and datasheet.BATCHED: how tiles of products behave",
-    "datasheet.Shares: what is sustained of arithmetic and bandwidth; `unprotected` stays, none of these devices is one",
+    "datasheet.Shares: what is sustained of arithmetic and bandwidth; but for `unprotected`, which none of them is",
     "power._FP32_PICOJOULE of capabilities 6.1, 7.5 and 8.9: replaced by a neighbour's where that device is left out",
 )
 """What leaving a device out covers. Boards of the same chip stay: without the A100 of 40 GB, the one of 80 GB."""
@@ -49,9 +49,8 @@ NOT_REFITTED = (
 )
 """Which constants stay as shipped when a device is left out, its points having been among those they come from."""
 JUDGED_ON_LABELS = (
-    "gpu_forecast.SlowAllocator.call_s: a call of cudaMalloc, from the forward passes of the three V100 training labels",
-    "gpu_forecast.SlowAllocator.slow_s_per_byte: the upper end of training, from how far forward passes of published "
-    "training labels lie above half of the backward pass",
+    "gpu_forecast.SlowAllocator.call_s: a call of cudaMalloc, from forward passes of three V100 training labels",
+    "gpu_forecast.SlowAllocator.slow_s_per_byte: training's upper end, from forward passes as long as backward ones",
 )
 """Which constants come from whole models. Both act in training only."""
 

@@ -4,11 +4,14 @@
         [--points 24 | --without-points] [--leave-one-out]
 
 `labels.csv` has columns device, model, mode (`inf`, `train`), seqlen, batch, option (empty, or `fusion` for compiled),
-e2e_ms; `DIR` holds `devices.json`, `models.json` and the points of single operations (see `gpu_points`). By default a
-device's own points, all of them, stand for its micro-benchmark; `--points 24` draws as many of each kind as `stoker
-doctor` would measure; `--without-points` forecasts from the datasheet. With the latter, or `--leave-one-out`, every
-constant is fitted again on the points of the other devices. Whole models are never fitted to. `--out FILE` also writes
-the document with hardware and versions.
+e2e_ms and, where known, num_layer; `DIR` holds `devices.json`, `models.json` and the points of single operations (see
+`gpu_points`). By default a device's own points, all of them, stand for its micro-benchmark; `--points 24` draws as many
+of each kind as `stoker doctor` would measure; `--without-points` forecasts from the datasheet. With the latter, or
+`--leave-one-out`, the constants in `gpu_constants.REFITTED` are fitted again on the points of the other devices; those
+in `NOT_REFITTED` stay, though the device's points were at hand when they were chosen. Inference is fitted to no whole
+model. Of training the constants in `JUDGED_ON_LABELS` are; the labels they were judged from are marked `is_judged_on`,
+and means are given with and without them. `--out FILE` also writes the document with hardware and versions. Labels that
+cannot be modelled are named on standard error, and are no failure.
 """
 
 from __future__ import annotations
@@ -26,15 +29,14 @@ from typing import Any
 
 import torch
 
-from bench.forecast.gpu_constants import Constants, fitted_without
+from bench.forecast.gpu_constants import JUDGED_ON_LABELS, NOT_REFITTED, REFITTED, Constants, fitted_without
 from bench.forecast.gpu_forecast import SlowAllocator, StepForecast, forecast_step
-from bench.forecast.gpu_points import Points, normalised, read_devices, read_points, with_points
+from bench.forecast.gpu_labels import Label
+from bench.forecast.gpu_points import Points, read_devices, read_points, with_points
 from bench.forecast.gpu_steps import Step, step_of
 from stoker.errors import StokerError
 from stoker.planning.time.gpu import GpuTimes
 from stoker.records.hardware import Hardware
-
-_MODES = {"inf": False, "train": True}
 
 
 class Forecaster:
@@ -48,22 +50,28 @@ class Forecaster:
         self._times: dict[str, GpuTimes] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
 
-    def forecast(self, label: Mapping[str, str]) -> StepForecast:
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Which constants know the device that is forecast, or its whole models."""
+        refits = self.leaves_out or not self.uses_points
+        return {
+            "refitted": [*REFITTED] if refits else [],
+            "not_refitted": [*NOT_REFITTED] if refits else [*REFITTED, *NOT_REFITTED],
+            "constants_judged_on_labels": [*JUDGED_ON_LABELS],
+        }
+
+    def forecast(self, label: Label) -> StepForecast:
         """The forecast of one label.
 
         Raises:
-            LookupError: it cannot be modelled; the text says why.
+            LookupError: its device or model is unknown; the text says which.
+            StokerError: it cannot be modelled; the text says why.
         """
-        option = (label.get("option") or "").strip()
-        if option not in {"", "fusion"}:
-            raise LookupError(f"option {option!r}: several devices are not modelled")
-        if label["mode"] not in _MODES:
-            raise LookupError(f"mode {label['mode']!r} is neither inf nor train")
-        if label["model"] not in self.models:
-            raise LookupError(f"model {label['model']!r} is not in models.json")
-        times = self._times_of(normalised(label["device"]))
+        if label.model not in self.models:
+            raise LookupError(f"model {label.model!r} is not in models.json")
+        times = self._times_of(label.device)
         step = self._step_of(label, times.sustained.hardware.compute_capability or "8.0")
-        return forecast_step(step, times, is_compiled=option == "fusion", allocator=SlowAllocator())
+        return forecast_step(step, times, is_compiled=label.is_compiled, allocator=SlowAllocator())
 
     def _times_of(self, device: str) -> GpuTimes:
         if device not in self._times:
@@ -78,47 +86,61 @@ class Forecaster:
             self._times[device] = constants.times(hardware)
         return self._times[device]
 
-    def _step_of(self, label: Mapping[str, str], capability: str) -> Step:
-        key = (label["model"], label["mode"], int(label["seqlen"]), int(label["batch"]))
+    def _step_of(self, label: Label, capability: str) -> Step:
+        key = (label.model, label.is_training, label.tokens, label.batch, label.layers, capability)
         if key not in self._steps:
-            config = self.models[label["model"]]
             self._steps[key] = step_of(
-                config, is_training=_MODES[label["mode"]], tokens=key[2], batch=key[3], capability=capability
+                self.models[label.model],
+                is_training=label.is_training,
+                tokens=label.tokens,
+                batch=label.batch,
+                capability=capability,
+                layers=label.layers,
             )
         return self._steps[key]
 
 
-def forecast_all(labels: Sequence[Mapping[str, str]], forecaster: Forecaster) -> dict[str, Any]:
-    """The document: cases, means by device and mode, and what was left out with the reason."""
+def forecast_all(rows: Sequence[Mapping[str, str]], forecaster: Forecaster) -> dict[str, Any]:
+    """The document: cases, means by device and mode, and what was left out with the reason.
+
+    Means stand there twice, the second time without the labels that a constant was judged from.
+    """
     cases, skipped = [], []
-    for label in labels:
+    for row in rows:
         try:
-            measured = float(label["e2e_ms"])
-            if not measured > 0:
-                raise ValueError(f"measured {measured} ms")
+            label = Label.of(row)
             made = forecaster.forecast(label)
         except (LookupError, ValueError, TypeError, RuntimeError, StokerError) as problem:
-            skipped.append({**label, "reason": f"{type(problem).__name__}: {problem}"})
+            skipped.append({**row, "reason": f"{type(problem).__name__}: {problem}"})
             continue
-        cases.append({**label, **_case(made, measured, label)})
-    return {"cases": cases, "means": _means(cases), "overall": _summary(cases), "skipped": skipped}
+        cases.append({**row, **_case(made, label)})
+    unseen = [case for case in cases if not case["is_judged_on"]]
+    return {
+        **forecaster.constants,
+        "cases": cases,
+        "means": _means(cases),
+        "overall": _summary(cases),
+        "means_without_judged_on": _means(unseen),
+        "overall_without_judged_on": _summary(unseen),
+        "skipped": skipped,
+    }
 
 
-def _case(made: StepForecast, measured_ms: float, label: Mapping[str, str]) -> dict[str, Any]:
+def _case(made: StepForecast, label: Label) -> dict[str, Any]:
     case = {
         "predicted_ms": made.seconds * 1e3,
         "low_ms": made.low_s * 1e3,
         "high_ms": made.high_s * 1e3,
-        "measured_ms": measured_ms,
-        "error": made.seconds * 1e3 / measured_ms - 1,
-        "covered": made.low_s * 1e3 <= measured_ms <= made.high_s * 1e3,
+        "measured_ms": label.seconds * 1e3,
+        "error": made.seconds / label.seconds - 1,
+        "covered": made.low_s <= label.seconds <= made.high_s,
+        "is_judged_on": label.is_judged_on,
         "shares": {kind: round(share, 4) for kind, share in made.shares.items()},
     }
-    parts = {"forward": made.forward_s, "backward": made.backward_s}
-    for phase, seconds in parts.items():
-        measured = float(label.get(f"{phase}_ms") or 0)
-        if label["mode"] == "train" and measured > 0:
-            case[f"{phase}_error"] = seconds * 1e3 / measured - 1
+    phases = {"forward": (made.forward_s, label.forward_s), "backward": (made.backward_s, label.backward_s)}
+    for phase, (seconds, measured) in phases.items():
+        if label.is_training and measured is not None:
+            case[f"{phase}_error"] = seconds / measured - 1
     return case
 
 
@@ -174,6 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         options.out.write_text(json.dumps({**about, **document}, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document) if options.json else _in_words(document))
+    for one in document["skipped"]:
+        named = " ".join(str(one.get(key)) for key in ("device", "model", "mode", "seqlen", "batch", "option"))
+        print(f"skipped: {named}: {one['reason']}", file=sys.stderr)
     return 0
 
 
@@ -190,16 +215,16 @@ def _in_words(document: Mapping[str, Any]) -> str:
         f"{case.get('option') or '':6} {case['measured_ms']:9.1f} {case['predicted_ms']:9.1f} {case['error']:+7.1%}"
         for case in document["cases"]
     ]
-    means = [*document["means"], {"device": "all", "mode": "", **document["overall"]}]
+    means = [
+        *document["means"],
+        {"device": "all", "mode": "", **document["overall"]},
+        {"device": "all not judged on", "mode": "", **document["overall_without_judged_on"]},
+    ]
     lines += [
         f"{mean['device']:24} {mean['mode']:5} {mean['cases']:3} cases: mean |error| "
         f"{mean['mean_absolute_error']:.1%}, mean {mean['mean_error']:+.1%}, covered {mean['coverage']:.0%}"
         for mean in means
         if mean["cases"]
-    ]
-    lines += [
-        f"skipped: {' '.join(str(one.get(key)) for key in ('device', 'model', 'mode'))}: {one['reason']}"
-        for one in document["skipped"]
     ]
     return "\n".join(lines)
 

@@ -1,6 +1,6 @@
 """Peak memory of an update on the CPU: traced, before anything is run, against what PyTorch's allocator then held.
 
-    python -m bench.forecast.peak_memory [--threads 1] [--only NAME ...] [--quick]
+    python -m bench.forecast.peak_memory [--threads 1] [--only NAME ...] [--quick] [--date 2026-11-21]
 
 For each architecture of `models.py`, in fp32 and bf16, with and without activation checkpointing of all its blocks: the
 job's second update is traced on fake tensors, and its allocations replayed (`planning.memory`). Then the same update is
@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ from stoker.profiling.tracing import trace_update
 from stoker.records import Coupling, Plan, Trace, TraceSettings
 from stoker.stepping import Step, build_model, num_blocks
 
-DATE = "2026-11-21"
 RESULTS = Path(__file__).parents[1] / "results"
 MEDIAN_BAR, WORST_BAR = 0.005, 0.02
 PACKAGES = ("torch", "timm", "transformers")
@@ -74,6 +74,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of architectures")
     parser.add_argument("--quick", action="store_true", help="fp32 without checkpointing alone; nothing is written")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's; kernels have scratch memory for each")
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    parser.add_argument("--date", default=today, help="under which results are written (default: today, UTC)")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     rows, failures = [], []
@@ -92,7 +94,7 @@ def main() -> int:
     held_out = _summary([row for row in rows if row.is_held_out])
     print(json.dumps({"summary": summary, "held_out": held_out}))
     if not arguments.only and not arguments.quick:
-        _write(rows, failures, {"summary": summary, "held_out": held_out}, arguments.threads)
+        _write(rows, failures, {"summary": summary, "held_out": held_out}, arguments)
     is_within = all(
         part.get("median", 0) <= MEDIAN_BAR and part.get("worst", 0) <= WORST_BAR for part in (summary, held_out)
     )
@@ -220,11 +222,14 @@ def _summary(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _write(rows: list[Row], failures: list[dict[str, str]], summaries: dict[str, Any], num_threads: int) -> None:
+def _write(
+    rows: list[Row], failures: list[dict[str, str]], summaries: dict[str, Any], arguments: argparse.Namespace
+) -> None:
+    num_threads, date = arguments.threads, arguments.date
     document = {
         "what": "peak memory of an update on the CPU, traced against PyTorch's allocator",
         "command": f"python -m bench.forecast.peak_memory --threads {num_threads}",
-        "date": DATE,
+        "date": date,
         "machine": f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}, {num_threads} threads",
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "bars": {"median": MEDIAN_BAR, "worst": WORST_BAR},
@@ -232,7 +237,7 @@ def _write(rows: list[Row], failures: list[dict[str, str]], summaries: dict[str,
         "failures": failures,
         "rows": [asdict(row) for row in rows],
     }
-    path = RESULTS / f"peak_memory_{num_threads}_threads_{DATE}.json"
+    path = RESULTS / f"peak_memory_{num_threads}_threads_{date}.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
 

@@ -251,7 +251,9 @@ def test_large_buffers_that_begin_to_change_later_are_found() -> None:
     """No copy was made of what it was before, so that the block cannot be computed again: it is refused, by name."""
     job = make_job(lambda: deep(lambda: Starting(5000)))
     trained(job, 16, checkpointed_blocks=3, updates=2)
-    with pytest.raises(DoesNotFit, match=r"buffer 'passes' of the checkpointed block '1' was changed in place") as caught:
+    with pytest.raises(
+        DoesNotFit, match=r"buffer 'passes' of the checkpointed block '1' was changed in place"
+    ) as caught:
         trained(job, 16, checkpointed_blocks=3, updates=3)
     assert "checkpointed_blocks 0" in str(caught.value.remedy)
 

@@ -9,7 +9,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.records import Coupling
-from stoker.stepping import find_coupling
+from stoker.stepping import coupling_by_types, find_coupling, outline
 from stoker.stepping.pool import pool_of
 from stoker.stepping.probing import working_probe
 from stoker.zoo import GPT
@@ -370,3 +370,38 @@ def test_the_probe_leaves_the_job_as_it_was() -> None:
 def test_the_probe_finds_the_same_again() -> None:
     """Samples, weights and draws of the probe are keyed: two probes of one job agree in every figure."""
     assert probed(text_job(moe)) == probed(text_job(moe))
+
+
+def by_types(job: Job) -> Coupling:
+    """What is told of a model that is too large to be run."""
+    return coupling_by_types(job, outline(job), "its weights take 4 TiB")
+
+
+def test_without_a_probe_batch_norm_couples_a_batch_or_a_group() -> None:
+    """The norms are counted on the outline, and the evidence says that nothing was run."""
+    job = make_job(lambda: mlp(norm=nn.BatchNorm1d))
+    found = by_types(job)
+    assert (found.kind, found.group, found.causes) == ("batch_norm", 16, ("1 BatchNorm1d",))
+    assert "not probed: its weights take 4 TiB" in found.evidence
+    assert by_types(make_job(job.model, coupling_group=4)).group == 4
+
+
+def test_without_a_probe_other_models_are_taken_to_be_separable() -> None:
+    """As far as types tell."""
+    found = by_types(make_job(lambda: mlp(norm=nn.LayerNorm)))
+    assert (found.kind, found.group, found.causes) == ("separable", None, ())
+    assert "by the types of its modules only" in found.evidence
+
+
+def test_without_a_probe_a_declared_coupling_counts() -> None:
+    """A loss over the batch couples, whatever the modules are."""
+    found = by_types(make_job(mlp, loss_scope="batch"))
+    assert (found.kind, found.causes) == ("whole_group", ("the loss",))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_types_and_probe_agree_on_ordinary_models(norm: type[nn.Module]) -> None:
+    """Where both can be had, kind and group are the same."""
+    job = make_job(lambda: mlp(norm=norm))
+    told, found = by_types(job), probed(job)
+    assert (told.kind, told.group, told.causes) == (found.kind, found.group, found.causes)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -55,3 +56,30 @@ def test_the_outline_draws_nothing() -> None:
         torch.manual_seed(5)
         outline(make_job(make))
         assert torch.equal(torch.rand(3), wanted)
+
+
+def by_way_of_numpy() -> nn.Module:
+    """Takes rates of dropout from a tensor by `.numpy()`, which is a TypeError where there are no values."""
+    rates = torch.linspace(0, 0.5, 2).numpy()
+    return nn.Sequential(nn.Linear(6, 4), *[nn.Dropout(float(rate)) for rate in rates])
+
+
+def test_a_model_that_looks_at_values_in_any_way_is_made_for_real() -> None:
+    """Whatever the error its look at a tensor without values ends in."""
+    model = outline(make_job(by_way_of_numpy))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.0, 0.5]
+
+
+def test_a_function_that_fails_tells_the_error_of_the_real_model() -> None:
+    """And not that of the attempt without memory, which may be another."""
+    devices: list[str] = []
+
+    def fails() -> nn.Module:
+        devices.append(torch.empty(1).device.type)
+        raise ValueError(f"on {devices[-1]}")
+
+    with pytest.raises(ValueError, match="on cpu") as caught:
+        outline(make_job(fails))
+    assert devices == ["meta", "cpu"]
+    assert caught.value.__context__ is None

@@ -48,7 +48,7 @@ class TraceBook:
     def _derived(self, settings: TraceSettings) -> Trace:
         """From two small micro-batches where that is exact, else traced as it is."""
         sizes = self._sizes(settings)
-        if settings.micro_batch == 1 or settings.micro_batch in sizes or len(sizes) < 2:
+        if settings.micro_batch in sizes or len(sizes) < 2:
             return self._traced(settings)
         small, large = (self._traced(dataclasses.replace(settings, micro_batch=size)) for size in sizes)
         try:
@@ -63,7 +63,7 @@ class TraceBook:
 
     def _traced(self, settings: TraceSettings) -> Trace:
         """A trace as it is made or kept: of repeated blocks, only a few are in it."""
-        if settings.capability == "9.0":  # runs the kernels of 8.0
+        if settings.target == "cuda" and settings.capability != "8.0" and _runs_alike(settings):
             same = self._traced(dataclasses.replace(settings, capability="8.0"))
             return dataclasses.replace(same, settings=settings)
         if settings in self._short:
@@ -74,14 +74,19 @@ class TraceBook:
             else digest([self._identity, settings, self._coupling.kind, self._coupling.group])
         )
         found = None if key is None else self._cache.read(key)
-        if found is None:
+        if found is None or found.is_fallback:
             prepared = self._prepared
             found = profiling.trace_with_repetition(prepared.job, prepared.data, self._coupling, settings)
-            if key is not None:
+            if key is not None and not found.is_fallback:  # the next process may be able to pretend the target
                 with contextlib.suppress(RunFailed):  # a cache that cannot be written costs the next planning seconds
                     self._cache.write(key, found)
         self._short[settings] = found
         return found
+
+
+def _runs_alike(settings: TraceSettings) -> bool:
+    """Whether a GPU runs the kernels of one of capability 8.0: newer ones do, and in fp32 all do."""
+    return settings.precision == "fp32" or float(settings.capability or 0) > 8
 
 
 def _identity(prepared: Prepared) -> str | None:

@@ -20,8 +20,8 @@ from stoker.units import format_bytes
 SURE_ENOUGH = 0.9
 """A plan is used if it fits with at least this probability."""
 
-MOST_SIZES = 4
-"""Micro-batches that are forecast for each way to execute, the largest that fit."""
+MOST_SIZES, MOST_SIZES_ELSEWHERE = 4, 2
+"""Micro-batches that are forecast for each way to execute, the largest that fit; fewer where none will be tried."""
 
 RANKING_SHARE = 0.02
 LEAST_RANKING_S = 0.5
@@ -70,7 +70,9 @@ def rank(
     """
     started, found = clock(), list[Candidate]()
     for settings in execution_settings(profile, device, can_compile=can_compile):
-        for plan in _fitting(settings, profile, forecasts):
+        if not is_here and settings.precision == "fp32" and "tf32" in device.fast_dtypes:
+            continue  # the same tensors, and products no faster
+        for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             found.append(
                 Candidate(
                     device=name, plan=plan, forecast=forecasts.forecast(plan), memory_bytes=device.memory_bytes,
@@ -85,7 +87,7 @@ def rank(
     return tuple(sorted(found, key=lambda c: 1 / c.forecast.samples_per_s.value))
 
 
-def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts) -> Iterator[Plan]:
+def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) -> Iterator[Plan]:
     """The largest micro-batches that fit under `settings`, each with the least it takes to make it fit.
 
     Less memory is needed by fewer samples, and by a plan that saves more: a size that does not fit with all that can be
@@ -101,8 +103,11 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts) -> Iterator
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if not sizes or not fits(ways(sizes[-1])[-1]):
         return
-    largest = largest_that_fits(sizes, lambda size: fits(ways(size)[-1])) or sizes[-1]
-    for size in sizes[sizes.index(largest) :][:MOST_SIZES]:
+    # The whole batch at once is looked at last: it is an update of another kind, and has to be traced for itself.
+    largest = largest_that_fits(sizes[1:], lambda size: fits(ways(size)[-1])) if len(sizes) > 1 else sizes[0]
+    if largest == sizes[min(1, len(sizes) - 1)] and fits(ways(sizes[0])[-1]):
+        largest = sizes[0]
+    for size in sizes[sizes.index(largest or sizes[-1]) :][:most]:
         yield next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))
 
 

@@ -1,10 +1,12 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from stoker.errors import BadJob
 from stoker.loading import datasets_of
-from stoker.profiling.tracing import trace_update
+from stoker.profiling.tracing import trace_step, trace_update
+from stoker.profiling.tracing.answers import NO_HINTS
 from tests.profiling.tracing.jobs import JOBS, SEPARABLE, make_job, settings
 
 CLASSES = 10
@@ -64,9 +66,21 @@ def _line_of(model, text="# data-dependent"):
     return f"test_answers.py:{first + next(i for i, line in enumerate(lines) if text in line)}"
 
 
-def _trace(model, hints=None, target="cuda"):
+def _trace(model, target="cuda"):
     job = make_job(model, JOBS["mlp"]().data)
-    return trace_update(job, datasets_of(job), SEPARABLE, settings(target), hints=hints or {})
+    return trace_update(job, datasets_of(job), SEPARABLE, settings(target))
+
+
+def _trace_step(model, hints=NO_HINTS, target="cuda"):
+    stepped = model()
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1)
+
+    def step(batch):
+        F.cross_entropy(stepped(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return trace_step(step, (torch.ones(8, 48), torch.zeros(8, dtype=torch.int64)), settings(target), hints=hints)
 
 
 @pytest.mark.parametrize("model", [_Masked, _Selected, _Routed, _Repeated])
@@ -74,15 +88,25 @@ def test_sizes_that_depend_on_data_ask_for_a_hint_and_name_the_line(model):
     """Nobody guesses how many rows a mask keeps: the error has the user's line and how to say it."""
     line = _line_of(model)
     with pytest.raises(BadJob, match=line) as caught:
-        _trace(model)
+        _trace_step(model)
     assert f'hints={{"{line}": 128}}' in caught.value.remedy
+
+
+@pytest.mark.parametrize("model", [_Masked, _Selected, _Routed, _Repeated])
+def test_a_job_is_told_what_it_can_do_without_hints(model):
+    """No call takes hints for a Job, so that none is asked for: it is planned by trials, or rewritten."""
+    with pytest.raises(BadJob, match=_line_of(model)) as caught:
+        _trace(model)
+    assert "hints" not in caught.value.remedy
+    assert "planned by trials" in caught.value.remedy
+    assert "torch.where" in caught.value.remedy
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 @pytest.mark.parametrize("model", [_Masked, _Selected, _Routed, _Repeated])
 def test_hint_gives_the_size(model, target):
     """With the hint the step is traced, and tensors have the size that the hint says, backward pass included."""
-    few, many = (_trace(model, {_line_of(model): count}, target) for count in (3, 7))
+    few, many = (_trace_step(model, {_line_of(model): count}, target) for count in (3, 7))
     sizes = [{shape.shape for one in t.operations for shape in (*one.inputs, *one.outputs)} for t in (few, many)]
     assert any(3 in shape for shape in sizes[0] - sizes[1])
     assert any(7 in shape for shape in sizes[1] - sizes[0])
@@ -133,3 +157,26 @@ def test_operation_without_fake_is_named():
     with pytest.raises(BadJob, match=f"doubled.*{_line_of(_Custom)}") as caught:
         _trace(_Custom)
     assert "register_fake" in caught.value.remedy
+
+
+class _Mixed(_Model):
+    def change(self, x):
+        return x + torch.arange(16, device="cpu")  # another device
+
+
+class _Scalar(_Model):
+    def change(self, x):
+        return x + torch.tensor(0.5, device="cpu")
+
+
+def test_a_tensor_of_the_cpu_does_not_meet_one_of_the_gpu():
+    """It would fail on every GPU: the line is named, and the change that would do. On a CPU it is right."""
+    with pytest.raises(BadJob, match=f"add.* at {_line_of(_Mixed, '# another device')} cannot be traced") as caught:
+        _trace(_Mixed)
+    assert "device=x.device" in caught.value.remedy
+    assert _trace(_Mixed, "cpu").flops == _trace(_Model_without_change, "cpu").flops
+
+
+def test_a_scalar_of_the_cpu_may_meet_tensors_of_the_gpu():
+    """As it may on a GPU."""
+    assert _trace(_Scalar).flops == _trace(_Model_without_change).flops

@@ -14,9 +14,12 @@ Bekman's "Maximum Achievable Matmul FLOPS" (2024) lists for them, within 10 %.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.records.hardware import Hardware
+from stoker.records.trace import Operation
 
 _CLOCK_EXPONENT = 1.5
 """Power above idle grows with this power of the clock: 1 at constant voltage, 3 where voltage follows the clock.
@@ -38,12 +41,16 @@ _IDLE_SHARE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class PowerModel:
-    """What a device draws [W, J]. `limit_w` is None where nobody knows it: then nothing is throttled."""
+    """What a device draws [W, J]. `limit_w` is None where nobody knows it: then nothing is throttled.
+
+    `dense_dtypes` are those whose products its datasheet rates; the others are computed as fp32.
+    """
 
     limit_w: float | None
     floor_w: float
     capability: str
     is_hbm: bool
+    dense_dtypes: frozenset[str]
 
     @classmethod
     def of(cls, hardware: Hardware) -> PowerModel:
@@ -51,12 +58,18 @@ class PowerModel:
         limit = hardware.power_w
         floor = max(hardware.idle_w or 0.0, _IDLE_SHARE * (limit or 100.0))
         capability = hardware.compute_capability or ""
-        return cls(limit_w=limit, floor_w=floor, capability=capability, is_hbm=has_stacked_memory(hardware))
+        return cls(
+            limit_w=limit,
+            floor_w=floor,
+            capability=capability,
+            is_hbm=has_stacked_memory(hardware),
+            dense_dtypes=frozenset(hardware.dense_flops),
+        )
 
     def joules_per_flop(self, dtype: str) -> float:
         """Energy of a FLOP at full clock [J]."""
         fp32 = _FP32_PICOJOULE.get(self.capability, _UNKNOWN_PICOJOULE)
-        return fp32 * _TENSOR_SHARE.get(dtype, 1.0) * 1e-12
+        return fp32 * (_TENSOR_SHARE.get(dtype, 1.0) if dtype in self.dense_dtypes else 1.0) * 1e-12
 
     def joules_per_byte(self) -> float:
         """Energy of a byte that crosses the device's memory interface [J]."""
@@ -75,6 +88,19 @@ class PowerModel:
         arithmetic = sum(count * self.joules_per_flop(dtype) for dtype, count in flops.items())
         wanted = self.floor_w * seconds + arithmetic + num_bytes * self.joules_per_byte()
         return wanted if self.limit_w is None else min(wanted, self.limit_w * seconds)
+
+
+def flops_by_dtype(operations_with_counts: Iterable[tuple[Operation, float]]) -> dict[str, float]:
+    """FLOPs of operations, each as often as it runs, by the dtype in which the time model takes them to be computed."""
+    from stoker.planning.time.roofs import kind_of  # noqa: PLC0415 - roofs need rates, which need this file's clock
+
+    flops: defaultdict[str, float] = defaultdict(float)
+    for operation, count in operations_with_counts:
+        if operation.flops:
+            kind, dtype = kind_of(operation)
+            # What memory bounds, such as a depthwise convolution, is computed outside of tensor cores.
+            flops["fp32" if kind in {"row", "stream"} else dtype] += operation.flops * count
+    return dict(flops)
 
 
 def has_stacked_memory(hardware: Hardware) -> bool:

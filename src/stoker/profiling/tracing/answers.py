@@ -1,7 +1,8 @@
 """What a traced step is told when it asks for a value that nobody computed.
 
 A loss read by `.item()` is 0.0, a whole number 1, `any` is no and `all` is yes. Where the answer decides how large a
-tensor gets, no guess will do: the user gives a hint, which is the number of elements at that line of theirs.
+tensor gets, no guess will do: for a step function the user gives a hint, which is the number of elements at that line
+of theirs; a Job has no place for one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ NO_HINTS: Hints = {}
 
 
 class Answers:
-    """Answers for one trace; `lines_of_numbers` are the lines that asked for whole numbers without a hint."""
+    """Answers for one trace; `lines_of_numbers` are the lines that asked for whole numbers without a hint.
 
-    def __init__(self, hints: Hints = NO_HINTS) -> None:
-        self.hints = hints
+    `hints` are None where the user has no way to give any.
+    """
+
+    def __init__(self, hints: Hints | None = NO_HINTS) -> None:
+        self.hints = NO_HINTS if hints is None else hints
+        self._can_be_given = hints is not None
         self.number = 1
         self.lines_of_numbers: set[str] = set()
 
@@ -63,13 +68,24 @@ class Answers:
 
     def _asks_for_hint(self, name: str, line: str) -> BadJob:
         where = line or "an unknown line"
-        can_be_hinted = name in _OF_SIZE
         remedy = (
-            f'Say how large it gets: hints={{"{where}": 128}}, the number of elements there.'
-            if can_be_hinted
+            self.remedy("Say how large it gets", where, "the number of elements there")
+            if name in _OF_SIZE
             else "Rewrite that line so that shapes do not depend on values, for instance with torch.where."
         )
         return BadJob(f"`{name}` at {where} has a result whose size depends on the data", remedy=remedy)
+
+    def remedy(self, ask: str, line: str, what: str) -> str:
+        """What the user can do about a size that depends on the data: give the hint that `ask` asks for, or do without.
+
+        `what` is the number that is wanted.
+        """
+        if self._can_be_given:
+            return f'{ask}: hints={{"{line}": 128}}, {what}.'
+        return (
+            "On the device that it runs on, a job like this is planned by trials. To forecast it elsewhere, rewrite "
+            "that line so that sizes do not depend on the data, for instance with torch.where."
+        )
 
 
 def _nonzero(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], size: int) -> torch.Tensor:

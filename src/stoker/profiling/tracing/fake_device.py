@@ -26,7 +26,7 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,10 @@ class Patches(contextlib.ExitStack):
             setattr(owner, name, value)
 
 
+class MixedDevices(RuntimeError):
+    """An operation on tensors of a GPU and of the CPU, which fails on every GPU."""
+
+
 @dataclass(frozen=True)
 class Pretence:
     """The fake device: its mode, what PyTorch calls it, and whether a CPU stands in for a GPU."""
@@ -86,6 +90,7 @@ def why_not_cuda() -> str:
     wanted = {
         torch._C: ("_ensureCUDADeviceGuardSet", "_current_graph_task_id", "_current_autograd_node"),
         torch.ops.prim: ("device",),
+        FakeTensor: ("_find_common_device",),
     }
     for owner, names in wanted.items():
         for name in names:
@@ -263,6 +268,22 @@ def _pretend_cuda(stack: contextlib.ExitStack, capability: str) -> None:
     config = importlib.import_module("torch._functorch.config")
     # Scalars which the engine makes land on `meta`, as it was told: next to those of the device, the device wins.
     stack.enter_context(config.patch(fake_tensor_prefer_device_type="cuda"))
+    _refuse_mixed_devices(patches)
+
+
+def _refuse_mixed_devices(patches: Patches) -> None:
+    """Put back the check that a preferred device takes away, for tensors of the CPU; its scalars may meet a GPU's."""
+    original: Callable[..., tuple[torch.device, bool]] = FakeTensor._find_common_device
+
+    def common_device(func: Any, flat_args: Sequence[object]) -> tuple[torch.device, bool]:
+        found = original(func, flat_args)
+        if found[0].type == "cuda" and func is not torch.ops.aten._foreach_copy.default:
+            for one in flat_args:
+                if isinstance(one, FakeTensor) and one.device.type == "cpu" and one.dim() > 0:
+                    raise MixedDevices(f"a tensor {list(one.shape)} on the CPU meets one on {found[0]}")
+        return found
+
+    patches.put(FakeTensor, "_find_common_device", staticmethod(common_device))
 
 
 def _answer_as_a_machine_with_cuda(patches: Patches) -> None:

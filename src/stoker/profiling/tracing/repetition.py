@@ -21,7 +21,6 @@ from torch import nn
 
 from stoker.jobs import Job, Optimizer
 from stoker.loading import Datasets
-from stoker.profiling.tracing.answers import NO_HINTS, Hints
 from stoker.profiling.tracing.equality import are_equal
 from stoker.profiling.tracing.update import trace_update
 from stoker.profiling.tracing.widening import TensorUse, Widening
@@ -33,9 +32,7 @@ _TRACED = 4
 _FEWEST = 6
 
 
-def trace_with_repetition(
-    job: Job, data: Datasets, coupling: Coupling, settings: TraceSettings, *, hints: Hints = NO_HINTS
-) -> Trace:
+def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings: TraceSettings) -> Trace:
     """As `trace_update`, with repeated blocks traced once; of a model without any, or whose blocks differ, the whole.
 
     Raises:
@@ -43,14 +40,14 @@ def trace_with_repetition(
     """
     blocks = RepeatedBlocks(job, settings.checkpointed_blocks)
     try:
-        trace = trace_update(job, data, coupling, settings, hints=hints, shortening=blocks)
+        trace = trace_update(job, data, coupling, settings, shortening=blocks)
     except Exception:  # whatever a shortened model cannot do: the whole one says what is wrong, if anything is
         if blocks.left_out is None:
             raise
     else:
         if blocks.left_out is None or trace.repetition is not None:
             return trace
-    return trace_update(job, data, coupling, settings, hints=hints)
+    return trace_update(job, data, coupling, settings)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from stoker.errors import BadJob, StokerError
 from stoker.profiling.tracing.answers import Answers, Hints
 from stoker.profiling.tracing.attention import attention_of
-from stoker.profiling.tracing.fake_device import pretending
+from stoker.profiling.tracing.fake_device import MixedDevices, pretending
 from stoker.profiling.tracing.fakes import Fakes
 from stoker.profiling.tracing.lines import SourceLines
 from stoker.profiling.tracing.recorder import Recorder
@@ -65,7 +65,7 @@ class Session:
         lines = ", ".join(sorted(self.answers.lines_of_numbers))
         problem = BadJob(
             f"shapes depend on a number that is read from a tensor, at {lines}",
-            remedy=f'Say what it is: hints={{"{lines.split(", ")[0]}": 128}}, the number there.',
+            remedy=self.answers.remedy("Say what it is", lines.split(", ")[0], "the number there"),
         )
         self.answers.number = 2
         try:
@@ -77,8 +77,11 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(settings: TraceSettings, hints: Hints) -> Iterator[Session]:
-    """A fake device for `settings`, on which operations are seen; afterwards the process is as it was."""
+def session(settings: TraceSettings, hints: Hints | None) -> Iterator[Session]:
+    """A fake device for `settings`, on which operations are seen; afterwards the process is as it was.
+
+    `hints` are None where the user has no way to give any.
+    """
     started = time.perf_counter()
     answers, lines = Answers(hints), SourceLines()
     with contextlib.ExitStack() as stack:
@@ -108,7 +111,8 @@ def run_traced(session: Session, run: Callable[[], object]) -> None:
         operation, line = recorder.failure() or ("the step", recorder.lines.of_error(error))
         where = line or "an unknown line"
         raise BadJob(
-            f"{operation} at {where} cannot be traced: {type(error).__name__}: {_first_line(error)}", remedy=_REMEDY
+            f"{operation} at {where} cannot be traced: {type(error).__name__}: {_first_line(error)}",
+            remedy=_REMEDY_DEVICES if isinstance(error, MixedDevices) else _REMEDY,
         ) from error
 
 
@@ -116,6 +120,8 @@ _REMEDY = (
     "Does the step run on real tensors? If it does: an operation of your own needs a fake implementation "
     "(torch.library.register_fake), and values must not be read on the way (.numpy(), .tolist())."
 )
+
+_REMEDY_DEVICES = "Make the tensor where the others are, such as torch.arange(n, device=x.device), or as a buffer."
 
 
 def _first_line(error: Exception) -> str:

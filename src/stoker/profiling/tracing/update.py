@@ -15,7 +15,6 @@ from stoker.jobs import Job
 from stoker.loading import Batch, Content, Datasets, Pipeline, map_tensors
 from stoker.loading.fields import take
 from stoker.loading.order import Indices
-from stoker.profiling.tracing.answers import NO_HINTS, Hints
 from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
@@ -48,7 +47,6 @@ def trace_update(
     coupling: Coupling,
     settings: TraceSettings,
     *,
-    hints: Hints = NO_HINTS,
     shortening: Shortening | None = None,
 ) -> Trace:
     """One update of `job` with the optimiser's state already there; nothing is computed, and little allocated.
@@ -58,7 +56,6 @@ def trace_update(
         data: two of its samples are fetched, for their shapes.
         coupling: what the probe found of the job.
         settings: target, micro-batch [samples], and how the update is executed.
-        hints: sizes that depend on the data, by the user's line.
         shortening: what leaves repeated blocks out.
 
     Raises:
@@ -68,7 +65,7 @@ def trace_update(
     indices = np.arange(size, dtype=np.int64) % len(data.train)
     fetched = data.train.fetch(indices[: min(_FETCHED, len(data.train))], 0)
     job = replace(job, batch=size)
-    with session(settings, hints) as traced:
+    with session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
         raw = _widened(fetched, traced, size)
         updates = itertools.count()
