@@ -167,7 +167,6 @@ def test_a_model_that_cannot_be_traced_is_refused_elsewhere(name: str) -> None:
     assert hint.replace("\\", "") in str(error.value.remedy)
 
 
-@pytest.mark.xfail(strict=True, raises=BadJob, reason="pricing asks an update that cannot be traced for its power")
 @pytest.mark.parametrize("name", UNTRACEABLE)
 def test_a_model_that_cannot_be_traced_is_planned_here_by_trials(name: str) -> None:
     """And the explanation says why there was no forecast."""

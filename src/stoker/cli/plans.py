@@ -63,7 +63,10 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
         else:
             table.add_row(mark, candidate.device, *figures, why, style=style)
     if not is_wide:
-        table.caption = "\n".join(f"{c.device}: {plan_in_brief(c.plan)}" for c in decision.candidates)
+        devices: dict[str, list[str]] = {}
+        for candidate in decision.candidates:
+            devices.setdefault(plan_in_brief(candidate.plan), []).append(candidate.device)
+        table.caption = "\n".join(f"{', '.join(names)}: {words}" for words, names in devices.items())
         table.caption_justify, table.caption_style = "left", "dim"
     return table
 

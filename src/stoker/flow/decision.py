@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker import planning, records
-from stoker.devices import Place, attached_devices, planned_devices
-from stoker.errors import BadJob, DoesNotFit, nearest
+from stoker.devices import Place, attached_devices, catalogue, planned_devices
+from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.flow.misfits import fits_nowhere
 from stoker.flow.planner import Planner, errors_so_far, losers_of
 from stoker.flow.preparation import Prepared, prepare
@@ -51,12 +51,35 @@ def plan(
         deadline_s=planning.parse_duration(deadline) if isinstance(deadline, str) else deadline,
     )
     started = time.perf_counter()
-    planner = Planner(prepare(job, entry))
-    places = planned_devices(on, attached_devices())
+    places, unplanned = _places(on)
+    planner = Planner(prepare(job, entry), is_all_elsewhere=not any(place.is_here for place in places))
     decision = compare(planner, places, limits, objective)
+    if unplanned:
+        decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
     if all(place.is_here for place in places):
         decision = dataclasses.replace(decision, advice=_advice(planner, decision.chosen))
     return dataclasses.replace(decision, took_s=time.perf_counter() - started)
+
+
+def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
+    """The places that words mean, and why those of the catalogue that cannot be planned for are left out.
+
+    Raises:
+        NoDevice: a word is unknown, or none of the devices can be planned for.
+    """
+    attached, words = attached_devices(), [word for word in on.split(",") if word.strip()]
+    found: dict[str, Place] = {}
+    problems: list[NoDevice] = []
+    for word in words or [on]:
+        try:
+            found |= {place.name: place for place in planned_devices(word, attached)}
+        except NoDevice as problem:
+            if len(words) < 2 or not catalogue().find(word.strip().lower()):
+                raise
+            problems.append(problem)
+    if not found:
+        raise problems[0]
+    return tuple(found.values()), tuple(problem.message for problem in problems)
 
 
 def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tuple[Decision, Coupling]:

@@ -17,10 +17,13 @@ from stoker.profiling.fetching import fetch_seconds
 from stoker.records import Calibration, Candidate, Coupling, Hardware, Plan, Profile, Rejection
 from stoker.stepping import bytes_of, coupling_by_types, find_coupling
 from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
-from stoker.units import Duration, format_bytes
+from stoker.units import MIB, Duration, format_bytes
 
 TRIAL_S = 1.0
 """Seconds of training in one trial of a plan, beyond its first update."""
+
+_PROBED_FOR_ELSEWHERE = 64 * MIB
+"""Weights of a model that is probed here though no place named is here: a second or two for knowing its coupling."""
 
 _PROBE_COPIES = 6
 """A probe holds about so many copies of the weights: the model, its gradients, what they are compared with."""
@@ -29,15 +32,17 @@ _PROBE_COPIES = 6
 class Planner:
     """What is known of a job before it runs; each fact is found when first asked for."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
+    def __init__(self, prepared: Prepared, *, is_all_elsewhere: bool = False) -> None:
+        self.prepared, self._is_all_elsewhere = prepared, is_all_elsewhere
         self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[str, planning.TracedForecasts] = {}
 
     @functools.cached_property
     def is_too_large_here(self) -> str | None:
-        """Why the model cannot be run on this machine's CPU, not even to probe it; None where it can."""
+        """Why the model is not run on this machine's CPU, not even to probe it; None where it is."""
         weights, there = bytes_of(self.prepared.model.parameters()), attached_cpu().memory_bytes
+        if self._is_all_elsewhere and weights > _PROBED_FOR_ELSEWHERE:
+            return "nothing so large is run here to plan it for elsewhere"
         if not there or _PROBE_COPIES * weights <= there:
             return None
         return f"its weights take {format_bytes(weights)}, this machine has {format_bytes(there)}"

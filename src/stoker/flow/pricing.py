@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from stoker import planning
 from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, PriceList, grid_of, price_list
+from stoker.errors import BadJob
 from stoker.flow.planner import Planner
 from stoker.records import Candidate, Price
 
@@ -21,7 +22,10 @@ def priced(planner: Planner, place: Place, candidate: Candidate) -> Candidate:
     """The candidate with its energy, carbon dioxide and cost, as far as they are known."""
     forecast, price = candidate.forecast, price_of(place)
     pue = PUE_HERE if place.is_here else PUE_DATA_CENTRE
-    energy = planner.forecasts(place).energy_kwh(candidate.plan, forecast, pue=pue)
+    try:
+        energy = planner.forecasts(place).energy_kwh(candidate.plan, forecast, pue=pue)
+    except BadJob:  # it cannot be traced, and is planned by trials alone
+        energy = None
     return dataclasses.replace(
         candidate,
         price=price,

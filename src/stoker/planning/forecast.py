@@ -5,13 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from stoker.planning.space import CHECKPOINT_BYTES_PER_S
 from stoker.records import Estimate, Forecast, Measurement, Profile
 
 _DRIFT = 0.10
 """Share by which a machine's speed drifts between a trial and the run, beyond the trial's own spread (shared cores)."""
-
-_COPY_BYTES_PER_S = 2e9
-"""What copying a state for a checkpoint reaches at least; a floor, for so small a share that it is not measured."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,9 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
     evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
     training = per_sample.scaled(extents.total_samples, "s")
+    save_s = measured.state_bytes / CHECKPOINT_BYTES_PER_S
     checkpoint_s = Estimate(
-        value=measured.state_bytes / _COPY_BYTES_PER_S, low=0.0, high=3 * measured.state_bytes / _COPY_BYTES_PER_S,
+        value=save_s, low=0.0, high=3 * save_s,
         unit="s", basis="roofline",
     )  # fmt: skip
     saves = extents.evaluations + training.value / measured.plan.checkpoint_every_s

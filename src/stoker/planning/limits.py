@@ -73,9 +73,9 @@ def parse_money(text: str) -> float:
     [20.0, 3.5, 7.0]
     """
     match = re.fullmatch(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:usd|\$)?", text.strip().lower())
-    if not match or not float(match.group(1)) > 0:
+    if not match:
         raise BadJob(f"--max-cost {text}: wanted US dollars, such as 20usd", remedy="Other currencies are not known.")
-    return float(match.group(1))
+    return _positive(float(match.group(1)), f"--max-cost {text}", "20usd")
 
 
 def parse_duration(text: str) -> float:
@@ -87,6 +87,12 @@ def parse_duration(text: str) -> float:
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smhd])", text.strip().lower())
     rest = re.sub(r"(\d+(?:\.\d+)?)\s*(min|[smhd])", "", text.strip().lower()).strip()
     total = sum(float(value) * _SECONDS[unit] for value, unit in parts)
-    if rest or not total > 0:
-        raise BadJob(f"--deadline {text}: wanted a time with its unit, such as 12h, 90min or 2d")
-    return total
+    if rest or not parts:
+        raise BadJob(f"--deadline {text}: wanted a time with its unit (s, min, h or d), such as 12h or 90min")
+    return _positive(total, f"--deadline {text}", "12h")
+
+
+def _positive(value: float, what: str, example: str) -> float:
+    if not value > 0:
+        raise BadJob(f"{what}: wanted more than nothing, such as {example}")
+    return value

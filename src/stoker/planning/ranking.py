@@ -23,6 +23,9 @@ SURE_ENOUGH = 0.9
 MOST_SIZES, MOST_SIZES_ELSEWHERE = 4, 2
 """Micro-batches that are forecast for each way to execute, the largest that fit; fewer where none will be tried."""
 
+LARGE_BYTES = 2**30
+"""Weights of a model whose time is that of its products."""
+
 RANKING_SHARE = 0.02
 LEAST_RANKING_S = 0.5
 """Ranking for a device that is here ends early once it has taken this long [s] and this share of the forecast run."""
@@ -70,8 +73,8 @@ def rank(
     """
     started, found = clock(), list[Candidate]()
     for settings in execution_settings(profile, device, can_compile=can_compile):
-        if not is_here and settings.precision == "fp32" and "tf32" in device.fast_dtypes:
-            continue  # the same tensors, and products no faster
+        if not is_here and _is_dominated(settings, device, profile, has_plan=bool(found)):
+            continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
             found.append(
                 Candidate(
@@ -85,6 +88,16 @@ def rank(
     if not found:
         raise does_not_fit(profile, device, forecasts)
     return tuple(sorted(found, key=lambda c: 1 / c.forecast.samples_per_s.value))
+
+
+def _is_dominated(settings: Plan, device: Device, profile: Profile, *, has_plan: bool) -> bool:
+    """Whether a precision cannot be better than what was looked at before, on a device where nothing will be tried.
+
+    fp32 has the tensors of tf32, and products no faster; large models are bound by products, which bf16 halves.
+    """
+    if settings.precision == "fp32" and "tf32" in device.fast_dtypes:
+        return True
+    return settings.precision == "tf32" and has_plan and profile.parameter_bytes > LARGE_BYTES
 
 
 def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) -> Iterator[Plan]:

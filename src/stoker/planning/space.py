@@ -17,6 +17,16 @@ from stoker.records.trace import TraceSettings
 HOST_WORKERS = (8, 4)
 """Loader workers beside a GPU, whose record does not say how many cores the host has."""
 
+MOST_BLOCKS_HALVED = 12
+"""Models of more repeated blocks checkpoint none of them or all."""
+
+CHECKPOINT_BYTES_PER_S = 2e9
+"""What copying a state for a checkpoint reaches at least; a floor, for so small a share that it is not measured."""
+
+_CHECKPOINT_SHARE = 0.01
+_LEAST_INTERVAL_S = 30.0
+"""Checkpoints are saved this far apart [s], or further, so that they hold training up for at most a hundredth of it."""
+
 MemoryFormat = Literal["contiguous", "channels_last"]
 OptimizerImplementation = Literal["default", "foreach", "fused"]
 
@@ -38,8 +48,18 @@ def execution_settings(profile: Profile, device: Device, *, can_compile: bool = 
         yield Plan(
             device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
             optimizer_implementation=implementation, threads=count, loader=loader, num_workers=workers,
-            compile=compiled,
+            compile=compiled, checkpoint_every_s=checkpoint_interval_s(profile),
         )  # fmt: skip
+
+
+def checkpoint_s(profile: Profile) -> float:
+    """What a checkpoint holds training up for [s]: a copy of weights, average and two moments."""
+    return 4 * profile.parameter_bytes / CHECKPOINT_BYTES_PER_S
+
+
+def checkpoint_interval_s(profile: Profile) -> float:
+    """Time between checkpoints [s]."""
+    return max(_LEAST_INTERVAL_S, float(round(checkpoint_s(profile) / _CHECKPOINT_SHARE)))
 
 
 def _implementations(profile: Profile, device: Device) -> tuple[OptimizerImplementation, ...]:
@@ -49,8 +69,13 @@ def _implementations(profile: Profile, device: Device) -> tuple[OptimizerImpleme
 
 
 def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
-    """`plan`, then with what saves memory, the least costly in time first."""
-    counts = dict.fromkeys((0, profile.num_blocks // 2, profile.num_blocks))
+    """`plan`, then with what saves memory, the least costly in time first.
+
+    Half of the blocks checkpointed is thought of in models of few blocks: under autocast such an update does not repeat
+    from block to block, so that all of them have to be traced.
+    """
+    half = profile.num_blocks // 2 if profile.num_blocks <= MOST_BLOCKS_HALVED else 0
+    counts = dict.fromkeys((0, half, profile.num_blocks))
     for count in counts:
         for malloc in ("default", "mapped") if plan.device == "cpu" else ("default",):
             yield dataclasses.replace(plan, checkpointed_blocks=count, malloc=malloc)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from stoker.planning import memory
 from stoker.planning.forecast import Extents
 from stoker.planning.money import energy_kwh
-from stoker.planning.space import trace_settings
+from stoker.planning.space import checkpoint_s, trace_settings
 from stoker.planning.time import OperationTimes, operation_times
 from stoker.planning.time.update import UpdateTime, Work, counted, update_time
 from stoker.records import Breakdown, Calibration, Estimate, Forecast, Hardware, Plan, Profile, Trace, TraceSettings
@@ -19,9 +19,6 @@ Traces = Callable[[TraceSettings], Trace]
 
 _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 """What a checkpoint holds."""
-
-_CHECKPOINT_BYTES_PER_S = 2e9
-"""What copying a state for a checkpoint reaches at least; a floor, for so small a share that it is not measured."""
 
 
 class Needs:
@@ -109,9 +106,9 @@ class TracedForecasts:
         training = step_s.scaled(extents.total_samples / samples)
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
         evaluate = step_s.scaled(update.forward_s / step_s.value / samples)
-        checkpoint_s = 4 * profile.parameter_bytes / _CHECKPOINT_BYTES_PER_S
+        save_s = checkpoint_s(profile)
         saves = extents.evaluations + training.value / plan.checkpoint_every_s
-        beside = evaluate.value * evaluated + saves * checkpoint_s + update.once_s
+        beside = evaluate.value * evaluated + saves * save_s + update.once_s
         total = training.value + beside
         cuda = self._hardware.device.kind == "cuda"
         peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
@@ -120,7 +117,7 @@ class TracedForecasts:
             step_s=step_s,
             samples_per_s=per_s,
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
-            checkpoint_s=Estimate(value=checkpoint_s, low=0.0, high=3 * checkpoint_s, unit="s", basis="roofline"),
+            checkpoint_s=Estimate(value=save_s, low=0.0, high=3 * save_s, unit="s", basis="roofline"),
             total_s=training.scaled(total / training.value),
             peak_bytes=needed,
             reserved_bytes=memory.needed(float(peak.reserved), self._residuals) if cuda else None,
@@ -199,5 +196,5 @@ def _moment(trace: Trace, occurrence: int) -> str:
         return "at the beginning of an update"
     one = trace.occurrences[occurrence]
     phase = {"forward": "in the forward pass", "backward": "in the backward pass", "optimizer": "in the optimiser"}
-    line = trace.sources[one.source]
+    line = trace.where(one)
     return phase[one.phase] + (f", {line}" if line else "")

@@ -172,6 +172,12 @@ class Trace:
     is_fallback: bool = False
     took_s: float = 0.0
 
+    def where(self, one: Occurrence) -> str:
+        """Where an occurrence comes from: the user's line, or the module where the line is Stoker's own."""
+        line = self.sources[one.source] if self.sources else ""
+        is_own = line.startswith("stoker/") and not line.startswith("stoker/zoo/")
+        return (self.modules[one.module] if self.modules else "") if is_own else line
+
     @property
     def flops(self) -> int:
         """FLOPs of all occurrences."""

@@ -158,7 +158,7 @@ def _what_and_where(trace: Trace, index: int) -> tuple[str, str]:
     storage = trace.storages[index]
     if storage.born < 0:
         return storage.category, ""
-    return storage.category, trace.sources[trace.occurrences[storage.born].source]
+    return storage.category, trace.where(trace.occurrences[storage.born])
 
 
 def _aligned(num_bytes: int) -> int:

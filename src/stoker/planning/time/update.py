@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from stoker.planning.time.fusion import kernel_shares
 from stoker.planning.time.operations import OperationTimes
-from stoker.planning.time.power import PowerModel
+from stoker.planning.time.power import PowerModel, flops_by_dtype
 from stoker.records.estimate import Estimate
 from stoker.records.hardware import Hardware
 from stoker.records.plan import Share
@@ -62,13 +62,13 @@ class UpdateTime:
 class Work:
     """What an update does, counted: the same on every device, however fast it is.
 
-    `counts` says how often each operation is executed in a phase for one of the user's lines. `born_bytes` are sizes of
-    the storages an update allocates, and how often.
+    `counts` says how often each operation is executed in a phase for one of the user's lines or modules. `born_bytes`
+    are sizes of the storages an update allocates, and how often.
     """
 
     trace: Trace
     micro_batches: int
-    counts: tuple[tuple[int, Phase, int, float], ...]
+    counts: tuple[tuple[int, Phase, str, float], ...]
     num_parameters: int
     input_bytes: float
     born_bytes: tuple[tuple[int, int], ...]
@@ -81,9 +81,11 @@ def counted(trace: Trace, micro_batches: int = 1) -> Work:
     trace of one micro-batch each is like it.
     """
     repeats = _repeats(trace, micro_batches)
-    counts: dict[tuple[int, Phase, int], float] = defaultdict(float)
+    counts: dict[tuple[int, Phase, str], float] = defaultdict(float)
     for one in trace.occurrences:
-        counts[one.operation, one.phase, one.source] += 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
+        counts[one.operation, one.phase, trace.where(one)] += (
+            1 if one.phase == "optimizer" else repeats.get(one.part, 0)
+        )
     inputs = sum(storage.num_bytes for storage in trace.storages if storage.category == "input")
     return Work(
         trace=trace,
@@ -162,25 +164,25 @@ def _parts(work: Work, times: OperationTimes, *, is_tf32: bool, is_compiled: boo
     operations = [_in_tf32(operation) if is_tf32 else operation for operation in trace.operations]
     measured = [(times.seconds(operation), times.relative_error(operation)) for operation in operations]
     parts = {
-        (operation, phase, source): _Part(
-            operations[operation], phase, trace.sources[source] if trace.sources else "", *measured[operation],
+        (operation, phase, where): _Part(
+            operations[operation], phase, where, *measured[operation],
             count=count, kernels=count,
         )
-        for operation, phase, source, count in work.counts
+        for operation, phase, where, count in work.counts
     }  # fmt: skip
     if is_compiled:
         _fuse(parts, work, [seconds for seconds, _ in measured])
     return list(parts.values())
 
 
-def _fuse(parts: dict[tuple[int, Phase, int], _Part], work: Work, seconds: Sequence[float]) -> None:
+def _fuse(parts: dict[tuple[int, Phase, str], _Part], work: Work, seconds: Sequence[float]) -> None:
     """Count chains of elementwise operations as one kernel each."""
     repeats = _repeats(work.trace, work.micro_batches)
     for part in parts.values():
         part.count = part.kernels = 0.0
     for one, (of_time, of_kernel) in zip(work.trace.occurrences, kernel_shares(work.trace, seconds), strict=True):
         times_over = 1 if one.phase == "optimizer" else repeats.get(one.part, 0)
-        part = parts[one.operation, one.phase, one.source]
+        part = parts[one.operation, one.phase, work.trace.where(one)]
         part.count += times_over * of_time
         part.kernels += times_over * of_kernel
 
@@ -244,12 +246,9 @@ def _power(parts: Sequence[_Part], hardware: Hardware, total_s: float) -> Estima
     """Mean draw of the device [W]; None where nobody knows its limit."""
     if not hardware.power_w:
         return None
-    flops: defaultdict[str, float] = defaultdict(float)
-    for part in parts:
-        if part.operation.flops:
-            flops[part.operation.inputs[-1].dtype] += part.count * part.operation.flops
+    flops = flops_by_dtype((part.operation, part.count) for part in parts)
     num_bytes = sum(part.count * (part.operation.bytes_read + part.operation.bytes_written) for part in parts)
-    value = PowerModel.of(hardware).energy_j(total_s, dict(flops), num_bytes) / total_s
+    value = PowerModel.of(hardware).energy_j(total_s, flops, num_bytes) / total_s
     low, high = value * (1 - _POWER_ERROR), min(value * (1 + _POWER_ERROR), max(value, hardware.power_w))
     return Estimate(value=value, low=low, high=high, unit="W", basis="datasheet")
 
