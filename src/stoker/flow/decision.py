@@ -21,6 +21,10 @@ from stoker.planning import Limits, Objective
 from stoker.records import Candidate, Coupling, Decision, Device, Plan, Rejection
 
 
+STARTING_S = 120.0
+"""Until a rented machine is there, with Python, data and device started [s]: a judgement."""
+
+
 def plan(
     job: Job,
     *,
@@ -113,7 +117,14 @@ def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective
     best = decisions[ranked[0].device]
     too_small = [_unfit(planner, place, problem) for place, problem in unfit]
     rejected = (*beyond, *(one for one in too_small if one is not None), *best.rejected)
-    return dataclasses.replace(best, candidates=ranked, rejected=rejected)
+    lines = best.explanation
+    if len(ranked) > 1 and not ranked[0].is_here and _are_soon_done(ranked):
+        lines = (*lines, "any of these will do: training takes less time than renting and starting a machine")
+    return dataclasses.replace(best, candidates=ranked, rejected=rejected, explanation=lines)
+
+
+def _are_soon_done(candidates: Sequence[Candidate]) -> bool:
+    return all(one.forecast.total_s.value < STARTING_S for one in candidates if not one.is_here)
 
 
 def on_one(planner: Planner, place: Place) -> Decision:

@@ -128,6 +128,8 @@ class TracedForecasts:
 
     def energy_kwh(self, plan: Plan, forecast: Forecast, *, pue: float) -> Estimate | None:
         """Energy of the run, with its share of the building's; None where nobody knows what the device draws."""
+        if self._hardware.power_w is None:
+            return None
         power = self.update(plan).power_w
         return None if power is None else energy_kwh(power, forecast.total_s, pue=pue)
 
