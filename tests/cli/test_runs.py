@@ -124,7 +124,7 @@ def test_a_decision_shows_the_chosen_plan_and_why() -> None:
     one = console()
     render_decision(story.decision(), one, explain=False)
     text = shown(one)
-    for expected in ("bf16 · micro-batch 512", "0.9 / 24 GiB", "345 ms", "3 min 53 s", "measured here", "fp32 · micro-batch 512",
+    for expected in ("bf16 · micro-batch 512", "0.9 / 24 GiB", "345 ms", "3 min 53 s", "fp32 · micro-batch 512",
                      "1.12× the time", "3 min 34 s to 4 min 12 s", "measured here", "• channels-last:",
                      "3 plans were rejected"):  # fmt: skip
         assert expected in text

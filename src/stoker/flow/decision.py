@@ -20,7 +20,6 @@ from stoker.jobs import Entry, Job
 from stoker.planning import Limits, Objective
 from stoker.records import Candidate, Coupling, Decision, Device, Plan, Rejection
 
-
 STARTING_S = 120.0
 """Until a rented machine is there, with Python, data and device started [s]: a judgement."""
 
