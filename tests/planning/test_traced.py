@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.planning import Extents, Needs, TracedForecasts, traced
-from stoker.planning.memory import context_bytes
+from stoker.planning.memory import context_bytes, resident_peak
 from stoker.records import Calibration, Device, Hardware, Occurrence, Operation, Plan, Profile, Trace, TraceSettings
 from tests.planning.memory.traces import storage, trace_of
 from tests.planning.trials import CPU, GPU, profile
@@ -209,3 +209,12 @@ def test_the_breakdown_tells_the_moment_and_the_lines() -> None:
     assert {share.what for share in found.peak_bytes} >= {"parameter", "activation"}
     assert found.peak_at.startswith("in the forward pass, train_me.py:")
     assert any(share.what == "relu, forward" and share.where == "train_me.py:1" for share in found.step_s)
+
+
+def test_the_copy_that_a_checkpoint_is_written_from_is_part_of_a_cpus_peak() -> None:
+    """Ten MiB of weights more than what malloc is replayed to hold; on a GPU the copy is the host's."""
+    plan = dataclasses.replace(PLAN, device="cpu")
+    here = forecasts(device=CPU, held_bytes=5 * MIB)
+    trace = Traces()(TraceSettings(target="cpu", capability="", micro_batch=64))
+    without = resident_peak(trace, "default", 5 * MIB, micro_batches=1)
+    assert here.needed_bytes(plan) == pytest.approx(without + 10 * MIB)
