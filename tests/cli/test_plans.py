@@ -115,9 +115,9 @@ def test_a_bad_row_of_a_price_file_is_named_and_the_rest_used(place: Path, monke
     prices = place / "prices.csv"
     prices.write_text("device,provider,usd_per_hour\nh100,Mine,cheap\nl4,Mine,0.01\n")
     monkeypatch.setenv("STOKER_PRICES", str(prices))
-    from stoker.flow import pricing
+    from stoker.devices import prices as known
 
-    monkeypatch.setattr(pricing, "_prices", pricing._prices.__wrapped__)
+    monkeypatch.setattr(known, "_price_list", known.price_list)
     ended = plan_json("--on", "l4")
     assert ended.code == 0
     assert f"warning: {prices}, line 2, column 'usd_per_hour': wanted 0 to 1000 US dollars, found 'cheap'" in ended.err

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from datetime import UTC, datetime
 
 from stoker import planning
-from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, PriceList, grid_of, price_list
+from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cheapest, grid_of
 from stoker.errors import BadJob
 from stoker.flow.planner import Planner
 from stoker.records import Candidate, Price
@@ -15,7 +13,7 @@ from stoker.records import Candidate, Price
 
 def price_of(place: Place) -> Price | None:
     """The lowest price of an hour on demand; None for what is here, and where nobody is known to offer it."""
-    return None if place.is_here else _prices().cheapest(place.name)
+    return None if place.is_here else cheapest(place.name)
 
 
 def priced(planner: Planner, place: Place, candidate: Candidate) -> Candidate:
@@ -42,8 +40,3 @@ def assumptions(candidate: Candidate) -> str:
     """What its money, energy and carbon rest on, on one line."""
     pue = PUE_HERE if candidate.is_here else PUE_DATA_CENTRE
     return planning.assumptions(candidate.price, pue=pue, grid=grid_of())
-
-
-@functools.cache
-def _prices() -> PriceList:
-    return price_list(datetime.now(UTC).date())

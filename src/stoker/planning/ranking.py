@@ -54,7 +54,6 @@ def rank(
     *,
     name: str,
     is_here: bool = True,
-    can_compile: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Candidate, ...]:
     """Plans that are forecast to fit, the fastest first.
@@ -65,14 +64,13 @@ def rank(
         forecasts: what plans need there.
         name: what the device is called.
         is_here: whether it is attached.
-        can_compile: whether compiled plans may be among them.
         clock: reads seconds.
 
     Raises:
         DoesNotFit: not even the plan that needs the least fits.
     """
     started, found = clock(), list[Candidate]()
-    for settings in execution_settings(profile, device, can_compile=can_compile):
+    for settings in execution_settings(profile, device):
         if not is_here and _is_dominated(settings, device, profile, has_plan=bool(found)):
             continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):

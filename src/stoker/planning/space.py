@@ -37,18 +37,18 @@ def precisions(device: Device) -> tuple[Precision, ...]:
     return (*(precision for dtype, precision in reduced if dtype in device.fast_dtypes), "fp32")
 
 
-def execution_settings(profile: Profile, device: Device, *, can_compile: bool = False) -> Iterator[Plan]:
+def execution_settings(profile: Profile, device: Device) -> Iterator[Plan]:
     """Every way to execute the job apart from its micro-batch, 1 in the plans given back, and what saves memory."""
     formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
     threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
-    for precision, memory_format, implementation, count, (loader, workers), compiled in itertools.product(
+    for precision, memory_format, implementation, count, (loader, workers) in itertools.product(
         precisions(device), formats, _implementations(profile, device), dict.fromkeys(threads),
-        loaders(profile, device), (False, True) if can_compile else (False,),
+        loaders(profile, device),
     ):  # fmt: skip
         yield Plan(
             device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
             optimizer_implementation=implementation, threads=count, loader=loader, num_workers=workers,
-            compile=compiled, checkpoint_every_s=checkpoint_interval_s(profile),
+            checkpoint_every_s=checkpoint_interval_s(profile),
         )  # fmt: skip
 
 
