@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device clean
+.PHONY: help demo test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,6 +45,18 @@ bench-regret: $(INSTALLED) ## How much slower the chosen plan is than the best o
 
 bench-device: $(INSTALLED) ## Forecasts of memory, time and energy against the GPU here
 	$(BIN)/python -m bench.forecast.verify_device
+
+bench-train: $(INSTALLED) ## Training speed beside other trainers and loops tuned by hand (2.5 hours; a quiet machine)
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt -r bench/train/requirements.txt
+	for case in resnet9_w32 resnet9_w16 gpt lstm mlp; do \
+		$(BIN)/python -m bench.train.throughput --case $$case --rounds 10 --sets 2 || exit 1; done
+	-$(BIN)/python -m bench.train.startup
+	$(BIN)/python -m bench.train.equal_accuracy
+	$(BIN)/python -m bench.train.table
+
+bench-gpu: $(INSTALLED) ## The same beside compiled loops on the GPU here, with MFU
+	$(BIN)/python -m bench.train.gpu
+	$(BIN)/python -m bench.train.table
 
 clean: ## Remove the virtual environment and the tools' caches (runs stay)
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

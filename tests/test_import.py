@@ -72,7 +72,7 @@ def test_import_loads_nothing_but_the_standard_library() -> None:
     assert len(modules) <= MOST_MODULES_OF_IMPORT, _heaviest(modules)
 
 
-@pytest.mark.parametrize("command", ["", "doctor", "train", "verify", "plan", "report", "runs"])
+@pytest.mark.parametrize("command", ["", "doctor", "train", "verify", "plan", "report", "runs", "lr-range"])
 def test_help_loads_nothing_heavy(command: str) -> None:
     """`stoker [COMMAND] --help` answers without torch, NumPy or plotly, and loads few modules."""
     modules = _modules_after(f"""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,9 +31,9 @@ from stoker.devices.malloc import apply_malloc
 from stoker.errors import StokerError
 from stoker.jobs import Job
 from stoker.loading import Batch, Datasets, datasets_of
-from stoker.profiling import PeakMemory, ran_out_of_memory, threads
-from stoker.records import Coupling, Plan, dumps, from_json, loads, to_json
-from stoker.stepping import Step
+from stoker.profiling import PeakMemory, threads
+from stoker.records import Coupling, Malloc, Plan, dumps, from_json, loads, to_json
+from stoker.stepping import Step, ran_out_of_memory
 
 ROOT = Path(__file__).parents[2]
 """Where modules of `bench` are found."""
@@ -199,7 +199,7 @@ def _energy(update: Callable[[], None], times: list[float]) -> float | None:
     return (counter.joules() - before) / count
 
 
-def _set_malloc(settings: set[Literal["default", "mapped"]]) -> None:
+def _set_malloc(settings: set[Malloc]) -> None:
     """Memory from the system as the plans say, for the rest of the process."""
     if len(settings) != 1:
         raise ValueError(f"one process has one malloc, not {sorted(settings)}")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
-from stoker.records import Coupling, Plan
+from stoker.records import Coupling, Malloc, Plan
 from stoker.zoo import GPT, MLP, ResNet9
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
@@ -30,7 +30,7 @@ class Case:
     job: Callable[[], stoker.Job]
     plan: dict[str, Any]
 
-    def plan_with(self, malloc: Literal["default", "mapped"]) -> Plan:
+    def plan_with(self, malloc: Malloc) -> Plan:
         """The plan under one malloc setting."""
         return Plan(device="cpu", threads=1, malloc=malloc, **self.plan)
 

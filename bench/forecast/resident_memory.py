@@ -6,7 +6,7 @@ For each job and each malloc setting the peak is forecast from a trace (nothing 
 memory that a fresh process has before training; that process then makes three updates, and the kernel tells its peak
 (`VmHWM`). Measured is the median over fresh processes: under `default` one job's peaks differ by a tenth, since the
 system places the heap at random. The CPU time of an update (user and system, one thread) is recorded too, the least of
-all processes [s]: what `mapped` costs.
+all processes [s]: what `mapped` costs, and what `retained` saves.
 
 The constants of `planning.memory.resident` were fitted on the calibration set (printed with `--fit`, and kept in the
 result); the error that counts is that on the held-out set. `--measured` forecasts again beside an earlier result's
@@ -24,8 +24,9 @@ import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -33,9 +34,9 @@ from bench.forecast.memory_jobs import CASES, SEPARABLE, Case
 from stoker.loading import datasets_of
 from stoker.planning.memory import resident
 from stoker.profiling.tracing import trace_update
-from stoker.records import Trace, TraceSettings
+from stoker.records import Malloc, Trace, TraceSettings
 
-SETTINGS: tuple[Literal["default", "mapped"], ...] = ("default", "mapped")
+SETTINGS: tuple[Malloc, ...] = ("retained", "default", "mapped")
 _BAR = 0.10
 
 
@@ -72,7 +73,7 @@ def compare(case: Case, found: dict[str, list[dict[str, float]]]) -> list[dict[s
                 "measured_bytes": round(peak),
                 "error": forecast / peak - 1,
                 "before_bytes": round(before),
-                "replayed_bytes": resident.replayed(trace, resident.MODELS[malloc].malloc, micro_batches=micro_batches),
+                "replayed_bytes": resident.replayed(trace, resident.MODELS[malloc], micro_batches=micro_batches),
                 "update_s": min(one["update_s"] for one in found[malloc]),
                 "measured": found[malloc],
             }
@@ -81,35 +82,37 @@ def compare(case: Case, found: dict[str, list[dict[str, float]]]) -> list[dict[s
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Errors of the held-out cases by setting, and what `mapped` costs in time."""
+    """Errors of the held-out cases by setting, and the time of the others over that of `default`."""
     result: dict[str, Any] = {}
     for malloc in SETTINGS:
         errors = sorted(abs(r["error"]) for r in rows if r["malloc"] == malloc and r["use"] == "held out")
         if errors:
             result[malloc] = {"cases": len(errors), "median_error": statistics.median(errors), "worst": errors[-1]}
     times = {malloc: {r["case"]: r["update_s"] for r in rows if r["malloc"] == malloc} for malloc in SETTINGS}
-    ratios = {name: times["mapped"][name] / times["default"][name] for name in times["mapped"]}
-    result["mapped_time_over_default"] = {"median": statistics.median(ratios.values()), **ratios}
+    for malloc in ("retained", "mapped"):
+        ratios = {name: times[malloc][name] / times["default"][name] for name in times[malloc]}
+        result[f"{malloc}_time_over_default"] = {"median": statistics.median(ratios.values()), **ratios}
     return result
 
 
 def fitted(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Constants from the calibration set: what libraries take, then by how much `default` exceeds its replay.
+    """Constants from the calibration set: what libraries take, then by how much the heaps exceed their replays.
 
-    The factor is the one of least mean absolute relative error of the whole peak.
+    Each factor is the one of least mean absolute relative error of the whole peak.
     """
     by_setting = {m: [r for r in rows if r["malloc"] == m and r["use"] == "calibration"] for m in SETTINGS}
     mapped = by_setting["mapped"]
     library = statistics.median(r["measured_bytes"] - r["before_bytes"] - r["replayed_bytes"] for r in mapped)
 
-    def error(factor: float) -> float:
+    def error(factor: float, malloc: Malloc) -> float:
         return sum(
             abs((r["before_bytes"] + library + factor * r["replayed_bytes"]) / r["measured_bytes"] - 1)
-            for r in by_setting["default"]
+            for r in by_setting[malloc]
         )
 
-    factor = min((1 + step / 100 for step in range(101)), key=error)
-    return {"library_bytes": library, "factor of default": factor}
+    factors = [1 + step / 100 for step in range(101)]
+    best = {f"factor of {m}": min(factors, key=partial(error, malloc=m)) for m in ("retained", "default")}
+    return {"library_bytes": library, **best}
 
 
 def main() -> None:
@@ -123,7 +126,7 @@ def main() -> None:
     rows = []
     for case in CASES:
         rows += compare(case, earlier.get(case.name) or measured(case, arguments.repeats))
-        for row in rows[-2:]:
+        for row in rows[-len(SETTINGS) :]:
             mb = {key: row[f"{key}_bytes"] / 1e6 for key in ("forecast", "measured", "before", "replayed")}
             print(
                 f"{row['case']:30} {row['use']:12} {row['malloc']:8} forecast {mb['forecast']:6.0f} MB, "

@@ -1,6 +1,6 @@
 """Three updates of a job in a process that is fresh, and what it took of the machine's memory; prints JSON.
 
-python -m bench.forecast.resident_run CASE default|mapped
+python -m bench.forecast.resident_run CASE retained|default|mapped
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from bench.forecast.memory_jobs import CASES, SEPARABLE, Case
 from stoker.devices.malloc import apply_malloc, resident_bytes
 from stoker.loading import BatchSource, datasets_of
-from stoker.records import Position
+from stoker.records import Malloc, Position
 from stoker.stepping import Step
 
 UPDATES = 3
 
 
-def measure(case: Case, malloc: Literal["default", "mapped"]) -> dict[str, float]:
+def measure(case: Case, malloc: Malloc) -> dict[str, float]:
     """Train in this process, which is fresh: resident bytes before, the peak, the CPU time of an update [s]."""
     torch.set_num_threads(1)
     if problem := apply_malloc(malloc):

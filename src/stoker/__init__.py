@@ -9,21 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker import data, zoo
+    from stoker import data, recipes, zoo
     from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
-    from stoker.flow import Run, doctor, load, plan, profile, report, train, verify
-    from stoker.jobs import EMA, SGD, Adam, AdamW, Job, Loss, holdout, schedules
+    from stoker.flow import Run, doctor, load, lr_range, plan, prepare, profile, report, train, verify
+    from stoker.jobs import EMA, SGD, Adam, AdamW, Job, Loss, Muon, holdout, schedules
+    from stoker.jobs.batch_size import auto
     from stoker.loading import transforms
     from stoker.units import epochs, samples, seconds, updates
 
 _HOMES = {
     "stoker.errors": ("BadJob", "BadRun", "DoesNotFit", "NoDevice", "RunFailed", "StokerError"),
-    "stoker.flow": ("Run", "doctor", "load", "plan", "profile", "report", "train", "verify"),
-    "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "Job", "Loss", "holdout"),
+    "stoker.flow": ("Run", "doctor", "load", "lr_range", "plan", "prepare", "profile", "report", "train", "verify"),
+    "stoker.jobs.batch_size": ("auto",),
+    "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "Job", "Loss", "Muon", "holdout"),
     "stoker.units": ("epochs", "samples", "seconds", "updates"),
 }
 _MODULES = {
     "data": "stoker.data",
+    "recipes": "stoker.recipes",
     "schedules": "stoker.jobs.schedules",
     "transforms": "stoker.loading.transforms",
     "zoo": "stoker.zoo",
@@ -31,9 +34,10 @@ _MODULES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DoesNotFit", "Job", "Loss", "NoDevice", "Run", "RunFailed",
-    "StokerError", "data", "doctor", "epochs", "holdout", "load", "plan", "profile", "report", "samples", "schedules",
-    "seconds", "train", "transforms", "updates", "verify", "zoo",
+    "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DoesNotFit", "Job", "Loss", "Muon", "NoDevice", "Run",
+    "RunFailed", "StokerError", "auto", "data", "doctor", "epochs", "holdout", "load", "lr_range", "plan", "prepare",
+    "profile", "recipes", "report", "samples", "schedules", "seconds", "train", "transforms", "updates", "verify",
+    "zoo",
 ]  # fmt: skip
 
 

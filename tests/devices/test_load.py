@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
+
 import pytest
 
-from stoker.devices.load import CpuLoad, CpuSample, load_between, parse_stat, sample_cpu, watch_cpu
+from stoker.devices.load import CpuLoad, CpuSample, load_between, others_cores, parse_stat, sample_cpu, watch_cpu
 
 STAT = """\
 cpu  8071 0 3274 172678 551 0 68 15 0 0
@@ -66,3 +70,37 @@ def test_watching_waits_once_and_gives_fractions():
 def test_measurements_under_load_are_not_to_be_kept(load, is_quiet):
     """A tenth of the CPUs in other hands, or a twentieth taken by the host, is the most."""
     assert CpuLoad(*load).is_quiet is is_quiet
+
+
+def test_what_others_hold_is_told_in_cores():
+    """Of two CPUs for 10 s: 4 s of others and 1 s of the host's guests are half a core."""
+    before = CpuSample(busy_s=100.0, stolen_s=1.0, total_s=1000.0, own_s=5.0)
+    after = CpuSample(busy_s=113.0, stolen_s=2.0, total_s=1020.0, own_s=14.0)
+    assert others_cores(before, after, 10.0) == pytest.approx(0.5)
+    assert others_cores(before, before, 0.0) == 0.0
+
+
+def test_loader_workers_are_our_own():
+    """What a running child computes is no neighbour's."""
+    context = multiprocessing.get_context("spawn")
+    before = sample_cpu()
+    if before is None:
+        pytest.skip("this system has no /proc/stat")
+    worker = context.Process(target=_compute, daemon=True)
+    worker.start()
+    try:
+        deadline = time.monotonic() + 30
+        used = 0.0
+        while used < 0.3 and time.monotonic() < deadline:
+            used = sample_cpu().own_s - before.own_s
+        spent = os.times()
+        mine = spent.user + spent.system + spent.children_user + spent.children_system
+        assert sample_cpu().own_s > mine
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def _compute() -> None:
+    while True:
+        pass

@@ -47,6 +47,31 @@ def test_mapped_gives_freed_memory_back() -> None:
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_retained_faults_no_page_twice() -> None:
+    """Blocks of 64 MiB, which are mapped anew for each use by default, come from the heap as they were left."""
+    faults = """
+import resource
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = library.malloc(64 << 20)
+    ctypes.memset(block, 1, 64 << 20)
+    library.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+"""
+    by_default = run(faults + "print(faults())")
+    retained = run("print(apply_malloc('retained'))" + faults + "print(faults())")
+    assert retained[0] == "None"
+    assert int(retained[1]) < 100 < int(by_default[0])
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_mapped_after_retained_gives_memory_back_again() -> None:
+    """Each setting takes back what the other one set."""
+    assert int(run("apply_malloc('retained'); apply_malloc('mapped'); held(); print(held())")[0]) < 8
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
 def test_default_after_mapped_keeps_freed_memory_again() -> None:
     """Not the moving threshold, but where it settles."""
     assert int(run("apply_malloc('mapped'); apply_malloc('default'); print(held())")[0]) > 100

@@ -287,6 +287,7 @@ def test_all_settings_but_model_and_data_are_described() -> None:
         {"until": epochs(2)}, {"loss": "l1"}, {"metrics": ["mse"]}, {"seed": 1}, {"ema": 0.9}, {"clip_norm": 1.0},
         {"augment": [RandomShift(1)]}, {"inputs": 0}, {"evaluate_every": epochs(2)}, {"select": "last"},
         {"penalty": lambda model: 0.0}, {"coupling_group": 8}, {"loss_scope": "batch"}, {"collate": list},
+        {"on_non_finite": "skip"},
     ],
 )  # fmt: skip
 def test_every_setting_counts(changes: dict[str, Any]) -> None:

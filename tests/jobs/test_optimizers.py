@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stoker.jobs import SGD, Adam, AdamW
+from stoker.jobs import SGD, Adam, AdamW, Muon
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,20 @@ def test_settings_are_the_arguments_of_pytorch() -> None:
         "lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": False,
     }  # fmt: skip
     assert AdamW(lr=1e-3).settings()["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"momentum": 1.0}, r"momentum lies in \[0, 1\), got 1.0"),
+        ({"steps": 0}, "Newton-Schulz steps, 1 or more, got 0"),
+        ({"adjust": "rms"}, "got 'rms'"),
+        ({"rest": Muon(lr=0.1, rest=SGD(lr=0.1))}, "rest is stoker.SGD, Adam or AdamW, got a Muon"),
+        ({"groups": {"*": {"steps": 3}}}, "has no setting 'steps'"),
+    ],
+)
+def test_muons_own_settings_are_checked(changed: dict[str, object], problem: str) -> None:
+    """Each says what it may be; a group may set what is by parameter, and nothing else."""
+    with pytest.raises((ValueError, TypeError), match=problem):
+        Muon(**{"lr": 0.02, "rest": SGD(lr=0.1), **changed})  # type: ignore[arg-type]
+    assert Muon(lr=0.02, rest=SGD(lr=0.1), groups={"*": {"momentum": 0.5}}).groups

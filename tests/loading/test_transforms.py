@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loading.transforms import Draw, RandomFlip, RandomShift
+from stoker.loading.transforms import AlternatingFlip, Draw, RandomFlip, RandomShift
 
 CPU = torch.device("cpu")
 DTYPES = st.sampled_from([torch.uint8, torch.float32, torch.float64, torch.int64])
@@ -157,3 +157,24 @@ def test_a_shift_is_faster_than_gathering_pixels() -> None:
 
     fast_s, slow_s = zip(*(both() for _ in range(40)), strict=True)
     assert statistics.median(fast_s) < 0.75 * statistics.median(slow_s)
+
+
+def test_alternating_mirror_images_show_both_ways_in_any_two_epochs() -> None:
+    """Each image once as it is and once mirrored; about half begin mirrored, and which is the seed's choice."""
+    x_BCHW, indices = images((200, 1, 3, 4), torch.uint8), np.arange(200)
+    shown = [AlternatingFlip()(x_BCHW, draw_for(indices, epoch)) for epoch in range(3)]
+    is_mirrored = [(each == x_BCHW.flip(-1)).flatten(1).all(1) for each in shown]
+    assert torch.equal(is_mirrored[0], ~is_mirrored[1])
+    assert torch.equal(shown[0], shown[2])
+    assert torch.equal(shown[1], torch.where(is_mirrored[1].view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW))
+    assert 70 < int(is_mirrored[0].sum()) < 130
+    assert not torch.equal(shown[0], AlternatingFlip()(x_BCHW, draw_for(indices, seed=1)))
+
+
+def test_lasting_draws_are_a_samples_own() -> None:
+    """The same in every epoch and in any batch, and apart from those of the epoch."""
+    indices = np.arange(50)
+    lasting = draw_for(indices).lasting().uniform()
+    assert torch.equal(lasting, draw_for(indices, epoch=7).lasting().uniform())
+    assert torch.equal(lasting[10:20], draw_for(indices[10:20]).lasting().uniform())
+    assert not torch.equal(lasting, draw_for(indices).uniform())

@@ -15,7 +15,7 @@ import torch
 
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Holdout
-from stoker.loading import as_samples, hold_out
+from stoker.loading import WorkerDeath, as_samples, hold_out
 from stoker.records import Position
 from tests.loading.data import Deadly, Failing, Growing, Noisy, Squares, contents, source_of
 
@@ -71,28 +71,72 @@ def test_shapes_are_named_by_the_index_of_the_data() -> None:
 
 
 @interrupts_anything
-def test_a_worker_that_is_killed_fails_the_run() -> None:
-    """Promptly, with what to do, and as an error that a run records."""
-    with pytest.raises(RunFailed, match=r"a loader worker died: DataLoader worker .*\n.*fewer num_workers"):
-        contents(source_of(as_samples(Deadly(10), what="data"), 2, "workers"), 0, 5)
+def test_samples_that_kill_their_worker_twice_fail_the_run() -> None:
+    """Promptly, by their indices, with what to do, and as an error that a run records."""
+    source = source_of(as_samples(Deadly(10), what="data"), 2, "workers")
+    told: list[WorkerDeath] = []
+    source.watch.tell = told.append
+    with pytest.raises(RunFailed, match=r"died twice while it fetched samples (9, \d|\d, 9) \(epoch 1\)") as caught:
+        contents(source, 0, 5)
+    assert "fewer num_workers" in (caught.value.remedy or "")
+    assert len(told) == 1
+    assert multiprocessing.active_children() == []
     gc.collect()
 
 
 @interrupts_anything
-def test_a_worker_that_dies_while_the_trainer_computes_fails_the_run_as_well() -> None:
-    """The loader raises on the signal, wherever the main thread is: the error is the same there."""
-    batches = source_of(as_samples(Squares(100), what="data"), 2, "workers").batches(Position(), 50)
-    next(batches)
-    victim = multiprocessing.active_children()[0]
-
-    def compute() -> None:
-        os.kill(victim.pid, signal.SIGKILL)
-        threading.Event().wait(30)  # until the signal comes; to join the worker would be to hear of it first
-
-    with pytest.raises(RunFailed, match="a loader worker died"):
-        compute()
-    batches.close()
+def test_workers_that_die_are_replaced_and_every_batch_is_as_it_was() -> None:
+    """While the trainer computes, which is not interrupted; draws of the items included."""
+    samples = as_samples(Noisy(100), what="data")
+    source, told = source_of(samples, 4, "workers"), list[WorkerDeath]()
+    source.watch.tell = told.append
+    found = []
+    for number, batch in enumerate(source.batches(Position(), 50)):
+        found.append(batch.cut(0, batch.size))
+        if number in (3, 30):
+            victim = multiprocessing.active_children()[0]
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.join()
+    assert all_equal(found, contents(source_of(samples, 4), 0, 50))
+    assert len(told) == 2
+    assert all("worker" in death.why for death in told)
     gc.collect()
+
+
+@interrupts_anything
+def test_a_worker_that_hangs_is_replaced_once_somebody_ends_it() -> None:
+    """It stands still while the trainer waits for it; from another thread all are killed, and the wait ends."""
+    samples = as_samples(Noisy(60), what="data")
+    source, told = source_of(samples, 4, "workers"), list[WorkerDeath]()
+    source.watch.tell = told.append
+    batches = source.batches(Position(), 15)
+    found = [next(batches)]
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGSTOP)
+
+    def end_it() -> None:
+        while not source.watch.is_waiting:
+            threading.Event().wait(0.01)
+        source.watch.kill("no batch came for 60 s")
+
+    thread = threading.Thread(target=end_it)
+    thread.start()
+    found += list(batches)
+    thread.join()
+    inline = contents(source_of(samples, 4), 0, 15)
+    assert all_equal([batch.cut(0, batch.size) for batch in found], inline)
+    assert [death.why for death in told] == ["no batch came for 60 s"]
+    gc.collect()
+
+
+def test_workers_say_where_they_are() -> None:
+    """Their stacks, on request, while they wait for something to do."""
+    source = source_of(as_samples(Squares(40), what="data"), 4, "workers")
+    batches = source.batches(Position(), 10)
+    next(batches)
+    assert "worker.py" in source.watch.stacks()
+    batches.close()
+    assert source.watch.stacks() == ""
 
 
 def test_no_process_and_no_handler_is_left_behind() -> None:

@@ -57,3 +57,13 @@ def test_the_expected_gain_is_a_share_and_falls_with_the_mean(mean: float, sprea
 def test_nothing_is_said_of_no_plans() -> None:
     """An empty list has no gains."""
     assert Beliefs(0.1).improvements([(FP32, 1.0, 1.0)], []) == []
+
+
+def test_a_trial_says_little_of_what_compiling_gives() -> None:
+    """However well operations are known: one as fast by forecast is worth a look if it is compiled."""
+    plan = Plan(device="cpu", micro_batch=64)
+    compiled = dataclasses.replace(plan, compile=True)
+    small = dataclasses.replace(plan, micro_batch=32)
+    beliefs = Beliefs(0.01)
+    of_compiled, of_small = beliefs.improvements([(plan, 1e-3, 1e-3)], [(compiled, 1e-3), (small, 1e-3)])
+    assert of_compiled > 2 * of_small

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from stoker.planning import Search, explain, unforecast
+from stoker.planning import Search, explain, unforecast, why_not_compiled
 from stoker.planning.space import execution_settings
-from stoker.records import Device, Plan
-from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, extents, measurement, profile
+from stoker.records import Candidate, Device, Plan
+from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, extents, forecast_of, measurement, profile
 
 
 def explained(trial, device: Device = CPU, most: int = 1000, **facts) -> tuple[str, ...]:
@@ -94,3 +94,22 @@ def test_hardware_is_named_for_what_it_has(device: Device, words: str) -> None:
         return measurement(plan, 0.1, peak_bytes=2**20)
 
     assert explained(trial, device)[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("plain_s", "pace", "words"),
+    [
+        (1000.0, 1.1, "1.10x the time of an update (0.99 to 1.21) by forecast: nothing saved, and compiling"),
+        (100.0, 0.8, "which saves 20.0 s of the run; compiling takes 20.0 s, 22.0 s at most, and is done where"),
+        (1000.0, 0.8, "which saves 3 min 20 s of the run; compiling takes 20.0 s, 22.0 s at most: not tried, since"),
+    ],
+)
+def test_why_a_plan_is_not_compiled(plain_s: float, pace: float, words: str) -> None:
+    """What it would give by forecast, what it costs, and which rule it fails."""
+    plan = Plan(device="cpu", micro_batch=64)
+    per_sample = plain_s / 270_000
+    chosen = Candidate(
+        device="cpu", plan=plan, forecast=forecast_of(plan, total_s=plain_s, pace_s=per_sample), memory_bytes=2**33
+    )
+    compiled = forecast_of(plan, total_s=plain_s * pace + 20, pace_s=per_sample * pace, compile_s=20.0)
+    assert words in why_not_compiled(chosen, compiled)

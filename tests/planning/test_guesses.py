@@ -30,7 +30,7 @@ def test_what_is_fast_as_a_rule_is_guessed_to_be_the_fastest() -> None:
     found = unforecast(profile(num_blocks=4), CPU, name="cpu")
     best = max(found, key=lambda one: one.forecast.samples_per_s.value).plan
     assert (best.precision, best.micro_batch, best.threads) == ("bf16", 512, 4)
-    assert (best.memory_format, best.checkpointed_blocks, best.malloc) == ("channels_last", 0, "default")
+    assert (best.memory_format, best.checkpointed_blocks, best.malloc) == ("channels_last", 0, "retained")
 
 
 def test_nothing_that_is_guessed_is_taken_for_known() -> None:

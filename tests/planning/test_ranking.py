@@ -116,3 +116,47 @@ def test_a_slow_ranking_ends_early() -> None:
     times = iter(range(0, 10_000, 4))
     found = rank(profile(), CPU, Known(CPU, profile()), name="cpu", clock=lambda: float(next(times)))
     assert len({(c.plan.precision, c.plan.memory_format, c.plan.threads) for c in found}) < 12
+
+
+class Compiling(Known):
+    """Compiled, an update takes `ratio` of the time; compiling takes 20 s, 22 at most; 270,000 samples in all."""
+
+    def __init__(self, ratio: float, plain_s: float) -> None:
+        super().__init__(GPU, profile())
+        self.ratio, self.plain_s = ratio, plain_s
+
+    def forecast(self, plan: Plan) -> Forecast:
+        slower = {"bf16": 1.0, "fp32": 2.0}[plan.precision] * (1 + 1 / plan.micro_batch)
+        run_s = slower * self.plain_s * (self.ratio if plan.compile else 1.0)
+        once_s = 20.0 if plan.compile else None
+        return forecast_of(plan, pace_s=run_s / 270_000, total_s=run_s + (once_s or 0.0), compile_s=once_s)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "plain_s", "is_compiled"),
+    [
+        (0.8, 1000.0, True),  # saves 200 s
+        (0.8, 160.0, False),  # 32 s, less than 1.5 times 22 s
+        (0.8, 180.0, True),  # 36 s
+        (1.1, 1e6, False),  # slower
+    ],
+)
+def test_a_compiled_plan_is_proposed_where_compiling_pays_back(ratio: float, plain_s: float, is_compiled: bool) -> None:
+    """It has to save one and a half times the most that compiling may take; what does not is no candidate at all."""
+    facts = profile()
+    found = rank(facts, GPU, Compiling(ratio, plain_s), name="it", can_compile=True)
+    assert found[0].plan.compile is is_compiled
+    assert any(candidate.plan.compile for candidate in found) is is_compiled
+    assert not found[-1].plan.compile
+    assert not any(c.plan.compile for c in rank(facts, GPU, Compiling(ratio, plain_s), name="it"))
+
+
+def test_the_time_of_compiling_counts_in_the_order() -> None:
+    """Against one that is not compiled and takes as long for each sample."""
+    found = rank(profile(), GPU, Compiling(0.8, 200.0), name="it", can_compile=True)
+    shares = [
+        1 / c.forecast.samples_per_s.value + (c.forecast.compile_s.value if c.forecast.compile_s else 0.0) / 270_000
+        for c in found
+    ]
+    assert shares == sorted(shares)
+    assert len({c.plan.compile for c in found}) == 2

@@ -180,3 +180,79 @@ def test_slow_outliers_of_a_trial_do_not_decide() -> None:
     search.record(measurement(FIRST, (0.1, 0.1, 0.1, 0.9, 0.9, 0.9)))
     search.record(measurement(FP32, (0.2,) * 6))
     assert search.chosen().plan == FIRST
+
+
+COMPILED = dataclasses.replace(FIRST, compile=True)
+
+
+def search_with_compiled(*more: Candidate, run_s: float, gain: float = 0.8) -> Search:
+    """One plan, and the same compiled, which is forecast to take `gain` of the time; a run of about `run_s` seconds.
+
+    Compiling is forecast to take 20 s.
+    """
+    samples = round(run_s / 1e-4)
+    compiled = Candidate(
+        device="cpu", plan=COMPILED, forecast=forecast_of(COMPILED, pace_s=gain * 1e-4, compile_s=20.0),
+        memory_bytes=2**33,
+    )  # fmt: skip
+    return Search(
+        [compiled, *candidates({FIRST: 1e-4}), *more], profile(), CPU,
+        lambda _rate: Extents(total_samples=samples, total_updates=samples // 512, evaluations=0),
+    )  # fmt: skip
+
+
+def test_what_others_are_compared_with_is_not_compiled() -> None:
+    """Though the compiled plan is forecast to be the fastest."""
+    assert search_with_compiled(run_s=10_000).next_plan() == FIRST
+
+
+@pytest.mark.parametrize(("run_s", "is_tried"), [(100.0, False), (390.0, False), (500.0, True), (10_000.0, True)])
+def test_compiling_is_tried_if_it_takes_no_more_than_planning_may(run_s: float, is_tried: bool) -> None:
+    """A twentieth of the run, with what was spent before: 20 s and a trial of one."""
+    search = search_with_compiled(run_s=run_s)
+    tried = run(search, lambda plan: at(1e-4 * (0.8 if plan.compile else 1.0), plan, compile_s=20.0 * plan.compile))
+    assert (COMPILED in tried) is is_tried
+    assert search.chosen().plan.compile is is_tried
+
+
+def test_compiling_that_is_expected_to_save_less_than_it_costs_is_not_tried() -> None:
+    """However long the run, if it is forecast to be much slower."""
+    search = search_with_compiled(run_s=10_000, gain=2.0)
+    assert run(search, lambda plan: at(1e-4, plan)) == [FIRST]
+
+
+def test_the_run_does_not_pay_for_compiling_again() -> None:
+    """What the trial compiled is there; the forecast says what it took, and the total leaves it out."""
+    search = search_with_compiled(run_s=10_000)
+    run(search, lambda plan: at(1e-4 * (0.8 if plan.compile else 1.0), plan, compile_s=30.0 * plan.compile))
+    found = search.chosen().forecast
+    assert found.compile_s is not None
+    assert found.compile_s.value == 30.0
+    assert found.total_s.value == pytest.approx(8000, rel=0.01)
+
+
+def test_a_plan_that_ran_uncompiled_is_told_and_no_other_is_compiled() -> None:
+    """With the line; the plan as it is stays."""
+    other = dataclasses.replace(SMALL, compile=True)
+    search = search_with_compiled(*candidates({other: 0.9e-4}, compile_s=20.0), run_s=10_000)
+    why = "the model cannot be compiled and runs as it is: a branch, at model.py:7"
+    tried = run(search, lambda plan: at(1e-4, plan, not_compiled=why if plan.compile else None))
+    assert tried == [FIRST, COMPILED]
+    assert search.chosen().plan == FIRST
+    assert [(r.plan, r.reason) for r in search.losers()] == [(COMPILED, why)]
+
+
+def test_a_compiled_plan_that_was_asked_for_is_taken_even_if_it_runs_uncompiled() -> None:
+    """There is no other."""
+    search = Search(candidates({COMPILED: 1e-4}), profile(), CPU, extents)
+    run(search, lambda plan: at(1e-4, plan, not_compiled="a branch, at model.py:7"))
+    assert search.chosen().plan == COMPILED
+
+
+def test_a_bent_gradient_of_compiled_code_says_nothing_of_the_precision() -> None:
+    """The precision is ruled out only where it is by itself."""
+    small = dataclasses.replace(SMALL, compile=True)
+    search = search_with_compiled(*candidates({SMALL: 0.9e-4, small: 0.8e-4}), run_s=10_000)
+    search.record(at(1e-4, FIRST, gradient_error=0.01))
+    search.record(at(0.8e-4, COMPILED, gradient_error=0.9))
+    assert search._untried() == [SMALL]

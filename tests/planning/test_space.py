@@ -53,13 +53,22 @@ def test_precisions_are_those_the_device_is_fast_in_and_fp32() -> None:
 
 @pytest.mark.parametrize(("blocks", "counts"), [(0, [0]), (1, [0, 1]), (12, [0, 6, 12])])
 def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int]) -> None:
-    """Nothing, half of the blocks, all; on a CPU each also with memory mapped anew for each tensor."""
+    """Nothing, half of the blocks, all; on a CPU each under the ways of having memory, the fastest first."""
     ways = list(saving_memory(PLAN, profile(num_blocks=blocks)))
     assert [(way.checkpointed_blocks, way.malloc) for way in ways] == [
-        (count, malloc) for count in counts for malloc in ("default", "mapped")
+        (count, malloc) for count in counts for malloc in ("retained", "default", "mapped")
     ]
     on_gpu = list(saving_memory(dataclasses.replace(PLAN, device="cuda:0"), profile(num_blocks=blocks)))
     assert [(way.checkpointed_blocks, way.malloc) for way in on_gpu] == [(count, "default") for count in counts]
+
+
+def test_a_loss_in_chunks_comes_before_checkpointing_and_stays() -> None:
+    """It computes nothing twice; where it is not worthwhile, it is not thought of; the trace is told."""
+    on_gpu = dataclasses.replace(PLAN, device="cuda:0")
+    ways = list(saving_memory(on_gpu, profile(num_blocks=12, loss_chunks=8)))
+    assert [(way.checkpointed_blocks, way.loss_chunks) for way in ways] == [(0, 1), (0, 8), (6, 8), (12, 8)]
+    assert {way.loss_chunks for way in saving_memory(on_gpu, profile(num_blocks=12))} == {1}
+    assert trace_settings(ways[1], profile(), "8.0").loss_chunks == 8
 
 
 @given(st.integers(1, 512), st.sampled_from(["fp32", "tf32", "bf16"]))
@@ -84,3 +93,11 @@ def test_generations_are_ordered() -> None:
 def test_groups_are_never_cut() -> None:
     """Micro-batches come from the coupling, not from here."""
     assert all(NORMS.problem_with(size, 512) is None for size in NORMS.legal_micro_batches(512))
+
+
+def test_plans_are_compiled_where_that_is_asked_for() -> None:
+    """After all that are not."""
+    plain = list(execution_settings(profile(), CPU))
+    both = list(execution_settings(profile(), CPU, (False, True)))
+    assert not any(plan.compile for plan in plain)
+    assert both == [*plain, *(dataclasses.replace(plan, compile=True) for plan in plain)]

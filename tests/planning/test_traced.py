@@ -218,3 +218,31 @@ def test_the_copy_that_a_checkpoint_is_written_from_is_part_of_a_cpus_peak() -> 
     trace = Traces()(TraceSettings(target="cpu", capability="", micro_batch=64))
     without = resident_peak(trace, "default", 5 * MIB, micro_batches=1)
     assert here.needed_bytes(plan) == pytest.approx(without + 10 * MIB)
+
+
+def compile_calibration(measured: float) -> Calibration:
+    """Compiling was forecast to take 10 s, and took this long."""
+    return Calibration(
+        device_model=GPU.model, torch_version="2.13.0", run="a run", quantity="compile_s", forecast=10.0,
+        measured=measured, at="2026-11-21T12:00:00+00:00", basis="datasheet",
+    )  # fmt: skip
+
+
+def test_compiling_is_part_of_the_total_with_its_interval() -> None:
+    """Once; an update is fused, and no surer for it."""
+    plain, compiled = (forecasts().forecast(dataclasses.replace(PLAN, compile=wanted)) for wanted in (False, True))
+    assert plain.compile_s is None
+    assert compiled.compile_s is not None
+    beside = compiled.total_s.value - compiled.compile_s.value
+    assert beside / plain.total_s.value == pytest.approx(compiled.step_s.value / plain.step_s.value, rel=0.02)
+    assert compiled.total_s.high > beside + compiled.compile_s.high
+
+
+def test_compiling_takes_as_long_as_it_took_before() -> None:
+    """On this device; then the interval is that of what was seen."""
+    plan = dataclasses.replace(PLAN, compile=True)
+    first = forecasts().forecast(plan).compile_s
+    known = forecasts(calibrations=tuple(map(compile_calibration, (15.0, 20.0, 30.0)))).forecast(plan).compile_s
+    assert known.value == pytest.approx(2 * first.value)
+    assert (known.low, known.high) == (pytest.approx(2 / 1.5 * first.value), pytest.approx(3 * first.value))
+    assert (first.basis, known.basis) == ("datasheet", "calibrated")

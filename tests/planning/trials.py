@@ -87,7 +87,7 @@ def candidate(
 
 def forecast_of(
     plan: Plan, *, total_s: float = 53.0, cost: float | None = None, energy: float | None = None,
-    pace_s: float = 0.1 / 512, peak_bytes: float = 2**30, basis: Basis = "calibrated",
+    pace_s: float = 0.1 / 512, peak_bytes: float = 2**30, basis: Basis = "calibrated", compile_s: float | None = None,
 ) -> Forecast:  # fmt: skip
     """A forecast with these figures."""
     return Forecast(
@@ -96,4 +96,5 @@ def forecast_of(
         peak_bytes=estimate(peak_bytes, "bytes"), total_samples=270_000, total_updates=530, probability_it_fits=1.0,
         cost_usd=None if cost is None else estimate(cost, "USD"),
         energy_kwh=None if energy is None else estimate(energy, "kWh"),
+        compile_s=None if compile_s is None else estimate(compile_s, "s"),
     )  # fmt: skip

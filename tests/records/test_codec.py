@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.records import (
+    Achieved,
     Ceilings,
     CheckpointManifest,
     Event,
     FileDigest,
+    Kernel,
     Measurement,
     Occurrence,
     Operation,
@@ -36,7 +38,7 @@ from stoker.records import (
 from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_of
 
 PLAN = Plan(device="cpu", micro_batch=64)
-PARTS = {Occurrence, Operation, Segment, Share, Storage, TensorShape, Widened}
+PARTS = {Achieved, Kernel, Occurrence, Operation, Segment, Share, Storage, TensorShape, Widened}
 """Records that only ever stand inside others, by the thousand: they carry no schema, that of the whole is theirs."""
 RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)
 

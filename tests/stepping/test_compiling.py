@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,11 +11,53 @@ from torch import nn
 
 from stoker.errors import DoesNotFit
 from stoker.stepping import Step
-from stoker.stepping.compiling import compile_in_place
-from tests.stepping.driving import SEPARABLE, largest_difference, plan_of, tensors_of, train
-from tests.stepping.models import make_job, mlp, vectors
+from stoker.stepping.compiling import compile_in_place, compiled_regions
+from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, tensors_of, train
+from tests.stepping.models import CLASSES, FEATURES, make_job, mlp, vectors
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which inductor calls on a CPU")
+
+
+class Block(nn.Module):
+    """A block like any other of its width."""
+
+    def __init__(self, width: int = FEATURES) -> None:
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(torch.tanh(self.norm(self.linear(x))))
+
+
+class Branching(Block):
+    """What happens depends on the numbers, which a graph cannot hold."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        if x.sum() > 0:
+            return x
+        return 2 * x
+
+
+def stack(blocks: list[nn.Module]) -> nn.Module:
+    """Blocks between two layers."""
+    return nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Sequential(*blocks), nn.Linear(FEATURES, CLASSES))
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Captured and differentiated as always, and run by PyTorch's own kernels: in a second rather than a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def steps_of(model: Any, **plan: Any) -> tuple[Step, Step]:
+    """The same job as it is and compiled."""
+    job = make_job(model, coupling_group=16)
+    plain, compiled = (Step(job, plan_of(16, compile=wanted, **plan), SEPARABLE) for wanted in (False, True))
+    return plain, compiled
 
 
 @needs_compiler
@@ -30,7 +75,7 @@ def test_a_compiled_model_makes_the_same_updates() -> None:
         train(job, step, 6)
         with step.evaluation() as measure:
             measure(vectors(16), 16)
-    assert counters["frames"] == {"total": 1, "ok": 1}
+    assert counters["stats"]["unique_graphs"] == 1
     assert list(tensors_of(compiled)) == list(tensors_of(plain))
     assert 0 < largest_difference(compiled, plain) < 1e-4
 
@@ -63,3 +108,70 @@ def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(DoesNotFit, match="no C compiler is found here"):
         compile_in_place(nn.Linear(2, 2), torch.device("cuda", 0))
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("checkpointed", [0, 2])
+def test_blocks_that_are_alike_share_their_code(checkpointed: int) -> None:
+    """Four blocks, one graph, checkpointed or not; draws, running statistics and weights are those of the model."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    plain, compiled = steps_of(lambda: stack([Block() for _ in range(4)]), checkpointed_blocks=checkpointed)
+    assert compiled.compilation is not None
+    assert len(compiled.compilation.regions) == 4
+    for step in (plain, compiled):
+        train(step.job, step, 3)
+    assert compiled.compilation.problem is None
+    assert counters["stats"]["unique_graphs"] == 1
+    assert list(tensors_of(compiled)) == list(tensors_of(plain))
+    assert largest_difference(compiled, plain) < 1e-5
+
+
+def test_what_is_compiled_by_itself_is_most_of_the_model() -> None:
+    """Blocks of many kinds, few blocks, or blocks beside a larger rest: then the model is one region."""
+    alike = stack([Block() for _ in range(4)])
+    assert compiled_regions(alike) == list(alike[1])
+    for other in (
+        stack([Block(), Block()]),
+        nn.Sequential(*(nn.Sequential(Block(width), nn.Linear(width, width + 1)) for width in range(4, 8))),
+        nn.Sequential(stack([Block() for _ in range(3)]), *(nn.Tanh() for _ in range(20))),
+    ):
+        assert compiled_regions(other) == [other]
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("checkpointed", [0, 4])
+def test_a_model_that_cannot_be_captured_runs_as_it_is_and_says_which_line(checkpointed: int) -> None:
+    """The same bits as uncompiled: nothing of the update was done, or drawn, before that was known."""
+    plain, compiled = steps_of(lambda: stack([Branching() for _ in range(4)]), checkpointed_blocks=checkpointed)
+    for step in (plain, compiled):
+        train(step.job, step, 3)
+    assert compiled.compilation is not None
+    assert compiled.compilation.problem is not None
+    assert "cannot be compiled and runs as it is: Data-dependent branching" in compiled.compilation.problem
+    assert "test_compiling.py:" in compiled.compilation.problem
+    assert "(`if x.sum() > 0:`)" in compiled.compilation.problem
+    assert are_equal(compiled, plain)
+
+
+@pytest.mark.parametrize("checkpointed", [0, 3])
+def test_a_compiler_that_fails_on_the_backward_pass_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, checkpointed: int
+) -> None:
+    """Both passes are compiled before anything is computed, so that the first update can be made without."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=failing)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    plain, compiled = steps_of(lambda: stack([Block() for _ in range(3)]), checkpointed_blocks=checkpointed)
+    for step in (plain, compiled):
+        train(step.job, step, 3)
+    assert compiled.compilation is not None
+    assert "no such kernel" in str(compiled.compilation.problem)
+    assert are_equal(compiled, plain)
+    torch._dynamo.reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -134,11 +135,17 @@ def train(
     checkpoint_every: Annotated[
         float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Run a few updates under PyTorch's profiler; see the report.")
+    ] = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Plan a job, train it, report. The same command again continues what was cut off."""
     with _reported(debug=debug):
+        if profile:  # read when torch is loaded: its profiler would write into the live display
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if sum(bool(choice) for choice in (new, resume, fork)) > 1:
             raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
         from stoker import flow, units
@@ -150,7 +157,7 @@ def train(
             with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
                 run = flow.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                    checkpoint_every=every, entry=entry, sink=display,
+                    checkpoint_every=every, profile=profile, entry=entry, sink=display,
                 )  # fmt: skip
         if run.status == "unfinished":
             raise typer.Exit(_INTERRUPTED)
@@ -174,6 +181,34 @@ def verify(
             render_verdicts(job.name or job_file.stem, verdicts, console=Console())
         if not all(verdict.passed for verdict in verdicts):
             raise typer.Exit(RunFailed.exit_code)
+
+
+@app.command("lr-range")
+def lr_range(
+    job_file: JobFile,
+    settings: Settings = None,
+    on: Place = "here",
+    updates: Annotated[int, typer.Option("--updates", help="Updates of one sweep.")] = 100,
+    seeds: Annotated[int, typer.Option("--seeds", help="Sweeps, each with a seed of its own.")] = 2,
+    seconds: Annotated[float, typer.Option("--seconds", help="The longest all sweeps together may take.")] = 120.0,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Find the learning rates a job bears, in a few hundred updates that are thrown away; nothing is changed."""
+    with _reported(debug=debug):
+        from stoker import flow
+        from stoker.cli.lr_range import render_lr_range
+
+        with _output(for_json=as_json), _waiting("trying learning rates", quiet=as_json):
+            job, entry = _load(job_file, settings)
+            found = flow.lr_range(
+                job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry
+            )
+        if as_json:
+            _print_document(to_json(found))
+        else:
+            render_lr_range(job.name or job_file.stem, found, Console())
 
 
 @app.command()

@@ -78,8 +78,12 @@ def plan_in_brief(plan: Plan) -> str:
         words.append(plan.memory_format.replace("_", "-"))
     if plan.checkpointed_blocks:
         words.append(f"{plan.checkpointed_blocks} blocks checkpointed")
+    if plan.loss_chunks > 1:
+        words.append(f"loss in {plan.loss_chunks} chunks")
     if plan.compile:
         words.append("compiled")
+    if plan.captured:
+        words.append("captured")
     if plan.optimizer_implementation != "default":
         words.append(f"{plan.optimizer_implementation} optimiser")
     if plan.device == "cpu":

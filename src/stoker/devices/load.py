@@ -5,6 +5,8 @@ Source: proc(5), `/proc/stat`: time spent in each state, in ticks of 1/sysconf(_
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Collection
@@ -22,7 +24,7 @@ that a neighbour on half of two cores was seen to slow products of matrices 2 to
 class CpuSample:
     """Times since start-up on the CPUs this process may use [CPU-seconds]: busy, stolen by the host, and in all.
 
-    `own_s` is what this process and the children it has waited for used [CPU-seconds].
+    `own_s` is what this process, its workers and the children it has waited for used [CPU-seconds].
     """
 
     busy_s: float
@@ -72,6 +74,14 @@ def load_between(before: CpuSample, after: CpuSample) -> CpuLoad:
     return CpuLoad(others=min(1.0, max(0.0, others)), stolen=min(1.0, max(0.0, stolen)))
 
 
+def others_cores(before: CpuSample, after: CpuSample, elapsed_s: float) -> float:
+    """CPUs that others, the host's other guests among them, used on average in the `elapsed_s` seconds between."""
+    if elapsed_s <= 0:
+        return 0.0
+    load = load_between(before, after)
+    return (load.others + load.stolen) * (after.total_s - before.total_s) / elapsed_s
+
+
 def sample_cpu() -> CpuSample | None:
     """A sample now; None on systems without `/proc/stat`."""
     try:
@@ -80,7 +90,27 @@ def sample_cpu() -> CpuSample | None:
         return None
     spent = os.times()
     own_s = spent.user + spent.system + spent.children_user + spent.children_system
-    return parse_stat(stat, usable_cpus(), ticks_per_s=os.sysconf("SC_CLK_TCK"), own_s=own_s)
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return parse_stat(stat, usable_cpus(), ticks_per_s=ticks_per_s, own_s=own_s + _children_ticks() / ticks_per_s)
+
+
+def ticks_of(stat: str) -> int:
+    """User and system time in the text of `/proc/PID/stat`, with that of children waited for [ticks].
+
+    >>> ticks_of("7 (a (very) odd name) S 1 7 7 0 -1 4194304 100 0 0 0 30 4 2 1 20 0")
+    37
+    """
+    fields = stat.rpartition(")")[2].split()  # the name may hold anything; the third field follows it
+    return sum(map(int, fields[11:15]))
+
+
+def _children_ticks() -> int:
+    """What running children that Python's multiprocessing started have used, such as loader workers."""
+    total = 0
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            total += ticks_of(Path(f"/proc/{child.pid}/stat").read_text())
+    return total
 
 
 def watch_cpu(duration_s: float = 0.3, sleep: Callable[[float], None] = time.sleep) -> CpuLoad | None:

@@ -1,8 +1,10 @@
 """How this process has its memory from the system: applying a plan's malloc setting, and what it takes now.
 
 With the GNU C library, a request from some size on is mapped from the system and goes back to it when freed; that size
-grows as large blocks are freed, to 32 MiB, after which most tensors stay in the heap. `mapped` fixes it at 64 KiB.
-Cost: each page of a mapped tensor is had anew, zeroed by the system, each time one is made.
+grows as large blocks are freed, to 32 MiB, after which most tensors stay in the heap, whose free end still goes back to
+the system from 64 MiB on. `mapped` fixes the size at 64 KiB: what is freed is gone at once. `retained` maps
+nothing and gives nothing back: what was had once is had for good. Costs: each page of a mapped tensor is had anew,
+zeroed by the system, each time one is made; what is retained has holes. How much either is: docs/log.md.
 
 Source: mallopt(3), `M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`, `M_MMAP_MAX`; glibc's malloc/malloc.c.
 """
@@ -12,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import Literal
+
+from stoker.records import Malloc
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Numbers of malloc's parameters, from malloc.h."""
@@ -23,30 +26,39 @@ _MOST_MAPPINGS = 60_000
 _SETTLED_THRESHOLD = 32 << 20
 """Where the moving threshold ends up once a block so large was freed; it cannot be made to move again."""
 
-_is_mapped = False
+
+_MOST = 2**31 - 1
+"""mallopt takes no larger number: the heap's free end may grow to 2 GiB before it goes back."""
+
+_SETTINGS: dict[Malloc, tuple[tuple[int, int], ...]] = {
+    "retained": ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _MOST)),
+    "default": ((_MMAP_MAX, _MOST_MAPPINGS), (_MMAP_THRESHOLD, _SETTLED_THRESHOLD),
+                (_TRIM_THRESHOLD, 2 * _SETTLED_THRESHOLD)),
+    "mapped": ((_MMAP_MAX, _MOST_MAPPINGS), (_MMAP_THRESHOLD, MAPPED_FROM), (_TRIM_THRESHOLD, 0)),
+}  # fmt: skip
+
+_setting: Malloc = "default"
 
 
-def apply_malloc(setting: Literal["default", "mapped"]) -> str | None:
+def apply_malloc(setting: Malloc) -> str | None:
     """Set how this process has its memory from now on; blocks already there stay where they are.
 
-    There is no way back to a threshold that moves: `default` after `mapped` sets the value at which it settles, and
-    is nothing to do otherwise.
+    There is no way back to a threshold that moves: `default` after another setting sets the value at which it settles,
+    and is nothing to do at first.
 
     Returns:
         None where it is done; else why it cannot be, and nothing has changed.
     """
-    global _is_mapped  # noqa: PLW0603 - the library's state is the process's own, and cannot be read back
-    if setting == "default" and not _is_mapped:
+    global _setting  # noqa: PLW0603 - the library's state is the process's own, and cannot be read back
+    if setting == _setting:
         return None
     problem = _problem()
     if problem is not None:
         return problem
-    threshold, trim = (MAPPED_FROM, 0) if setting == "mapped" else (_SETTLED_THRESHOLD, 2 * _SETTLED_THRESHOLD)
     library = ctypes.CDLL(None)
-    wanted = ((_MMAP_MAX, _MOST_MAPPINGS), (_MMAP_THRESHOLD, threshold), (_TRIM_THRESHOLD, trim))
-    if not all(library.mallopt(parameter, value) for parameter, value in wanted):
+    if not all(library.mallopt(parameter, value) for parameter, value in _SETTINGS[setting]):
         return "the C library's mallopt refused the setting"
-    _is_mapped = setting == "mapped"
+    _setting = setting
     library.malloc_trim(0)
     return None
 

@@ -5,9 +5,14 @@ Each verb is a few calls into the stages, and only here is their order known.
 
 from stoker.flow.decision import plan
 from stoker.flow.diagnosis import doctor
+from stoker.flow.own_loop import OwnLoop, prepare
 from stoker.flow.profiles import StepProfile, profile
+from stoker.flow.range_test import lr_range
 from stoker.flow.running import train
 from stoker.flow.runs import Run, load, report
 from stoker.flow.verification import verify
 
-__all__ = ["Run", "StepProfile", "doctor", "load", "plan", "profile", "report", "train", "verify"]
+__all__ = [
+    "OwnLoop", "Run", "StepProfile", "doctor", "load", "lr_range", "plan", "prepare", "profile", "report", "train",
+    "verify",
+]  # fmt: skip

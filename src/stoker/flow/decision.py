@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker import planning, records
-from stoker.devices import Place, attached_devices, catalogue, planned_devices
+from stoker.devices import Place, attached_devices, catalogue, planned_devices, sample_cpu
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
+from stoker.flow.kept_plans import keep_decision, kept_decision
 from stoker.flow.misfits import fits_nowhere
-from stoker.flow.planner import Planner, errors_so_far, losers_of
+from stoker.flow.planner import Planner, errors_so_far, failures_so_far, losers_of
 from stoker.flow.preparation import Prepared, prepare
 from stoker.flow.pricing import assumptions, price_of, priced
 from stoker.jobs import Entry, Job
@@ -86,11 +87,17 @@ def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
 
 
 def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tuple[Decision, Coupling]:
-    """The plan to run on a device that is here, confirmed by trials. With `only`, that plan is tried and taken."""
+    """The plan to run on a device that is here, confirmed by trials: now, or before where nothing has changed since.
+
+    With `only`, that plan is tried and taken.
+    """
     if only is not None:
         _require_usable(only, prepared, device)
     started, planner = time.perf_counter(), Planner(prepared)
     place = next(p for p in planned_devices(device.torch_name, attached_devices()) if p.device == device)
+    kept = kept_decision(prepared, place) if only is None else None
+    if kept is not None:
+        return dataclasses.replace(kept[0], took_s=time.perf_counter() - started), kept[1]
     if planner.is_too_large_here is not None:
         planner.ranked(place)  # says what it needs
     decision = _confirmed(planner, place, only)
@@ -142,28 +149,47 @@ def on_one(planner: Planner, place: Place) -> Decision:
     return Decision(
         device=place.name,
         candidates=(chosen,),
-        rejected=losers_of(ranked),
-        explanation=(*lines, assumptions(chosen)),
+        rejected=(*losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))),
+        explanation=(*planner.prepared.notes, *lines, assumptions(chosen)),
         took_s=0.0,
         breakdown=planner.forecasts(place).breakdown(chosen.plan),
     )
 
 
 def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
-    """The plan that trials confirm; with `only`, that one is tried and taken."""
+    """The plan that trials confirm, kept for the next start; with `only`, that one is tried and taken."""
+    began = sample_cpu()
     search, untraced = planner.confirmed(place, only)
     chosen = priced(planner, place, search.chosen())
     lines = planning.explain(chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected)
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
-    return Decision(
+    rejected = search.losers()
+    if only is None and not untraced:
+        rejected = (*rejected, *_not_compiled(planner, place, chosen, rejected))
+    decision = Decision(
         device=place.name,
         candidates=(chosen,),
-        rejected=search.losers(),
-        explanation=(*lines, *errors_so_far(place)),
+        rejected=rejected,
+        explanation=(*planner.prepared.notes, *lines, *failures_so_far(planner, place), *errors_so_far(place)),
         took_s=0.0,
         breakdown=None if untraced or only is not None else planner.forecasts(place).breakdown(chosen.plan),
     )
+    if only is None:
+        keep_decision(planner.prepared, place, decision, planner.coupling, began)
+    return decision
+
+
+def _not_compiled(
+    planner: Planner, place: Place, chosen: Candidate, rejected: Sequence[Rejection]
+) -> tuple[Rejection, ...]:
+    """The chosen plan compiled, and why it was not taken; nothing where that is told of a compiled plan already."""
+    if chosen.plan.compile or any(one.plan.compile for one in rejected):
+        return ()
+    plan = dataclasses.replace(chosen.plan, compile=True, captured=False)
+    missing = planner.cannot_compile(place)
+    reason = missing or planning.why_not_compiled(chosen, planner.forecasts(place).forecast(plan))
+    return (Rejection(device=chosen.device, plan=plan, reason=reason),)
 
 
 def _advice(planner: Planner, chosen: Candidate) -> str:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import safetensors.torch
 
 from stoker import records, reporting, training
+from stoker.flow.bottleneck import bottleneck_of
 from stoker.flow.runs import WEIGHTS, Run
 from stoker.flow.starting import Session
 from stoker.records import Estimate, Event
@@ -62,6 +63,8 @@ def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
     fields: dict[str, JSON] = {
         "run": directory.name, "metrics": dict(metrics), "samples": done.samples, "updates": done.updates,
         "wall_s": done.wall_s, "report": str(directory.report_path), "peak_bytes": peak_bytes,
+        "bottleneck": records.to_json(_bottleneck(session, done)),
+        "profile": _profile(directory) if session.is_profiled else None,
     }  # fmt: skip
     with _not_worth_a_run(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
         _write_report(directory, done, Event(kind="finished", at=time.time(), fields=fields))
@@ -81,6 +84,26 @@ def _not_worth_a_run(telemetry: training.Telemetry, what: str) -> Iterator[None]
         telemetry.emit("warned", message=f"{what} could not be written: {problem}")
 
 
+def _profile(directory: RunDirectory) -> dict[str, JSON] | None:
+    """Where the files of `--profile` are."""
+    kernels = directory.read_kernels()
+    return None if kernels is None else {"folder": str(directory.profile_path), "files": dict(kernels.files)}
+
+
+def _bottleneck(session: Session, done: records.Run) -> records.Bottleneck | None:
+    """What bounded the run, kept beside it; figures that cannot be true are said aloud."""
+    directory, telemetry = session.directory, session.loop.telemetry
+    with _not_worth_a_run(telemetry, "what held the run back"):
+        found = bottleneck_of(session.prepared, dataclasses.replace(directory.read_report(), run=done))
+        if found is None:
+            return None
+        directory.write_bottleneck(found)
+        for problem in found.problems:
+            telemetry.emit("warned", message=problem)
+        return found
+    return None
+
+
 def _write_report(directory: RunDirectory, done: records.Run, finished: Event) -> None:
     """The report, as of when the run is finished: whoever is told so finds it."""
     report = directory.read_report()
@@ -89,9 +112,9 @@ def _write_report(directory: RunDirectory, done: records.Run, finished: Event) -
 
 
 def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:
-    """Store forecast beside measured, for the next plan; a run in several pieces was not what was forecast."""
+    """Store forecast beside measured, for the next plan; a run in pieces, or profiled, was not what was forecast."""
     events, environment = session.directory.read_events(), session.directory.read_environment()
-    if environment is None or any(event.kind == "resumed" for event in events):
+    if environment is None or session.is_profiled or any(event.kind in ("resumed", "replanned") for event in events):
         return
     chosen = session.decision.chosen
     store = CalibrationStore(cache_root() / "calibration")

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import statistics
+from datetime import UTC, datetime
+
+import torch
 
 from stoker import planning, profiling
 from stoker.devices import Place, cache_key, installed_torch
 from stoker.devices.cpu import attached_cpu
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.flow.memory_failures import known_failures
 from stoker.flow.preparation import Prepared, users_code
 from stoker.flow.traces import TraceBook
+from stoker.planning.ranking import Forecasts
+from stoker.planning.remembered import HeedingForecasts, not_ruled_out
 from stoker.profiling.fetching import fetch_seconds
-from stoker.records import Calibration, Candidate, Coupling, Hardware, Plan, Profile, Rejection
+from stoker.records import Calibration, Candidate, Coupling, Hardware, Measurement, Plan, Profile, Rejection
+from stoker.records.out_of_memory import OutOfMemory
 from stoker.stepping import bytes_of, coupling_by_types, find_coupling
+from stoker.stepping.compiling import compiler_missing
 from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
 from stoker.units import MIB, Duration, format_bytes
 
@@ -36,6 +45,7 @@ class Planner:
         self.prepared, self._is_all_elsewhere = prepared, is_all_elsewhere
         self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[str, planning.TracedForecasts] = {}
+        self._failures: dict[str, tuple[OutOfMemory, ...]] = {}
 
     @functools.cached_property
     def is_too_large_here(self) -> str | None:
@@ -113,9 +123,29 @@ class Planner:
         """
         with users_code("the model or the loss", self.prepared.entry):
             return planning.rank(
-                self.profile(place.device.kind), place.device, self.forecasts(place), name=place.name,
-                is_here=place.is_here,
+                self.profile(place.device.kind), place.device, self._heeding(place), name=place.name,
+                is_here=place.is_here, can_compile=self.cannot_compile(place) is None,
             )  # fmt: skip
+
+    def failures(self, place: Place) -> tuple[OutOfMemory, ...]:
+        """Plans of this job that ran out of memory on such a device while they trained."""
+        if place.name not in self._failures:
+            self._failures[place.name] = known_failures(self.prepared, place)
+        return self._failures[place.name]
+
+    def _heeding(self, place: Place) -> Forecasts:
+        """Forecasts under which what ran out of memory does not fit; where nothing else would, it is tried again."""
+        forecasts, device = self.forecasts(place), place.device
+        failures = self.failures(place)
+        if not failures:
+            return forecasts
+        heeding = HeedingForecasts(forecasts, failures, device.torch_name)
+        least = planning.least_demanding(self.profile(device.kind), device)
+        return forecasts if least is None or heeding.probability_it_fits(least) == 0 else heeding
+
+    def cannot_compile(self, place: Place) -> str | None:
+        """What a compiled plan would need and this machine lacks; None where nothing does, or for what is elsewhere."""
+        return compiler_missing(torch.device(place.device.torch_name)) if place.is_here else None
 
     def confirmed(self, place: Place, only: Plan | None = None) -> tuple[planning.Search, str]:
         """The search among plans for a place that is here, its trials done, and why it had no forecasts, if so.
@@ -129,14 +159,31 @@ class Planner:
         with users_code("the model or the loss", self.prepared.entry):
             while (plan := search.next_plan()) is not None:
                 try:
-                    search.record(profiling.try_plan(job, plan, self.coupling, data, budget_s=TRIAL_S))
+                    found = profiling.try_plan(job, plan, self.coupling, data, budget_s=TRIAL_S)
+                    search.record(found)
+                    if found.compile_s and found.not_compiled is None and only is None and not problem:
+                        self._remember_compiling(place, found)
                 except DoesNotFit as error:
                     search.reject(plan, str(error), for_memory=True)
                 except RunFailed as error:  # these are the run's own first updates
-                    if plan.precision == "fp32":
+                    if plan.precision == "fp32" and not plan.captured:
                         raise BadJob(error.message, remedy=error.remedy) from error
                     search.reject(plan, error.message)
         return search, problem
+
+    def _remember_compiling(self, place: Place, found: Measurement) -> None:
+        """Keep what compiling took beside its forecast, for the next plan."""
+        expected = self.forecasts(place).update(found.plan).compile_s
+        build = installed_torch()
+        if expected is None or build is None:
+            return
+        calibration = Calibration(
+            device_model=place.device.model, torch_version=build.version, run=self.prepared.spec.name,
+            quantity="compile_s", forecast=expected.value, measured=found.compile_s,
+            at=datetime.now(UTC).isoformat(timespec="seconds"), basis=expected.basis,
+        )  # fmt: skip
+        with contextlib.suppress(RunFailed):  # a cache that cannot be written makes the next forecast less certain
+            CalibrationStore(cache_root() / "calibration").append(calibration)
 
     def _candidates(self, place: Place, only: Plan | None) -> tuple[tuple[Candidate, ...], str]:
         """Plans to try on a place that is here, the likeliest first, and why there is no forecast of any, if so."""
@@ -146,8 +193,10 @@ class Planner:
         try:
             ranked = self.ranked(place)
         except BadJob as error:
-            return planning.unforecast(facts, place.device, name=place.name), error.message
-        return (*ranked, *planning.unforecast(facts, place.device, name=place.name, after=ranked)), ""
+            plans = planning.unforecast(facts, place.device, name=place.name)
+            return not_ruled_out(plans, self.failures(place)) or plans, error.message
+        others = planning.unforecast(facts, place.device, name=place.name, after=ranked)
+        return (*ranked, *not_ruled_out(others, self.failures(place))), ""
 
 
 def calibrations_of(place: Place) -> tuple[Calibration, ...]:
@@ -165,6 +214,15 @@ def errors_so_far(place: Place) -> tuple[str, ...]:
             if errors:
                 words.append(f"{name} {when} {statistics.median(errors):.1%}")
     return (f"errors of forecasts here so far (median): {', '.join(words)}",) if words else ()
+
+
+def failures_so_far(planner: Planner, place: Place) -> tuple[str, ...]:
+    """One line for each size of micro-batch that ran out of memory on this device in earlier runs of the job."""
+    by_size = {one.plan.micro_batch: one for one in planner.failures(place)}
+    return tuple(
+        f"micro-batch {size} is not proposed: it ran out of memory here in {one.run} ({one.at[:10]})"
+        for size, one in sorted(by_size.items())
+    )
 
 
 def measured_hardware(place: Place, threads: int | None) -> Hardware:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sysconfig
 import traceback
@@ -14,15 +15,18 @@ from torch import nn
 
 from stoker.devices.cpu import attached_cpu
 from stoker.errors import BadJob, DoesNotFit, StokerError
+from stoker.flow.batch_auto import with_batch
 from stoker.jobs import Entry, Job
+from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.describe import describe_settings
 from stoker.jobs.extent import Extent
 from stoker.jobs.local_imports import is_beside
 from stoker.jobs.source import is_installed
 from stoker.loading import Datasets, datasets_of
-from stoker.profiling import ran_out_of_memory
+from stoker.recipes import resolved
 from stoker.records import JobSpec
-from stoker.stepping import build_model, bytes_of, outline, weights_digest
+from stoker.records.noise import BatchChoice
+from stoker.stepping import build_model, bytes_of, outline, ran_out_of_memory, weights_digest
 from stoker.units import format_bytes
 
 
@@ -35,6 +39,13 @@ class Prepared:
     data: Datasets
     model: nn.Module
     """On PyTorch's meta device: sizes and types, no weights."""
+    batch_choice: BatchChoice | None = None
+    """How the batch and the learning rate came about, where the job left the batch open."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how the job was made ready, one line each."""
+        return () if self.batch_choice is None else (self.batch_choice.in_words(),)
 
     @property
     def extent(self) -> Extent:
@@ -71,16 +82,22 @@ class Prepared:
 
 
 def prepare(job: Job, entry: Entry | None = None) -> Prepared:
-    """The job's data and the outline of its model.
+    """The job's data and the outline of its model; its batch and learning rate as numbers, if they were left open.
 
     Raises:
-        BadJob: its data or its model cannot be used.
+        BadJob: its data or its model cannot be used, or no batch can be chosen for it.
     """
     with users_code("making the job's data and model", entry):
+        job = resolved(job)
         data, model = datasets_of(job), outline(job)
         if not isinstance(model, nn.Module):
             raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
-    return Prepared(job, entry, data, model)
+    prepared = Prepared(job, entry, data, model)
+    if not isinstance(job.batch, AutoBatch):
+        return prepared
+    with users_code('choosing the batch (batch="auto")', entry):
+        job, choice = with_batch(job, data, prepared.spec.digest())
+    return dataclasses.replace(prepared, job=job, batch_choice=choice)
 
 
 def require_room(prepared: Prepared) -> None:

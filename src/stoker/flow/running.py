@@ -17,8 +17,10 @@ from stoker.errors import BadJob, BadRun, RunFailed, StokerError
 from stoker.flow.decision import decide, given_plan
 from stoker.flow.finishing import final_metrics, finish
 from stoker.flow.preparation import Prepared, prepare, users_code
+from stoker.flow.recovering import in_force, noting, train_through
 from stoker.flow.runs import JOB_COPY, Run
 from stoker.flow.starting import Session, ready
+from stoker.flow.watching import watch
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.store import (
@@ -46,6 +48,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     resume: str | None = None,
     fork: str | None = None,
     checkpoint_every: Duration | None = None,
+    profile: bool = False,
     entry: Entry | None = None,
     sink: Sink | None = None,
 ) -> Run:
@@ -60,6 +63,7 @@ def train(  # noqa: PLR0913 - what the command line offers
         resume: continue this run, and no other.
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
+        profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
         entry: the job file it came from.
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
 
@@ -99,7 +103,7 @@ def train(  # noqa: PLR0913 - what the command line offers
             device = _device_of(directory, device, on)
             _keep_sources(directory, prepared.entry)  # a kill may have come before they were there
             _tell(sinks, "warned", message=because)
-        return _run(prepared, directory, device, _chosen_plan(directory, checkpoint_every), sinks)
+        return _run(prepared, directory, device, _chosen_plan(directory, checkpoint_every), sinks, profile=profile)
 
 
 def _choose(
@@ -234,7 +238,7 @@ def _chosen_plan(directory: RunDirectory, checkpoint_every: Duration | None) -> 
     decision, coupling = directory.read_decision(), directory.read_coupling()
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
-    return _saving_every(checkpoint_every, decision), coupling
+    return _saving_every(checkpoint_every, in_force(directory, decision)), coupling
 
 
 def _run(
@@ -243,6 +247,8 @@ def _run(
     device: Device,
     chosen: tuple[Decision, Coupling],
     sinks: Sequence[Sink],
+    *,
+    profile: bool = False,
 ) -> Run:
     """Train, test and report the run in `directory`, whose lock is held, from where it is."""
     decision, coupling = chosen
@@ -258,8 +264,22 @@ def _run(
     with profiling.threads(plan.threads), training.stop_on_signals() as stop:
         try:
             with users_code("training", prepared.entry, RunFailed), profiling.PeakMemory(plan.device) as peak:
-                session = ready(prepared, directory, device, decision=decision, coupling=coupling, sink=sink, stop=stop)
-                session.position = session.loop.run(session.position)
+                note = noting(prepared, directory, device, decision)
+
+                def begin(chosen: Decision) -> Session:
+                    session = ready(
+                        prepared, directory, device, decision=chosen, coupling=coupling, sink=sink, stop=stop,
+                        replanned=note,
+                    )  # fmt: skip
+                    if profile:
+                        watch(session)
+                    session.loop.threads = training.thread_keeper(
+                        session.step, session.loop.telemetry.emit,
+                        usual_samples_per_s=decision.chosen.forecast.samples_per_s.value,
+                    )  # fmt: skip
+                    return session
+
+                session = train_through(begin, decision, note)
                 if session.position.updates < session.loop.total_updates:
                     return _stopped(session, stop.reason or "asked")
                 metrics = final_metrics(session)
@@ -283,18 +303,19 @@ def _stopped(session: Session, reason: str) -> Run:
 def _failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
     """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
     names: tuple[str, ...] = ()
-    samples = 0
+    samples, has_dumps = 0, False
     with suppress(StokerError):  # the first error is the one to tell
         names = CheckpointStore(directory.checkpoints).names()
-        if not names:
+        has_dumps = directory.dumps.exists()
+        if not (names or has_dumps):
             directory.discard()
             return
         if isinstance(error, BadRun):
             return  # what is in the directory cannot be used, and is left as it was found
-        samples = int(names[-1].split(".")[0])
+        samples = int(names[-1].split(".")[0]) if names else 0
         failed = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
         directory.write_run(failed)
-    for sink in sinks if names else ():
+    for sink in sinks if names or has_dumps else ():
         with suppress(StokerError):
             _tell([sink], "stopped", reason=error.message, samples=samples)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +44,7 @@ class Session:
     store: CheckpointStore
     loop: training.Loop
     position: Position
+    is_profiled: bool = False
 
     @property
     def step(self) -> Step:
@@ -59,6 +61,7 @@ def ready(
     coupling: Coupling,
     sink: Sink,
     stop: training.StopRequest,
+    replanned: Callable[[training.Replanned], None],
 ) -> Session:
     """The run in `directory` with its state restored; its lock must be held.
 
@@ -74,20 +77,28 @@ def ready(
     if start is not None and progress and progress["best"]["samples"] == position.samples:
         store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
+    source = BatchSource(
+        prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
+        plan,
+    )  # fmt: skip
+    checkpointer = training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
     loop = training.Loop(
         step=step,
-        source=BatchSource(
-            prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent,
-            prepared.job.seed, plan,
-        ),
+        source=source,
         extent=prepared.extent,
         total_updates=decision.chosen.forecast.total_updates,
         valid=prepared.data.valid,
         evaluate_every=prepared.job.evaluate_every,
         best=_best_so_far(prepared.job, progress),
-        checkpointer=training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version()),
+        checkpointer=checkpointer,
         telemetry=telemetry,
         stop=stop,
+        recovery=training.Recovery(step, tell=telemetry.emit, replanned=replanned, dumps=directory.dumps),
+        watchdog=training.Watchdog(
+            telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
+            dumps=directory.dumps, update_s=decision.chosen.forecast.step_s.value,
+            is_writing=lambda: checkpointer.is_writing,
+        ),
     )  # fmt: skip
     session = Session(prepared, directory, decision, store, loop, position)
     for problem in store.problems:

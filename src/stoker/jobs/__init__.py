@@ -2,9 +2,9 @@
 
 from stoker.jobs.job import EMA, LOSSES, METRICS, Holdout, Job, Loss, holdout
 from stoker.jobs.job_file import Entry, load_job
-from stoker.jobs.optimizers import SGD, Adam, AdamW, Optimizer
+from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer
 
 __all__ = [
-    "EMA", "LOSSES", "METRICS", "SGD", "Adam", "AdamW", "Entry", "Holdout", "Job", "Loss", "Optimizer", "holdout",
-    "load_job",
+    "EMA", "LOSSES", "METRICS", "SGD", "Adam", "AdamW", "Entry", "Holdout", "Job", "Loss", "Muon", "Optimizer",
+    "holdout", "load_job",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from stoker.errors import BadJob, nearest
+from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.optimizers import Optimizer
 from stoker.jobs.schedules import Constant, Schedule
 from stoker.units import Duration, epochs
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1")
+RECIPES = ("fast",)
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
 
@@ -70,8 +72,15 @@ class Job:
             PyTorch dataset, or one of `stoker.data`.
         loss: a name (see `LOSSES`); `loss(output, target)` giving one value per sample; `loss(model, batch)`, told by
             its first parameter's name, giving `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe.
-        optimizer: `stoker.SGD`, `Adam`, `AdamW`, or a function from parameters to a `torch.optim.Optimizer`.
-        batch: the optimiser batch [samples]: what one update averages over.
+            Beside `step` only what evaluation needs.
+        optimizer: `stoker.SGD`, `Adam`, `AdamW`, `Muon`, or a function from parameters to a `torch.optim.Optimizer`;
+            it may be left to the recipe.
+            Beside `step`: a function from the model to one, or to a list or dict of them, handed to `step` like that.
+        step: `step(model, optimizers, batch)`, a whole update of the job's own, for what is not one loss and one
+            optimiser; it returns a scalar loss, or a dict of scalars, the loss first. See docs/own-loop.md.
+        batch: the optimiser batch [samples]: what one update averages over; or `stoker.auto(base=64)`, to have it
+            chosen by the gradient's noise and the learning rate, stated for the base, scaled with it ("auto" is
+            short for that).
         until: how long to train: `stoker.epochs(5)`, `samples`, `updates`, or `seconds`.
         valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint.
         test: data of the same form, used once, at the end.
@@ -92,6 +101,10 @@ class Job:
         collate: makes a batch of a list of samples (map-style datasets; default: PyTorch's).
         evaluate_every: how often `valid` is evaluated; always at the end too.
         select: which weights the run keeps: those "best" on `valid`, or the "last".
+        on_non_finite: what a loss or gradient that is not finite leads to: "stop"; "roll_back" to the last checkpoint
+            and go on in fp32; or "skip", which leaves the update out and so changes what is learned.
+        recipe: "fast" sets what is left open here of the optimiser, schedule, augmentation and label smoothing, for
+            image classifiers that shall be good after few epochs; see `stoker.recipes`.
         seed: fixes the initial weights, the order, the augmentation and the model's own random draws.
         name: what runs of this job are called.
 
@@ -101,10 +114,11 @@ class Job:
 
     model: torch.nn.Module | Callable[[], torch.nn.Module]
     data: Any
-    loss: str | Callable[..., Any]
-    optimizer: Optimizer | Callable[[Any], torch.optim.Optimizer]
+    loss: str | Callable[..., Any] | None = None
+    optimizer: Optimizer | Callable[[Any], Any] | None = None
     batch: int
     until: Duration
+    step: Callable[..., Any] | None = None
     valid: Any = None
     test: Any = None
     metrics: Sequence[str | Callable[..., Any]] = ()
@@ -121,13 +135,19 @@ class Job:
     collate: Callable[[list[Any]], Any] | None = None
     evaluate_every: Duration = epochs(1)
     select: Literal["best", "last"] = "best"
+    on_non_finite: Literal["stop", "roll_back", "skip"] = "stop"
+    recipe: Literal["fast"] | None = None
     seed: int = 0
     name: str | None = None
 
     def __post_init__(self) -> None:
+        given: object = self.batch
+        if given == "auto":
+            object.__setattr__(self, "batch", AutoBatch())
         if _is_number(self.ema):
             object.__setattr__(self, "ema", _average(self.ema))
-        for field_name, is_right, problem in (*_parts(self), *_amounts(self), *_choices(self), *_fields(self)):
+        checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self))
+        for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")
 
@@ -138,9 +158,10 @@ _Check = tuple[str, bool, str]
 
 def _parts(job: Job) -> list[_Check]:
     """What a job is made of: modules and functions."""
-    optimizers = "stoker.SGD, Adam, AdamW or a function from parameters to an optimiser"
-    is_loss = callable(job.loss) or job.loss in LOSSES
-    is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer)
+    optimizers = "stoker.SGD, Adam, AdamW, Muon or a function from parameters to an optimiser"
+    is_loss = callable(job.loss) or job.loss in LOSSES or (job.loss is None and job.step is not None)
+    is_left_open = job.optimizer is None and job.recipe is not None
+    is_optimizer = isinstance(job.optimizer, Optimizer) or callable(job.optimizer) or is_left_open
     return [
         ("model", callable(job.model), f"wanted a module or a function that makes one, got {_kind(job.model)}"),
         ("optimizer", is_optimizer, f"wanted {optimizers}, got {_kind(job.optimizer)}"),
@@ -196,9 +217,33 @@ def _choices(job: Job) -> list[_Check]:
     return [
         ("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}'),
         ("select", job.select in ("best", "last"), f'wanted "best" or "last", got {job.select!r}'),
+        ("on_non_finite", job.on_non_finite in ("stop", "roll_back", "skip"),
+         f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'),
+        ("recipe", job.recipe is None or job.recipe in RECIPES,
+         f"{job.recipe!r} is no recipe. {nearest(str(job.recipe), RECIPES)}"),
         ("name", job.name is None or _is_word(job.name),
          f"wanted a name for its runs, got {job.name!r}"),
     ]  # fmt: skip
+
+
+def _own_step(job: Job) -> Iterator[_Check]:
+    """What goes with a step of the job's own, which is atomic and does everything between loss and update itself."""
+    if job.step is None:
+        return
+    yield "step", callable(job.step), f"wanted a function of (model, optimizers, batch), got {_kind(job.step)}"
+    yield "batch", _is_count(job.batch), f"a step of the job's own takes a whole number of samples, got {job.batch!r}"
+    skips = job.on_non_finite == "skip"
+    yield "on_non_finite", not skips, "a step of the job's own has moved the weights before its loss is looked at"
+    for name in ("clip_norm", "penalty", "coupling_group", "recipe"):
+        yield name, getattr(job, name) is None, "a step of the job's own does that itself"
+    first = job.metrics[0] if job.metrics else None
+    can_choose = job.loss is not None or isinstance(first, str) or hasattr(first, "lower_is_better")
+    needed = (
+        "to evaluate a job with a step of its own, give loss=…, or metrics of which the first is a name or has an "
+        "attribute lower_is_better"
+    )
+    for name in ("valid", "test"):
+        yield name, getattr(job, name) is None or can_choose, needed
 
 
 def _fields(job: Job) -> list[_Check]:

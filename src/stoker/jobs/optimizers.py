@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 Groups = Mapping[str, Mapping[str, float]]
 
@@ -24,12 +24,15 @@ class Optimizer:
     weight_decay: float = 0.0
     groups: Groups = field(default_factory=dict)
 
+    _of_all: ClassVar[frozenset[str]] = frozenset({"groups"})
+    """Fields that a group has no setting of its own for."""
+
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite, got {self.lr}")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be finite and not negative, got {self.weight_decay}")
-        known = {f.name for f in fields(self)} - {"groups"}
+        known = {f.name for f in fields(self)} - self._of_all
         for pattern, settings in self.groups.items():
             if unknown := sorted(set(settings) - known):
                 raise ValueError(f"group {pattern!r} has no setting {unknown[0]!r}; it may set {sorted(known)}")
@@ -63,3 +66,60 @@ class AdamW(Optimizer):
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+    """Orthogonalised momentum for hidden matrices and convolutions, `rest` for the other parameters.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; see `stepping/muon.py`.
+
+    Matrices are parameters of two or more dimensions (a convolution's are [out channels, the rest]), except those of
+    embeddings, those that match `beside`, and the last one the model registered, which is taken for the output layer.
+    A schedule's factor goes for both parts. `groups` are groups of matrices; `rest` has its own.
+
+    Args:
+        lr: learning rate of matrices. Updates have singular values near 1 before `adjust`, whatever the gradient's
+            size, so that rates are larger than Adam's: 0.02 is usual.
+        rest: the optimiser of all other parameters.
+        momentum: decay of the sum of gradients.
+        nesterov: look one step ahead.
+        weight_decay: decoupled, as in AdamW; of matrices only.
+        steps: Newton-Schulz steps; 5 as published, 3 are enough for small convolutional networks.
+        adjust: a factor of the rate by shape: "original", sqrt(max(1, rows/columns)); "match_rms_adamw",
+            0.2*sqrt(max(rows, columns)), with which AdamW's rates can be used (Liu et al. 2025,
+            https://arxiv.org/abs/2502.16982); "none".
+        normalize: scale each matrix to the norm sqrt(rows) before each update. For layers followed by a normalisation,
+            to which the scale is nothing: it keeps the rate's meaning while weights would grow.
+        beside: name patterns of matrices that `rest` is to have as well.
+
+    Raises:
+        ValueError: a setting is out of range.
+        TypeError: `rest` is no optimiser of Stoker's, or Muon again.
+    """
+
+    rest: Optimizer
+    momentum: float = 0.95
+    nesterov: bool = True
+    steps: int = 5
+    adjust: Literal["original", "match_rms_adamw", "none"] = "original"
+    normalize: bool = False
+    beside: Sequence[str] = ()
+
+    _of_all: ClassVar[frozenset[str]] = frozenset({"groups", "rest", "steps", "adjust", "beside"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rest: object = self.rest
+        if not isinstance(rest, Optimizer) or isinstance(rest, Muon):
+            raise TypeError(f"rest is stoker.SGD, Adam or AdamW, got a {type(rest).__name__}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum lies in [0, 1), got {self.momentum}")
+        if self.steps < 1:
+            raise ValueError(f"steps are Newton-Schulz steps, 1 or more, got {self.steps}")
+        if self.adjust not in ("original", "match_rms_adamw", "none"):
+            raise ValueError(f'adjust is "original", "match_rms_adamw" or "none", got {self.adjust!r}')
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `stoker.stepping.muon.Muon` that are the matrices' own."""
+        return {name: value for name, value in super().settings().items() if name not in ("rest", "beside")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
+from stoker.loading.ahead import copied_ahead
 from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors
 from stoker.loading.order import EpochOrder, Indices
 from stoker.loading.samples import Samples
 from stoker.loading.transforms import Draw
+from stoker.loading.worker_watch import WorkerWatch
 from stoker.loading.workers import Place, by_workers
 from stoker.records import Plan, Position
 
@@ -101,6 +103,8 @@ class BatchSource:
     extent: Extent
     seed: int
     plan: Plan
+    watch: WorkerWatch = field(default_factory=WorkerWatch, compare=False)
+    """Its workers, where there are any."""
     order: EpochOrder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,20 +115,35 @@ class BatchSource:
 
         Raises:
             BadJob: a sample cannot be fetched or collated.
-            RunFailed: a loader worker died.
+            RunFailed: a loader worker died twice over the same batch.
         """
-        places = self._places(start, total_updates)
-        if self.plan.loader == "workers":
-            with closing(self._by_workers(places)) as fetched:
-                for (epoch, indices), content in fetched:
-                    yield Batch(content, indices, epoch, self.pipeline)
-        else:
-            for epoch, indices in places:
-                yield Batch(self.samples.fetch(indices, epoch), indices, epoch, self.pipeline)
+        with closing(self._fetched(self._places(start, total_updates))) as fetched:
+            for (epoch, indices), content in fetched:
+                yield Batch(content, indices, epoch, self.pipeline)
+
+    def _fetched(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+        """Raw batches, where they are wanted as soon as they can be."""
+        device, loader = self.pipeline.device, self.plan.loader
+        if loader == "workers":
+            return copied_ahead(self._by_workers(places), device)
+        if loader == "memory":
+            return copied_ahead(self._gathered(self.samples, places), device)
+        return self._gathered(self._on_device if loader == "device" else self.samples, places)
+
+    def _gathered(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+        for epoch, indices in places:
+            yield (epoch, indices), samples.fetch(indices, epoch)
+
+    @cached_property
+    def _on_device(self) -> Samples:
+        """The samples in the device's memory."""
+        return self.samples.on(self.pipeline.device)
 
     def _by_workers(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
         plan, is_pinned = self.plan, self.pipeline.device.type == "cuda"
-        return by_workers(self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned)
+        return by_workers(
+            self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned, watch=self.watch
+        )
 
     def _places(self, start: Position, total_updates: int) -> Iterator[Place]:
         num_train, batch, updates_per_epoch = self.extent.num_train, self.extent.batch, self.extent.updates_per_epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
 from stoker.jobs.source import name_of
-from stoker.loading.fields import Content
+from stoker.loading.fields import Content, map_tensors
 from stoker.loading.fingerprint import digest_of_arrays, digest_of_items, leaves_of
 from stoker.loading.generators import seed_generators
 from stoker.loading.keys import Stream, key_of
@@ -53,6 +54,18 @@ class Samples(ABC):
     def all_of(self, _key: Any) -> torch.Tensor | None:
         """One entry of all samples at once where that costs nothing, such as every target; else None."""
         return None
+
+    @property
+    def num_bytes(self) -> int | None:
+        """What all samples take in memory [bytes]; None where they do not lie there."""
+        return None
+
+    def on(self, device: torch.device) -> Samples:
+        """These samples with their arrays on `device`; raises BadJob where they are no arrays."""
+        raise BadJob(
+            f"{self.name} is fetched item by item, and cannot lie on {device}",
+            remedy='Use loader "inline" or "workers".',
+        )
 
 
 class ArraySamples(Samples):
@@ -111,6 +124,17 @@ class ArraySamples(Samples):
         """The array under `key`."""
         found: torch.Tensor = self.arrays[key]
         return found
+
+    @property
+    def num_bytes(self) -> int:
+        """What the arrays take [bytes]."""
+        return sum(leaf.numel() * leaf.element_size() for leaf in leaves_of(self.arrays))
+
+    def on(self, device: torch.device) -> Samples:
+        """These samples with their arrays on `device`."""
+        placed = copy.copy(self)
+        placed._loaded = map_tensors(self.arrays, lambda array: array.to(device))  # noqa: SLF001 - a copy of our own
+        return placed
 
 
 class ItemSamples(Samples):
@@ -197,6 +221,15 @@ class SubsetOf(Samples):
         """The whole's entry, these rows."""
         found = self.whole.all_of(key)
         return None if found is None else found[torch.from_numpy(self.indices)]
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The whole's: a part is gathered from all of it."""
+        return self.whole.num_bytes
+
+    def on(self, device: torch.device) -> Samples:
+        """These samples of the whole on `device`."""
+        return SubsetOf(self.whole.on(device), self.indices, self.what)
 
 
 def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | None = None, seed: int = 0) -> Samples:

@@ -18,11 +18,18 @@ from stoker.loading.order import Indices
 
 
 class Draw:
-    """Random numbers for each sample of a batch; every call draws anew."""
+    """Random numbers for each sample of a batch; every call draws anew. `epoch` counts from 0."""
 
     def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
+        self.epoch = epoch
         self._keys = keys_of_samples(key_of(Stream.AUGMENT, seed, epoch), indices)
-        self._device = device
+        self._seed, self._indices, self._device = seed, indices, device
+
+    def lasting(self) -> Draw:
+        """Draws that are the same for a sample in every epoch."""
+        same = Draw(self._seed, self.epoch, self._indices, self._device)
+        same._keys = keys_of_samples(key_of(Stream.AUGMENT, self._seed), self._indices)
+        return same
 
     def _bits(self) -> Keys:
         self._keys = mix_keys(self._keys + np.uint64(1))
@@ -52,6 +59,25 @@ class RandomFlip:
         """The images, some mirrored."""
         _require_images(x_BCHW, "RandomFlip")
         mirrored_B = draw.uniform() < self.p
+        return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
+
+
+@dataclass(frozen=True)
+class AlternatingFlip:
+    """Mirror an image left to right in every other epoch; which half begins is drawn once.
+
+    In any two epochs that follow each other the model sees every image both ways, where RandomFlip shows a quarter of
+    them the same way twice.
+
+    Source: K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024), https://arxiv.org/abs/2404.00498,
+    section 3.6, where a hash of the index decides.
+    """
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, half of them mirrored."""
+        _require_images(x_BCHW, "AlternatingFlip")
+        is_odd = draw.epoch % 2 == 1
+        mirrored_B = (draw.lasting().uniform() < 0.5) ^ is_odd
         return torch.where(mirrored_B.view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
 
 

@@ -1,8 +1,9 @@
 """Batches fetched ahead by worker processes.
 
 What: PyTorch's DataLoader runs the processes and carries tensors over; what it fetches is whole batches by
-(epoch, indices), so that nothing depends on which worker does it. Use when: fetching an item takes Python time.
-Costs: a process each, which on Linux is a fork and shares what the samples hold in memory.
+(epoch, indices), so that nothing depends on which worker does it: where one dies, all are replaced, and what was asked
+for is fetched again, bit for bit. Use when: fetching an item takes Python time. Costs: a process each, which on Linux
+is a fork and shares what the samples hold in memory.
 """
 
 from __future__ import annotations
@@ -28,15 +29,29 @@ from stoker.errors import RunFailed
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
+from stoker.loading.worker_watch import WorkerDeath, WorkerWatch, named, write_stacks_when_asked
 
 Place = tuple[int, Indices]
 """An epoch and the sample indices [B] of a batch in it."""
 
 
+class WorkerDied(Exception):
+    """A worker died before it had fetched what it was asked for."""
+
+
 def by_workers(
-    samples: Samples, places: Iterator[Place], num_workers: int, prefetch_batches: int, *, is_pinned: bool
+    samples: Samples,
+    places: Iterator[Place],
+    num_workers: int,
+    prefetch_batches: int,
+    *,
+    is_pinned: bool,
+    watch: WorkerWatch | None = None,
 ) -> Generator[tuple[Place, Content], None, None]:
     """The batches at `places`, in their order, each with its place.
+
+    After a death, batches that were asked for are fetched by one worker, one at a time: a batch that kills it again is
+    then known.
 
     Args:
         samples: what to fetch; on Linux workers see them as they were when the first batch is asked for.
@@ -44,12 +59,59 @@ def by_workers(
         num_workers: how many processes.
         prefetch_batches: how many batches each of them fetches ahead.
         is_pinned: whether batches are put into page-locked memory, for copying to a GPU.
+        watch: told of deaths; it may be asked about the workers, and to end them, from another thread.
 
     Raises:
         BadJob: a sample cannot be fetched or collated.
-        RunFailed: a worker died; raised wherever the main thread then is.
+        RunFailed: a worker died twice over the same batch.
     """
-    asked: deque[Place] = deque()
+    watch = watch or WorkerWatch()
+    suspects: deque[Place] = deque()
+    while True:
+        asked: deque[Place] = deque()
+        try:
+            if suspects:
+                alone = iter(tuple(suspects))
+                again = _fetched(samples, alone, deque(), 1, 1, is_pinned=is_pinned, watch=watch)
+                with contextlib.closing(again):
+                    for fetched in again:
+                        suspects.popleft()
+                        yield fetched
+            yield from _fetched(samples, places, asked, num_workers, prefetch_batches, is_pinned=is_pinned, watch=watch)
+        except WorkerDied as death:
+            why, is_again = str(death), bool(suspects)
+        else:
+            return
+        if is_again:
+            raise _died_again(suspects[0], why)
+        suspects = asked
+        watch.tell(WorkerDeath(why, len(suspects)))
+
+
+def _died_again(place: Place, why: str) -> RunFailed:
+    epoch, indices = place
+    return RunFailed(
+        f"a loader worker died twice while it fetched samples {named(indices)} (epoch {epoch + 1}): {why}",
+        remedy="Look at what fetching these samples does. If it is memory that they lack: give a plan with fewer "
+        "num_workers. The same command continues from the last checkpoint.",
+    )
+
+
+def _fetched(
+    samples: Samples,
+    places: Iterator[Place],
+    asked: deque[Place],
+    num_workers: int,
+    prefetch_batches: int,
+    *,
+    is_pinned: bool,
+    watch: WorkerWatch,
+) -> Generator[tuple[Place, Content], None, None]:
+    """The batches at `places` by workers that are started here; `asked` are those that were not given back yet.
+
+    Raises:
+        WorkerDied: one did.
+    """
     is_over = multiprocessing.RawValue("b", 0)
     loader = torch.utils.data.DataLoader(
         _Batches(samples),
@@ -58,28 +120,43 @@ def by_workers(
         collate_fn=_as_is,
         num_workers=num_workers,
         prefetch_factor=prefetch_batches,
-        worker_init_fn=partial(_begin_worker, is_over, os.getpid()),
+        worker_init_fn=partial(_begin_worker, is_over, os.getpid(), watch.stacks_file()),
         pin_memory=is_pinned,
         # The user's classes need not be importable in a fresh process, and data in memory are not copied.
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
-    with _running(loader, is_over) as batches, _deaths_as_failed_runs():
+    with _running(loader, is_over, watch) as batches, _deaths_noted(watch):
         while True:
             try:
-                content = next(batches)
+                content = _next(batches, watch)
             except StopIteration:
                 return
             except BadSample as problem:
                 raise BadSample(_own_words(problem)) from problem
-            except RuntimeError as error:
-                if (failed := _failed_run(error)) is None:
-                    raise
-                raise failed from error
             yield asked.popleft(), content
 
 
+def _next(batches: Iterator[Content], watch: WorkerWatch) -> Content:
+    """The next batch; raises WorkerDied if a worker died since the last one, or dies meanwhile."""
+    if watch.death is not None:
+        raise WorkerDied(watch.death)
+    watch.is_waiting = True
+    try:
+        return next(batches)
+    except (StopIteration, BadSample, WorkerDied):
+        raise
+    except Exception as error:  # of many types: what a dead worker sent ahead cannot be opened any more
+        if (why := watch.describe(error)) is None:
+            raise
+        raise WorkerDied(why) from error
+    finally:
+        watch.is_waiting = False
+
+
 @contextlib.contextmanager
-def _running(loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byte) -> Iterator[Iterator[Content]]:
+def _running(
+    loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byte, watch: WorkerWatch
+) -> Iterator[Iterator[Content]]:
     """The loader's batches; its workers end with the block, even where an exception holds on to the iterator."""
     others = multiprocessing.active_children()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # forking beside a thread
@@ -87,9 +164,17 @@ def _running(loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byt
     workers = [process for process in multiprocessing.active_children() if process not in others]
     kill = partial(_kill, workers)
     atexit.register(kill)
+    watch.begin(workers)
     try:
         yield batches
+    except WorkerDied:
+        with _deaths_noted(watch):
+            for worker in workers:  # one that hangs would not heed the loader
+                worker.kill()
+                worker.join()
+        raise
     finally:
+        watch.end()
         is_over.value = 1
         with contextlib.suppress(RuntimeError):  # a death that no longer matters
             # What the iterator's destructor does, private; without it, that is left to the destructor, and to the exit.
@@ -126,20 +211,12 @@ def _own_words(problem: BadSample) -> str:
     return str(problem).rsplit(f"{BadSample.__module__}.{BadSample.__qualname__}: ", 1)[-1].strip()
 
 
-def _failed_run(error: RuntimeError) -> RunFailed | None:
-    """The loader's report of a worker's death in Stoker's terms; None if it reports something else."""
-    if "DataLoader worker" not in str(error):
-        return None
-    return RunFailed(
-        f"a loader worker died: {str(error).splitlines()[0]}",
-        remedy="Run the same command again to continue; if it recurs, the worker is likely out of memory: give a plan "
-        "with fewer num_workers.",
-    )
-
-
 @contextlib.contextmanager
-def _deaths_as_failed_runs() -> Iterator[None]:
-    """The loader raises on hearing (SIGCHLD) of a worker's death, wherever the main thread is: as RunFailed, then."""
+def _deaths_noted(watch: WorkerWatch) -> Iterator[None]:
+    """The loader raises on hearing (SIGCHLD) of a worker's death, wherever the main thread is.
+
+    Here it raises only out of waiting for a batch; elsewhere, such as in the middle of an update, it is noted.
+    """
     theirs = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     if not callable(theirs) or not _is_main_thread():
         yield
@@ -149,9 +226,11 @@ def _deaths_as_failed_runs() -> Iterator[None]:
         try:
             theirs(number, frame)
         except RuntimeError as error:
-            if (failed := _failed_run(error)) is None:
+            if (why := watch.describe(error)) is None:
                 raise
-            raise failed from error
+            watch.death = why
+            if watch.is_waiting:
+                raise WorkerDied(why) from error
 
     signal.signal(signal.SIGCHLD, ours)
     try:
@@ -161,11 +240,12 @@ def _deaths_as_failed_runs() -> Iterator[None]:
             signal.signal(signal.SIGCHLD, theirs)
 
 
-def _begin_worker(is_over: ctypes.c_byte, trainer: int, _worker: int) -> None:
+def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, _worker: int) -> None:
     """Ctrl-C and a service manager signal every process of a run: the trainer saves and ends its workers itself."""
     if sys.platform == "linux" and os.getppid() != trainer:  # killed meanwhile: PyTorch watches whoever adopted us
         os._exit(0)
     torch.set_num_threads(1)
+    write_stacks_when_asked(stacks)
 
     def heed_the_trainer(_number: int, _frame: FrameType | None) -> None:
         if is_over.value:

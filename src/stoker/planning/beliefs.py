@@ -25,6 +25,9 @@ SHARED_ERROR = 0.5
 OWN_ERROR = 0.04
 """Prior spread of the error that is a plan's own."""
 
+COMPILED_ERROR = 0.2
+"""Prior spread of the error that compiling brings in, at least: nobody sees the kernels before they are compiled."""
+
 TRIAL_NOISE = 0.03
 """Spread of a trial's pace on a machine that is not ours alone."""
 
@@ -59,8 +62,8 @@ class Beliefs:
         gain = np.linalg.solve(among, across.T).T
         means = gain @ errors
         best = min(range(len(tried)), key=lambda i: tried[i][2])
-        prior = SHARED_ERROR**2 + OWN_ERROR**2 + len(_settings(plans[0])) * self.setting_error**2
-        variances = np.maximum(prior - np.einsum("ij,ij->i", gain, across), OWN_ERROR**2)
+        priors = np.array([self._shared(plan, plan) for plan, _ in untried])
+        variances = np.maximum(priors - np.einsum("ij,ij->i", gain, across), OWN_ERROR**2)
         floor = math.log(tried[best][2])
         return [
             expected_gain(math.log(expected) + float(mean) - floor, math.sqrt(float(variance)))
@@ -73,9 +76,14 @@ class Beliefs:
 
     def _shared(self, one: Plan, other: Plan) -> float:
         settings, theirs = _settings(one), _settings(other)
-        common = sum(a == b for a, b in zip(settings, theirs, strict=True))
+        common = sum(self._variance(name, value) for name, value in settings.items() if value == theirs[name])
         own = OWN_ERROR**2 if one == other else 0.0
-        return SHARED_ERROR**2 + own + common * self.setting_error**2
+        return SHARED_ERROR**2 + own + common
+
+    def _variance(self, setting: str, value: Hashable) -> float:
+        """Of the error that one setting brings in."""
+        is_compiled = setting == "compile" and value is True
+        return (max(self.setting_error, COMPILED_ERROR) if is_compiled else self.setting_error) ** 2
 
 
 def expected_gain(mean: float, spread: float) -> float:
@@ -89,13 +97,14 @@ def expected_gain(mean: float, spread: float) -> float:
     return max(0.0, _normal(-mean / spread) - math.exp(mean + spread**2 / 2) * _normal(-mean / spread - spread))
 
 
+_SETTINGS = ("precision", "memory_format", "optimizer_implementation", "threads", "checkpointed_blocks", "compile",
+             "captured", "loss_chunks", "malloc", "micro_batch")  # fmt: skip
+
+
 def _normal(x: float) -> float:
     return (1 + math.erf(x / math.sqrt(2))) / 2
 
 
-def _settings(plan: Plan) -> tuple[Hashable, ...]:
-    """The values by which plans differ, one for each setting."""
-    return (
-        plan.precision, plan.memory_format, plan.optimizer_implementation, plan.threads,
-        (plan.loader, plan.num_workers), plan.checkpointed_blocks, plan.compile, plan.malloc, plan.micro_batch,
-    )  # fmt: skip
+def _settings(plan: Plan) -> dict[str, Hashable]:
+    """The values by which plans differ, by setting; what fetches samples is one."""
+    return {"loader": (plan.loader, plan.num_workers), **{name: getattr(plan, name) for name in _SETTINGS}}

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from stoker.planning.forecast import pace
-from stoker.records import Candidate, Device, Measurement, Profile, Rejection
+from stoker.planning.ranking import COMPILING_PAYS_BACK, pays_back, saved_s
+from stoker.planning.search import PLANNING_SHARE
+from stoker.records import Candidate, Device, Forecast, Measurement, Profile, Rejection
 from stoker.units import format_bytes, format_count, format_seconds
 
 
@@ -30,6 +32,32 @@ def explain(
         _memory(chosen, device),
         f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
     )
+
+
+def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
+    """What compiling the chosen plan would give by forecast, and why it is not done.
+
+    Args:
+        chosen: a plan that is not compiled.
+        compiled: of the same plan, compiled.
+
+    Raises:
+        ValueError: `compiled` is of a plan that is not.
+    """
+    if compiled.compile_s is None:
+        raise ValueError("this forecast is of a plan that is not compiled")
+    plain = chosen.untried or chosen.forecast
+    ratio = compiled.step_s.scaled(1 / plain.step_s.value)
+    gain = saved_s(compiled, plain)
+    once_s = compiled.compile_s
+    takes = f"compiling takes {format_seconds(once_s.value)}, {format_seconds(once_s.high)} at most"
+    words = f"{ratio.value:.2f}x the time of an update ({ratio.low:.2f} to {ratio.high:.2f}) by forecast"
+    if gain <= 0:
+        return f"{words}: nothing saved, and {takes}"
+    words += f", which saves {format_seconds(gain)} of the run; {takes}"
+    if not pays_back(compiled, plain):
+        return f"{words}, and is done where it saves {COMPILING_PAYS_BACK:g} times that"
+    return f"{words}: not tried, since that would take over {PLANNING_SHARE:.0%} of the run or save less than it costs"
 
 
 def _memory(chosen: Candidate, device: Device) -> str:
@@ -87,6 +115,7 @@ def _word(setting: str, value: object) -> str:
     """A setting's value as one would say it."""
     words = {
         "threads": f"{value} thread{'' if value == 1 else 's'}",
+        "compile": "compiled" if value else "not compiled",
         "micro_batch": f"micro-batch {value}",
         "num_workers": f"{value} loader worker{'' if value == 1 else 's'}",
         "optimizer_implementation": f"{value} optimiser",

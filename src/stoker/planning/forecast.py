@@ -22,7 +22,10 @@ class Extents:
 
 
 def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forecast:
-    """What the run will need if the device goes on as in the trial."""
+    """What the run will need if the device goes on as in the trial.
+
+    A plan that was compiled in the trial is not compiled again: what that took is told, and no part of the total.
+    """
     update_s = _from_samples(measured.update_s)
     per_sample = update_s.scaled(1 / measured.samples_per_update)
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
@@ -51,6 +54,7 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
         total_samples=extents.total_samples,
         total_updates=extents.total_updates,
         gradient_error=measured.gradient_error,
+        compile_s=_around(measured.compile_s, 0.5, "s") if measured.compile_s else None,
     )  # fmt: skip
 
 

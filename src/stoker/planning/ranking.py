@@ -1,7 +1,8 @@
 """Ranking the legal plans of one device by their forecasts, without running any.
 
 What cannot be better than another is not looked at: for each way to execute and each micro-batch, only what saves just
-enough memory to fit (saving more costs time and gives nothing); of micro-batches that fit, the largest few.
+enough memory to fit (saving more costs time and gives nothing); of micro-batches that fit, the largest few. Of compiled
+plans only those are kept whose compilation pays back within the run.
 """
 
 from __future__ import annotations
@@ -20,11 +21,18 @@ from stoker.units import format_bytes
 SURE_ENOUGH = 0.9
 """A plan is used if it fits with at least this probability."""
 
+LEAST_GAIN = 0.02
+"""A plan is preferred to an earlier one only if it is faster by more than this: less is within the noise of a trial."""
+
 MOST_SIZES, MOST_SIZES_ELSEWHERE = 4, 2
 """Micro-batches that are forecast for each way to execute, the largest that fit; fewer where none will be tried."""
 
 LARGE_BYTES = 2**30
 """Weights of a model whose time is that of its products."""
+
+COMPILING_PAYS_BACK = 1.5
+"""A compiled plan must be forecast to save at least this many times what compiling may take, the interval's high end:
+what is saved is the less certain of the two."""
 
 RANKING_SHARE = 0.02
 LEAST_RANKING_S = 0.5
@@ -54,6 +62,7 @@ def rank(
     *,
     name: str,
     is_here: bool = True,
+    can_compile: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Candidate, ...]:
     """Plans that are forecast to fit, the fastest first.
@@ -64,13 +73,15 @@ def rank(
         forecasts: what plans need there.
         name: what the device is called.
         is_here: whether it is attached.
+        can_compile: whether compiled plans can be run there.
         clock: reads seconds.
 
     Raises:
         DoesNotFit: not even the plan that needs the least fits.
     """
     started, found = clock(), list[Candidate]()
-    for settings in execution_settings(profile, device):
+    compiling = (False, True) if can_compile and not profile.has_own_step else (False,)
+    for settings in execution_settings(profile, device, compiling):
         if not is_here and _is_dominated(settings, device, profile, has_plan=bool(found)):
             continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
@@ -85,7 +96,38 @@ def rank(
             break
     if not found:
         raise does_not_fit(profile, device, forecasts)
-    return tuple(sorted(found, key=lambda c: 1 / c.forecast.samples_per_s.value))
+    plain = _fastest([c for c in found if not c.plan.compile]).forecast
+    kept = [c for c in found if pays_back(c.forecast, plain)]
+    captured = [one for c in kept if (one := _captured(c, profile, forecasts)) is not None] if is_here else []
+    return tuple(sorted((*kept, *captured), key=_pace))
+
+
+def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> Candidate | None:
+    """The same plan captured, where its pass can be, and that is forecast to save more than the noise of a trial."""
+    plan, plain = candidate.plan, candidate.forecast
+    saves_memory = plan.checkpointed_blocks > 0 or plan.loss_chunks > 1
+    if plan.compile or saves_memory or plan.micro_batch < profile.batch or profile.has_own_step:
+        return None
+    forecast = forecasts.forecast(dataclasses.replace(plan, captured=True))
+    if forecast.step_s.value > (1 - LEAST_GAIN) * plain.step_s.value:
+        return None
+    return dataclasses.replace(candidate, plan=dataclasses.replace(plan, captured=True), forecast=forecast)
+
+
+def pays_back(compiled: Forecast, plain: Forecast) -> bool:
+    """Whether compiling is forecast to save enough of the run; so it is for a plan that is not compiled."""
+    if compiled.compile_s is None:
+        return True
+    return saved_s(compiled, plain) > COMPILING_PAYS_BACK * compiled.compile_s.high
+
+
+def saved_s(compiled: Forecast, plain: Forecast) -> float:
+    """What a compiled plan saves of the time after compiling [s]; less than nothing where it is slower.
+
+    Of as many samples: a budget of seconds gives the faster plan more of them.
+    """
+    once_s = compiled.compile_s.value if compiled.compile_s is not None else 0.0
+    return plain.total_s.value * compiled.total_samples / plain.total_samples - (compiled.total_s.value - once_s)
 
 
 def _is_dominated(settings: Plan, device: Device, profile: Profile, *, has_plan: bool) -> bool:
@@ -147,6 +189,13 @@ def least_demanding(profile: Profile, device: Device) -> Plan | None:
         return None
     first = next(execution_settings(profile, device))
     return list(saving_memory(dataclasses.replace(first, micro_batch=sizes[-1]), profile))[-1]
+
+
+def _pace(candidate: Candidate) -> float:
+    """Time of a sample with its share of compiling [s]."""
+    forecast = candidate.forecast
+    once_s = forecast.compile_s.value if forecast.compile_s is not None else 0.0
+    return 1 / forecast.samples_per_s.value + once_s / max(1, forecast.total_samples)
 
 
 def _fastest(found: list[Candidate]) -> Candidate:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from stoker.errors import DoesNotFit
 from stoker.planning.beliefs import Beliefs
 from stoker.planning.forecast import Extents, forecast, pace, samples_per_s
+from stoker.planning.ranking import LEAST_GAIN
 from stoker.records import (
     LARGEST_GRADIENT_ERROR,
     Candidate,
@@ -36,9 +37,6 @@ PLANNING_SHARE = 0.05
 """The most of a run's forecast time that is spent on trials."""
 
 LEAST_PLANNING_S = 2.0
-LEAST_GAIN = 0.02
-"""A plan is preferred to an earlier one only if it is faster by more than this: less is within the noise of a trial."""
-
 SETTING_ERRORS = {"measured here": 0.05, "calibrated": 0.08, "roofline": 0.25, "datasheet": 0.25, "unknown": 0.4}
 """How far one setting's share of a forecast may be off [logarithm], by what the forecast rests on."""
 
@@ -48,6 +46,8 @@ PAY_BACK = 1.0
 
 class Search:
     """Trials of forecast plans, the one expected to save the most next, until none pays back.
+
+    A compiled plan costs its compilation besides, once: the run after a trial does not compile again.
 
     Args:
         candidates: legal plans that are forecast to fit, the fastest first; at least one.
@@ -73,8 +73,11 @@ class Search:
         self.rejected: list[Rejection] = []
         self.spent_s = 0.0
         self._forecasts = {c.plan: 1 / c.forecast.samples_per_s.value for c in candidates}
+        self._expected_compiling = {c.plan: c.forecast.compile_s for c in candidates}
         self._beliefs = Beliefs(SETTING_ERRORS[candidates[0].forecast.step_s.basis])
         self._inexact: set[Precision] = set()
+        self._can_capture = True
+        self._can_compile, self._spent_compiling_s = True, 0.0
         self._too_much = math.inf
 
     def next_plan(self) -> Plan | None:
@@ -82,24 +85,35 @@ class Search:
         left = self._untried()
         if not left:
             return None
-        if not self.measured:
-            return left[0]
+        if not self.measured:  # what others are compared with should not cost a compilation
+            return next((plan for plan in left if not plan.compile), left[0])
         best_s = self._total_s(self._best)
-        if self.spent_s > max(LEAST_PLANNING_S, PLANNING_SHARE * best_s):
+        most_s = max(LEAST_PLANNING_S, PLANNING_SHARE * best_s)
+        left = [plan for plan in left if self.spent_s + self._compile_s(plan) <= most_s]
+        if not left or self.spent_s > most_s:
             return None
         gains = self._beliefs.improvements(
             [(m.plan, self._forecasts[m.plan], pace(m)) for m in self.measured],
             [(plan, self._forecasts[plan]) for plan in left],
         )
-        gain, plan = max(zip(gains, left, strict=True), key=lambda pair: pair[0])
-        return plan if gain * best_s > PAY_BACK * self._cost_s() else None
+        saved_s = [gain * best_s - PAY_BACK * self._cost_s(plan) for gain, plan in zip(gains, left, strict=True)]
+        most_saved_s, plan = max(zip(saved_s, left, strict=True), key=lambda pair: pair[0])
+        return plan if most_saved_s > 0 else None
 
     def record(self, measurement: Measurement) -> None:
         """Take a trial's result into account."""
         self.spent_s += measurement.took_s
+        self._spent_compiling_s += measurement.compile_s
+        if measurement.not_compiled is not None and any(not c.plan.compile for c in self.candidates):
+            self._can_compile = False
+            self.reject(measurement.plan, measurement.not_compiled)
+            return
         error = measurement.gradient_error
         if error is not None and not error <= LARGEST_GRADIENT_ERROR:
-            self._inexact.add(measurement.plan.precision)
+            if measurement.plan.compile:  # which says nothing of the precision by itself
+                self._can_compile = False
+            else:
+                self._inexact.add(measurement.plan.precision)
             self.reject(measurement.plan, f"its gradient is {error:.1%} from fp32's, more than "
                         f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
             return
@@ -108,6 +122,7 @@ class Search:
     def reject(self, plan: Plan, reason: str, *, for_memory: bool = False) -> None:
         """Rule a plan out; `for_memory` also those that need as much as one that ran out of it."""
         self.rejected.append(Rejection(device=self.device.torch_name, plan=plan, reason=reason))
+        self._can_capture = self._can_capture and not plan.captured
         if for_memory:
             self._too_much = min(self._too_much, self._needed(plan))
 
@@ -151,16 +166,25 @@ class Search:
         return [
             c.plan
             for c in self.candidates
-            if c.plan not in done and c.plan.precision not in self._inexact and self._needed(c.plan) < self._too_much
+            if c.plan not in done
+            and c.plan.precision not in self._inexact
+            and (self._can_compile or not c.plan.compile)
+            and (self._can_capture or not c.plan.captured)
+            and self._needed(c.plan) < self._too_much
         ]
 
     def _needed(self, plan: Plan) -> float:
         """Memory a plan is forecast to need [bytes]."""
         return next(c.forecast.peak_bytes.value for c in self.candidates if c.plan == plan)
 
-    def _cost_s(self) -> float:
-        """What a trial costs [s], as the last ones did."""
-        return self.spent_s / max(1, len(self.measured))
+    def _cost_s(self, plan: Plan) -> float:
+        """What a trial of `plan` costs [s]: as the last ones did, and compiling it; the run does not compile again."""
+        return (self.spent_s - self._spent_compiling_s) / max(1, len(self.measured)) + self._compile_s(plan)
+
+    def _compile_s(self, plan: Plan) -> float:
+        """What compiling a plan is forecast to take [s]."""
+        expected = self._expected_compiling.get(plan)
+        return expected.value if expected is not None else 0.0
 
     def _total_s(self, measurement: Measurement) -> float:
         return forecast(measurement, self.profile, self._extents(samples_per_s(measurement))).total_s.value

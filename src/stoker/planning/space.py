@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from stoker.records import Device, Loader, Plan, Precision, Profile
+from stoker.records import Device, Loader, Malloc, Plan, Precision, Profile
 from stoker.records.trace import TraceSettings
 
 HOST_WORKERS = (8, 4)
@@ -22,6 +22,12 @@ MOST_BLOCKS_HALVED = 12
 
 CHECKPOINT_BYTES_PER_S = 2e9
 """What copying a state for a checkpoint reaches at least; a floor, for so small a share that it is not measured."""
+
+_MALLOCS: tuple[Malloc, ...] = ("retained", "default", "mapped")
+"""The fastest first, which is also the one that takes the most memory."""
+
+DATA_SHARE = 0.1
+"""Training data are kept in a GPU's memory where they take at most this share of it."""
 
 _CHECKPOINT_SHARE = 0.01
 _LEAST_INTERVAL_S = 30.0
@@ -37,18 +43,21 @@ def precisions(device: Device) -> tuple[Precision, ...]:
     return (*(precision for dtype, precision in reduced if dtype in device.fast_dtypes), "fp32")
 
 
-def execution_settings(profile: Profile, device: Device) -> Iterator[Plan]:
-    """Every way to execute the job apart from its micro-batch, 1 in the plans given back, and what saves memory."""
+def execution_settings(profile: Profile, device: Device, compiling: Sequence[bool] = (False,)) -> Iterator[Plan]:
+    """Every way to execute the job apart from its micro-batch, 1 in the plans given back, and what saves memory.
+
+    `compiling` says whether plans are compiled: not unless asked for, since that needs a compiler and a forecast.
+    """
     formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
     threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
-    for precision, memory_format, implementation, count, (loader, workers) in itertools.product(
-        precisions(device), formats, _implementations(profile, device), dict.fromkeys(threads),
+    for is_compiled, precision, memory_format, implementation, count, (loader, workers) in itertools.product(
+        compiling, precisions(device), formats, _implementations(profile, device), dict.fromkeys(threads),
         loaders(profile, device),
     ):  # fmt: skip
         yield Plan(
             device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
-            optimizer_implementation=implementation, threads=count, loader=loader, num_workers=workers,
-            checkpoint_every_s=checkpoint_interval_s(profile),
+            optimizer_implementation=implementation, compile=is_compiled, threads=count, loader=loader,
+            num_workers=workers, checkpoint_every_s=checkpoint_interval_s(profile),
         )  # fmt: skip
 
 
@@ -76,17 +85,25 @@ def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
     """
     half = profile.num_blocks // 2 if profile.num_blocks <= MOST_BLOCKS_HALVED else 0
     counts = dict.fromkeys((0, half, profile.num_blocks))
-    for count in counts:
-        for malloc in ("default", "mapped") if plan.device == "cpu" else ("default",):
-            yield dataclasses.replace(plan, checkpointed_blocks=count, malloc=malloc)
+    # A loss in chunks computes nothing twice: it comes before checkpointing, and stays.
+    ways = dict.fromkeys(((0, 1), *((count, profile.loss_chunks) for count in counts)))
+    for count, chunks in ways:
+        for malloc in _MALLOCS if plan.device == "cpu" else ("default",):
+            yield dataclasses.replace(plan, checkpointed_blocks=count, loss_chunks=chunks, malloc=malloc)
 
 
 def loaders(profile: Profile, device: Device) -> tuple[tuple[Loader, int], ...]:
     """Loaders with their workers."""
     if profile.is_in_memory:
-        return (("memory", 0),)
+        return (("device" if _goes_on_the_device(profile, device) else "memory", 0),)
     counts = (device.cores, max(1, device.cores // 2)) if device.kind == "cpu" else HOST_WORKERS
     return (("inline", 0), *(("workers", count) for count in dict.fromkeys(counts)))
+
+
+def _goes_on_the_device(profile: Profile, device: Device) -> bool:
+    """Whether all training data lie in a GPU's memory, beside the model: then no batch has to cross."""
+    is_known = profile.data_bytes is not None and device.kind == "cuda" and device.memory_bytes is not None
+    return is_known and profile.data_bytes <= DATA_SHARE * device.memory_bytes  # type: ignore[operator]  # known
 
 
 def trace_settings(plan: Plan, profile: Profile, capability: str) -> TraceSettings:
@@ -103,6 +120,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str) -> TraceSettin
         memory_format=plan.memory_format,
         optimizer_implementation=plan.optimizer_implementation,
         checkpointed_blocks=plan.checkpointed_blocks,
+        loss_chunks=plan.loss_chunks,
     )
 
 

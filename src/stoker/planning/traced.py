@@ -11,6 +11,7 @@ from stoker.planning.forecast import Extents
 from stoker.planning.money import energy_kwh
 from stoker.planning.space import checkpoint_s, trace_settings
 from stoker.planning.time import OperationTimes, operation_times
+from stoker.planning.time.compilation import as_measured_before
 from stoker.planning.time.update import UpdateTime, Work, counted, update_time
 from stoker.records import Breakdown, Calibration, Estimate, Forecast, Hardware, Plan, Profile, Trace, TraceSettings
 
@@ -78,13 +79,14 @@ class TracedForecasts:
         self._times: dict[int, tuple[Hardware, OperationTimes]] = {}
         self._updates: dict[Plan, UpdateTime] = {}
         ratios = tuple(c.measured / c.forecast for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0)
+        self._calibrations = calibrations
         self._residuals = memory.Residuals(kind=self._hardware.device.kind, ratios=ratios)
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
         peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
         if self._hardware.device.kind == "cuda":
-            return peak.reserved + memory.context_bytes().value
+            return peak.reserved + self._data_bytes(plan) + memory.context_bytes().value
         return self._resident(plan)
 
     def probability_it_fits(self, plan: Plan) -> float:
@@ -108,22 +110,27 @@ class TracedForecasts:
         evaluate = step_s.scaled(update.forward_s / step_s.value / samples)
         save_s = checkpoint_s(profile)
         saves = extents.evaluations + training.value / plan.checkpoint_every_s
-        beside = evaluate.value * evaluated + saves * save_s + update.once_s
-        total = training.value + beside
+        total = training.value + evaluate.value * evaluated + saves * save_s
+        total_s, compile_s = training.scaled(total / training.value), None
+        if update.compile_s is not None:
+            compile_s = as_measured_before(update.compile_s, self._calibrations)
+            total_s = _both(total_s, compile_s)
         cuda = self._hardware.device.kind == "cuda"
         peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
-        needed = memory.needed(float(peak.allocated) if cuda else self._resident(plan), self._residuals)
+        beside = self._data_bytes(plan)
+        needed = memory.needed(float(peak.allocated + beside) if cuda else self._resident(plan), self._residuals)
         return Forecast(
             step_s=step_s,
             samples_per_s=per_s,
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
             checkpoint_s=Estimate(value=save_s, low=0.0, high=3 * save_s, unit="s", basis="roofline"),
-            total_s=training.scaled(total / training.value),
+            total_s=total_s,
             peak_bytes=needed,
-            reserved_bytes=memory.needed(float(peak.reserved), self._residuals) if cuda else None,
+            reserved_bytes=memory.needed(float(peak.reserved + beside), self._residuals) if cuda else None,
             probability_it_fits=self.probability_it_fits(plan),
             total_samples=extents.total_samples,
             total_updates=extents.total_updates,
+            compile_s=compile_s,
         )
 
     def energy_kwh(self, plan: Plan, forecast: Forecast, *, pue: float) -> Estimate | None:
@@ -153,9 +160,15 @@ class TracedForecasts:
                 hardware,
                 precision=plan.precision,
                 is_compiled=plan.compile,
+                is_captured=plan.captured,
                 malloc=plan.malloc,
+                is_data_there=plan.loader == "device",
             )
         return self._updates[plan]
+
+    def _data_bytes(self, plan: Plan) -> int:
+        """What the training data take of a GPU's memory [bytes]."""
+        return self._profile.data_bytes or 0 if plan.loader == "device" else 0
 
     def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
         if threads not in self._times:
@@ -165,7 +178,7 @@ class TracedForecasts:
 
     def _with_fetching(self, step_s: Estimate, plan: Plan, samples: int) -> Estimate:
         """An update with its samples fetched: before it, or beside it by workers, which take cores from a CPU."""
-        if self._fetch_s == 0 or plan.loader == "memory":
+        if self._fetch_s == 0 or plan.loader in ("memory", "device"):
             return step_s
         fetch_s = self._fetch_s * samples
         if plan.loader == "inline":
@@ -190,6 +203,12 @@ class TracedForecasts:
         copied = sum(s.num_bytes for s in trace.storages if s.born < 0 and s.category in _SAVED)
         micro_batches = self._micro_batches(plan)
         return copied + memory.resident_peak(trace, plan.malloc, self._held_bytes, micro_batches=micro_batches)
+
+
+def _both(one: Estimate, other: Estimate) -> Estimate:
+    """The sum of two times; it rests on what the first does, which is most of it."""
+    low, high = one.low + other.low, one.high + other.high
+    return Estimate(value=one.value + other.value, low=low, high=high, unit=one.unit, basis=one.basis)
 
 
 def _moment(trace: Trace, occurrence: int) -> str:

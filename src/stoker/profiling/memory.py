@@ -62,12 +62,6 @@ class PeakMemory:
         self._sampled = max(self._sampled, _status_bytes("VmRSS"))
 
 
-def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` is of memory that could not be had, on a GPU, by Python, or by PyTorch on a CPU."""
-    # PyTorch 2.13 has a class of its own for GPUs only; on a CPU it is a RuntimeError which names the allocator.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
 def _reset_high_water() -> bool:
     with contextlib.suppress(OSError):
         _RESET.write_text("5", encoding="ascii")

@@ -9,6 +9,7 @@ from stoker.loading import Datasets
 from stoker.records import Coupling, Profile
 from stoker.stepping import bytes_of, num_parameters
 from stoker.stepping.checkpointing import num_blocks
+from stoker.stepping.chunked_loss import worthwhile_chunks
 from stoker.stepping.optimizers import implementations
 
 
@@ -34,4 +35,7 @@ def profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, d
         optimizer_implementations=implementations(job, device_kind),
         coupling=coupling,
         num_blocks=num_blocks(model),
+        loss_chunks=worthwhile_chunks(job, model, data.train),
+        has_own_step=job.step is not None,
+        data_bytes=data.train.num_bytes if device_kind == "cuda" else None,
     )

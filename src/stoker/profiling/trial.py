@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,9 +15,9 @@ from stoker.devices.malloc import apply_malloc
 from stoker.errors import DoesNotFit
 from stoker.jobs import Job
 from stoker.loading import Batch, BatchSource, Datasets, in_order
-from stoker.profiling.memory import PeakMemory, ran_out_of_memory
+from stoker.profiling.memory import PeakMemory
 from stoker.records import Coupling, Measurement, Plan, Position
-from stoker.stepping import Step, bytes_of
+from stoker.stepping import Step, bytes_of, ran_out_of_memory
 
 _FEWEST, _MOST = 3, 30
 _COMPARED_BATCHES = 3
@@ -43,7 +44,7 @@ def try_plan(
     gc.collect()  # models whose blocks are checkpointed refer to themselves, and stay for the collector
     with threads(plan.threads), PeakMemory(plan.device) as peak:
         try:
-            step, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
+            step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = _evaluation_time(step, data, clock)
             is_as_written = plan.precision == "fp32" and not plan.compile
             error = None if is_as_written else gradient_error(job, plan, coupling, data)
@@ -63,6 +64,8 @@ def try_plan(
         state_bytes=bytes_of([*held, *averages]) + bytes_of(step.model.parameters()),
         took_s=clock() - started,
         gradient_error=error,
+        compile_s=max(0.0, first_s - statistics.median(times)) if plan.compile else 0.0,
+        not_compiled=None if step.compilation is None else step.compilation.problem,
     )
 
 
@@ -76,6 +79,7 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
         device=plan.device,
         micro_batch=plan.micro_batch,
         checkpointed_blocks=plan.checkpointed_blocks,
+        loss_chunks=plan.loss_chunks,
         threads=plan.threads,
         loader="inline",
     )
@@ -103,8 +107,8 @@ def threads(count: int) -> Iterator[None]:
 
 def _timed_updates(
     job: Job, plan: Plan, coupling: Coupling, data: Datasets, budget_s: float, clock: Callable[[], float]
-) -> tuple[Step, list[float]]:
-    """The step after the run's own first updates, at its rates, and the time of each but the first [s]."""
+) -> tuple[Step, float, list[float]]:
+    """The step after the run's own first updates, at its rates, and the time of the first and of the others [s]."""
     step, extent = Step(job, plan, coupling), data.extent(job)
     # In a run of stated seconds nobody knows yet how far an update gets it: then at the rate of the first one.
     total = math.inf if job.until.unit == "seconds" else extent.updates_in(job.until)
@@ -118,9 +122,11 @@ def _timed_updates(
             now = clock()
             times.append(now - mark)
             mark = now
+            if update == 0 and plan.compile:
+                begun = now  # what compiling took is no part of the budget
             if update >= _FEWEST and now - begun > budget_s:
                 break
-    return step, times[1:] or times
+    return step, times[0], times[1:] or times
 
 
 def _evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> float:

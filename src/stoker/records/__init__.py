@@ -1,10 +1,12 @@
 """The nouns: frozen dataclasses of the standard library, each with a schema version, and one JSON codec."""
 
+from stoker.records.bottleneck import Achieved, Bottleneck, Bound
 from stoker.records.codec import digest, dumps, from_json, loads, to_json
 from stoker.records.device import Ceilings, Device, Environment, Precision
 from stoker.records.estimate import Basis, Estimate
 from stoker.records.hardware import Hardware, MicroBenchmark, Timing
 from stoker.records.job_spec import DataClass, JobSpec
+from stoker.records.kernels import Kernel, KernelTable
 from stoker.records.plan import (
     LARGEST_GRADIENT_ERROR,
     Breakdown,
@@ -12,6 +14,7 @@ from stoker.records.plan import (
     Decision,
     Forecast,
     Loader,
+    Malloc,
     Measurement,
     Plan,
     Rejection,
@@ -36,9 +39,11 @@ from stoker.records.trace import (
 )
 
 __all__ = [
-    "LARGEST_GRADIENT_ERROR", "Basis", "Breakdown", "Calibration", "Candidate", "Category", "Ceilings",
+    "LARGEST_GRADIENT_ERROR", "Achieved", "Basis", "Bottleneck", "Bound", "Breakdown", "Calibration", "Candidate",
+    "Category", "Ceilings",
     "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision", "Device", "Environment", "Estimate",
-    "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Loader", "Measurement", "MicroBenchmark",
+    "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable", "Loader", "Malloc",
+    "Measurement", "MicroBenchmark",
     "Occurrence", "Operation", "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "Rejection",
     "Repetition", "Report", "Run", "RunStatus", "Segment", "Share", "Storage", "TensorShape", "Timing", "Trace",
     "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",

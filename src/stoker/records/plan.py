@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from stoker.records.device import Precision
 from stoker.records.estimate import Estimate
 from stoker.records.price import Price
+from stoker.records.profile import Coupling
 
 LARGEST_GRADIENT_ERROR = 0.25
 """Relative error of a gradient against fp32 beyond which a reduced precision is not used [fraction].
@@ -16,8 +17,12 @@ A third of the spread between gradients of different batches, which on the demo'
 gradient itself; later it is larger still (docs/log.md).
 """
 
-Loader = Literal["memory", "inline", "workers"]
-"""Where batches come from: gathered from arrays in memory, items fetched in the training process, or by workers."""
+Malloc = Literal["retained", "default", "mapped"]
+"""How a process on a CPU has its memory: kept once had, as the C library decides, or given back block by block."""
+
+Loader = Literal["device", "memory", "inline", "workers"]
+"""Where batches come from: gathered from arrays, on the device or in the host's memory; or items fetched in the
+training process, or by workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +31,11 @@ class Plan:
 
     `micro_batch` is the most samples that go through the model at once; an optimiser batch is cut into that many
     (the last may be smaller). `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their
-    inputs and compute the rest again in the backward pass. `malloc` is how the host's memory is had: `mapped` asks the
-    system for each large tensor and gives it back at once. `checkpoint_every_s` is the time between checkpoints [s].
+    inputs and compute the rest again in the backward pass. `loss_chunks` is in how
+    many parts a micro-batch's tokens go through output layer and loss. `malloc` is how the host's memory is had:
+    `retained` keeps what the system gave once, `mapped` asks for each large tensor and gives it back at once.
+    `captured` repeats the operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the
+    time between checkpoints [s].
     """
 
     schema: ClassVar[int] = 1
@@ -37,22 +45,26 @@ class Plan:
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     checkpointed_blocks: int = 0
+    loss_chunks: int = 1
     compile: bool = False
+    captured: bool = False
     threads: int = 1
-    malloc: Literal["default", "mapped"] = "default"
+    malloc: Malloc = "default"
     loader: Loader = "memory"
     num_workers: int = 0
     prefetch_batches: int = 2
     checkpoint_every_s: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch", "threads", "prefetch_batches"):
+        for name in ("micro_batch", "loss_chunks", "threads", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.checkpointed_blocks < 0:
             raise ValueError(f"checkpointed_blocks must not be negative, got {self.checkpointed_blocks}")
         if self.num_workers < 0 or (self.loader == "workers") != (self.num_workers > 0):
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
+        if self.captured and (self.compile or self.checkpointed_blocks or self.loss_chunks > 1):
+            raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
 
@@ -65,10 +77,14 @@ class Plan:
         words.append(f"{self.optimizer_implementation} optimiser")
         if self.checkpointed_blocks:
             words.append(f"{self.checkpointed_blocks} checkpointed blocks")
+        if self.loss_chunks > 1:
+            words.append(f"loss in {self.loss_chunks} chunks")
         if self.compile:
             words.append("compiled")
-        if self.malloc == "mapped":
-            words.append("mapped memory")
+        if self.captured:
+            words.append("captured")
+        if self.malloc != "default":
+            words.append(f"{self.malloc} memory")
         return " · ".join(words)
 
 
@@ -99,6 +115,8 @@ class Forecast:
     gradient_error: float | None = None
     """Relative error of the gradient against fp32 on real batches [fraction]; None where the plan is fp32, or where it
     was not measured."""
+    compile_s: Estimate | None = None
+    """What compiling takes, once; part of `total_s` unless the plan was compiled when it was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +125,7 @@ class Measurement:
 
     `update_s` are the times of single updates, data included [s]; `state_bytes` are weights, gradients, optimiser state
     and average; `gradient_error` is the gradient's relative error against fp32 (None where the plan is fp32).
+    `compile_s` is what compiling took [s], part of `took_s`; `not_compiled` says why a compiled plan ran uncompiled.
     """
 
     schema: ClassVar[int] = 1
@@ -118,6 +137,8 @@ class Measurement:
     state_bytes: int
     took_s: float
     gradient_error: float | None = None
+    compile_s: float = 0.0
+    not_compiled: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,3 +211,13 @@ class Decision:
     def chosen(self) -> Candidate:
         """The plan to run."""
         return self.candidates[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptDecision:
+    """A decision for a device that was here, when it was made (ISO 8601), and what was found of the job's samples."""
+
+    schema: ClassVar[int] = 1
+    decision: Decision
+    coupling: Coupling
+    at: str

@@ -56,7 +56,9 @@ class Profile:
     """Facts of a job that planning rests on.
 
     `parameters` counts scalars; `num_blocks` is how many equal blocks the model repeats (0: none), the most that can be
-    checkpointed.
+    checkpointed. `loss_chunks` is in how many parts the loss is worth computing where memory is short (1: it is not, or
+    cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or nobody
+    looked). `has_own_step`: the job makes its updates itself.
     """
 
     schema: ClassVar[int] = 2
@@ -71,3 +73,6 @@ class Profile:
     optimizer_implementations: tuple[str, ...]
     coupling: Coupling
     num_blocks: int = 0
+    loss_chunks: int = 1
+    data_bytes: int | None = None
+    has_own_step: bool = False

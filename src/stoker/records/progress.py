@@ -8,7 +8,18 @@ from typing import ClassVar, Literal
 from stoker.records.codec import JSON
 
 EventKind = Literal[
-    "planned", "started", "resumed", "progress", "evaluated", "checkpointed", "warned", "stopped", "finished"
+    "planned",
+    "started",
+    "resumed",
+    "progress",
+    "evaluated",
+    "checkpointed",
+    "warned",
+    "stopped",
+    "finished",
+    "replanned",
+    "recovered",
+    "skipped",
 ]
 
 
@@ -37,7 +48,10 @@ class Event:
     - checkpointed: samples, bytes, blocked_s, write_s, path, best
     - warned: message
     - stopped: reason, samples
-    - finished: run, metrics, samples, updates, wall_s, report, peak_bytes
+    - replanned: samples, old, new, why, free_bytes
+    - recovered: samples, what, why
+    - skipped: samples, updates, why, in_a_row, indices
+    - finished: run, metrics, samples, updates, wall_s, report, peak_bytes, bottleneck, profile
     """
 
     schema: ClassVar[int] = 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from stoker.records.bottleneck import Bottleneck
 from stoker.records.device import Device, Environment
 from stoker.records.estimate import Basis
 from stoker.records.job_spec import JobSpec
+from stoker.records.kernels import KernelTable
 from stoker.records.plan import Decision
 from stoker.records.profile import Coupling
 from stoker.records.progress import Event
@@ -45,6 +47,8 @@ class Report:
     environment: Environment | None
     coupling: Coupling | None
     events: tuple[Event, ...]
+    bottleneck: Bottleneck | None = None
+    kernels: KernelTable | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +63,15 @@ class Verdict:
     evidence: str
 
 
-Quantity = Literal["total_s", "peak_bytes"]
+Quantity = Literal["total_s", "peak_bytes", "compile_s"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Forecast beside measured for one finished run: what the next plan on this device learns from.
 
-    `basis` is what the forecast rested on: trials of the plan (*measured here*), or traces alone.
+    `basis` is what the forecast rested on: trials of the plan (*measured here*), or traces alone. `compile_s` is
+    measured in trials: its `run` is the job's name, and its forecast the one before earlier calibrations correct it.
     """
 
     schema: ClassVar[int] = 1

@@ -136,7 +136,7 @@ class TraceSettings:
 
     `capability` is the compute capability of a CUDA target, such as `8.9`, and empty for a CPU: it decides which
     attention kernel runs. `parts` is 1, or 2 for an update of several micro-batches, whose second stands for all but
-    the first. `checkpointed_blocks` as in a Plan.
+    the first. `checkpointed_blocks` and `loss_chunks` as in a Plan.
     """
 
     schema: ClassVar[int] = 1
@@ -148,6 +148,7 @@ class TraceSettings:
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     optimizer_implementation: Literal["default", "foreach", "fused"] = "default"
     checkpointed_blocks: int = 0
+    loss_chunks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.live import Live
 
 from stoker.records import Event, to_json
+from stoker.reporting.holdup import closing_lines
 from stoker.reporting.panel import closing, frame, permanent_lines
 from stoker.reporting.snapshot import Snapshot
 from stoker.reporting.telling import told
@@ -88,6 +89,8 @@ class PlainDisplay(Display):
         explanation = event.fields.get("explanation")
         for line in explanation if event.kind == "planned" and isinstance(explanation, list | tuple) else ():
             self._stream.write_line(f"  {line}")
+        for line in closing_lines(event) if event.kind == "finished" else ():
+            self._stream.write_line(line)
         if event.kind == "finished" and event.fields.get("report"):
             self._stream.write_line(f"report: {event.fields['report']}")
 

@@ -14,6 +14,8 @@ from plotly.offline import get_plotlyjs
 from stoker.records import Report, dumps
 from stoker.reporting import sections
 from stoker.reporting.figures import Chart, charts
+from stoker.reporting.holdup import holdup
+from stoker.reporting.kernel_section import profiled
 from stoker.reporting.markup import Markup, element, escaped, joined, script_json, section
 from stoker.reporting.palette import repainting, style_variables
 
@@ -29,6 +31,8 @@ def render_html(report: Report) -> str:
             sections.failure(report),
             _figures("Learning", [chart for chart in drawn if _is_learning(chart)]),
             _figures("Running", [chart for chart in drawn if not _is_learning(chart)]),
+            holdup(report),
+            profiled(report),
             sections.time_spent(report),
             sections.forecast_beside_measured(report),
             sections.plan_and_why(report),

@@ -34,6 +34,18 @@ PHASE_COLOURS = {
 }
 """The colour of each phase in the time bar; phases that are not named here are grey."""
 
+BOUND_COLOURS = {
+    "arithmetic": "ember",
+    "memory bandwidth": "amber",
+    "host launch": "violet",
+    "data": "blue",
+    "evaluation": "teal",
+    "copies": "good",
+    "checkpoints": "muted",
+    "unknown": "grey",
+}
+"""The colour of each thing that a run waits for."""
+
 
 def light(name: str) -> str:
     """The light colour of that name; figures are drawn in it and repainted by the page when the browser is dark."""

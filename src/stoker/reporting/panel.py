@@ -88,7 +88,8 @@ def permanent_lines(event: Event) -> list[RenderableType]:
         return _plan_lines(event)
     if event.kind == "evaluated":
         return [marked("◆", "cyan", _evaluation(event))]
-    marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), "warned": ("!", "bold yellow")}
+    noticed = dict.fromkeys(("warned", "replanned", "recovered", "skipped"), ("!", "bold yellow"))
+    marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), **noticed}
     mark, style = marks.get(event.kind, ("", ""))
     return [marked(mark, style, Text(told(event)))] if mark else []
 
@@ -148,6 +149,7 @@ def closing(now: Snapshot) -> RenderableType:
     if best:
         effort += f" · best {best[0]} on valid {format_metric(*best)} at {format_samples(now.best_samples)} samples"
     lines.append(Text(f"  {effort}"))
+    lines += [Text(f"  {line}", overflow="fold") for line in now.verdict]
     if now.report:
         lines.append(Text(f"  report {now.report}", style="dim", overflow="fold"))
     return Group(*lines)

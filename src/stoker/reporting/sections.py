@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 
 from stoker.records import Candidate, Event, Report
 from stoker.records.codec import JSON
+from stoker.reporting.bar import Segment, stacked_bar
 from stoker.reporting.history import live_history, number, of_kind, text
 from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
 from stoker.reporting.palette import PHASE_COLOURS
 from stoker.reporting.strip import interval_strip
-from stoker.reporting.summary import ForecastRow, TimeShare, best_words, forecast_rows, time_split, wall_seconds
+from stoker.reporting.summary import ForecastRow, best_words, forecast_rows, time_split, wall_seconds
 from stoker.reporting.telling import told
 from stoker.reporting.wording import (
     DATA_GUARANTEES,
@@ -28,7 +29,9 @@ from stoker.reporting.wording import (
 from stoker.units import format_bytes, format_rate, format_seconds
 
 _STATUS_WORDS = {"finished": "finished", "failed": "failed", "unfinished": "not finished"}
-_TIMELINE_KINDS = ("planned", "started", "resumed", "evaluated", "warned", "stopped", "finished")
+_TIMELINE_KINDS = (
+    "planned", "started", "resumed", "evaluated", "warned", "replanned", "recovered", "skipped", "stopped", "finished",
+)  # fmt: skip
 _MOST_LINES = 60
 
 
@@ -65,10 +68,8 @@ def time_spent(report: Report) -> Markup:
     shares = time_split(report)
     if not shares:
         return Markup("")
-    words = ", ".join(f"{share.label} {100 * share.fraction:.1f} %" for share in shares)
-    bar = element("div", *(_segment(share) for share in shares), css="bar", role="img", aria_label=words)
-    legend = element("ul", *(_key(share) for share in shares), css="keys")
-    return section("Where the time went", bar, legend)
+    segments = [Segment(s.label, PHASE_COLOURS.get(s.phase, "grey"), s.seconds, s.fraction) for s in shares]
+    return section("Where the time went", stacked_bar(segments))
 
 
 def forecast_beside_measured(report: Report) -> Markup:
@@ -211,19 +212,6 @@ def _effort(report: Report) -> list[tuple[str, str, str]]:
 def _tile(label: str, value: str, note: str) -> Markup:
     parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
     return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
-
-
-def _segment(share: TimeShare) -> Markup:
-    width = f"flex-grow:{share.fraction:.5f};background:var(--{PHASE_COLOURS.get(share.phase, 'grey')})"
-    inside = f"{100 * share.fraction:.0f} %" if share.fraction > 0.07 else ""
-    return element("span", escaped(inside), style=width, title=f"{share.label}: {format_seconds(share.seconds)}")
-
-
-def _key(share: TimeShare) -> Markup:
-    swatch = element("i", css="swatch", style=f"background:var(--{PHASE_COLOURS.get(share.phase, 'grey')})")
-    percent = f"{100 * share.fraction:.1f} %" if share.fraction >= 0.001 else "< 0.1 %"
-    amount = f"{format_seconds(share.seconds)} · {percent}"
-    return element("li", swatch, element("span", escaped(share.label)), element("b", escaped(amount)))
 
 
 def _forecast_cells(row: ForecastRow) -> Sequence[Markup]:

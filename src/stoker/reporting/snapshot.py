@@ -18,6 +18,7 @@ from stoker.reporting.history import (
     planned_plan,
     text,
 )
+from stoker.reporting.holdup import closing_lines
 
 _MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss"})
 """What an event may take back; other fields keep what was last said."""
@@ -34,7 +35,7 @@ class Snapshot:
     """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
-    best evaluation so far; `split_s` sums what this process told.
+    best evaluation so far; `split_s` sums what this process told; `verdict` is what held the run back, in lines.
     """
 
     phase: str = "planning"
@@ -65,6 +66,7 @@ class Snapshot:
     reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
     report: str = ""
+    verdict: tuple[str, ...] = ()
 
     @property
     def fraction(self) -> float:
@@ -160,6 +162,7 @@ def _finished(_: Snapshot, event: Event) -> dict[str, Any]:
         "metrics": numbers(event.fields.get("metrics")),
         "wall_s": finite(event, "wall_s"),
         "report": text(event, "report"),
+        "verdict": tuple(closing_lines(event)),
         "run": text(event, "run") or None,
     }
 
@@ -182,6 +185,9 @@ _CHANGES = {
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
     "warned": _warned,
+    "replanned": _warned,
+    "recovered": _warned,
+    "skipped": _warned,
     "stopped": _stopped,
     "finished": _finished,
 }

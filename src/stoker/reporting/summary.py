@@ -16,6 +16,7 @@ from stoker.reporting.history import (
     of_kind,
     text,
 )
+from stoker.reporting.holdup import verdict_lines
 from stoker.reporting.wording import (
     format_interval,
     format_metric,
@@ -140,6 +141,8 @@ def summary_lines(report: Report) -> list[str]:
         lines.append(
             "time: " + " · ".join(f"{s.label} {100 * s.fraction:.0f} %" for s in largest if s.fraction > 0.005)
         )
+    if report.bottleneck is not None:
+        lines += verdict_lines(report.bottleneck)
     if warnings := of_kind(report.events, "warned"):
         lines.append(f"warnings: {len(warnings)}, the last: {text(warnings[-1], 'message')}")
     if report.run.failure:

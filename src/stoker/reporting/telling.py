@@ -96,6 +96,34 @@ def _warned(event: Event) -> str:
     return f"warning: {text(event, 'message')}"
 
 
+def _replanned(event: Event) -> str:
+    where = f"replanned at {format_samples(number(event, 'samples') or 0)} samples"
+    old, new = event.fields.get("old"), event.fields.get("new")
+    changes = _changes(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else ""
+    why = text(event, "why")
+    return f"{where}{f': {changes}' if changes else ''}{f', because {why}' if why else ''}"
+
+
+def _changes(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> str:
+    """What differs between two plans: `micro_batch 512 → 256`."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {old.get(name)} → {new[name]}" for name in new if old.get(name) != new[name]
+    )
+
+
+def _recovered(event: Event) -> str:
+    what, why = text(event, "what", "something that broke"), text(event, "why")
+    mended = {"loader worker": "loader workers replaced", "rolled back": "rolled back to the last checkpoint"}
+    where = f"recovered at {format_samples(number(event, 'samples') or 0)} samples"
+    return f"{where}: {mended.get(what, what)}{f', because {why}' if why else ''}"
+
+
+def _skipped(event: Event) -> str:
+    row = number(event, "in_a_row") or 1
+    where = f"skipped an update at {format_samples(number(event, 'samples') or 0)} samples"
+    return f"{where}: {text(event, 'why', 'it was not finite')}{f' ({row:.0f} in a row)' if row > 1 else ''}"
+
+
 def _stopped(event: Event) -> str:
     samples = number(event, "samples")
     where = f" at {format_samples(samples)} samples" if samples else ""
@@ -119,5 +147,8 @@ _TELLERS: dict[str, Callable[[Event], str]] = {
     "checkpointed": _checkpointed,
     "warned": _warned,
     "stopped": _stopped,
+    "replanned": _replanned,
+    "recovered": _recovered,
+    "skipped": _skipped,
     "finished": _finished,
 }

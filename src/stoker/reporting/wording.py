@@ -100,6 +100,28 @@ def format_interval(estimate: Estimate) -> str:
     return f"{low} to {high}"
 
 
+def format_flops(per_second: float) -> str:
+    """A rate of arithmetic.
+
+    >>> [format_flops(rate) for rate in (4.3e11, 9.9e14, 2.5e6)]
+    ['430 GFLOP/s', '990 TFLOP/s', '2.5 MFLOP/s']
+    """
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if per_second >= 0.9995 * size:
+            return f"{per_second / size:.3g} {unit}FLOP/s"
+    return f"{per_second:.3g} FLOP/s"
+
+
+def format_gain(gain: Estimate) -> str:
+    """What a change would save, an estimate of a fraction.
+
+    >>> format_gain(Estimate(value=0.23, low=0.1, high=0.3, unit="of the training time", basis="roofline"))
+    'Saves about 23 % of the training time (10 to 30 %, roofline).'
+    """
+    interval = f"{100 * gain.low:.0f} to {100 * gain.high:.0f} %, {gain.basis}"
+    return f"Saves about {100 * gain.value:.0f} % {gain.unit} ({interval})."
+
+
 def format_samples(samples: float) -> str:
     """A number of samples in full: `187,392`."""
     return f"{samples:,.0f}"

@@ -1,4 +1,4 @@
-"""The blocks that a model repeats: what activation checkpointing counts in."""
+"""The blocks that a model repeats: what activation checkpointing counts in, and what is compiled once for all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import itertools
 from torch import nn
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+_LEAST_ALIKE = 3
+"""Fewer blocks of a kind are not worth compiling for themselves: kernels cannot be fused across their borders."""
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -26,6 +29,15 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """
     members = [_blocks_of(container) for container in model.modules() if isinstance(container, _CONTAINERS)]
     return _equal_blocks(members) or _largest_class(members) or _equal_blocks(list(map(_blocks_of, model.modules())))
+
+
+def alike_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks, if three or more of them come to every kind there is; else none.
+
+    Of one kind are blocks of one class with parameters of the same shapes: they share compiled code.
+    """
+    blocks = repeated_blocks(model)
+    return blocks if len(blocks) >= _LEAST_ALIKE * len({_signature(block) for block in blocks}) else []
 
 
 def _equal_blocks(families: list[list[nn.Module]]) -> list[nn.Module]:

@@ -94,9 +94,17 @@ class Checkpointed:
         """Whether a copy of `buffer` is needed before a pass, since the pass may change it."""
         return self.changing is None or name in self.changing or buffer.numel() <= _SMALL
 
+    def _is_trained_through(self, *inputs: Any) -> bool:
+        """Whether a gradient passes; frozen blocks before the first trained layer keep nothing, and are left alone."""
+        if any(parameter.requires_grad for parameter in self.block.parameters()):
+            return True
+        need: list[bool] = []
+        map_tensors(inputs, lambda tensor: need.append(tensor.requires_grad))
+        return any(need)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The block's output."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not self._is_trained_through(args, kwargs):
             return self.forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # the compiler repeats operations, not passes: nothing happens twice
             return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)

@@ -31,6 +31,8 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     Raises:
         BadJob: the model or the loss cannot be evaluated on these samples.
     """
+    if job.step is not None:
+        return _by_own_step(job)
     if job.loss_scope == "batch":
         return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
     if job.batch == 1 or len(samples) < 2:
@@ -66,11 +68,17 @@ def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
 
     `model` may be an outline; `why` it was not probed goes into the evidence. The probe is made where it is trained.
     """
+    if job.step is not None:
+        return _by_own_step(job)
     if job.loss_scope == "batch":
         return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
     norms = batch_norms(model)
     evidence = f"by the types of its modules only, not probed: {why}"
     return _coupled(job, "batch_norm", _counted(norms), evidence) if norms else _separable(evidence)
+
+
+def _by_own_step(job: Job) -> Coupling:
+    return _coupled(job, "whole_group", ("the job's own step",), "declared: step=…, which is atomic and never cut")
 
 
 def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence: str) -> Coupling:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +18,12 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.loading import Content, Fields, map_tensors
+from stoker.stepping.chunked_loss import ChunkedLoss
 
 IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
+
+_WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
 
 LossForm = Literal["sum and count", "value per sample", "scalar"]
 
@@ -38,14 +43,23 @@ class Objective:
     A function whose first parameter is called `model` gets (model, batch), any other (output, target). What comes back
     is a Loss, a tensor with one value per sample or token (summed and counted), or a scalar mean over samples.
     Losses that are modules are copied; their own tensors, such as class weights, go to `device` and `dtype`.
+    `in_chunks` takes the place of `token_cross_entropy` wherever nobody else needs the logits.
     """
 
-    def __init__(self, job: Job, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        in_chunks: ChunkedLoss | None = None,
+    ) -> None:
+        self._in_chunks = in_chunks
         self.fields = Fields(job.inputs, job.target)
         self.label_smoothing = job.label_smoothing
         self._device, self._dtype = device, dtype
-        self._loss = self._measure("loss", job.loss, LOSSES)
-        self._all = (self._loss, *(self._measure(measure_name(m), m, METRICS) for m in job.metrics))
+        losses = () if job.loss is None else (self._measure("loss", job.loss, LOSSES),)
+        self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in job.metrics))
         self._needs_output = not all(measure.takes_model for measure in self._all)
 
     def loss(self, model: Callable[..., Any], content: Content, size: int) -> Loss:
@@ -54,20 +68,22 @@ class Objective:
         Raises:
             BadJob: the function returned something else than a loss, or targets do not fit the output.
         """
-        output = None if self._loss.takes_model else self.fields.call(model, content)
-        value = self._value(self._loss, model, output, content)
-        return value if isinstance(value, Loss) else self._as_sum(value, size, self._loss.name)
+        if self._in_chunks is not None:
+            return self._chunked(self._in_chunks, model, content)
+        value = self._loss_value(model, content)
+        return value if isinstance(value, Loss) else self._as_sum(value, size, "loss")
 
     def form(self, model: Callable[..., Any], content: Content) -> LossForm:
         """What the loss function returns for a batch; a scalar must be probed before it may be accumulated."""
-        output = None if self._loss.takes_model else self.fields.call(model, content)
-        value = self._value(self._loss, model, output, content)
+        value = self._loss_value(model, content)
         if isinstance(value, Loss):
             return "sum and count"
         return "scalar" if isinstance(value, torch.Tensor) and value.dim() == 0 else "value per sample"
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
-        """The loss and every metric of one batch of `size` samples, with one pass through the model where possible."""
+        """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
+        if self._in_chunks is not None and len(self._all) == 1:
+            return {"loss": self._chunked(self._in_chunks, model, content)}
         output = self.fields.call(model, content) if self._needs_output else None
         values = {one.name: self._value(one, model, output, content) for one in self._all}
         for name, value in values.items():
@@ -89,16 +105,33 @@ class Objective:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
         return _Measure(name, function, takes_model=False)
 
+    def _chunked(self, in_chunks: ChunkedLoss, model: Callable[..., Any], content: Content) -> Loss:
+        """The token cross-entropy of a batch, without all of its logits at once."""
+        target = self._target_of(content, "loss")
+        return Loss(in_chunks(lambda: self.fields.call(model, content), target), _num_valid(target))
+
+    def _target_of(self, content: Content, name: str) -> Any:
+        target = self.fields.target_of(content)
+        if target is None:
+            raise BadJob(
+                f"{name} needs a target, but samples have none",
+                remedy="Give samples as (input, target), or a loss of the form loss(model, batch).",
+            )
+        return target
+
+    def _loss_value(self, model: Callable[..., Any], content: Content) -> Any:
+        """What the loss function returns."""
+        loss = next((measure for measure in self._all if measure.name == "loss"), None)
+        if loss is None:
+            raise BadJob("the job has a step of its own and no loss", remedy="Give Job(loss=…) as well.")
+        output = None if loss.takes_model else self.fields.call(model, content)
+        return self._value(loss, model, output, content)
+
     def _value(self, measure: _Measure, model: Callable[..., Any], output: Any, content: Content) -> Any:
         """What the measure's function returns."""
         if measure.takes_model:
             return measure.function(model, content)
-        target = self.fields.target_of(content)
-        if target is None:
-            raise BadJob(
-                f"{measure.name} needs a target, but samples have none",
-                remedy="Give samples as (input, target), or a loss of the form loss(model, batch).",
-            )
+        target = self._target_of(content, measure.name)
         output = map_tensors(output, _in_full_precision)
         try:
             return measure.function(output, target)
@@ -122,6 +155,16 @@ class Objective:
 def measure_name(measure: str | Callable[..., Any]) -> str:
     """What a loss or metric is called in results."""
     return measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[None]:
+    """Within the block, losses do the same operations whatever the values of their targets."""
+    token = _WITHOUT_VALUES.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_VALUES.reset(token)
 
 
 def require_scalar(loss: Loss, name: str) -> Loss:
@@ -156,7 +199,7 @@ def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: 
 
 def _num_valid(target: torch.Tensor) -> torch.Tensor | int:
     """Targets that are not ignored; a number where that is known without waiting for a device."""
-    if target.device.type == "cpu" and target.numel() and int(target.min()) >= 0:
+    if target.device.type == "cpu" and target.numel() and not _WITHOUT_VALUES.get() and int(target.min()) >= 0:
         return target.numel()
     return (target != IGNORED_TARGET).sum()
 

@@ -13,10 +13,11 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading import Stream, key_of, seed_generators
+from stoker.stepping.modes import to_training
 
 
 def build_model(job: Job) -> nn.Module:
-    """The job's model with its initial weights, in training mode: made anew, or a copy of the module given.
+    """The job's model with its initial weights, made anew or a copy of the module given; its mode by `to_training`.
 
     Raises:
         BadJob: the function does not return a module, or the module has nothing to train, or lacks sizes.
@@ -38,7 +39,7 @@ def build_model(job: Job) -> nn.Module:
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadJob(f"{type(model).__name__} has no parameter to train")
-    return model.train()
+    return to_training(model)
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from stoker.errors import BadJob, nearest
-from stoker.jobs import SGD, Adam, AdamW, Job, Optimizer
+from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
 from stoker.records import Plan
+from stoker.stepping import muon
+from stoker.stepping.own_step import own_optimizers
 
 _CLASSES: dict[type[Optimizer], type[torch.optim.Optimizer]] = {
     SGD: torch.optim.SGD,
@@ -30,12 +32,30 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     if isinstance(job.optimizer, Optimizer):
         implementation = plan.optimizer_implementation
         chosen: dict[str, Any] = {} if implementation == "default" else {implementation: True}
+        if isinstance(job.optimizer, Muon):
+            return _build_muon(job.optimizer, model, plan, chosen)
         groups = parameter_groups(job.optimizer, trainable)
         return _CLASSES[type(job.optimizer)](groups, **job.optimizer.settings(), **chosen)
+    if job.optimizer is None:
+        raise BadJob(f"the job's recipe {job.recipe!r} has not set its optimiser yet",
+                     remedy="Pass it through stoker.recipes.resolved(job) first.")  # fmt: skip
+    if job.step is not None:
+        return own_optimizers(job, model)
     optimizer = job.optimizer(list(trainable.values()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
     return optimizer
+
+
+def _build_muon(settings: Muon, model: nn.Module, plan: Plan, chosen: dict[str, Any]) -> torch.optim.Optimizer:
+    """Muon for the model's hidden matrices, its `rest` in the implementation `chosen` for all else that is trained."""
+    matrices, others = muon.divided(model, settings)
+    rest = settings.rest
+    groups = parameter_groups(settings, matrices)
+    beside = _CLASSES[type(rest)](parameter_groups(rest, others), **rest.settings(), **chosen) if others else None
+    # In reduced precision the products are what the plan reduces; momenta and weights stay as they are.
+    is_bf16 = plan.precision == "bf16" and all(p.dtype == torch.float32 for p in matrices.values())
+    return muon.Muon(groups, beside, products_in=torch.bfloat16 if is_bf16 else None, **settings.settings())
 
 
 def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
@@ -63,3 +83,44 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether `step` must be given a function that recomputes the loss, as in L-BFGS."""
     parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def use_implementation(
+    optimizer: torch.optim.Optimizer, implementation: Literal["default", "foreach", "fused"]
+) -> str | None:
+    """Let an optimiser that is there already compute by another of PyTorch's implementations, from its next step on.
+
+    Its settings stay, and its state, which goes where its parameters are and is laid out like them.
+
+    Returns:
+        None where it is done; else why not, and the implementation has not changed.
+    """
+    chosen = {"default": {}, "foreach": {"foreach": True, "fused": False}, "fused": {"foreach": False, "fused": True}}
+    problem = None if implementation == "default" else _has_none(optimizer, implementation)
+    for group in optimizer.param_groups:
+        group.update({} if problem else chosen[implementation])
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())  # moves what is there to where the implementation wants it
+        for parameter, values in optimizer.state.items():
+            values.update({name: _laid_out_like(parameter, value) for name, value in values.items()})
+    return problem
+
+
+def _has_none(optimizer: torch.optim.Optimizer, implementation: str) -> str | None:
+    """Why an optimiser cannot be computed by that implementation, if so."""
+    name = type(optimizer).__name__
+    groups = optimizer.param_groups
+    if not type(optimizer).__module__.startswith("torch.optim") or implementation not in optimizer.defaults:
+        return f"{name} has no {implementation} implementation"
+    if any(group.get("differentiable") or group.get("capturable") for group in groups):
+        return f"{name} was made differentiable or capturable, and stays as it is"
+    if not all(p.is_floating_point() for group in groups for p in group["params"]):
+        return f"{name} has parameters that are not real numbers, for which there is no {implementation} implementation"
+    return None
+
+
+def _laid_out_like(parameter: torch.Tensor, value: Any) -> Any:
+    """`value` with the strides of its parameter, where it has an element for each of the parameter's."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -6,6 +6,7 @@ An update goes: accumulate, divide by the global count, check finite, clip the g
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import BadJob
 from stoker.jobs import EMA, Job, Loss
 from stoker.loading import (
     Batch,
@@ -32,11 +33,17 @@ from stoker.loading import (
 from stoker.records import Coupling, Plan
 from stoker.stepping.averaging import Average
 from stoker.stepping.batch_norm import GroupedBatchNorm
+from stoker.stepping.capture import CapturedPass
 from stoker.stepping.checkpointing import checkpoint, not_repeatable
+from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.compiling import compile_in_place, uncompiled
+from stoker.stepping.fused_update import fused_update
 from stoker.stepping.losses import Objective
 from stoker.stepping.model import build_model
+from stoker.stepping.modes import in_evaluation, to_training
+from stoker.stepping.not_finite import not_finite
 from stoker.stepping.optimizers import build_optimizer, needs_closure
+from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 
 
@@ -74,7 +81,8 @@ class Step:
         model = build_model(job) if model is None else model
         self.model = _placed(model, self.device, plan, dtype)
         self.optimizer = build_optimizer(job, self.model, plan)
-        self.objective = Objective(job, device=self.device, dtype=dtype)
+        chunked = in_chunks(job, self.model, plan.loss_chunks)
+        self.objective = Objective(job, device=self.device, dtype=dtype, in_chunks=chunked)
         self.average = Average(job.ema, self.model) if isinstance(job.ema, EMA) else None
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -82,14 +90,23 @@ class Step:
         left_out = [p for p in self.model.parameters() if p.requires_grad and id(p) not in optimised]
         self._with_gradients = [*self._parameters, *left_out]
         self._needs_closure = needs_closure(self.optimizer)
+        self.is_moving = False
+        self._update = fused_update(self.optimizer)
         self._reciprocals: dict[float, torch.Tensor] = {}
         self._key = key_of(Stream.MICRO_BATCH, job.seed)
         self._groups: GroupedBatchNorm | None = None
         if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
         checkpoint(self.model, plan.checkpointed_blocks, self._precision)
-        if plan.compile:
-            compile_in_place(self.model, self.device)
+        self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
+        self._captured: CapturedPass | None = None
+        if plan.captured:
+            self._captured = CapturedPass(
+                lambda content: self._loss(content, plan.micro_batch), self.model, self._parameters,
+                lambda update: self._seed(update, 0),
+            )  # fmt: skip
+        own = job.step
+        self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
     def pipeline(self, samples: Samples, *, augmented: bool) -> Pipeline:
         """How raw batches of `samples` become this step's inputs."""
@@ -110,16 +127,21 @@ class Step:
         Returns the mean loss of the batch before the update, a detached scalar on the device.
 
         Raises:
-            RunFailed: on a CPU, the loss or, where clipped, the gradient is not finite; the weights are unchanged.
+            NotFinite: the loss or, where clipped, the gradient is not finite; the weights are unchanged. On a GPU it is
+                looked at only where the job skips such updates (and there the gradient always).
             DoesNotFit: a checkpointed block cannot be computed again.
         """
         self.set_rates(progress)
-        if self._needs_closure:
+        self.is_moving = self._needs_closure or self.own is not None
+        if self.own is not None:
+            loss = self.own.update(self._whole(batch, update), update)
+        elif self._needs_closure:
             loss = self._step_with_closure(batch, update)
         else:
             loss = self.gradients(batch, update)
             self._check_and_clip(loss, update)
-            self.optimizer.step()
+            self.is_moving = True
+            self._update()
         self._forget_gradients()
         if self.average is not None:
             self.average.update(update)
@@ -127,6 +149,8 @@ class Step:
 
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
+        if self.own is not None:
+            return self.own.gradients(self._whole(batch, update))
         try:
             with products_in(self.plan.precision, self.device):
                 return self._gradients(batch, update)
@@ -134,15 +158,27 @@ class Step:
             raise not_repeatable(problem) from problem
 
     def _gradients(self, batch: Batch, update: int) -> torch.Tensor:
-        if batch.size <= self.plan.micro_batch:
-            whole = self._loss_of_part(batch, 0, batch.size, update)
-            whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
-            mean = whole.sum.detach() / whole.count
-        else:
-            mean = self._accumulated(batch, update)
+        mean = self._repeated(batch, update)
+        if mean is None:
+            mean = self._passed(batch, update)
         if self.job.penalty is not None:
             self.job.penalty(self.model).backward()
         return mean.detach()
+
+    def _passed(self, batch: Batch, update: int) -> torch.Tensor:
+        """The mean loss by autograd, over as many micro-batches as it takes."""
+        if batch.size > self.plan.micro_batch:
+            return self._accumulated(batch, update)
+        whole = self._loss_of_part(batch, 0, batch.size, update)
+        whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
+        return whole.sum.detach() / whole.count
+
+    def _repeated(self, batch: Batch, update: int) -> torch.Tensor | None:
+        """The mean loss by the captured pass; None where there is none for such a batch."""
+        if self._captured is None or batch.size != self.plan.micro_batch:
+            return None
+        self._seed(update, 0)
+        return self._captured(batch.cut(0, batch.size), update)
 
     def _reciprocal(self, loss: Loss) -> torch.Tensor:
         """1 / count, as a scalar like the sum; kept, since counts that are plain numbers recur."""
@@ -173,6 +209,21 @@ class Step:
         self._seed(update, first)
         return self._loss(content, size)
 
+    def cut_to(self, micro_batch: int) -> None:
+        """From the next update on, pass at most so many samples through the model at once; no more than until now.
+
+        Raises:
+            BadJob: that would change what is learned.
+        """
+        if problem := self.coupling.problem_with(micro_batch, self.job.batch):
+            raise BadJob(f"this plan would change what is learned: {problem}")
+        self.plan = dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False)
+        self._captured = None  # noted for as many samples as the plan had
+
+    def forget_gradients(self) -> None:
+        """Drop what an update that came to nothing left in the parameters."""
+        self._forget_gradients()
+
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[Callable[[Content, int], dict[str, Loss]]]:
         """A function from (batch, size) to its measures, with the averaged weights if there are any.
@@ -186,8 +237,8 @@ class Step:
             torch.no_grad(),
             products_in(self.plan.precision, self.device),
             uncompiled() if self.plan.compile else contextlib.nullcontext(),
+            in_evaluation(self.model),
         ):
-            self.model.eval()
             seed_generators(key_of(Stream.EVALUATION, self.job.seed), self.device)
 
             def measure(content: Content, size: int) -> dict[str, Loss]:
@@ -197,7 +248,6 @@ class Step:
             try:
                 yield measure
             finally:
-                self.model.train()
                 restore_generators(states)
 
     def kept_weights(self) -> dict[str, torch.Tensor]:
@@ -215,6 +265,11 @@ class Step:
         """As `loss_of`; generators are seeded first, since a user's augmentation may draw from them."""
         self._seed(update, start)
         return self._loss(batch.cut(start, stop), stop - start)
+
+    def _whole(self, batch: Batch, update: int) -> Content:
+        """A batch for a step of the job's own, which takes it in one piece."""
+        self._seed(update, 0)
+        return batch.cut(0, batch.size)
 
     def _seed(self, update: int, first: int) -> None:
         seed_torch(extended(self._key, update, first, 0), self.device)
@@ -242,12 +297,18 @@ class Step:
             parameter.grad = None
 
     def _check_and_clip(self, loss: torch.Tensor, update: int) -> None:
-        if self.device.type == "cpu" and not math.isfinite(loss):
-            raise _not_finite("loss", float(loss), update)
+        skips = self.job.on_non_finite == "skip"
+        is_watched = skips or self.device.type == "cpu"  # a GPU is not waited for without need
+        if is_watched and not math.isfinite(loss):
+            raise not_finite("loss", float(loss), update)
         if self.job.clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
-            if self.device.type == "cpu" and not math.isfinite(norm):
-                raise _not_finite("gradient's norm", float(norm), update)
+        elif skips:
+            norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        else:
+            return
+        if is_watched and not math.isfinite(norm):
+            raise not_finite("gradient's norm", float(norm), update)
 
     def _step_with_closure(self, batch: Batch, update: int) -> torch.Tensor:
         losses: list[torch.Tensor] = []
@@ -279,11 +340,4 @@ def _placed(model: nn.Module, device: torch.device, plan: Plan, dtype: torch.dty
     model = model.to(device=device, dtype=dtype) if dtype is not None else model.to(device)
     if plan.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
-    return model.train()
-
-
-def _not_finite(what: str, value: float, update: int) -> RunFailed:
-    remedy = "Lower the learning rate, set clip_norm, or look for bad values in the data."
-    if update == 0:
-        remedy = "It is so before anything was learned: look at the data, the loss and the initial weights."
-    return RunFailed(f"the {what} is {value} at update {update + 1}", remedy=remedy)
+    return to_training(model)

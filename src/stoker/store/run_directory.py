@@ -9,6 +9,10 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     coupling.json      Coupling
     events.jsonl       one Event a line
     checkpoints/       see CheckpointStore
+    changed_plan.json  Plan: what the run goes on under, where its first plan gave way to another
+    dumps/             what was found out when something went wrong: numbers that are not finite, stacks of a hang
+    bottleneck.json    Bottleneck: what bounded the run, once it is finished
+    profile/           what `--profile` saw: kernels.json (KernelTable) and the files it names
     report.html
     lock               see RunLock
 ```
@@ -23,7 +27,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from stoker.errors import BadRun, RunFailed, StokerError
-from stoker.records import Coupling, Decision, Device, Environment, Event, JobSpec, Report, Run, dumps, loads
+from stoker.records import (
+    Bottleneck,
+    Coupling,
+    Decision,
+    Device,
+    Environment,
+    Event,
+    JobSpec,
+    KernelTable,
+    Plan,
+    Report,
+    Run,
+    dumps,
+    loads,
+)
 from stoker.records.codec import Record
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
@@ -43,6 +61,8 @@ _RUN, _SPEC, _PLAN, _ENVIRONMENT = "run.json", "spec.json", "plan.json", "enviro
 _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
     "device.json", "coupling.json", "events.jsonl", "report.html", "checkpoints"
 )  # fmt: skip
+_CHANGED_PLAN, _DUMPS = "changed_plan.json", "dumps"
+_BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE})
 
 
@@ -216,6 +236,40 @@ class RunDirectory:
         """Replace what couples samples; raises as `write_run`."""
         self._write(_COUPLING, coupling)
 
+    @property
+    def dumps(self) -> Path:
+        """The directory for what was found out when something went wrong; made when the first is written."""
+        return self.path / _DUMPS
+
+    def read_changed_plan(self) -> Plan | None:
+        """The plan that the first one gave way to, None while that is in force; raises as `read_run`."""
+        return self._read_if_there(_CHANGED_PLAN, Plan)
+
+    def write_changed_plan(self, plan: Plan) -> None:
+        """Replace the plan in force, beside the one that the run began with; raises as `write_run`."""
+        self._write(_CHANGED_PLAN, plan)
+
+    @property
+    def profile_path(self) -> Path:
+        """The directory of what `--profile` saw, if it was asked for."""
+        return self.path / _PROFILE
+
+    def read_bottleneck(self) -> Bottleneck | None:
+        """What bounded the run, None if that was not looked at; raises as `read_run`."""
+        return self._read_if_there(_BOTTLENECK, Bottleneck)
+
+    def write_bottleneck(self, bottleneck: Bottleneck) -> None:
+        """Replace what bounded the run; raises as `write_run`."""
+        self._write(_BOTTLENECK, bottleneck)
+
+    def read_kernels(self) -> KernelTable | None:
+        """The operations that `--profile` saw, None if it was not asked for; raises as `read_run`."""
+        return self._read_if_there(_KERNELS, KernelTable)
+
+    def write_kernels(self, kernels: KernelTable) -> None:
+        """Replace the profiled operations; `profile_path` must be there; raises as `write_run`."""
+        self._write(_KERNELS, kernels)
+
     def read_report(self) -> Report:
         """Everything a report of the run shows.
 
@@ -230,6 +284,8 @@ class RunDirectory:
             environment=self.read_environment(),
             coupling=self.read_coupling(),
             events=self.read_events(),
+            bottleneck=self.read_bottleneck(),
+            kernels=self.read_kernels(),
         )
 
     def append_event(self, event: Event) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from stoker.errors import BadRun, RunFailed
+from stoker.errors import BadRun
 from stoker.jobs import Optimizer
 from stoker.loading import generator_states, restore_generators
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
-from stoker.stepping import Step
+from stoker.stepping import NotFinite, Step
 from stoker.store import CheckpointStore, checkpoint_name
 from stoker.training.state import Tensors, pack, unpack
 
@@ -67,12 +67,20 @@ class Checkpointer:
         self._pending = self._writer.submit(self._write, snapshot, position, blocked_s, best=best)
         return finished
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        pending = self._pending
+        return pending is not None and not pending.done()
+
     def collect(self, *, wait: bool = False) -> list[Written]:
         """The checkpoint that was being written, once it is on disk; raises what its writing raised."""
         if self._pending is None or not (wait or self._pending.done()):
             return []
-        pending, self._pending = self._pending, None
-        return [pending.result()]
+        try:
+            return [self._pending.result()]
+        finally:
+            self._pending = None
 
     def close(self) -> list[Written]:
         """Wait for the last checkpoint."""
@@ -196,7 +204,7 @@ def _check_finite(snapshot: _Snapshot, position: Position) -> None:
     for name in snapshot.trained:
         tensor = tensors.get(f"model.{name}")  # absent where it is another one, stored under that one's name
         if tensor is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise RunFailed(
+            raise NotFinite(
                 f"{name} is not finite after {position.samples} samples; the checkpoint was not written",
                 remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
             )

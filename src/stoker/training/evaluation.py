@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from stoker.errors import RunFailed
 from stoker.loading import Samples, in_order
@@ -11,8 +12,10 @@ from stoker.stepping import Step
 LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
 
 
-def evaluate(step: Step, samples: Samples, size: int) -> dict[str, float]:
+def evaluate(step: Step, samples: Samples, size: int, beat: Callable[[], None] | None = None) -> dict[str, float]:
     """The loss and every metric over `samples`, evaluated in batches of `size`: sums divided once by their counts.
+
+    `beat` is called after each batch, for whoever watches whether something goes on.
 
     Raises:
         RunFailed: a metric counted nothing.
@@ -24,6 +27,8 @@ def evaluate(step: Step, samples: Samples, size: int) -> dict[str, float]:
             for name, found in measure(batch.cut(0, batch.size), batch.size).items():
                 sums[name] = sums.get(name, 0.0) + float(found.sum)
                 counts[name] = counts.get(name, 0.0) + float(found.count)
+            if beat is not None:
+                beat()
     if empty := [name for name, count in counts.items() if count == 0]:
         raise RunFailed(f"{empty[0]} counted nothing in {len(samples)} samples of {samples.name}")
     return {name: sums[name] / counts[name] for name in sums}

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from stoker.errors import StokerError
+
 
 class StopRequest:
-    """Whether somebody asked training to stop, and how: `reason` is the signal's name, None so far."""
+    """Whether somebody asked training to stop, and how: `reason` is the signal's name, None so far.
+
+    `verdict` is what the next SIGINT raises in place of asking: another thread sets it to end a main thread that hangs.
+    """
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.verdict: StokerError | None = None
 
     def ask(self, reason: str) -> None:
         """Ask to stop after the update under way."""
@@ -32,6 +38,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
 
     def ask(number: int, _frame: FrameType | None) -> None:
+        if request.verdict is not None:
+            verdict, request.verdict = request.verdict, None
+            raise verdict
         if request.reason is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.ask(signal.Signals(number).name)

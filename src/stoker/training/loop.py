@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stoker.errors import RunFailed, StokerError
+from stoker.errors import StokerError
 from stoker.jobs.extent import Extent
-from stoker.loading import BatchSource, Samples
+from stoker.loading import BatchSource, Samples, WorkerDeath
 from stoker.records import Position
-from stoker.stepping import Step
+from stoker.stepping import NotFinite, Step
 from stoker.training.checkpoints import Checkpointer, Written
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.interrupts import StopRequest
+from stoker.training.recovery import Recovery
+from stoker.training.spikes import SpikeDetector
 from stoker.training.telemetry import Telemetry
+from stoker.training.threads import ThreadKeeper
+from stoker.training.watchdog import Watchdog
 from stoker.units import Duration
 
 
@@ -42,35 +46,58 @@ class Loop:
     checkpointer: Checkpointer
     telemetry: Telemetry
     stop: StopRequest
+    recovery: Recovery | None = None
+    watchdog: Watchdog | None = None
+    spikes: SpikeDetector = field(default_factory=SpikeDetector)
+    reached: Position = field(default_factory=Position, init=False)
+    """How far it is, also after an error."""
+    threads: ThreadKeeper | None = None
+    _is_told_not_compiled: bool = field(default=False, init=False)
 
     def run(self, position: Position) -> Position:
         """Train from `position` to the end, or until asked to stop; the state is saved at the point returned.
 
         Raises:
-            RunFailed: a loss is not finite, a worker died, or a checkpoint cannot be written.
+            RunFailed: a loss is not finite, workers died over the same batch, training hangs, or a checkpoint cannot
+                be written.
+            DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
+            RollBack: training has to go on from the last checkpoint.
         """
+        recovery = self.recovery or Recovery(self.step, tell=self.telemetry.emit)
+        self.reached = position
+        self.source.watch.tell = self._tell_replaced
+        if self.threads is not None:
+            self.threads.start(position)
         try:
-            position = self._train(position)
-        except BaseException:
-            with contextlib.suppress(StokerError):  # the first error is the one to tell
+            with self.watchdog or contextlib.nullcontext():
+                position = self._train(position, recovery)
                 self._announce(self.checkpointer.close())
+        except NotFinite as problem:  # noticed late, as on a GPU
+            self._close()
+            raise recovery.late(problem, self.reached) from problem
+        except BaseException:
+            self._close()
             raise
-        self._announce(self.checkpointer.close())
         return position
 
-    def _train(self, position: Position) -> Position:
+    def _close(self) -> None:
+        with contextlib.suppress(StokerError):  # the first error is the one to tell
+            self._announce(self.checkpointer.close())
+
+    def _train(self, position: Position, recovery: Recovery) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
         for batch in self.source.batches(position, self.total_updates):
             telemetry.lap("data")
             before = position
-            loss = self.step.update(batch, before.updates, before.samples / total)
-            position = self.extent.position(before.updates + 1)
-            if telemetry.updated(loss, batch.size) or position.updates == 1:
+            loss = recovery.update(batch, before, before.samples / total)
+            self.reached = position = self.extent.position(before.updates + 1)
+            is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.size)
+            if is_due or (position.updates == 1 and loss is not None):
                 self._report_progress(position)
             is_last = position.updates == self.total_updates
             is_stopping = self.stop.reason is not None
-            is_best = self._evaluate_if_due(before, position, is_last=is_last)
+            is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
             if is_best or is_last or is_stopping or telemetry.wall_s >= next_save_s:
                 self._save(position, is_best=is_best)
                 next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
@@ -84,18 +111,36 @@ class Loop:
     def _report_progress(self, position: Position) -> None:
         loss = self.telemetry.progress(position, float(self.step.optimizer.param_groups[0]["lr"]))
         if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at
-            raise RunFailed(
+            raise NotFinite(
                 f"the loss is {loss} after {position.samples} samples",
                 remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
             )
+        if (spike := self.spikes.look(loss)) is not None:
+            self.telemetry.emit("warned", message=f"at {position.samples} samples {spike}", samples=position.samples)
+        if self.threads is not None:
+            self.threads.look(self.telemetry.samples_per_s, position)
+        self._tell_not_compiled()
 
-    def _evaluate_if_due(self, before: Position, position: Position, *, is_last: bool) -> bool:
+    def _tell_not_compiled(self) -> None:
+        """Say once that a compiled plan's model runs uncompiled after all, and why."""
+        compilation = self.step.compilation
+        if compilation is not None and compilation.problem is not None and not self._is_told_not_compiled:
+            self._is_told_not_compiled = True
+            self.telemetry.emit("warned", message=compilation.problem)
+
+    def _tell_replaced(self, death: WorkerDeath) -> None:
+        self.telemetry.emit("recovered", samples=self.reached.samples, what="loader worker", why=death.why)
+
+    def _evaluate_if_due(self, before: Position, position: Position, recovery: Recovery, *, is_last: bool) -> bool:
         """Evaluate where an interval ends; whether this was the best so far."""
         if self.valid is None or not (is_last or evaluation_is_due(self.evaluate_every, self.extent, before, position)):
             return False
         if self.telemetry.has_news:
             self._report_progress(position)
-        metrics = evaluate(self.step, self.valid, evaluation_batch(self.step))
+        valid = self.valid
+        metrics = recovery.without_weights(
+            lambda: evaluate(self.step, valid, evaluation_batch(self.step), self.telemetry.beat), position
+        )
         is_best = is_better(self.best.name, metrics[self.best.name], self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = metrics[self.best.name], position.samples

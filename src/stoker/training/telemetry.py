@@ -28,6 +28,11 @@ class Telemetry:
         evaluate_s, evaluations_left: forecast seconds of one evaluation, and how many are to come.
         wall_s: seconds trained by earlier processes of this run.
         interval_s: seconds between progress events.
+
+    Attributes:
+        num_laps: how often something was seen to go on; a watchdog in another thread looks at it.
+        longest_s: the longest lap so far [s].
+        samples_per_s: the rate of the last progress event, evaluation and checkpoints left out.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class Telemetry:
         self._started = clock() - wall_s
         self._mark = self._last_progress = clock()
         self._split = {"data": 0.0, "update": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
+        self.num_laps, self.longest_s = 0, 0.0
+        self.samples_per_s = 0.0
         self._samples = 0
         self._loss_sum: torch.Tensor | float = 0.0
         self._num_losses = 0
@@ -67,8 +74,14 @@ class Telemetry:
         """Book the time since the last lap under `part`; returns it [s]."""
         now = self._clock()
         took, self._mark = now - self._mark, now
-        self._split[part] += took
+        self._split[part] = self._split.get(part, 0.0) + took
+        self.num_laps += 1
+        self.longest_s = max(self.longest_s, took)
         return took
+
+    def beat(self) -> None:
+        """Note that something goes on within a long lap."""
+        self.num_laps += 1
 
     def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
         """Note an update's loss; whether a progress event is due."""
@@ -79,8 +92,18 @@ class Telemetry:
         self._samples += num_samples
         return self._mark - self._last_progress >= self._interval_s
 
+    def skipped(self) -> bool:
+        """Note an update that was left out: its time counts, its samples and its loss do not.
+
+        Whether a progress event is due.
+        """
+        self.lap("update")
+        return self.has_news and self._mark - self._last_progress >= self._interval_s
+
     def progress(self, position: Position, lr: float) -> float:
         """Send a progress event; returns the mean loss since the last one."""
+        loss = float(self._loss_sum) / self._num_losses
+        self.lap("update")  # a GPU was waited for just now
         elapsed = self._clock() - self._last_progress
         busy = self._split["data"] + self._split["update"]
         rate = self._samples / busy if busy > 0 else 0.0
@@ -88,9 +111,9 @@ class Telemetry:
         fading = 0.5 ** (elapsed / _HALF_LIFE_S)
         self._recent_samples = fading * self._recent_samples + self._samples
         self._recent_s = fading * self._recent_s + busy
-        loss = float(self._loss_sum) / self._num_losses
         resident = resident_bytes()
         self.peak_bytes = max(self.peak_bytes, resident)
+        self.samples_per_s = rate
         self.emit(
             "progress", samples=position.samples, total_samples=self.total_samples, updates=position.updates,
             epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=self._eta_s(position), wall_s=self.wall_s,

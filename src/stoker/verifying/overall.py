@@ -37,6 +37,8 @@ def judge(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) -> 
 def _reasons(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) -> list[str]:
     """Why plans agree in law only."""
     reasons = []
+    if subject.job.step is not None:
+        reasons.append("nothing compares the job's own step in exact arithmetic")
     if is_random:
         reasons.append("the model's random draws, such as dropout, differ with the micro-batch")
     if subject.plan.precision != "fp32":

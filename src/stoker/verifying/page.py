@@ -12,6 +12,7 @@ from stoker.verifying.equality import check_equality, is_random
 from stoker.verifying.loss_form import check_loss_form
 from stoker.verifying.order import check_order
 from stoker.verifying.overall import judge
+from stoker.verifying.own_step import check_own_step
 from stoker.verifying.precision import check_precision
 from stoker.verifying.resume import ThroughCheckpoint, check_resume
 from stoker.verifying.separability import check_separability
@@ -56,13 +57,14 @@ def verify(
     def timebox(name: str) -> Timebox:
         return Timebox(_SHARES[name] * budget_s, clock)
 
+    has_own_step = job.step is not None
     verdicts = [
         check_order(subject, timebox("order")),
         check_separability(subject),
-        check_loss_form(subject),
+        *([] if has_own_step else [check_loss_form(subject)]),
         check_resume(subject, through_checkpoint, timebox("resume")),
-        check_equality(subject, timebox("equality")),
+        check_own_step(subject) if has_own_step else check_equality(subject, timebox("equality")),
     ]
     if (precision := check_precision(subject, gradient_error)) is not None:
         verdicts.append(precision)
-    return (*verdicts, judge(subject, verdicts, is_random=is_random(subject)))
+    return (*verdicts, judge(subject, verdicts, is_random=not has_own_step and is_random(subject)))

@@ -11,10 +11,11 @@ _UNSEEN = "a coupling that shows in none of these batches, such as a capacity th
 
 def check_separability(subject: Subject) -> Verdict:
     """Say what the probe found of the job, and what a user can do."""
-    coupling = subject.coupling
+    coupling, batch = subject.coupling, subject.job.batch
+    atomic = f"Not asked: the update is the job's own step, which takes its batch of {batch} samples in one piece."
     return Verdict(
         question=_QUESTION,
-        answer=_answer(coupling, subject.job.batch),
+        answer=_answer(coupling, batch) if subject.job.step is None else atomic,
         passed=True,
         level="same mathematics",
         evidence=coupling.evidence if coupling.kind == "whole_group" else f"{coupling.evidence}; {_UNSEEN}",

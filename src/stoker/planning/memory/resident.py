@@ -13,38 +13,43 @@ Constants are fitted on the calibration set of `bench/forecast/resident_memory.p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from stoker.planning.memory.system_malloc import DEFAULT, MAPPED, MallocSettings, SystemMalloc
+from stoker.planning.memory.system_malloc import DEFAULT, MAPPED, RETAINED, MallocSettings, SystemMalloc
 from stoker.planning.memory.timeline import timeline_of
+from stoker.records.plan import Malloc
 from stoker.records.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidentModel:
-    """From a replay of malloc to what training adds to resident memory: `library_bytes + factor × replayed`."""
+    """From a replay of malloc to what training adds to resident memory: `library_bytes + factor × replayed`.
+
+    `written` is the share of an LSTM's workspace that is resident: what it writes of a fresh mapping, all of it where
+    it lies in a heap that others have written before.
+    """
 
     malloc: MallocSettings
     library_bytes: float
     factor: float
+    written: float
 
-
-MODELS: dict[str, ResidentModel] = {
-    "default": ResidentModel(malloc=DEFAULT, library_bytes=98e6, factor=1.18),
-    "mapped": ResidentModel(malloc=MAPPED, library_bytes=98e6, factor=1.0),
-}
-"""By a plan's malloc setting; measured on one x86-64 machine under PyTorch 2.13 and glibc 2.36."""
 
 PARTLY_WRITTEN = 0.3
 """Share of an LSTM's workspace that is ever written, and so resident: gates and states, 4 to 5 of 15 parts. Measured
 0.25 to 0.34 on single layers."""
+
+MODELS: dict[Malloc, ResidentModel] = {
+    "retained": ResidentModel(malloc=RETAINED, library_bytes=98e6, factor=1.18, written=1.0),
+    "default": ResidentModel(malloc=DEFAULT, library_bytes=98e6, factor=1.18, written=PARTLY_WRITTEN),
+    "mapped": ResidentModel(malloc=MAPPED, library_bytes=98e6, factor=1.0, written=PARTLY_WRITTEN),
+}
+"""By a plan's malloc setting; measured on one x86-64 machine under PyTorch 2.13 and glibc 2.36."""
+
 _UPDATES = 3
 """Replayed updates: in the first the optimiser makes its state, and malloc learns what is large."""
 
 
-def resident_peak(
-    trace: Trace, malloc: Literal["default", "mapped"], baseline_bytes: float, *, micro_batches: int | None = None
-) -> float:
+def resident_peak(trace: Trace, malloc: Malloc, baseline_bytes: float, *, micro_batches: int | None = None) -> float:
     """The most the process will take of the machine's memory [bytes].
 
     Args:
@@ -56,17 +61,17 @@ def resident_peak(
         micro_batches: those of an update; None: as many as were traced.
     """
     model = MODELS[malloc]
-    added = model.factor * replayed(trace, model.malloc, micro_batches=micro_batches)
+    added = model.factor * replayed(trace, model, micro_batches=micro_batches)
     return baseline_bytes + model.library_bytes + added
 
 
-def replayed(trace: Trace, settings: MallocSettings, *, micro_batches: int | None = None) -> int:
+def replayed(trace: Trace, model: ResidentModel, *, micro_batches: int | None = None) -> int:
     """The most malloc takes of the system over the first updates [bytes]."""
     timeline = timeline_of(trace, micro_batches=micro_batches)
-    malloc = SystemMalloc(settings)
+    malloc = SystemMalloc(model.malloc)
     sizes = list(timeline.sizes)
     for index in _workspaces(trace):
-        sizes[index] = round(sizes[index] * PARTLY_WRITTEN)
+        sizes[index] = round(sizes[index] * model.written)
     events = [i + 1 for i in timeline.before]
     events += timeline.first
     events += timeline.later * (_UPDATES - 1)

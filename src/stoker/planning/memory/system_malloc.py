@@ -48,6 +48,8 @@ class MallocSettings:
 
 MAPPED = MallocSettings(mmap_threshold=64 << 10, trim_threshold=0, is_moving=False)
 """What a plan's `malloc="mapped"` sets."""
+RETAINED = MallocSettings(mmap_threshold=2**62, trim_threshold=2**31 - 1, is_moving=False)
+"""What `malloc="retained"` sets."""
 DEFAULT = MallocSettings()
 """What glibc does unless told otherwise."""
 

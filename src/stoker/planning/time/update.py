@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stoker.planning.time.compilation import compile_seconds
 from stoker.planning.time.fusion import kernel_shares
 from stoker.planning.time.operations import OperationTimes
 from stoker.planning.time.power import PowerModel, flops_by_dtype
@@ -32,10 +33,9 @@ _USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update":
 """Where no host was measured: to start an operation [s], an update's own. Eager PyTorch 2.x on a 3 GHz core."""
 _USUAL_LINK_BYTES_PER_S = 1.2e10
 """Host to device where nobody says: PCIe 3 with 16 lanes, less its overhead."""
-_COMPILE_S, _COMPILE_S_PER_OPERATION = 10.0, 0.05
-"""Inductor's time for a model, and for each operation of an update: a judgement, on several cores."""
 _MOST_SHARES = 16
-_FRESH_FROM_BYTES = {"default": 32 * MIB, "mapped": 64 * 1024}
+_CROSSING = "the batch's way to the device"
+_FRESH_FROM_BYTES = {"retained": math.inf, "default": 32 * MIB, "mapped": 64 * 1024}
 """Blocks that glibc asks the system for each time they are allocated, once a program has run a while."""
 _NO_HOST_S = {"forward": 0.0, "backward": 0.0}
 _POWER_ERROR = 0.15
@@ -47,13 +47,14 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 class UpdateTime:
     """The time of one update, and what it is made of.
 
-    `forward_s` is the part of forward passes, `once_s` what compiling takes once [s]; `power_w` is the device's mean
-    draw meanwhile (None: nobody knows); `shares` are parts of `step_s`, by operation and the user's line.
+    `forward_s` is the part of forward passes [s], `compile_s` what compiling takes once (None: it is not compiled);
+    `power_w` is the device's mean draw meanwhile (None: nobody knows); `shares` are parts of `step_s`, by operation
+    and the user's line.
     """
 
     step_s: Estimate
     forward_s: float
-    once_s: float
+    compile_s: Estimate | None
     power_w: Estimate | None
     shares: tuple[Share, ...]
 
@@ -129,7 +130,9 @@ def update_time(
     *,
     precision: str = "fp32",
     is_compiled: bool = False,
+    is_captured: bool = False,
     malloc: str = "default",
+    is_data_there: bool = False,
 ) -> UpdateTime:
     """The time of one update.
 
@@ -139,20 +142,24 @@ def update_time(
         hardware: the device.
         precision: `tf32` traces as fp32, and is computed as what it is.
         is_compiled: elementwise chains are one kernel each, and the host starts fewer.
+        is_captured: operations are started one after another, without autograd, or by one call.
         malloc: a CPU's allocator, as in a Plan.
+        is_data_there: the training data lie in the device's memory: no batch has to cross.
     """
     parts = _parts(work, times, is_tf32=precision == "tf32", is_compiled=is_compiled)
-    host_s = _host_s(hardware)
+    host_s = _host_s(hardware) | (_NO_HOST_S if is_captured else {})
     beside = _beside(work, hardware, host_s, malloc)
+    if is_data_there:
+        beside[_CROSSING] = 0.0
     by_phase = {phase: _phase_s(phase, parts, hardware, host_s[phase]) for phase in _PHASES}
     total = max(sum(by_phase.values()) + sum(beside.values()), 1e-9)
     deviation = math.sqrt(_variance(parts) / total**2 + (_COMPILED_DRIFT if is_compiled else _DRIFT) ** 2)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
-    num_operations = sum(part.kernels for part in parts) / work.micro_batches
+    operations = ((operation, phase) for operation, phase, _, _ in work.counts)
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
         forward_s=by_phase["forward"],
-        once_s=_COMPILE_S + _COMPILE_S_PER_OPERATION * num_operations if is_compiled else 0.0,
+        compile_s=compile_seconds(operations) if is_compiled else None,
         power_w=_power(parts, hardware, total),
         shares=_shares(parts, host_s, beside) if hardware.device.kind == "cpu" else _shares(parts, _NO_HOST_S, beside),
     )
@@ -219,7 +226,7 @@ def _beside(work: Work, hardware: Hardware, host_s: dict[str, float], malloc: st
     own = host_s["update"] + host_s["optimizer"] * work.num_parameters
     if hardware.device.kind == "cuda":
         link = hardware.host_link_bytes_per_s or _USUAL_LINK_BYTES_PER_S
-        return {"Python": own, "the batch's way to the device": work.input_bytes / link}
+        return {"Python": own, _CROSSING: work.input_bytes / link}
     return {"Python": own, "memory had from the system": _fresh_s(work, hardware, malloc)}
 
 

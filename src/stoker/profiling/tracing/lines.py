@@ -74,11 +74,19 @@ TRACED = "run_traced"
 
 @functools.lru_cache(maxsize=4096)
 def _owner(code: CodeType) -> _Owner:
-    name = code.co_filename
+    return _owner_of_file(code.co_filename)
+
+
+def _owner_of_file(name: str) -> _Owner:
     if name.startswith((_TORCH, _TRACING, "<")):
         return "hidden"
     is_installed = "/site-packages/" in name or "/dist-packages/" in name or name.startswith(_STOKER)
     return "library" if is_installed or name.startswith(_STANDARD_LIBRARY) else "user"
+
+
+def is_users_file(path: str) -> bool:
+    """Whether a file is neither PyTorch's, nor of an installed library, nor of Stoker."""
+    return _owner_of_file(path) == "user"
 
 
 def is_users_code(code: CodeType) -> bool:

@@ -87,6 +87,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: Session, shortening: Shorte
         memory_format=settings.memory_format,
         optimizer_implementation=settings.optimizer_implementation,
         checkpointed_blocks=settings.checkpointed_blocks,
+        loss_chunks=settings.loss_chunks,
         loader="inline",
     )
     if isinstance(job.model, nn.Module):

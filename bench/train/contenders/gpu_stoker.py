@@ -1,0 +1,66 @@
+"""Stoker on a GPU with PyTorch and NumPy alone installed: its planner chooses, its Step and BatchSource train.
+
+`stoker.train` needs packages that a bare machine with a GPU may lack (the report's, the checkpoints'). This is the same
+planning and the same update, driven as `training.Loop` drives it: no evaluation, no checkpoint, no events.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import torch
+
+import stoker
+from bench.train.contenders.gpu_memory import count_device_memory
+from bench.train.contenders.stoker_job import the_job
+from bench.train.material import Material
+from bench.train.pacing import Pacer
+from stoker import records
+from stoker.devices import attached_devices, resolve_place
+from stoker.loading import BatchSource, Stream, key_of, seed_generators
+from stoker.profiling import threads
+from stoker.records import Position
+from stoker.stepping import Step
+
+
+def run(material: Material, pacer: Pacer) -> None:
+    """Train until stopped.
+
+    Raises:
+        RuntimeError: the run ended by itself: the case has too few epochs.
+    """
+    without_reports()
+    from stoker.flow.decision import decide  # noqa: PLC0415 - once the package can be imported without its reports
+    from stoker.flow.preparation import prepare  # noqa: PLC0415 - likewise
+
+    job = the_job(material)
+    prepared = prepare(job)
+    decision, coupling = decide(prepared, resolve_place("here", attached_devices()))
+    plan = decision.chosen.plan
+    pacer.notes |= {
+        "plan": records.to_json(plan), "took_s": decision.took_s, "explanation": list(decision.explanation),
+        "forecast_s": decision.chosen.forecast.total_s.value,
+    }  # fmt: skip
+    count_device_memory(pacer, torch.device(plan.device))
+    with threads(plan.threads):
+        step = Step(job, plan, coupling)
+        seed_generators(key_of(Stream.MICRO_BATCH, job.seed))
+        samples, extent = prepared.data.train, prepared.extent
+        source = BatchSource(samples, step.pipeline(samples, augmented=True), extent, job.seed, plan)
+        total = decision.chosen.forecast.total_updates
+        for update, batch in enumerate(source.batches(Position(), total)):
+            loss = step.update(batch, update, update / total)
+            pacer.updated(batch.size, loss.item)
+    raise RuntimeError(f"{material.case.name} ended before it was stopped; give the case more epochs")
+
+
+def without_reports() -> None:
+    """Let modules of `stoker.flow` be imported where what its reports need is not installed."""
+    if all(importlib.util.find_spec(name) for name in ("rich", "plotly", "safetensors")):
+        return
+    package = types.ModuleType("stoker.flow")
+    package.__path__ = [str(Path(stoker.__file__).parent / "flow")]
+    sys.modules["stoker.flow"] = package

@@ -1,0 +1,70 @@
+"""Stoker as a user has it: `stoker.train` on the job, which plans, then trains as planned.
+
+What it times are updates of its own loop: its telemetry, which counts them, is told to wait between slices, and its
+clock to stand still meanwhile. No checkpoint is written, as by nobody here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+import stoker
+from bench.train.contenders.plan_file import PLAN_FILE
+from bench.train.contenders.stoker_job import the_job
+from bench.train.material import Material
+from bench.train.pacing import Pacer
+from stoker import records, training
+
+_NEVER_S = 1e7
+"""Seconds between checkpoints that no run lasts."""
+
+
+def run(material: Material, pacer: Pacer) -> None:
+    """Train until stopped.
+
+    Raises:
+        RuntimeError: the run ended by itself: the case has too few epochs.
+    """
+    grant_cores(material.case.threads)
+    paced_telemetry(pacer)
+
+    def note(event: records.Event) -> None:
+        if event.kind == "planned":
+            pacer.notes |= {key: event.fields[key] for key in ("plan", "took_s", "explanation")}
+            pacer.notes["forecast_s"] = event.fields["forecast"]["total_s"]["value"]
+        elif event.kind not in ("progress", "started"):
+            pacer.notes.setdefault("events", []).append({"kind": event.kind, **event.fields})
+
+    every = stoker.seconds(_NEVER_S)
+    stoker.train(the_job(material), plan=os.environ.get(PLAN_FILE), new=True, checkpoint_every=every, sink=note)
+    raise RuntimeError(f"{material.case.name} ended before it was stopped; give the case more epochs")
+
+
+def grant_cores(number: int) -> None:
+    """Let this process run on so many of its cores, the last ones, where it has more.
+
+    Others are told of their threads by OMP_NUM_THREADS. Stoker chooses its own, and never more than the cores it has.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[-number:])
+
+
+def paced_telemetry(pacer: Pacer) -> None:
+    """Let every run of this process be paced from now on."""
+    rested_s = 0.0
+
+    class Paced(training.Telemetry):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings, clock=lambda: time.perf_counter() - rested_s)
+
+        def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
+            nonlocal rested_s
+            is_due = super().updated(loss, num_samples)
+            rested_s += pacer.updated(num_samples, loss.item)
+            return is_due
+
+    training.Telemetry = Paced  # type: ignore[misc]  # where flow/starting.py takes it from

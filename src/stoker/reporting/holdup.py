@@ -1,0 +1,109 @@
+"""What holds a run back: the verdict, a picture of where the time went, rates beside ceilings, and the one change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.records import Achieved, Bottleneck, Event, Report, from_json
+from stoker.reporting.bar import Segment, stacked_bar
+from stoker.reporting.kernel_section import file_lines
+from stoker.reporting.markup import Markup, element, escaped, section
+from stoker.reporting.palette import BOUND_COLOURS
+from stoker.reporting.wording import format_flops, format_gain
+from stoker.units import format_bytes
+
+_LABELS = {
+    "arithmetic": "arithmetic: products and convolutions",
+    "memory bandwidth": "memory bandwidth",
+    "host launch": "the host: Python, autograd, starting operations",
+    "copies": "batches on their way to the device",
+    "data": "waiting for data",
+    "checkpoints": "checkpoints",
+    "evaluation": "evaluation",
+    "unknown": "updates, inside unknown",
+}
+_WIDTH, _HEIGHT = 180, 12
+
+
+def holdup(report: Report) -> Markup:
+    """The section; nothing for a run of which nobody found out."""
+    found = report.bottleneck
+    if found is None:
+        return Markup("")
+    content = [element("p", element("strong", escaped(found.sentence)), css="level"), _split(found)]
+    if found.achieved:
+        content.append(_rates(found))
+    content += [element("p", escaped(problem), css="bad") for problem in found.problems]
+    content.append(element("p", element("b", escaped("What would help most: ")), escaped(advice(found)), css="advice"))
+    content.append(element("ul", *(element("li", escaped(line)) for line in found.evidence), css="why"))
+    return section("What holds the run back", *content)
+
+
+def advice(found: Bottleneck) -> str:
+    """The change that would help most, and by how much: `Evaluate half as often: …; saves about 12 % …`."""
+    return found.advice if found.gain is None else f"{found.advice} {format_gain(found.gain)}"
+
+
+def verdict_lines(found: Bottleneck) -> list[str]:
+    """The verdict for the terminal: the sentence with its utilisation, what would help, and what cannot be true."""
+    used = f" MFU {100 * found.mfu:.0f} % of the measured ceiling." if found.mfu is not None else ""
+    return [f"{found.sentence}{used}", advice(found), *found.problems]
+
+
+def closing_lines(finished: Event) -> list[str]:
+    """What a `finished` event says of the verdict and of a profile, for the terminal."""
+    found, profile = finished.fields.get("bottleneck"), finished.fields.get("profile")
+    lines = verdict_lines(from_json(found, Bottleneck)) if isinstance(found, Mapping) else []
+    if isinstance(profile, Mapping) and isinstance(profile.get("files"), Mapping):
+        lines += file_lines(profile["files"], str(profile.get("folder", "")))
+    return lines
+
+
+def _split(found: Bottleneck) -> Markup:
+    whole = sum(share.value for share in found.shares)
+    return stacked_bar(
+        [
+            Segment(_LABELS.get(share.what, share.what), BOUND_COLOURS.get(share.what, "grey"), share.value,
+                    share.value / whole if whole else 0.0)
+            for share in found.shares
+        ]
+    )  # fmt: skip
+
+
+def _rates(found: Bottleneck) -> Markup:
+    """What training reached of what the device reaches, with the utilisation first."""
+    rows = [_rate(one) for one in found.achieved]
+    if found.mfu is not None:
+        words = f"{100 * found.mfu:.0f} % of the time would do at the measured ceilings"
+        rows.insert(0, _row("MFU", found.mfu, words))
+    return element("div", *rows, css="rates")
+
+
+def _rate(one: Achieved) -> Markup:
+    value = _in_unit(one.value, one.unit)
+    if one.fraction is None:
+        return _row(one.what, None, f"{value}; the ceiling was not measured")
+    words = f"{value} of {_in_unit(one.ceiling or 0.0, one.unit)} measured, {100 * one.fraction:.0f} %"
+    if one.fraction > 1:
+        words += ": caches serve what memory could not"
+    return _row(one.what, one.fraction, words)
+
+
+def _row(label: str, fraction: float | None, words: str) -> Markup:
+    """A label, a bar up to the ceiling, and the figures."""
+    return element(
+        "div", element("span", escaped(label)), _gauge(fraction), element("span", escaped(words), css="note")
+    )
+
+
+def _gauge(fraction: float | None) -> Markup:
+    width = 0.0 if fraction is None else min(1.0, fraction) * _WIDTH
+    return Markup(
+        f'<svg class="gauge" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" aria-hidden="true">'
+        f'<rect class="room" width="{_WIDTH}" height="{_HEIGHT}" rx="4"/>'
+        f'<rect class="used" width="{width:.1f}" height="{_HEIGHT}" rx="4"/></svg>'
+    )
+
+
+def _in_unit(value: float, unit: str) -> str:
+    return format_flops(value) if unit == "FLOP/s" else f"{format_bytes(value)}/s"

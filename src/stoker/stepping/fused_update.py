@@ -1,0 +1,121 @@
+"""Fused optimiser steps, called without what `torch.optim` does in Python before each.
+
+What: SGD, Adam and AdamW in PyTorch's fused kernels, on lists of tensors that are gathered once. Use when: always, for
+Stoker's own optimisers in their fused implementation; in small models the gathering takes as long as the kernel
+(docs/log.md). Costs: nothing; the kernels and their arguments are PyTorch's own, so the results are the same bits, and
+the state stays the optimiser's.
+Falls back to `optimizer.step()` where PyTorch lacks the kernels, a parameter has no gradient, or tensors of a group
+differ in device or dtype. Source: `torch/optim/{sgd,adam}.py` of PyTorch 2.13, `_fused_sgd` and `_fused_adam`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Group = dict[str, Any]
+
+_KERNELS = {
+    torch.optim.SGD: getattr(torch, "_fused_sgd_", None),
+    torch.optim.Adam: getattr(torch, "_fused_adam_", None),
+    torch.optim.AdamW: getattr(torch, "_fused_adamw_", None),
+}
+
+
+def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """What makes the optimiser's step: its own `step`, or a shorter way to the same kernel."""
+    kernel = _KERNELS.get(type(optimizer))
+    if kernel is None or not all(_is_plain(group) for group in optimizer.param_groups):
+        return optimizer.step
+    return _FusedUpdate(optimizer, kernel)
+
+
+def _is_plain(group: Group) -> bool:
+    special = ("amsgrad", "differentiable", "capturable")
+    return bool(group.get("fused")) and isinstance(group["lr"], float) and not any(group.get(key) for key in special)
+
+
+@dataclass
+class _Tensors:
+    """A group's parameters and their state, in the kernel's order.
+
+    `state` is momenta (SGD) or first moments; second moments and counts of steps are Adam's.
+    """
+
+    parameters: list[torch.Tensor]
+    state: list[torch.Tensor] = field(default_factory=list)
+    second: list[torch.Tensor] = field(default_factory=list)
+    steps: list[torch.Tensor] = field(default_factory=list)
+
+
+class _FusedUpdate:
+    """`optimizer.step()` for groups whose state is there; the optimiser's own makes the first step, and the state."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, kernel: Callable[..., Any]) -> None:
+        self._optimizer, self._kernel = optimizer, kernel
+        self._is_sgd = type(optimizer) is torch.optim.SGD
+        self._groups: list[_Tensors] | None = None
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        if self._groups is None or not self._is_current(self._groups):
+            self._groups = self._gathered()
+        if self._groups is None:  # the first step, which makes the state
+            self._optimizer.step()
+            self._groups = self._gathered()
+            return
+        gradients = [[p.grad for p in tensors.parameters] for tensors in self._groups]
+        if any(gradient is None for each in gradients for gradient in each):
+            self._optimizer.step()
+            return
+        for group, tensors, each in zip(self._optimizer.param_groups, self._groups, gradients, strict=True):
+            self._update(group, tensors, each)
+
+    def _update(self, group: Group, tensors: _Tensors, gradients: list[Any]) -> None:
+        if self._is_sgd:
+            self._kernel(
+                tensors.parameters, gradients, tensors.state, weight_decay=group["weight_decay"],
+                momentum=group["momentum"], lr=group["lr"], dampening=group["dampening"], nesterov=group["nesterov"],
+                maximize=group["maximize"], is_first_step=False,
+            )  # fmt: skip
+            return
+        beta1, beta2 = group["betas"]
+        torch._foreach_add_(tensors.steps, 1)
+        self._kernel(
+            tensors.parameters, gradients, tensors.state, tensors.second, [], tensors.steps, lr=group["lr"],
+            beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False,
+            maximize=group["maximize"],
+        )  # fmt: skip
+
+    def _is_current(self, groups: list[_Tensors]) -> bool:
+        """Whether the optimiser's state is still what was gathered: loading one replaces all its tensors."""
+        first = next((tensors for tensors in groups if tensors.state), None)
+        if first is None:
+            return True
+        name = "momentum_buffer" if self._is_sgd else "exp_avg"
+        return self._optimizer.state[first.parameters[0]].get(name) is first.state[0]
+
+    def _gathered(self) -> list[_Tensors] | None:
+        """Each group's tensors; None while some state is missing, or where a group is of several dtypes or devices."""
+        found: list[_Tensors] = []
+        for group in self._optimizer.param_groups:
+            tensors = self._of(group)
+            if tensors is None or len({(p.device, p.dtype) for p in tensors.parameters}) > 1:
+                return None
+            found.append(tensors)
+        return found
+
+    def _of(self, group: Group) -> _Tensors | None:
+        parameters, state = list(group["params"]), self._optimizer.state
+        if self._is_sgd and not group["momentum"]:
+            return _Tensors(parameters)
+        names = ("momentum_buffer",) if self._is_sgd else ("exp_avg", "exp_avg_sq", "step")
+        if not all(isinstance(state[p].get(name), torch.Tensor) for p in parameters for name in names):
+            return None
+        columns = [[state[p][name] for p in parameters] for name in names]
+        if self._is_sgd:
+            return _Tensors(parameters, columns[0])
+        return _Tensors(parameters, columns[0], columns[1], steps=columns[2])

@@ -1,0 +1,226 @@
+"""Muon: momentum whose direction is orthogonalised, matrix by matrix.
+
+What: the momentum of each matrix is replaced by the nearest matrix whose singular values all are near 1, by a few
+    Newton-Schulz steps, so that no direction of the update drowns in another.
+Use when: hidden matrices and convolutions do the learning. Embeddings, the output layer, gains and biases are left to
+    another optimiser.
+Costs: one momentum per weight, and `steps` times three products of the matrix's size, once per update: little beside
+    large batches, much beside small ones.
+Does not combine with: the state of another optimiser; a plan's `foreach` and `fused` concern the rest alone.
+Source: K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024),
+    https://kellerjordan.github.io/posts/muon/; `match_rms_adamw`: Liu et al., "Muon is Scalable for LLM Training"
+    (2025), https://arxiv.org/abs/2502.16982; `normalize`: K. Jordan, airbench94_muon.py (2024),
+    https://github.com/KellerJordan/cifar10-airbench. Here matrices of one shape share their products.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import Muon as Settings
+
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+"""Coefficients of the odd polynomial a*x + b*x^3 + c*x^5 that each step applies to the singular values (Jordan 2024).
+
+They do not converge to 1: singular values end in about 0.7 to 1.2, after five steps even from 0.01.
+"""
+_LEAST_NORM = 1e-7
+_MOST_TOGETHER = 2**22
+"""Scalars of matrices that are multiplied together: products of larger ones keep a device busy alone, and all of a
+model's at once would take its memory several times over.
+"""
+
+
+Named = dict[str, nn.Parameter]
+
+
+def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
+    """What is trained of `model`, by name: the hidden matrices, and everything else; see `stoker.Muon`.
+
+    Raises:
+        BadJob: there is no hidden matrix, or a pattern of `beside` matches nothing.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
+    wide = [name for name, p in trained.items() if p.dim() >= 2 and id(p) not in embeddings]
+    for pattern in settings.beside:
+        if not fnmatch.filter(trained, pattern):
+            raise BadJob(f"Muon(beside=…): {pattern!r} matches no parameter that is trained")
+    left = {name for pattern in settings.beside for name in fnmatch.filter(trained, pattern)}
+    hidden = [name for name in wide[:-1] if name not in left]
+    if not hidden:
+        raise BadJob(
+            f"Muon has nothing to do: {type(model).__name__} has no hidden matrix, only "
+            f"{len(trained)} parameters that are vectors, embeddings, an output layer or left out",
+            remedy="Use stoker.AdamW or SGD for this model.",
+        )
+    matrices = {name: trained[name] for name in hidden}
+    return matrices, {name: p for name, p in trained.items() if name not in matrices}
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon over matrices, with another optimiser for the other parameters.
+
+    Args:
+        groups: parameter groups of matrices: tensors of two or more dimensions, taken as [rows, everything else].
+        rest: the optimiser of the other parameters; its groups and state are also this one's. None if there are none.
+        lr: learning rate of matrices.
+        momentum: decay of the sum of gradients.
+        nesterov: look one step ahead, as Nesterov's momentum does.
+        weight_decay: decoupled, as in AdamW: the weights shrink by lr * weight_decay.
+        steps: Newton-Schulz steps.
+        adjust: a factor of the learning rate by shape: "original" is sqrt(max(1, rows/columns)), "match_rms_adamw" is
+            0.2*sqrt(max(rows, columns)), "none" is 1.
+        normalize: scale each matrix to the norm sqrt(rows) before each update.
+        products_in: dtype of the Newton-Schulz products; None is that of the parameters.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings of `stoker.Muon`
+        self,
+        groups: Sequence[dict[str, Any]],
+        rest: torch.optim.Optimizer | None,
+        *,
+        lr: float,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        steps: int = 5,
+        adjust: str = "original",
+        normalize: bool = False,
+        products_in: torch.dtype | None = None,
+    ) -> None:
+        self._rest = None
+        self._num_own = len(groups)
+        self._steps, self._adjust, self._products_in = steps, adjust, products_in
+        defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay,
+                    "normalize": normalize}  # fmt: skip
+        super().__init__([dict(group) for group in groups], defaults)
+        self._rest = rest
+        if rest is not None:
+            self.param_groups.extend(rest.param_groups)
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: what PyTorch's optimisers are, and what is added here."""
+        own = ("_rest", "_num_own", "_steps", "_adjust", "_products_in")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # PyTorch's stub has it return a float
+        self, closure: Callable[[], torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
+        """Move all parameters that have gradients; returns what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups[: self._num_own]:
+            if parameters := [p for p in group["params"] if p.grad is not None]:
+                self._move(group, parameters)
+        if self._rest is not None:
+            self._rest.step()
+        return loss
+
+    def _share(self) -> None:
+        """Let the rest's optimiser work on the groups and the state of this one, which are what is saved."""
+        if self._rest is not None:
+            self._rest.__setstate__({"state": self.state, "param_groups": self.param_groups[self._num_own :]})
+
+    def _move(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        momenta = [self._momentum_of(parameter) for parameter in parameters]
+        torch._foreach_mul_(momenta, group["momentum"])
+        torch._foreach_add_(momenta, gradients)
+        if group["normalize"]:
+            _normalize(parameters)
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        for places in _together(parameters):
+            ahead = [momenta[at] for at in places]
+            if group["nesterov"]:
+                ahead = [gradients[at].add(momenta[at], alpha=group["momentum"]) for at in places]
+            directions = orthogonalized(ahead, self._steps, self._products_in, self._adjust)
+            torch._foreach_add_([parameters[at] for at in places], directions, alpha=-group["lr"])
+
+    def _momentum_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        momentum: torch.Tensor = state["momentum"]
+        return momentum
+
+
+def orthogonalized(
+    matrices: Sequence[torch.Tensor], steps: int, products_in: torch.dtype | None = None, adjust: str = "none"
+) -> list[torch.Tensor]:
+    """The matrices with their singular values brought near 1, shapes and dtypes kept.
+
+    A tensor [rows, ...] counts as a matrix [rows, the rest]. Those of one shape are multiplied together.
+
+    Args:
+        matrices: tensors of two or more dimensions.
+        steps: Newton-Schulz steps.
+        products_in: dtype of the products; None is that of the matrices.
+        adjust: a factor by shape; see `Muon`.
+    """
+    found: list[torch.Tensor] = list(matrices)
+    for places in _together(matrices):
+        rows, columns = _sides(matrices[places[0]])
+        stacked_NRC = torch.stack([matrices[at].reshape(rows, columns) for at in places]).to(products_in)
+        is_tall = rows > columns
+        x_NRC = _newton_schulz(stacked_NRC.mT if is_tall else stacked_NRC, steps)
+        x_NRC = (x_NRC.mT if is_tall else x_NRC).to(matrices[places[0]].dtype) * _factor(adjust, rows, columns)
+        for at, x_RC in zip(places, x_NRC, strict=True):
+            found[at] = x_RC.reshape(matrices[at].shape)
+    return found
+
+
+def _together(matrices: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """Places of matrices of one shape, as many as may lie in memory once more."""
+    alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for at, matrix in enumerate(matrices):
+        alike[_sides(matrix)].append(at)
+    for (rows, columns), places in alike.items():
+        count = max(1, _MOST_TOGETHER // max(1, rows * columns))
+        yield from (places[start : start + count] for start in range(0, len(places), count))
+
+
+def _sides(matrix: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of a tensor taken as a matrix."""
+    return matrix.shape[0], math.prod(matrix.shape[1:])
+
+
+def _newton_schulz(x_NRC: torch.Tensor, steps: int) -> torch.Tensor:
+    """Wide matrices, orthogonalised: X becomes a*X + (b*XX' + c*(XX')^2) X, `steps` times."""
+    x_NRC = x_NRC / (torch.linalg.vector_norm(x_NRC, dim=(1, 2), keepdim=True) + _LEAST_NORM)
+    for _ in range(steps):
+        gram_NRR = x_NRC @ x_NRC.mT
+        polynomial_NRR = torch.baddbmm(gram_NRR, gram_NRR, gram_NRR, beta=_B, alpha=_C)
+        x_NRC = torch.baddbmm(x_NRC, polynomial_NRR, x_NRC, beta=_A)
+    return x_NRC
+
+
+def _factor(adjust: str, rows: int, columns: int) -> float:
+    if adjust == "original":
+        return math.sqrt(max(1.0, rows / columns))
+    return 0.2 * math.sqrt(max(rows, columns)) if adjust == "match_rms_adamw" else 1.0
+
+
+def _normalize(parameters: list[torch.Tensor]) -> None:
+    """Scale each to the norm sqrt(rows), whatever it was."""
+    norms: Any = torch._foreach_norm(parameters)  # noqa: SLF001 - PyTorch's own for lists of tensors
+    torch._foreach_div_(norms, [math.sqrt(len(parameter)) for parameter in parameters])
+    torch._foreach_clamp_min_(norms, _LEAST_NORM)
+    torch._foreach_div_(parameters, norms)

@@ -1,0 +1,286 @@
+"""A job's own step: an update that the user wrote, for what is not one loss and one optimiser.
+
+What: `step(model, optimizers, batch)` makes a whole update of one optimiser batch and returns its losses.
+Use when: generators against discriminators, actors beside critics, several losses in turns.
+Costs: the step is atomic. It is never cut into micro-batches, nor repeated in pieces; where it does not fit the device,
+no plan does. What it changes it has changed, also where its loss is not finite.
+Does not combine with: what Stoker otherwise does between loss and update (`clip_norm`, `penalty`, `label_smoothing`,
+`coupling_group`), which such a step does itself.
+
+Random draws are keyed by seed and update, gradients are forgotten after every update, and the state of model and
+optimisers is all that lives on, so that a run that is resumed is equal to one never stopped.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Loss
+from stoker.loading import Content
+from stoker.records import Plan
+from stoker.stepping.checkpointing import not_repeatable
+from stoker.stepping.not_finite import NotFinite
+from stoker.stepping.precision import products_in
+
+_NAMED = 4
+"""Names listed in a message."""
+
+OwnStepFunction = Callable[[nn.Module, Any, Content], Any]
+
+
+class Optimizers(torch.optim.Optimizer):
+    """Several optimisers as one: their groups one after the other, their states together.
+
+    `given` is what the job's function made: an optimiser, or a list, tuple or dict of them. `state_dict` has the form
+    of a single optimiser's; each part loads its own share of it.
+    """
+
+    def __init__(self, given: Any, parts: list[torch.optim.Optimizer]) -> None:
+        self.given, self.parts = given, parts  # not super().__init__(): there are no groups of its own
+        self.defaults: dict[str, Any] = {}
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        """The groups of all parts, which are theirs to change."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of every parameter; of one that several parts step, the first part's."""
+        return {parameter: values for part in reversed(self.parts) for parameter, values in part.state.items()}
+
+    def step(self, closure: Any = None) -> Any:
+        """Let every part make a step."""
+        first, *others = self.parts
+        loss = first.step(closure)
+        for part in others:
+            part.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - as PyTorch has it
+        """Forget the gradients of all parts."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all parts, parameters numbered through."""
+        state: dict[int, Any] = {}
+        groups: list[dict[str, Any]] = []
+        first = 0
+        for part in self.parts:
+            own = part.state_dict()
+            state |= {first + number: values for number, values in own["state"].items()}
+            groups += [group | {"params": [first + n for n in group["params"]]} for group in own["param_groups"]]
+            first += _num_parameters(part)
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give every part its share.
+
+        Raises:
+            ValueError: it is of other optimisers.
+        """
+        groups = list(state_dict["param_groups"])
+        if len(groups) != len(self.param_groups):
+            raise ValueError(f"it has {len(groups)} parameter groups, the job's optimisers {len(self.param_groups)}")
+        first = 0
+        for part in self.parts:
+            mine, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+            last = first + _num_parameters(part)
+            part.load_state_dict({
+                "state": {number - first: v for number, v in state_dict["state"].items() if first <= number < last},
+                "param_groups": [group | {"params": [n - first for n in group["params"]]} for group in mine],
+            })  # fmt: skip
+            first = last
+
+
+def own_optimizers(job: Job, model: nn.Module) -> Optimizers:
+    """What `Job(optimizer=…)` makes of a model with a step of its own.
+
+    Raises:
+        BadJob: it makes something else than optimisers of the model's parameters.
+    """
+    given = cast("Callable[[Any], Any]", job.optimizer)(model)
+    parts = list(given.values()) if isinstance(given, Mapping) else given
+    parts = list(parts) if isinstance(parts, list | tuple) else [parts]
+    wanted = "wanted a torch.optim.Optimizer, or a list or dict of them"
+    if not parts:
+        raise BadJob(f"Job(optimizer=…) made no optimiser, {wanted}")
+    own = set(map(id, model.parameters()))
+    for part in parts:
+        if not isinstance(part, torch.optim.Optimizer):
+            raise BadJob(f"Job(optimizer=…) made a {type(part).__name__}, {wanted}")
+        if any(id(p) not in own for group in part.param_groups for p in group["params"]):
+            raise BadJob(
+                f"{type(part).__name__} steps parameters that are not the model's, which no checkpoint would hold",
+                remedy="Beside step=…, Job(optimizer=…) is given the model: take the parameters from it.",
+            )
+    return Optimizers(given, parts)
+
+
+class OwnStep:
+    """Runs a job's own step, and looks at its first update.
+
+    Args:
+        function: the user's.
+        model: what it trains.
+        optimizer: made for that model; it is handed to the step as the job's function gave it.
+        plan: how it is executed; the whole batch at once.
+        conditions: what the step runs under, such as autocast.
+    """
+
+    def __init__(
+        self,
+        function: OwnStepFunction,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        conditions: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._function, self._model, self._optimizer = function, model, optimizer
+        self._device, self._precision, self._conditions = torch.device(plan.device), plan.precision, conditions
+        self._given = optimizer.given if isinstance(optimizer, Optimizers) else optimizer
+        self._parts = optimizer.parts if isinstance(optimizer, Optimizers) else [optimizer]
+        self._is_checked = False
+        self.values: dict[str, torch.Tensor] = {}
+        """What the last step returned, by name; scalars."""
+
+    def update(self, content: Content, update: int) -> torch.Tensor:
+        """Make the update; the loss it returned (of a dict the entry `loss`, or the first), a detached scalar.
+
+        Raises:
+            BadJob: it returned no loss, or trained nothing in its first update.
+            NotFinite: on a CPU, its loss is not finite; the update has been made.
+        """
+        if self._is_checked or all(group["lr"] == 0 for group in self._optimizer.param_groups):
+            loss = self._run(content)
+        else:
+            loss = self._run_first(content)
+            self._is_checked = True
+        if self._device.type == "cpu" and not math.isfinite(loss):
+            raise NotFinite(
+                f"the loss that the job's own step returned is {float(loss)} at update {update + 1}",
+                remedy="The update has been made; the last checkpoint is intact. Lower the learning rate, or let the "
+                "step clip its gradients.",
+            )
+        return loss
+
+    def gradients(self, content: Content) -> torch.Tensor:
+        """Leave in the parameters the gradients that their first steps would use; nothing else changes.
+
+        Returns:
+            The loss, a detached scalar.
+        """
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        before = [tensor.detach().clone() for tensor in tensors]
+        state = copy.deepcopy(self._optimizer.state_dict())
+        found: dict[nn.Parameter, torch.Tensor] = {}
+
+        def keep(part: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            for parameter in _parameters_of(part):
+                if parameter.grad is not None:
+                    found.setdefault(parameter, parameter.grad.detach().clone())
+
+        with ExitStack() as hooks:
+            for part in self._parts:
+                hooks.callback(part.register_step_post_hook(keep).remove)
+            loss = self._run(content)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+        self._optimizer.load_state_dict(state)
+        for parameter in self._model.parameters():
+            parameter.grad = found.get(parameter)
+        return loss
+
+    def _run(self, content: Content) -> torch.Tensor:
+        with products_in(self._precision, self._device), self._conditions():
+            if torch.is_autocast_enabled(self._device.type):
+                # What autocast keeps of a weight would outlive a step of the optimiser within the update.
+                torch.set_autocast_cache_enabled(False)
+            try:
+                returned = self._function(self._model, self._given, content)
+            except CheckpointError as problem:
+                raise not_repeatable(problem) from problem
+        self.values = _values(returned)
+        return self.values.get("loss", next(iter(self.values.values())))
+
+    def _run_first(self, content: Content) -> torch.Tensor:
+        """The first update that can train anything, made under watch."""
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        before = [parameter.detach().clone() for parameter in trained]
+        stepped: list[torch.optim.Optimizer] = []
+
+        def watch(part: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            stepped.append(part)
+            parameters = _parameters_of(part)
+            if all(parameter.grad is None for parameter in parameters):
+                raise _without_gradients(type(part).__name__, self._names(parameters))
+
+        with ExitStack() as hooks:
+            for part in self._parts:
+                hooks.callback(part.register_step_post_hook(watch).remove)
+            loss = self._run(content)
+        # Counted, not compared: a traced step is told that one element is another.
+        if not any(int((now != then).sum()) for now, then in zip(trained, before, strict=True)):
+            how = f"stepped {len(stepped)} optimisers" if stepped else "stepped no optimiser"
+            raise BadJob(
+                f"the job's own step {how} in its first update, and changed none of the {len(trained)} trainable "
+                f"parameters ({self._names(trained)})",
+                remedy="Let it call backward() on a loss of these parameters, then step() of the optimiser it is given."
+            )  # fmt: skip
+        return loss
+
+    def _names(self, parameters: list[nn.Parameter]) -> str:
+        wanted = set(map(id, parameters))
+        names = [name for name, parameter in self._model.named_parameters() if id(parameter) in wanted]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more
+
+
+def _values(returned: Any) -> dict[str, torch.Tensor]:
+    """What a step returned as named, detached scalars.
+
+    Raises:
+        BadJob: it is no loss, or one of its values is no scalar.
+    """
+    if isinstance(returned, Loss):
+        returned = returned.sum / returned.count
+    named = returned if isinstance(returned, Mapping) else {"loss": returned}
+    values: dict[str, torch.Tensor] = {}
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor | int | float) or (isinstance(value, torch.Tensor) and value.numel() > 1):
+            shown = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
+            raise BadJob(
+                f"the job's own step returned a value of {shown} as {name!r}",
+                remedy="Return a scalar loss, stoker.Loss(sum, count), or a dict of scalars by name.",
+            )
+        values[str(name)] = torch.as_tensor(value).detach().float().reshape(())
+    if not values:
+        raise BadJob("the job's own step returned an empty dict", remedy='Return its losses: {"loss": …}.')
+    return values
+
+
+def _without_gradients(optimizer: str, names: str) -> BadJob:
+    return BadJob(
+        f"in the first update {optimizer} makes a step, and none of its parameters has a gradient: {names}",
+        remedy="In the job's own step, call backward() on a loss of these parameters before the optimiser's step(); "
+        "zero_grad() belongs before backward(), and what comes before a detach() has no part in the loss.",
+    )
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _num_parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

@@ -1,0 +1,248 @@
+"""Going on where training breaks: memory runs out, or a number is not finite.
+
+What: an update is atomic. Memory that runs out before the weights move: the same update again, from the buffers and
+generators it began with, at the next smaller legal micro-batch. After they began to move: back to the last checkpoint.
+A number that is not finite: whatever the Job says. Use when: always. Costs: see `before_update.py`.
+Does not combine with: coupled samples that must stay whole (there is no smaller micro-batch then, and the error says
+so); a process that the system kills for want of memory hears of nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.loading import Batch
+from stoker.records import EventKind, Plan, Position, to_json
+from stoker.stepping import NotFinite, Step, free_bytes, ran_out_of_memory, reachable_bytes
+from stoker.training.before_update import BeforeUpdate
+from stoker.training.non_finite import examine, write_dump
+from stoker.units import format_bytes
+
+Found = TypeVar("Found")
+
+MOST_SKIPPED = 10
+"""More updates skipped in a row than this end the run: such a run no longer learns."""
+
+
+class Tell(Protocol):
+    """Sends an event."""
+
+    def __call__(self, kind: EventKind, **fields: Any) -> None:
+        """Of this kind, with these fields."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replanned:
+    """A plan that gave way to another while it ran.
+
+    `free_bytes` is what the device had left when memory ran out, `reachable_bytes` what this process held or could have
+    got; both None where memory was not the reason, or nobody knows.
+    """
+
+    old: Plan
+    new: Plan
+    why: str
+    free_bytes: int | None = None
+    reachable_bytes: int | None = None
+
+
+class RollBack(Exception):
+    """Asks whoever made the loop to make it anew from the last checkpoint, under `change.new`."""
+
+    def __init__(self, change: Replanned) -> None:
+        super().__init__(change.why)
+        self.change = change
+
+
+def _silent(kind: EventKind, **fields: Any) -> None:
+    """Tell nobody."""
+    del kind, fields
+
+
+def _forget(_change: Replanned) -> None:
+    """Keep nothing."""
+
+
+class Recovery:
+    """Makes updates of `step`, again where they break.
+
+    Args:
+        step: what is trained.
+        tell: sends an event.
+        replanned: called with each change of plan before the update is redone: where it is written down.
+        dumps: directory for what is found out about numbers that are not finite; None: nothing is written.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        *,
+        tell: Tell = _silent,
+        replanned: Callable[[Replanned], None] = _forget,
+        dumps: Path | None = None,
+    ) -> None:
+        self.step = step
+        self._tell, self._replanned, self._dumps = tell, replanned, dumps
+        self._before = BeforeUpdate(step.model)
+        self._skipped = 0
+
+    def update(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
+        """Make the update at `position`; its loss, or None where it was skipped.
+
+        Raises:
+            DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
+            RunFailed: a number was not finite, and the job does not say to go on; or that happened too often.
+            RollBack: the state has to be had from the last checkpoint.
+        """
+        self._before.keep()
+        change: Replanned | None = None
+        while True:
+            try:
+                loss = self.step.update(batch, position.updates, progress)
+            except NotFinite as problem:
+                self._not_finite(problem, batch, position)
+                return None
+            except BadJob as problem:
+                if change is None:
+                    raise
+                raise DoesNotFit(f"{change.why}; {problem.message}", remedy=problem.remedy) from problem
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                said, free = _first_line(error), free_bytes(self.step.device)
+            else:
+                self._skipped = 0
+                return loss
+            # Out of the handler, whose error holds on to the activations.
+            change = self._smaller(batch.size, said, free, position)
+            self._replan(change, position)
+
+    def without_weights(self, work: Callable[[], Found], position: Position) -> Found:
+        """`work`, such as an evaluation, which changes no weights: smaller micro-batches if memory is short."""
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                said, free = _first_line(error), free_bytes(self.step.device)
+            self._replan(self._smaller(self.step.plan.micro_batch, said, free, position), position)
+
+    def late(self, problem: NotFinite, position: Position) -> RunFailed | RollBack:
+        """What to raise where a number that is not finite was noticed after the weights had moved, as on a GPU."""
+        return self._verdict(problem, None, position)
+
+    def _smaller(self, size: int, said: str, free: int | None, position: Position) -> Replanned:
+        """The change of plan after `size` samples at once were too many.
+
+        Raises:
+            DoesNotFit: no smaller micro-batch is legal.
+            RollBack: the weights may have moved.
+        """
+        step, plan = self.step, self.step.plan
+        is_put_back = not step.is_moving and self._before.restore()
+        step.forget_gradients()
+        _give_back(step.device)
+        sizes = [one for one in step.coupling.legal_micro_batches(step.job.batch) if one < min(plan.micro_batch, size)]
+        where = f"at update {position.updates + 1}{_with(free)}: {said}"
+        if not sizes:
+            raise self._no_smaller(min(plan.micro_batch, size), where)
+        change = Replanned(
+            old=plan,
+            new=dataclasses.replace(plan, micro_batch=sizes[0], captured=False),
+            why=f"{plan.device} ran out of memory {where}",
+            free_bytes=free,
+            reachable_bytes=reachable_bytes(step.device),
+        )
+        if not is_put_back:
+            raise RollBack(change)
+        return change
+
+    def _replan(self, change: Replanned, position: Position) -> None:
+        self._replanned(change)
+        self.step.cut_to(change.new.micro_batch)
+        tell_replanned(self._tell, change, position.samples)
+
+    def _no_smaller(self, size: int, where: str) -> DoesNotFit:
+        coupling, plan = self.step.coupling, self.step.plan
+        if coupling.group is not None:
+            tied = f": samples are coupled in groups of {coupling.group} by {', '.join(coupling.causes)}"
+            remedy = "A smaller coupling_group or batch is a change of Job. "
+        else:
+            tied, remedy = "", ""
+        return DoesNotFit(
+            f"a micro-batch of {size} ran out of memory on {plan.device} {where}; no smaller one is legal{tied}",
+            remedy=f"{remedy}Take a plan that needs less (checkpointed_blocks, bf16), a smaller model or a larger "
+            "device; what was saved is intact.",
+        )
+
+    def _not_finite(self, problem: NotFinite, batch: Batch, position: Position) -> None:
+        """Skip the update, if the job says so.
+
+        Raises:
+            RunFailed, RollBack: it does not.
+        """
+        is_put_back = not self.step.is_moving and self._before.restore()
+        if self.step.job.on_non_finite != "skip" or not is_put_back:
+            raise self._verdict(problem, batch, position) from problem
+        self.step.forget_gradients()
+        self._skipped += 1
+        if self._skipped > MOST_SKIPPED:
+            raise RunFailed(
+                f"{self._skipped} updates in a row were not finite, up to update {position.updates + 1}: "
+                f"{problem.message}",
+                remedy="The last checkpoint is intact. Lower the learning rate, set clip_norm, or look at the data.",
+            ) from problem
+        self._tell(
+            "skipped", samples=position.samples, updates=position.updates, why=problem.message, in_a_row=self._skipped,
+            indices=[int(one) for one in batch.indices],
+        )  # fmt: skip
+
+    def _verdict(self, problem: NotFinite, batch: Batch | None, position: Position) -> RunFailed | RollBack:
+        """The end, or the request to go back, with a dump of what was found."""
+        found = examine(self.step, problem, batch, position)
+        if batch is not None:
+            self._before.restore()
+        self.step.forget_gradients()
+        path = write_dump(self._dumps, found, position)
+        words = problem.message if found.first is None else f"{problem.message}; the first was {found.first}"
+        job, plan = self.step.job, self.step.plan
+        if job.on_non_finite == "roll_back" and (plan.precision != "fp32" or plan.compile):
+            new = dataclasses.replace(plan, precision="fp32", compile=False, captured=False)
+            return RollBack(Replanned(old=plan, new=new, why=words))
+        if job.on_non_finite == "roll_back":
+            words += "; this was in fp32 already: from the last checkpoint it would come to the same again"
+        where = "" if path is None else f" What was found is in {path}."
+        return RunFailed(words, remedy=f"{problem.remedy or ''}{where}".strip() or None)
+
+
+def tell_replanned(tell: Tell, change: Replanned, samples: int) -> None:
+    """Send the event of a change of plan at a position."""
+    tell(
+        "replanned", samples=samples, old=to_json(change.old), new=to_json(change.new), why=change.why,
+        free_bytes=change.free_bytes,
+    )  # fmt: skip
+
+
+def _give_back(device: torch.device) -> None:
+    """Memory that nothing refers to any more, to where a smaller micro-batch can have it in other pieces."""
+    gc.collect()  # what was computed may refer to itself
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _with(free: int | None) -> str:
+    return "" if free is None else f" with {format_bytes(free)} free"

@@ -1,0 +1,193 @@
+"""The number of threads that compute on a CPU, while other processes come and go.
+
+What: a thread that waits for a core holds up all the others: one neighbour on one of two cores leaves 0.3 of the rate
+under two threads, and 0.55 under one. So, where the rate has fallen and a neighbour holds a core, the run goes on with
+as many threads as there are cores left, and with all of them once the machine has been quiet for a while. Never more
+threads than cores are granted. Each change is told as one of plan, and every update after it is the same mathematics,
+no longer bit-equal to a run left alone.
+Use when: always. Costs: two reads of a file of the kernel's every two seconds.
+Does not combine with: `torch.use_deterministic_algorithms(True)`, by which a job asks for equal bits, and compiled
+plans, whose code is made for one number of threads: both keep theirs, unless fewer cores are granted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from stoker.devices.cpu import attached_cpu
+from stoker.devices.load import CpuSample, others_cores, sample_cpu
+from stoker.records import Plan, Position
+from stoker.stepping import Step
+from stoker.training.recovery import Replanned, Tell, tell_replanned
+
+WINDOW_S = 2.0
+"""The machine is looked at this far apart [s]."""
+
+SLOWED = 0.75
+"""Below this share of the usual rate a neighbour is worth evading."""
+
+PARTLY_BUSY = 0.4
+"""A neighbour that uses less than this share of a core leaves it to us; one that competes with us for it gets half."""
+
+PATIENCE_S = 20.0
+"""How long the machine has to be quiet before threads are taken back [s]; twice as long after each time."""
+
+MOST_CHANGES = 6
+"""Of one process: a machine that comes to no rest is left alone."""
+
+_HELD_WINDOWS = 2
+_WINDOWS_TO_SETTLE = 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is looked at, and what is set.
+
+    `sample` tells who used the CPUs (None where the system does not), `granted` how many cores this process may use;
+    `set_threads` sets how many threads compute; `clock` reads seconds.
+    """
+
+    sample: Callable[[], CpuSample | None] = sample_cpu
+    granted: Callable[[], int] = lambda: attached_cpu().cores
+    set_threads: Callable[[int], None] = torch.set_num_threads
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What was seen: the run's rate [samples/s], the CPUs it may use, and the cores that others used of them."""
+
+    samples_per_s: float
+    cpus: float
+    others: float
+
+
+class ThreadKeeper:
+    """Watches a run on a CPU and changes its number of threads.
+
+    Args:
+        plan: gives the plan in force; its threads are the most there will be.
+        tell: sends events.
+        usual_samples_per_s: the rate that the plan was chosen for.
+        is_free: whether threads may be given up to neighbours, and not only to a smaller grant.
+        machine: what is looked at.
+
+    Attributes:
+        threads: that compute now.
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[], Plan],
+        tell: Tell,
+        *,
+        usual_samples_per_s: float,
+        is_free: bool = True,
+        machine: Machine | None = None,
+    ) -> None:
+        self._plan, self._tell, self._machine = plan, tell, machine or Machine()
+        self._usual, self._is_free = usual_samples_per_s, is_free
+        self.threads = plan().threads
+        self._before, self._began, self._rates = self._machine.sample(), self._machine.clock(), list[float]()
+        self._held, self._quiet_s, self._patience_s, self._changes = 0, 0.0, PATIENCE_S, 0
+        self._on_trial: tuple[int, float, int] | None = None
+        """After a reduction: the threads before it, the rate under them, and the windows until it is judged."""
+
+    def start(self, position: Position) -> None:
+        """Begin with no more threads than cores are granted."""
+        self._keep_to_the_grant(position)
+
+    def look(self, samples_per_s: float, position: Position) -> None:
+        """Take note of the rate just reported; every `WINDOW_S` seconds, look at the machine and decide."""
+        self._rates.append(samples_per_s)
+        now = self._machine.clock()
+        elapsed = now - self._began
+        if elapsed < WINDOW_S:
+            return
+        rate, after = sum(self._rates) / len(self._rates), self._machine.sample()
+        before, self._before = self._before, after
+        self._began, self._rates = now, []
+        if self._keep_to_the_grant(position) or before is None or after is None:
+            return
+        cpus = (after.total_s - before.total_s) / elapsed
+        self._decide(_Window(rate, cpus, others_cores(before, after, elapsed)), elapsed, position)
+
+    def _keep_to_the_grant(self, position: Position) -> bool:
+        """Whether there were more threads than cores."""
+        granted = self._machine.granted()
+        if self.threads <= granted:
+            return False
+        self._on_trial = None
+        self._change(granted, f"{self.threads} threads, and {_cores(granted)} granted", position)
+        return True
+
+    def _decide(self, seen: _Window, elapsed: float, position: Position) -> None:
+        if self._on_trial is not None:
+            self._judge(seen, position)
+            return
+        free = max(1, math.floor(seen.cpus - seen.others + PARTLY_BUSY))
+        planned = self._plan().threads
+        wanted = min(planned, self._machine.granted(), free)
+        if not self._is_free or self._changes >= MOST_CHANGES:
+            return
+        self._quiet_s = self._quiet_s + elapsed if wanted > self.threads else 0.0
+        is_slow = seen.samples_per_s < SLOWED * self._usual
+        self._held = self._held + 1 if wanted < self.threads and is_slow else 0
+        if wanted == self.threads == planned:
+            self._usual = max(self._usual, seen.samples_per_s)
+        if self._held >= _HELD_WINDOWS:
+            self._on_trial = self.threads, seen.samples_per_s, _WINDOWS_TO_SETTLE
+            why = f"other processes use {seen.others:.1f} of {seen.cpus:.0f} CPUs, and the rate fell"
+            fell = f"from {self._usual:,.4g} to {seen.samples_per_s:,.4g} samples/s"
+            self._change(wanted, f"{why} {fell}", position)
+        elif self._quiet_s >= self._patience_s:
+            self._patience_s *= 2
+            self._change(
+                wanted, f"other processes have left {_cores(wanted)} alone for {self._quiet_s:.0f} s", position
+            )
+
+    def _judge(self, seen: _Window, position: Position) -> None:
+        """After a reduction has settled: take it back, for good, if it did not help."""
+        assert self._on_trial is not None
+        threads, rate, windows = self._on_trial
+        if windows > 1:
+            self._on_trial = threads, rate, windows - 1
+            return
+        self._on_trial = None
+        if seen.samples_per_s < rate:
+            self._is_free = False
+            why = f"{_threads(self.threads)} made {seen.samples_per_s:,.4g} samples/s, {threads} made {rate:,.4g}"
+            self._change(threads, why, position)
+
+    def _change(self, threads: int, why: str, position: Position) -> None:
+        old, self.threads = self.threads, threads
+        self._machine.set_threads(threads)
+        self._held, self._quiet_s, self._changes = 0, 0.0, self._changes + 1
+        change = Replanned(
+            old=dataclasses.replace(self._plan(), threads=old),
+            new=dataclasses.replace(self._plan(), threads=threads),
+            why=f"{why}; from here on the same mathematics, not bit-equal to a run with {_threads(old)} throughout",
+        )
+        tell_replanned(self._tell, change, position.samples)
+
+
+def thread_keeper(step: Step, tell: Tell, *, usual_samples_per_s: float) -> ThreadKeeper | None:
+    """The keeper of the threads of a run; None for one that is not on a CPU."""
+    if step.plan.device != "cpu":
+        return None
+    is_free = not step.plan.compile and not torch.are_deterministic_algorithms_enabled()
+    return ThreadKeeper(lambda: step.plan, tell, usual_samples_per_s=usual_samples_per_s, is_free=is_free)
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'' if count == 1 else 's'}"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'' if count == 1 else 's'}"

@@ -1,0 +1,199 @@
+"""A watchdog: notices that training stands still, says where, and mends or ends it.
+
+What: a thread that looks at the count of laps. No new one for long: the stacks of all threads and of the loader's
+workers are written into the run's directory. If training waits for its workers, they are killed, and replaced as if
+they had died. Otherwise, after as long again, the main thread is interrupted with a verdict; if it does not even heed
+that, the process ends.
+Use when: always. Costs: a thread that wakes once a second. Does not see: a call that holds Python's interpreter lock.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from stoker.errors import RunFailed
+from stoker.loading import WorkerWatch
+from stoker.training.interrupts import StopRequest
+from stoker.units import format_seconds
+
+PATIENCE_VARIABLE = "STOKER_WATCHDOG"
+"""Environment variable: the least time without progress that counts as a hang [s]; 0 switches the watchdog off."""
+
+LEAST_PATIENCE_S = 60.0
+PATIENCE_FACTOR = 10.0
+"""So many times the longest lap so far, or the forecast time of an update, is a hang, and never less than the floor."""
+
+UNSEEN_PATIENCE_FACTOR = 20.0
+"""The floor is so many times higher until two updates were made, and while a checkpoint is written to the disk: what
+compilation, first batches and slow disks take cannot be told from what went before."""
+
+_LAPS_SEEN = 4
+_DEBUGGERS = frozenset({"bdb", "pdb", "IPython.core.debugger"})
+
+
+class Laps(Protocol):
+    """What shows that something goes on."""
+
+    num_laps: int
+    longest_s: float
+
+
+def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ) -> float:
+    """The least time without progress that counts as a hang [s]: `$STOKER_WATCHDOG`, or 60; 0 for no watchdog."""
+    given = environ.get(PATIENCE_VARIABLE)
+    if not given:
+        return LEAST_PATIENCE_S
+    try:
+        return max(0.0, float(given))
+    except ValueError:
+        return LEAST_PATIENCE_S
+
+
+class Watchdog:
+    """Within its block, watches the thread that made it.
+
+    Args:
+        laps: counts what goes on.
+        workers: of the loader.
+        stop: by which the main thread is ended.
+        tell: called with a sentence, in the watchdog's thread.
+        dumps: directory for stacks; None: they are not written.
+        update_s: forecast time of an update [s].
+        is_writing: whether a checkpoint is being written, which training may have to wait for.
+        least_s: the least time without progress that counts as a hang [s]; 0: nothing is watched.
+        leave: ends the process.
+    """
+
+    def __init__(  # noqa: PLR0913 - what it looks at, and what it may do
+        self,
+        laps: Laps,
+        workers: WorkerWatch,
+        stop: StopRequest,
+        *,
+        tell: Callable[[str], None],
+        dumps: Path | None = None,
+        update_s: float = 0.0,
+        is_writing: Callable[[], bool] = lambda: False,
+        least_s: float | None = None,
+        leave: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._laps, self._workers, self._stop, self._tell, self._dumps = laps, workers, stop, tell, dumps
+        self._update_s, self._is_writing, self._leave = update_s, is_writing, leave
+        self._least_s = patience_s() if least_s is None else least_s
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._main = threading.main_thread().ident
+        self._is_main = False
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        if self._least_s > 0:
+            self._main = threading.get_ident()
+            self._is_main = threading.current_thread() is threading.main_thread()
+            self._thread = threading.Thread(target=self._watch, name="stoker-watchdog", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Watch no more."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def patience_s(self) -> float:
+        """How long nothing may be heard now [s]."""
+        is_known = self._laps.num_laps >= _LAPS_SEEN and not self._is_writing()
+        floor = self._least_s if is_known else self._least_s * UNSEEN_PATIENCE_FACTOR
+        return max(floor, PATIENCE_FACTOR * max(self._laps.longest_s, self._update_s))
+
+    def _watch(self) -> None:
+        pause_s = min(1.0, self._least_s / 10)
+        heard, quiet_s, num_told = self._laps.num_laps, 0.0, 0
+        mark = time.monotonic()
+        while not self._is_over.wait(pause_s):
+            now = time.monotonic()
+            # No more than two pauses: a process that was stopped itself, and goes on, did not hang.
+            quiet_s, mark = quiet_s + min(now - mark, 2 * pause_s), now
+            if self._laps.num_laps != heard:
+                heard, quiet_s, num_told = self._laps.num_laps, 0.0, 0
+            elif quiet_s > self.patience_s() * (num_told + 1) and not _is_debugged(self._main):
+                num_told += 1
+                if self._hung(quiet_s, num_told):
+                    quiet_s, num_told = 0.0, 0
+
+    def _hung(self, quiet_s: float, times: int) -> bool:
+        """Nothing was heard for so long, the `times`-th time; whether something was done that should mend it."""
+        is_waiting = self._workers.is_waiting
+        doing = "a batch from the loader's workers" if is_waiting else "an update, an evaluation or a batch"
+        words = f"nothing has moved for {format_seconds(quiet_s)}: training waits for {doing}"
+        if times == 1:
+            words += f"; {self._dump(words)}"
+            if not is_waiting:
+                with suppress(Exception):  # a sink that fails must not end the watch
+                    self._tell(words)
+                return False
+        if is_waiting:
+            with suppress(Exception):
+                self._tell(f"{words}; the workers are replaced")
+            self._workers.kill(f"no batch came for {format_seconds(quiet_s)}")
+            return True
+        self._end(words, times)
+        return False
+
+    def _end(self, words: str, times: int) -> None:
+        """Interrupt the main thread, or end the process where that did nothing."""
+        verdict = RunFailed(
+            f"training hangs: {words}",
+            remedy=f"The stacks of all threads are in the run's directory. The same command continues from the last "
+            f"checkpoint. {PATIENCE_VARIABLE}=SECONDS sets how long nothing may move, 0 switches this off.",
+        )
+        if not self._is_main:
+            return  # no signal reaches another thread; whoever runs it has been told
+        if times == 2:
+            self._stop.verdict = verdict
+            signal.pthread_kill(self._main or 0, signal.SIGINT)
+        elif times == 3:
+            sys.stderr.write(f"error: {verdict}\n")
+            sys.stderr.flush()
+            self._leave(RunFailed.exit_code)
+
+    def _dump(self, words: str) -> str:
+        """Write the stacks; says where they are."""
+        theirs = self._workers.stacks()
+        header = f"{datetime.now(UTC).isoformat(timespec='seconds')} {words}\n"
+        if self._dumps is None:
+            return "nobody said where to write the stacks"
+        path = self._dumps / "stacks.txt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(header)
+                file.flush()
+                faulthandler.dump_traceback(file=file, all_threads=True)
+                file.write(f"\nworkers of the loader:\n{theirs or 'nothing was heard of them'}\n\n")
+        except OSError as problem:
+            return f"the stacks could not be written: {problem}"
+        return f"the stacks are in {path}"
+
+
+def _is_debugged(thread: int | None) -> bool:
+    """Whether somebody looks at that thread in a debugger."""
+    frame = sys._current_frames().get(thread or 0)  # noqa: SLF001 - the documented way to another thread's stack
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False

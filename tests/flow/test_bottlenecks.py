@@ -1,0 +1,124 @@
+"""The verdict that a run ends with."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import stoker
+from stoker import planning
+from stoker.devices import attached_devices, cache_key
+from stoker.records import Bottleneck, Ceilings, from_json
+from stoker.store import CeilingsCache, cache_root
+from tests.flow.builders import PLAN, Heard, blobs, blobs_job
+
+
+class Slow(Dataset[Any]):
+    """Points that take 2 ms each to fetch."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = blobs(64)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return self.inputs[index], self.targets[index]
+
+
+def keep_ceilings(flops_per_s: float) -> None:
+    """As `stoker doctor` leaves them."""
+    (device,) = (one for one in attached_devices() if one.kind == "cpu")
+    ceilings = Ceilings(
+        device=device, threads=1, gemm_flops={"fp32": flops_per_s, "bf16": flops_per_s}, copy_bytes_per_s=1e10,
+        fresh_copy_bytes_per_s=5e9, host_to_device_bytes_per_s=None, took_s=1.0,
+        measured_at="2026-11-21T00:00:00+00:00", torch_version=torch.__version__,
+    )  # fmt: skip
+    CeilingsCache(cache_root() / "ceilings").write(cache_key(device, torch.__version__), ceilings)
+
+
+def test_slow_samples_bound_a_run() -> None:
+    """The verdict is in the event, in the run's directory and in the report; the advice has its gain."""
+    heard = Heard()
+    job = stoker.Job(
+        model=lambda: torch.nn.Linear(6, 2), data=Slow(), loss="cross_entropy", optimizer=stoker.SGD(lr=0.1), batch=16,
+        until=stoker.epochs(2),
+    )  # fmt: skip
+    plan = stoker.records.Plan(device="cpu", micro_batch=16, loader="inline")
+    run = stoker.train(job, plan=plan, sink=heard)
+    found = run.directory.read_bottleneck()
+    assert found is not None
+    assert found.bound_by == "data"
+    assert from_json(heard.of("finished")[0]["bottleneck"], Bottleneck) == found
+    assert found.gain is not None
+    assert found.gain.value > planning.remedies.WORTH_TELLING
+    assert "Data bound this run" in run.report_path.read_text()
+    assert run.directory.read_report().bottleneck == found
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs are traced however short they are; what the verdict was asked with."""
+    asked: dict[str, Any] = {}
+    find = planning.find_bottleneck
+
+    def spy(*args: Any, **given: Any) -> Bottleneck:
+        asked.update(given)
+        return find(*args, **given)
+
+    monkeypatch.setattr(planning, "find_bottleneck", spy)
+    monkeypatch.setattr("stoker.flow.bottleneck.WORTH_TRACING_S", 0.0)
+    return asked
+
+
+def test_the_verdict_knows_what_updates_do(traced: dict[str, Any]) -> None:
+    """FLOPs are those of the trace: 16 points through 6 x 8 and 8 x 2, forward, and backward without the first input.
+
+    Of so small a model most of an update is the host's: four times the batch is forecast to save more than twice.
+    """
+    run = stoker.train(blobs_job(data=blobs(400)), plan=PLAN, sink=Heard())
+    assert run.directory.read_bottleneck() is not None
+    assert sum(traced["bounds"].model_flops.values()) == 2 * 16 * (6 * 8 * 2 + 8 * 2 * 3)
+    assert traced["bounds"].total_s > 0
+    twice, four_times = traced["considered"]
+    assert twice.changes_job
+    assert "Job(batch=64)" in four_times.change
+    assert 0 < twice.saved_s < four_times.saved_s
+
+
+def test_utilisation_above_what_was_measured_is_told_aloud(traced: dict[str, Any]) -> None:
+    """A run cannot do more than the device: one that seems to is warned of, and shows no MFU."""
+    keep_ceilings(1.0)
+    heard = Heard()
+    found = stoker.train(blobs_job(), plan=PLAN, sink=heard).directory.read_bottleneck()
+    assert found is not None
+    assert found.mfu is None
+    assert any("That cannot be" in fields["message"] for fields in heard.of("warned"))
+    assert traced["ceilings"].gemm_flops["fp32"] == 1.0
+
+
+def test_a_given_plan_is_not_traced_for_a_short_run() -> None:
+    """Seconds of tracing would be a large part of it; the verdict says why it does not know."""
+    found = stoker.train(blobs_job(), plan=PLAN, sink=Heard()).directory.read_bottleneck()
+    assert found is not None
+    assert "unknown" in {share.what for share in found.shares}
+    assert "was not traced" in found.sentence + " ".join(found.evidence)
+
+
+def test_a_verdict_that_fails_costs_the_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is warned of, and the run is finished."""
+
+    def broken(*args: object, **given: object) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(planning, "find_bottleneck", broken)
+    heard = Heard()
+    run = stoker.train(blobs_job(), plan=PLAN, sink=heard)
+    assert run.status == "finished"
+    assert heard.of("finished")[0]["bottleneck"] is None
+    assert "what held the run back" in heard.of("warned")[0]["message"]

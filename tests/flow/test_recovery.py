@@ -1,0 +1,234 @@
+"""Runs that break and go on by themselves: the whole of `stoker.train`, and what the next plan knows of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.devices import attached_devices, planned_devices
+from stoker.errors import RunFailed
+from stoker.flow.planner import Planner
+from stoker.flow.preparation import prepare
+from stoker.records import Event
+from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
+
+
+class Cramped(nn.Linear):
+    """A layer for which, while it trains, more than `most` samples at once are too many."""
+
+    most = 10**9
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer, if there is room."""
+        if self.training and torch.is_grad_enabled() and len(inputs) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().forward(inputs)
+
+
+class FullSGD(torch.optim.SGD):
+    """An optimiser that runs out of memory once, amid its step, when `is_full`."""
+
+    is_full = False
+
+    def step(self, closure: Any = None) -> Any:
+        """Move the first weight a bit, then fail."""
+        if FullSGD.is_full:
+            FullSGD.is_full = False
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].add_(1.0)
+            raise torch.OutOfMemoryError("no room for the optimiser's state")
+        return super().step(closure)
+
+
+class Overflowing(nn.Linear):
+    """A layer that overflows in reduced precision, when `is_broken`."""
+
+    is_broken = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer; infinite under autocast."""
+        output = super().forward(inputs)
+        return output / 0 if self.is_broken and self.training and torch.is_autocast_enabled("cpu") else output
+
+
+def overflowing() -> nn.Module:
+    """Two layers, the first of which may overflow."""
+    return nn.Sequential(Overflowing(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.fixture(autouse=True)
+def room() -> Iterator[None]:
+    """Every test begins with room enough."""
+    yield
+    Cramped.most, FullSGD.is_full, Overflowing.is_broken = 10**9, False, False
+
+
+def double_job(layer: type[nn.Linear] = nn.Linear, **changes: Any) -> stoker.Job:
+    """A job in double precision without random draws."""
+    inputs, targets = blobs(100)
+    model = lambda: nn.Sequential(layer(6, 8), nn.ReLU(), nn.Linear(8, 2)).double()  # noqa: E731 - a setting
+    return blobs_job(**({"model": model, "data": (inputs.double(), targets), "test": None} | changes))
+
+
+class Doing(Heard):
+    """A sink that does something once, when `valid` was evaluated at `samples` or, for 0, when training starts."""
+
+    def __init__(self, samples: int, deed: Callable[[], Any]) -> None:
+        super().__init__()
+        self.samples, self.deed, self.is_done = samples, deed, False
+
+    def __call__(self, event: Event) -> None:
+        """Keep the event; do it if it is time."""
+        super().__call__(event)
+        kind = "evaluated" if self.samples else "started"
+        if event.kind == kind and event.fields["samples"] >= self.samples and not self.is_done:
+            self.is_done = True
+            self.deed()
+
+
+def assert_close_weights(one: stoker.Run, other: stoker.Run) -> None:
+    """Equal to 1e-9."""
+    mine, theirs = one.weights(), other.weights()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-9, atol=1e-12, msg=name)
+
+
+def set_most(most: int) -> Callable[[], None]:
+    """Leave room for so many samples."""
+    return lambda: setattr(Cramped, "most", most)
+
+
+class CrampedAndStopped(Stopping):
+    """Room for four samples from the start, and a signal to stop later."""
+
+    def __call__(self, event: Event) -> None:
+        """Keep the event."""
+        super().__call__(event)
+        if event.kind == "started":
+            Cramped.most = 4
+
+
+def test_memory_that_runs_out_changes_the_plan_and_not_what_is_learned() -> None:
+    """The run ends as one with room enough; interrupted, it goes on under the changed plan, and names the first."""
+    job = double_job(Cramped)
+    whole = stoker.train(job, plan=PLAN, sink=Heard(), run_dir="whole")
+    first = CrampedAndStopped(80)
+    run = stoker.train(job, plan=PLAN, sink=first, run_dir="cramped")
+    assert run.status == "unfinished"
+    assert [(fields["new"]["micro_batch"], fields["samples"]) for fields in first.of("replanned")] == [(8, 0), (4, 0)]
+    changed = run.directory.read_changed_plan()
+    assert changed is not None
+    assert changed.micro_batch == 4
+    second = Heard()
+    run = stoker.train(job, plan=PLAN, sink=second, run_dir="cramped")
+    assert (run.status, second.of("replanned")) == ("finished", [])
+    assert_close_weights(run, whole)
+
+
+@pytest.mark.parametrize("samples", [0, 80])
+def test_memory_that_runs_out_amid_the_optimisers_step_rolls_the_run_back(samples: int) -> None:
+    """To its beginning or its last checkpoint, in the same process: half-moved weights are nowhere in the result."""
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return FullSGD(parameters, lr=0.1, momentum=0.9)
+
+    whole = stoker.train(double_job(optimizer=optimizer), plan=PLAN, sink=Heard(), run_dir="whole")
+    heard = Doing(samples, lambda: setattr(FullSGD, "is_full", True))
+    run = stoker.train(double_job(optimizer=optimizer), plan=PLAN, sink=heard, run_dir="full")
+    assert [fields["what"] for fields in heard.of("recovered")] == ["rolled back"]
+    assert [fields["samples"] for fields in heard.of("resumed")] == ([80] if samples else [])
+    assert_close_weights(run, whole)
+
+
+def test_a_run_that_may_roll_back_goes_on_in_fp32() -> None:
+    """From the last checkpoint; the same command after an interruption would too."""
+    job = blobs_job(model=overflowing, on_non_finite="roll_back")
+    heard = Doing(80, lambda: setattr(Overflowing, "is_broken", True))
+    run = stoker.train(job, plan=dataclasses.replace(PLAN, precision="bf16"), sink=heard)
+    assert run.status == "finished"
+    change = heard.of("replanned")[0]
+    assert (change["old"]["precision"], change["new"]["precision"], change["samples"]) == ("bf16", "fp32", 80)
+    assert [fields["samples"] for fields in heard.of("resumed")] == [80]
+    changed = run.directory.read_changed_plan()
+    assert changed is not None
+    assert changed.precision == "fp32"
+
+
+def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -> None:
+    """The dump is worth keeping; the same command begins anew in the same place."""
+    job = blobs_job(model=overflowing)
+    breaking = Doing(0, lambda: setattr(Overflowing, "is_broken", True))
+    with pytest.raises(RunFailed, match=r"the first was in the output of 0 \(Overflowing\)") as caught:
+        stoker.train(job, plan=dataclasses.replace(PLAN, precision="bf16"), sink=breaking)
+    run = stoker.load("latest")
+    assert run.status == "failed"
+    (path,) = run.directory.dumps.iterdir()
+    assert str(path) in str(caught.value)
+    assert json.loads(path.read_text())["first"]
+
+
+class Items(torch.utils.data.Dataset):
+    """The points as a data set."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = blobs(100)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] + 0.01 * torch.rand(6), self.targets[index]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are tested where they are forked")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
+def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_else_changes(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those of a run that was left alone, bit for bit."""
+    plan = dataclasses.replace(PLAN, loader="workers", num_workers=2)
+    whole = stoker.train(blobs_job(data=Items()), plan=plan, sink=Heard(), run_dir="whole")
+    monkeypatch.setenv("STOKER_WATCHDOG", "0.2")
+
+    def strike() -> None:
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid or 0, number)
+
+    heard = Doing(80, strike)
+    run = stoker.train(blobs_job(data=Items()), plan=plan, sink=heard, run_dir="struck")
+    assert [fields["what"] for fields in heard.of("recovered")] == ["loader worker"]
+    if number == signal.SIGSTOP:
+        assert any("nothing has moved for" in fields["message"] for fields in heard.of("warned"))
+        assert (run.directory.dumps / "stacks.txt").exists()
+    assert_equal_weights(run, whole)
+
+
+def test_the_next_plan_does_not_propose_what_ran_out_of_memory() -> None:
+    """Of the same model and batch, though for a longer run; another model is not concerned."""
+    stoker.train(double_job(Cramped), plan=PLAN, sink=Doing(0, set_most(8)))
+    again = double_job(Cramped, until=stoker.epochs(5), seed=3)
+    device = attached_devices()[-1]
+    place = planned_devices(device.torch_name, attached_devices())[0]
+    planner = Planner(prepare(again))
+    failures = planner.failures(place)
+    assert [one.plan.micro_batch for one in failures] == [16]
+    candidates = planner.ranked(place)
+    assert candidates
+    assert not any(failures[0].rules_out(one.plan) for one in candidates)
+    assert Planner(prepare(double_job(batch=12))).failures(place) == ()
+    decision = stoker.plan(again)
+    assert not failures[0].rules_out(decision.chosen.plan)
+    assert any("micro-batch 16 is not proposed" in line for line in decision.explanation)

@@ -1,0 +1,145 @@
+"""Captured passes: the same weights as ordinary ones, and no wrong ones without a word."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.errors import RunFailed
+from stoker.loading import BatchSource, datasets_of
+from stoker.records import Coupling, Plan, Position
+from stoker.stepping import Step, capture
+
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
+BATCH = 8
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+
+
+def _convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
+
+
+def _job(model=_mlp, **settings) -> stoker.Job:
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.rand((36, 1, 4, 4), generator=generator), torch.randint(0, 3, (36,), generator=generator))
+    given = {"model": model, "data": data, "loss": "cross_entropy", "optimizer": stoker.SGD(lr=0.1, momentum=0.9),
+             "batch": BATCH, "until": stoker.epochs(2), **settings}  # fmt: skip
+    return stoker.Job(**given)
+
+
+def _trained(job: stoker.Job, updates: int, device: str = "cpu", **settings) -> Step:
+    plan = Plan(device=device, micro_batch=BATCH, **settings)
+    data = datasets_of(job)
+    step = Step(job, plan, SEPARABLE)
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan)
+    for update, batch in enumerate(source.batches(Position(), updates)):
+        step.update(batch, update, update / updates)
+    return step
+
+
+def _states_differ(one: Step, other: Step) -> list[str]:
+    theirs = other.model.state_dict()
+    return [name for name, value in one.model.state_dict().items() if not torch.equal(value, theirs[name])]
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"memory_format": "channels_last"}])
+@pytest.mark.parametrize("job", [
+    _job(),
+    _job(_convolutional),
+    _job(clip_norm=0.1, penalty=lambda model: sum(p.square().sum() for p in model.parameters())),
+    _job(loss="mse", data=(torch.rand(36, 1, 4, 4), torch.rand(36, 3))),
+    _job(optimizer=stoker.AdamW(lr=1e-2), label_smoothing=0.1, ema=0.9),
+], ids=["dropout", "batch norm", "clipped", "regression", "adam"])  # fmt: skip
+def test_weights_and_buffers_are_those_of_ordinary_passes(job, settings) -> None:
+    """Over two epochs with a smaller last batch, draws inside the model and running statistics: the same bits."""
+    assert not _states_differ(_trained(job, 10, captured=True, **settings), _trained(job, 10, **settings))
+
+
+def test_ignored_targets_are_not_counted() -> None:
+    """The count of valid targets follows the values of each batch, which the capture saw only once."""
+    generator = torch.Generator().manual_seed(1)
+    targets = torch.randint(0, 3, (36,), generator=generator)
+    targets[::3] = -100
+    job = _job(data=(torch.rand((36, 1, 4, 4), generator=generator), targets))
+    ours, plain = (_trained(job, 10, captured=captured) for captured in (True, False))
+    for name, value in ours.model.state_dict().items():
+        torch.testing.assert_close(value, plain.model.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+class _Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.linear(x.flatten(1))
+        return out if out.sum() > 0 else -out
+
+
+class _Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.passes = nn.Linear(16, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.linear(x.flatten(1))
+
+
+class _Drawing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.flatten(1)) * random.random()
+
+
+@pytest.mark.parametrize("model", [_Branching, _Counting, _Drawing])
+def test_a_model_whose_path_may_change_is_refused(model) -> None:
+    """Branches on values, state in Python, other generators: said at the first update, with the remedy."""
+    with pytest.raises(RunFailed, match="cannot be captured") as problem:
+        _trained(_job(model), 1, captured=True)
+    assert "captured false" in str(problem.value.remedy)
+
+
+def test_what_changes_later_is_found(monkeypatch) -> None:
+    """A factor outside the model, which the capture saw as it was at first."""
+    monkeypatch.setattr(capture, "CHECK_EVERY", 3)
+    factor = [1.0]
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x.flatten(1)) * factor[0]
+
+    job = _job(Scaled, schedule=lambda progress: factor.__setitem__(0, 1 + progress) or 1.0)
+    with pytest.raises(RunFailed, match="at update 4 the captured gradient is"):
+        _trained(job, 8, captured=True)
+
+
+def test_a_captured_plan_neither_compiles_nor_checkpoints() -> None:
+    """Each of them passes in a way of its own."""
+    with pytest.raises(ValueError, match="captured"):
+        Plan(device="cpu", micro_batch=1, captured=True, compile=True)
+    with pytest.raises(ValueError, match="captured"):
+        Plan(device="cpu", micro_batch=1, captured=True, checkpointed_blocks=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+def test_a_cuda_graph_gives_the_weights_of_ordinary_passes() -> None:
+    """Seeds reach the draws inside a graph, and each batch its inputs."""
+    ours, plain = (_trained(_job(_convolutional), 10, "cuda:0", captured=captured) for captured in (True, False))
+    for name, value in ours.model.state_dict().items():
+        torch.testing.assert_close(value, plain.model.state_dict()[name], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,41 @@
+"""What ran out of memory, on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import RunFailed
+from stoker.records import Plan
+from stoker.records.out_of_memory import OutOfMemory
+from stoker.store.out_of_memory import OutOfMemoryStore
+from stoker.testing import FaultyDisk
+
+
+def failure(device_model: str = "A", job: str = "j", micro_batch: int = 8) -> OutOfMemory:
+    """One on that device."""
+    return OutOfMemory(
+        device_model=device_model, torch_version="2", job=job, plan=Plan(device="cpu", micro_batch=micro_batch),
+        run="r", at="2025-03-01", forecast_bytes=1.0, reachable_bytes=2,
+    )  # fmt: skip
+
+
+def test_failures_come_back_by_device_and_job(tmp_path: Path) -> None:
+    """Oldest first; lines that cannot be read are passed over."""
+    store = OutOfMemoryStore(tmp_path / "calibration")
+    assert store.read(device_model="A", job="j") == ()
+    for one in (failure(), failure("B"), failure(job="k"), failure(micro_batch=4)):
+        store.append(one)
+    with store.path.open("a") as file:
+        file.write("{}\n")
+    store.append(failure(micro_batch=2))
+    found = OutOfMemoryStore(tmp_path / "calibration").read(device_model="A", job="j")
+    assert [one.plan.micro_batch for one in found] == [8, 4, 2]
+    assert found[0] == failure()
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    """As an error that whoever trains may pass over."""
+    with FaultyDisk(tmp_path, room_bytes=0), pytest.raises(RunFailed):
+        OutOfMemoryStore(tmp_path / "calibration").append(failure())

@@ -1,0 +1,125 @@
+"""The watchdog: what counts as a hang, what is written, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import RunFailed
+from stoker.loading import WorkerWatch
+from stoker.training import StopRequest, Watchdog, stop_on_signals
+from stoker.training.watchdog import PATIENCE_VARIABLE, patience_s
+
+SOON_S = 0.05
+
+
+class Laps:
+    """A run that has made some updates, none of which took long."""
+
+    def __init__(self, num_laps: int = 10, longest_s: float = 0.0) -> None:
+        self.num_laps, self.longest_s = num_laps, longest_s
+
+
+class Heard(list[str]):
+    """What was told, and an event for when it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def __call__(self, words: str) -> None:
+        """Keep the words."""
+        self.append(words)
+        self.event.set()
+
+
+def watching(tell: Heard, stop: StopRequest | None = None, **settings: Any) -> Watchdog:
+    """A watchdog with little patience."""
+    given = {"laps": Laps(), "workers": WorkerWatch(), "least_s": SOON_S} | settings
+    return Watchdog(given.pop("laps"), given.pop("workers"), stop or StopRequest(), tell=tell, **given)
+
+
+def test_a_main_thread_that_hangs_is_told_of_with_its_stack_and_then_ended(tmp_path: Path) -> None:
+    """In Python's own wait, as a socket would be: the verdict is raised out of it."""
+    told = Heard()
+    with stop_on_signals() as stop, watching(told, stop, dumps=tmp_path / "dumps"):  # noqa: SIM117 - the watchdog outlives the error
+        with pytest.raises(RunFailed, match="training hangs: nothing has moved for") as caught:
+            threading.Event().wait(60)
+    assert PATIENCE_VARIABLE in (caught.value.remedy or "")
+    assert str(tmp_path / "dumps" / "stacks.txt") in told[0]
+    assert "test_watchdog.py" in (tmp_path / "dumps" / "stacks.txt").read_text()
+
+
+def test_a_main_thread_that_heeds_nothing_takes_the_process_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a call into a library that never comes back: the process ends, with the exit code of a failure."""
+    codes: list[int] = []
+    left = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+
+    stop = StopRequest()
+    with stop_on_signals() as heeding, watching(Heard(), stop, leave=leave):
+        assert left.wait(60)  # this wait goes on when the signal has only set `heeding`
+        assert heeding.reason == "SIGINT"
+    assert codes == [RunFailed.exit_code]
+    assert "training hangs" in capsys.readouterr().err
+
+
+def test_workers_that_send_nothing_are_ended(tmp_path: Path) -> None:
+    """Told with the stacks, and killed for a reason that the next event repeats."""
+    workers, told, killed = WorkerWatch(), Heard(), threading.Event()
+    workers.is_waiting = True
+    reasons: list[str] = []
+
+    def kill(why: str) -> int:
+        reasons.append(why)
+        workers.is_waiting = False
+        killed.set()
+        return 2
+
+    workers.kill = kill  # type: ignore[method-assign]
+    laps = Laps()
+    with watching(told, workers=workers, laps=laps, dumps=tmp_path):
+        assert killed.wait(60)
+        laps.num_laps += 1
+    assert reasons[0].startswith("no batch came for")
+    assert "the workers are replaced" in told[0]
+    assert "nothing was heard of them" in (tmp_path / "stacks.txt").read_text()
+
+
+def test_a_run_that_moves_is_left_alone() -> None:
+    """However slowly, as long as it is within its own measure."""
+    told, laps = Heard(), Laps()
+    with watching(told, laps=laps):
+        for _ in range(20):
+            laps.num_laps += 1
+            assert not told.event.wait(SOON_S / 2)
+
+
+def test_patience_follows_what_updates_take() -> None:
+    """Ten times the longest lap or the forecast; the floor is higher at first, and while a checkpoint is written."""
+
+    def of(laps: Laps, **settings: Any) -> float:
+        return watching(Heard(), laps=laps, least_s=60.0, **settings).patience_s()
+
+    assert of(Laps()) == 60
+    assert of(Laps(longest_s=30)) == 300
+    assert of(Laps(), update_s=100.0) == 1000
+    assert of(Laps(num_laps=2)) == 1200
+    assert of(Laps(), is_writing=lambda: True) == 1200
+
+
+def test_the_environment_sets_the_patience() -> None:
+    """In seconds; 0 switches the watchdog off, and what is no number is passed over."""
+    found = [patience_s({PATIENCE_VARIABLE: given}) for given in ("5", "0", "-1", "soon", "")]
+    assert found == [5.0, 0.0, 0.0, 60.0, 60.0]
+    before = threading.active_count()
+    with watching(Heard(), least_s=0):
+        assert threading.active_count() == before
+    assert PATIENCE_VARIABLE not in os.environ
