@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -15,6 +16,9 @@ from multiprocessing.process import BaseProcess
 from typing import IO
 
 from stoker.loading.order import Indices
+
+_DYING_S = 2.0
+"""A worker whose connection broke is waited for so long, to see whether it died [s]."""
 
 _WRITING_S = 0.5
 """A worker that is able to gets so long to write its stack [s]."""
@@ -96,6 +100,8 @@ class WorkerWatch:
         """How a worker died, where `error` comes of that; None where all are well."""
         if self._killed_for is not None:
             return self._killed_for
+        if isinstance(error, OSError | EOFError):  # its end of a connection may be gone a moment before it is
+            multiprocessing.connection.wait([worker.sentinel for worker in self._workers], _DYING_S)
         dead = [worker for worker in self._workers if not worker.is_alive()]
         if "DataLoader worker" in str(error):
             return str(error).splitlines()[0].strip()
