@@ -160,3 +160,28 @@ def test_the_time_of_compiling_counts_in_the_order() -> None:
     ]
     assert shares == sorted(shares)
     assert len({c.plan.compile for c in found}) == 2
+
+
+class _Captured(Known):
+    """As known, with so much of each update saved where the pass is captured."""
+
+    saved = 0.1
+
+    def forecast(self, plan: Plan) -> Forecast:
+        found = super().forecast(plan)
+        return forecast_of(plan, pace_s=(1 - self.saved * plan.captured) / found.samples_per_s.value,
+                           peak_bytes=self.needed_bytes(plan))  # fmt: skip
+
+
+def test_a_captured_plan_is_proposed_where_it_is_forecast_to_save_something() -> None:
+    """Of whole batches that save no memory otherwise; of no job that makes its updates itself."""
+    about = profile(num_blocks=4)
+    found = rank(about, CPU, _Captured(CPU, about), name="it")
+    captured = [c.plan for c in found if c.plan.captured]
+    assert found[0].plan.captured
+    assert all(plan.micro_batch == about.batch and not plan.checkpointed_blocks for plan in captured)
+    own = profile(num_blocks=4, has_own_step=True)
+    assert not any(c.plan.captured for c in rank(own, CPU, _Captured(CPU, own), name="it"))
+    little = _Captured(CPU, about)
+    little.saved = 0.01
+    assert not any(c.plan.captured for c in rank(about, CPU, little, name="it"))

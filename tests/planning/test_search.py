@@ -256,3 +256,42 @@ def test_a_bent_gradient_of_compiled_code_says_nothing_of_the_precision() -> Non
     search.record(at(1e-4, FIRST, gradient_error=0.01))
     search.record(at(0.8e-4, COMPILED, gradient_error=0.9))
     assert search._untried() == [SMALL]
+
+
+def test_a_burst_of_other_work_in_the_first_trial_decides_nothing() -> None:
+    """The first plan and the one that seemed faster are tried again, and of two trials the faster counts."""
+    search = search_for({FIRST: 1e-4, SMALL: 1.02e-4})
+    search.record(at(1.3e-4, FIRST))
+    search.record(at(1.05e-4, SMALL))
+    assert search.in_doubt() == (FIRST, SMALL)
+    search.record(at(1.0e-4, FIRST))
+    search.record(at(1.06e-4, SMALL))
+    assert search.chosen().plan == FIRST
+    assert [m.plan for m in search.measured] == [FIRST, SMALL]
+
+
+def test_where_the_first_plan_is_the_fastest_nothing_is_tried_again() -> None:
+    """What was forecast and what was found agree."""
+    search = search_for({FIRST: 1e-4, SMALL: 1.02e-4})
+    assert search.in_doubt() == ()
+    search.record(at(1.0e-4, FIRST))
+    search.record(at(1.05e-4, SMALL))
+    assert search.in_doubt() == ()
+
+
+def test_gradients_are_compared_once_for_each_arithmetic() -> None:
+    """Precision and compilation decide how far a gradient is from fp32's; the rest of a plan does not."""
+    search = search_for({FIRST: 1e-4, SMALL: 1.02e-4, FP32: 2e-4})
+    assert search.known_gradient_error(FIRST) is None
+    search.record(at(1.0e-4, FIRST, gradient_error=0.05))
+    assert search.known_gradient_error(SMALL) == 0.05
+    assert search.known_gradient_error(dataclasses.replace(SMALL, compile=True)) is None
+
+
+def test_no_other_captured_plan_is_tried_after_one_that_cannot_be_captured() -> None:
+    """What stands in the way is the model's, not the plan's."""
+    captured = [dataclasses.replace(plan, captured=True) for plan in (FIRST, SMALL)]
+    search = search_for({captured[0]: 0.8e-4, captured[1]: 0.9e-4, FIRST: 1e-4})
+    assert search.next_plan() == captured[0]
+    search.reject(captured[0], "a branch")
+    assert search.next_plan() == FIRST

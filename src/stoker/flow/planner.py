@@ -153,23 +153,37 @@ class Planner:
         Raises:
             BadJob, DoesNotFit: nothing can be trained here.
         """
-        facts, job, data = self.profile(place.device.kind), self.prepared.job, self.prepared.data
+        facts = self.profile(place.device.kind)
         candidates, problem = self._candidates(place, only)
         search = planning.Search(candidates, facts, place.device, self.extents)
         with users_code("the model or the loss", self.prepared.entry):
             while (plan := search.next_plan()) is not None:
-                try:
-                    found = profiling.try_plan(job, plan, self.coupling, data, budget_s=TRIAL_S)
-                    search.record(found)
-                    if found.compile_s and found.not_compiled is None and only is None and not problem:
-                        self._remember_compiling(place, found)
-                except DoesNotFit as error:
-                    search.reject(plan, str(error), for_memory=True)
-                except RunFailed as error:  # these are the run's own first updates
-                    if plan.precision == "fp32" and not plan.captured:
-                        raise BadJob(error.message, remedy=error.remedy) from error
-                    search.reject(plan, error.message)
+                found = self._tried(search, plan)
+                if found and found.compile_s and found.not_compiled is None and only is None and not problem:
+                    self._remember_compiling(place, found)
+            for plan in search.in_doubt():
+                self._tried(search, plan)
         return search, problem
+
+    def _tried(self, search: planning.Search, plan: Plan) -> Measurement | None:
+        """Try a plan and tell the search; None where it cannot be used.
+
+        Raises:
+            BadJob: the run's own first updates fail as they were written, in fp32.
+        """
+        job, data, known = self.prepared.job, self.prepared.data, search.known_gradient_error(plan)
+        try:
+            found = profiling.try_plan(job, plan, self.coupling, data, budget_s=TRIAL_S, known_error=known)
+        except DoesNotFit as error:
+            search.reject(plan, str(error), for_memory=True)
+        except RunFailed as error:
+            if plan.precision == "fp32" and not plan.captured:
+                raise BadJob(error.message, remedy=error.remedy) from error
+            search.reject(plan, error.message)
+        else:
+            search.record(found)
+            return found
+        return None
 
     def _remember_compiling(self, place: Place, found: Measurement) -> None:
         """Keep what compiling took beside its forecast, for the next plan."""

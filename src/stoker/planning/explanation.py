@@ -116,6 +116,9 @@ def _word(setting: str, value: object) -> str:
     words = {
         "threads": f"{value} thread{'' if value == 1 else 's'}",
         "compile": "compiled" if value else "not compiled",
+        "captured": "captured" if value else "not captured",
+        "loss_chunks": f"loss in {value} chunk{'' if value == 1 else 's'}",
+        "malloc": f"{value} memory",
         "micro_batch": f"micro-batch {value}",
         "num_workers": f"{value} loader worker{'' if value == 1 else 's'}",
         "optimizer_implementation": f"{value} optimiser",

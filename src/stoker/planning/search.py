@@ -87,8 +87,7 @@ class Search:
             return None
         if not self.measured:  # what others are compared with should not cost a compilation
             return next((plan for plan in left if not plan.compile), left[0])
-        best_s = self._total_s(self._best)
-        most_s = max(LEAST_PLANNING_S, PLANNING_SHARE * best_s)
+        best_s, most_s = self._total_s(self._best), self._most_s()
         left = [plan for plan in left if self.spent_s + self._compile_s(plan) <= most_s]
         if not left or self.spent_s > most_s:
             return None
@@ -100,8 +99,25 @@ class Search:
         most_saved_s, plan = max(zip(saved_s, left, strict=True), key=lambda pair: pair[0])
         return plan if most_saved_s > 0 else None
 
+    def known_gradient_error(self, plan: Plan) -> float | None:
+        """How far gradients are from fp32's in the arithmetic of `plan`, where a trial has told; None where none has.
+
+        Of what plans may differ in, precision and compilation decide it.
+        """
+        alike = (m for m in self.measured if (m.plan.precision, m.plan.compile) == (plan.precision, plan.compile))
+        return next((m.gradient_error for m in alike), None)
+
+    def in_doubt(self) -> tuple[Plan, ...]:
+        """Plans to be tried once more before the decision: the first one, where another seemed faster, and that one.
+
+        On a machine that is not ours alone, a burst of other work in one trial would else decide the whole run.
+        """
+        if not self.measured or self._best is self.measured[0] or self.spent_s > self._most_s():
+            return ()
+        return (self.measured[0].plan, self._best.plan)
+
     def record(self, measurement: Measurement) -> None:
-        """Take a trial's result into account."""
+        """Take a trial's result into account; of two trials of a plan the faster, since others only slow one down."""
         self.spent_s += measurement.took_s
         self._spent_compiling_s += measurement.compile_s
         if measurement.not_compiled is not None and any(not c.plan.compile for c in self.candidates):
@@ -117,7 +133,11 @@ class Search:
             self.reject(measurement.plan, f"its gradient is {error:.1%} from fp32's, more than "
                         f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
             return
-        self.measured.append(measurement)
+        at = next((at for at, m in enumerate(self.measured) if m.plan == measurement.plan), None)
+        if at is None:
+            self.measured.append(measurement)
+        elif pace(measurement) < pace(self.measured[at]):
+            self.measured[at] = measurement
 
     def reject(self, plan: Plan, reason: str, *, for_memory: bool = False) -> None:
         """Rule a plan out; `for_memory` also those that need as much as one that ran out of it."""
@@ -180,6 +200,10 @@ class Search:
     def _cost_s(self, plan: Plan) -> float:
         """What a trial of `plan` costs [s]: as the last ones did, and compiling it; the run does not compile again."""
         return (self.spent_s - self._spent_compiling_s) / max(1, len(self.measured)) + self._compile_s(plan)
+
+    def _most_s(self) -> float:
+        """What all trials together may cost [s]."""
+        return max(LEAST_PLANNING_S, PLANNING_SHARE * self._total_s(self._best))
 
     def _compile_s(self, plan: Plan) -> float:
         """What compiling a plan is forecast to take [s]."""
