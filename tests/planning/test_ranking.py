@@ -176,12 +176,12 @@ class _Captured(Known):
 def test_a_captured_plan_is_proposed_where_it_is_forecast_to_save_something() -> None:
     """Of whole batches that save no memory otherwise; of no job that makes its updates itself."""
     about = profile(num_blocks=4)
-    found = rank(about, CPU, _Captured(CPU, about), name="it")
+    found = rank(about, CPU, _Captured(CPU, about, per_sample=1e6), name="it")
     captured = [c.plan for c in found if c.plan.captured]
     assert found[0].plan.captured
     assert all(plan.micro_batch == about.batch and not plan.checkpointed_blocks for plan in captured)
     own = profile(num_blocks=4, has_own_step=True)
-    assert not any(c.plan.captured for c in rank(own, CPU, _Captured(CPU, own), name="it"))
-    little = _Captured(CPU, about)
+    assert not any(c.plan.captured for c in rank(own, CPU, _Captured(CPU, own, per_sample=1e6), name="it"))
+    little = _Captured(CPU, about, per_sample=1e6)
     little.saved = 0.01
     assert not any(c.plan.captured for c in rank(about, CPU, little, name="it"))
