@@ -156,3 +156,13 @@ def test_words_that_cannot_be_planned_for(words, said):
         planned_devices(words, LAPTOP, KNOWN)
     assert caught.value.remedy
     assert caught.value.exit_code == 2
+
+
+def test_a_limit_of_memory_is_what_a_place_then_has() -> None:
+    """More than there is changes nothing; less is all that plans may use."""
+    place = next(iter(planned_devices("l4", ())))
+    there = place.device.memory_bytes
+    assert place.limited_to(None) == place.limited_to(2.0 * there) == place
+    limited = place.limited_to(6e9)
+    assert limited.device.memory_bytes == limited.hardware.device.memory_bytes == 6_000_000_000
+    assert (limited.name, limited.entry) == (place.name, place.entry)

@@ -222,6 +222,14 @@ def test_limits_are_named(most: int | None, batch: int, word: str) -> None:
     assert word in choice.why
 
 
+def test_the_rate_has_three_digits() -> None:
+    """A measurement repeated elsewhere, a little off, comes to the same numbers: it is the same job."""
+    one, other = choice_for(scale_of(130.0)), choice_for(scale_of(130.001))
+    assert one.noise_scale != other.noise_scale
+    assert one.lr_factor == other.lr_factor == float(f"{one.lr_factor:.3g}")
+    assert one.lr_factor == pytest.approx((1 + 130 / 8) / (1 + 130 / 128), rel=5e-3)
+
+
 def test_an_unbounded_scale_counts_by_its_low_end() -> None:
     """Where the samples do not bound the scale, only what is certain is used, and said."""
     choice = choice_for(scale_of(math.inf, low=70.0, high=math.inf))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
-import torch
-from torch import nn
 
 import stoker
 from stoker import profiling
@@ -13,18 +14,31 @@ from stoker.devices.load import CpuLoad
 from stoker.flow import kept_plans
 from stoker.flow.decision import decide
 from stoker.flow.preparation import prepare
+from stoker.jobs.job_file import load_job
 
+JOB_FILE = """
+import stoker, torch
+from torch import nn
 
-def _job(lr: float = 0.1) -> stoker.Job:
+class Model(nn.Linear):
+    def forward(self, x):
+        return super().forward(x)
+
+def job(lr: float = 0.1) -> stoker.Job:
     generator = torch.Generator().manual_seed(0)
     data = (torch.rand((64, 8), generator=generator), torch.randint(0, 3, (64,), generator=generator))
-    return stoker.Job(model=lambda: nn.Linear(8, 3), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=lr),
-                      batch=16, until=stoker.epochs(1))  # fmt: skip
+    return stoker.Job(model=lambda: Model(8, 3), data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=lr),
+                      batch=16, until=stoker.epochs(1))
+"""
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+@pytest.fixture
+def job_file(tmp_path, monkeypatch) -> Path:
+    """A job in a file, and a cache of its own."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "kept.py"
+    path.write_text(JOB_FILE, encoding="utf-8")
+    return path
 
 
 @pytest.fixture
@@ -37,7 +51,7 @@ def load(monkeypatch):
 
 @pytest.fixture
 def trials(monkeypatch):
-    """How many trials were made."""
+    """The plans that were tried."""
     made: list[str] = []
     real = profiling.try_plan
 
@@ -49,44 +63,62 @@ def trials(monkeypatch):
     return made
 
 
-def _decided(job: stoker.Job):
-    return decide(prepare(job), resolve_place("cpu", attached_devices()))
+def _decided(path: Path, memory_bytes: float | None = None, **settings: str):
+    device = resolve_place("cpu", attached_devices())
+    return decide(prepare(*load_job(path, settings)), device, memory_bytes=memory_bytes)
 
 
-def test_a_second_start_makes_no_trial(load, trials) -> None:
+def test_a_second_start_makes_no_trial(job_file, load, trials) -> None:
     """It takes the same plan, and says since when."""
-    first, coupling = _decided(_job())
+    first, coupling = _decided(job_file)
     made = len(trials)
-    again, known = _decided(_job())
+    again, known = _decided(job_file)
     assert made > 0
     assert len(trials) == made
     assert (again.chosen, known) == (first.chosen, coupling)
     assert "kept since nothing has changed" in again.explanation[-1]
 
 
-def test_another_job_is_planned_for_itself(load, trials) -> None:
-    """Anything that changes the job's identity."""
-    _decided(_job())
+@pytest.mark.parametrize("change", ["setting", "code", "memory"])
+def test_whatever_the_plan_rests_on_makes_it_anew(job_file, load, trials, change: str) -> None:
+    """A setting; the model's code, though its first weights are the same; the memory that may be used."""
+    _decided(job_file)
     made = len(trials)
-    _decided(_job(lr=0.2))
+    if change == "code":
+        job_file.write_text(JOB_FILE.replace("super().forward(x)", "super().forward(x - x.mean(0))"), encoding="utf-8")
+    settings = {"lr": "0.2"} if change == "setting" else {}
+    _, coupling = _decided(job_file, memory_bytes=2**32 if change == "memory" else None, **settings)
     assert len(trials) > made
+    assert (coupling.kind == "separable") is (change != "code")
 
 
-def test_a_plan_made_under_load_is_not_kept(load, trials) -> None:
+def test_a_job_without_a_file_is_planned_each_time(job_file, load, trials) -> None:
+    """Nobody can compare its code with that of the last time."""
+    job, _ = load_job(job_file, {})
+    device = resolve_place("cpu", attached_devices())
+    for _ in range(2):
+        made = len(trials)
+        decide(prepare(job), device)
+        assert len(trials) > made
+
+
+def test_a_plan_made_under_load_is_not_kept(job_file, load, trials) -> None:
     """Trials beside somebody else's work say little of the machine."""
     load["others"] = 0.5
-    _decided(_job())
+    _decided(job_file)
     made = len(trials)
-    _decided(_job())
+    _decided(job_file)
     assert len(trials) > made
 
 
-def test_planning_anew_replaces_what_was_kept(load, trials) -> None:
+def test_planning_anew_replaces_what_was_kept(job_file, load, trials) -> None:
     """`stoker plan` makes its trials in any case, and training then takes what it found."""
-    _decided(_job())
+    _decided(job_file)
     made = len(trials)
-    planned = stoker.plan(_job(), on="cpu")
+    job, entry = load_job(job_file, {})
+    planned = stoker.plan(job, on="cpu", entry=entry)
     assert len(trials) > made
     made = len(trials)
-    assert _decided(_job())[0].chosen.plan == planned.chosen.plan
+    found = _decided(job_file)[0].chosen
+    assert dataclasses.replace(found, price=None) == dataclasses.replace(planned.chosen, price=None)
     assert len(trials) == made

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import stoker
@@ -15,6 +16,7 @@ from stoker.devices import Place, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.flow import decision, planner
 from stoker.jobs import load_job
+from stoker.planning import parse_memory
 from stoker.records import Candidate, Device, Estimate
 from tests.flow.builders import blobs, blobs_job
 from tests.flow.command import stoker_here
@@ -260,3 +262,20 @@ def test_what_takes_long_here_is_told_what_to_rent(monkeypatch: pytest.MonkeyPat
     job = blobs_job(model=wide_net, data=blobs(256), batch=256, valid=None, test=None, until=stoker.epochs(1_000_000))
     advice = stoker.plan(job).advice
     assert re.fullmatch(r"It runs here in .+; l4 at .+ takes .+ for \$[\d.,]+(, or h100 at .+)?\.", advice), advice
+
+
+def test_a_limit_of_memory_is_kept_by_checkpointing_as_many_blocks_as_it_takes() -> None:
+    """The less memory may be used, the more blocks are computed twice; each plan keeps to its limit."""
+    tokens = torch.zeros((64, 257), dtype=torch.int64)
+    job = stoker.Job(
+        model=lambda: stoker.zoo.GPT(vocab=256, context=256, width=256, layers=4, heads=4),
+        data=(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), loss="token_cross_entropy",
+        optimizer=stoker.AdamW(lr=1e-3), batch=64, coupling_group=64, loss_scope="batch", until=stoker.epochs(1),
+    )  # fmt: skip
+    counts = []
+    for limit in ("1500MiB", "1300MiB", "1100MiB", "1000MiB"):
+        chosen = stoker.plan(job, on="l4", memory=limit).chosen
+        assert chosen.forecast.reserved_bytes is not None
+        assert chosen.forecast.reserved_bytes.value <= parse_memory(limit)
+        counts.append(chosen.plan.checkpointed_blocks)
+    assert counts == [0, 1, 2, 3]

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 import stoker
+from stoker import planning
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import RunFailed
 from stoker.flow.planner import Planner
 from stoker.flow.preparation import prepare
-from stoker.records import Event
+from stoker.records import Event, Plan
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
 
@@ -150,6 +151,55 @@ def test_memory_that_runs_out_amid_the_optimisers_step_rolls_the_run_back(sample
     assert [fields["what"] for fields in heard.of("recovered")] == ["rolled back"]
     assert [fields["samples"] for fields in heard.of("resumed")] == ([80] if samples else [])
     assert_close_weights(run, whole)
+
+
+class CrampedInEvaluation(nn.Linear):
+    """A layer for which, while it is evaluated, more than `most` samples at once are too many."""
+
+    most = 10**9
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer, if there is room."""
+        if not self.training and len(inputs) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(("samples", "after"), [(80, 4), (240, 16)])
+def test_memory_short_in_an_evaluation_makes_it_smaller(
+    samples: int, after: int, monkeypatch: pytest.MonkeyPatch, judged: dict[str, Plan]
+) -> None:
+    """Amid training or after it: nothing is rolled back, and the verdict is of the plan that training ended under."""
+    job = double_job(CrampedInEvaluation, test=blobs_in_double(30))
+    whole = stoker.train(job, plan=PLAN, sink=Heard(), run_dir="whole")
+    assert judged["plan"].micro_batch == 16
+    heard = Doing(samples, lambda: monkeypatch.setattr(CrampedInEvaluation, "most", 4))
+    run = stoker.train(job, plan=PLAN, sink=heard, run_dir="cramped")
+    assert [fields["new"]["micro_batch"] for fields in heard.of("replanned")] == [8, 4]
+    assert (heard.of("recovered"), heard.of("resumed")) == ([], [])
+    assert judged["plan"].micro_batch == after
+    assert run.metrics == pytest.approx(whole.metrics, rel=1e-9)
+    assert_close_weights(run, whole)
+
+
+def blobs_in_double(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points in double precision, and their classes."""
+    inputs, targets = blobs(num_samples, seed=1)
+    return inputs.double(), targets
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Plan]:
+    """The plan that the last verdict is of."""
+    judged: dict[str, Plan] = {}
+    find = planning.find_bottleneck
+
+    def spy(times: Any, plan: Plan, *args: Any, **given: Any) -> Any:
+        judged["plan"] = plan
+        return find(times, plan, *args, **given)
+
+    monkeypatch.setattr(planning, "find_bottleneck", spy)
+    return judged
 
 
 def test_a_run_that_may_roll_back_goes_on_in_fp32() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import BadJob
-from stoker.planning.limits import Limits, parse_duration, parse_money
+from stoker.planning.limits import Limits, parse_duration, parse_memory, parse_money
 from tests.planning.trials import candidate
 
 
@@ -51,3 +51,10 @@ def test_what_is_no_time_is_refused(text: str) -> None:
     """A bare number has no unit."""
     with pytest.raises(BadJob, match="12h"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["six", "6 parsecs", "-6GB", "0GB"])
+def test_an_amount_of_memory_that_is_none_is_refused(text: str) -> None:
+    """With an example of one."""
+    with pytest.raises(BadJob, match="6GB"):
+        parse_memory(text)

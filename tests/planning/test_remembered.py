@@ -52,6 +52,17 @@ def test_a_plan_is_ruled_out_by_one_that_saves_more() -> None:
     assert not wide.rules_out(FAILED)
 
 
+def test_a_plan_that_saves_memory_in_another_way_is_not_ruled_out() -> None:
+    """The loss in more chunks, or the host's memory given back sooner; the other way round it is."""
+    thrifty = dataclasses.replace(FAILED, loss_chunks=8, malloc="default")
+    for wasteful in (
+        dataclasses.replace(thrifty, loss_chunks=1), dataclasses.replace(thrifty, malloc="retained"),
+    ):  # fmt: skip
+        assert failure(thrifty).rules_out(wasteful), wasteful
+        assert not failure(wasteful).rules_out(thrifty), wasteful
+    assert not failure(thrifty).rules_out(dataclasses.replace(thrifty, malloc="mapped"))
+
+
 def test_candidates_without_a_forecast_are_left_out_by_the_plan_alone() -> None:
     """There are no bytes to compare."""
     candidates = rank(profile(), GPU, Known(GPU, profile()), name="it")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stoker.errors import DoesNotFit
-from stoker.stepping import Step
+from stoker.stepping import Step, compiling
 from stoker.stepping.compiling import compile_in_place, compiled_regions
 from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, tensors_of, train
 from tests.stepping.models import CLASSES, FEATURES, make_job, mlp, vectors
@@ -153,6 +153,27 @@ def test_a_model_that_cannot_be_captured_runs_as_it_is_and_says_which_line(check
     assert "test_compiling.py:" in compiled.compilation.problem
     assert "(`if x.sum() > 0:`)" in compiled.compilation.problem
     assert are_equal(compiled, plain)
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("most", [3, 64])
+def test_inputs_of_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """The limit is Stoker's own at every call, not PyTorch's 8; beyond it nothing fails, and the reason is told."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(compiling, "MOST_SHAPES", most)
+    counters.clear()
+    model = nn.Sequential(nn.Linear(FEATURES, 2), nn.Tanh())
+    batches = [torch.randn(size, FEATURES) for size in range(2, 13)]
+    expected = [model(batch) for batch in batches]
+    compilation = compile_in_place(model, torch.device("cpu"))
+    for batch, output in zip(batches, expected, strict=True):
+        torch.testing.assert_close(model(batch), output)
+    assert counters["stats"]["unique_graphs"] == min(most, len(batches))
+    if most < len(batches):
+        assert "shapes, or values, that it was not yet compiled for (at most 3 are)" in str(compilation.problem)
+    else:
+        assert compilation.problem is None
 
 
 @pytest.mark.parametrize("checkpointed", [0, 3])

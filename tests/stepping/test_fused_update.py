@@ -78,5 +78,7 @@ def test_other_optimizers_make_their_own_step() -> None:
     """What is not fused, or has kernels we do not know, is called as it is."""
     for optimizer in (torch.optim.SGD(_parameters(), lr=0.1), torch.optim.RMSprop(_parameters())):
         assert fused_update(optimizer) == optimizer.step
+    decoupled = torch.optim.Adam(_parameters(), decoupled_weight_decay=True, fused=True)
+    assert fused_update(decoupled) == decoupled.step
     amsgrad = torch.optim.Adam(_parameters(), amsgrad=True, fused=True)
     assert fused_update(amsgrad) == amsgrad.step

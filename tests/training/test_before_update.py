@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.training.before_update import SMALL_BYTES, BeforeUpdate, Buffers, Generators
+from stoker.stepping.buffers import SMALL_BYTES, Buffers
+from stoker.training.before_update import BeforeUpdate, Generators
 
 LARGE = SMALL_BYTES // 4 + 1
 """Numbers in a buffer that is not copied each time."""

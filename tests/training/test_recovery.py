@@ -57,10 +57,11 @@ def job_of(*extra: nn.Module, **changes: Any) -> stoker.Job:
 class Trained:
     """A job trained for some updates through a Recovery, with what was told and written down."""
 
-    def __init__(self, job: stoker.Job, micro_batch: int, coupling: Coupling = BY_NORMS, **settings: Any) -> None:
+    def __init__(self, job: stoker.Job, plan: int | Plan, coupling: Coupling = BY_NORMS, **settings: Any) -> None:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.changes: list[Replanned] = []
-        self.step = Step(job, Plan(device="cpu", micro_batch=micro_batch), coupling)
+        plan = Plan(device="cpu", micro_batch=plan) if isinstance(plan, int) else plan
+        self.step = Step(job, plan, coupling)
         self.recovery = Recovery(
             self.step, tell=lambda kind, **fields: self.told.append((kind, fields)), replanned=self.changes.append,
             **settings,
@@ -230,6 +231,21 @@ def test_weights_that_had_begun_to_move_are_had_from_the_last_checkpoint() -> No
     assert found.changes == []
 
 
+def test_memory_short_in_an_evaluation_makes_it_smaller_and_puts_nothing_back() -> None:
+    """After updates too: no roll-back, and weights and buffers stay as the last of them left them."""
+    found = Trained(job_of(), 16).run(3)
+    before = {name: tensor.clone() for name, tensor in everything_of(found.step).items()}
+
+    def evaluate() -> int:
+        if found.step.plan.micro_batch > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return found.step.plan.micro_batch
+
+    assert found.recovery.without_weights(evaluate, Position(updates=3, samples=48)) == 4
+    assert [(c.old.micro_batch, c.new.micro_batch) for c in found.changes] == [(16, 8), (8, 4)]
+    assert_bit_equal(everything_of(found.step), before)
+
+
 def test_other_errors_are_left_alone() -> None:
     """A shape that does not fit is no want of memory."""
     with pytest.raises(RuntimeError, match=r"^shapes$"):
@@ -276,6 +292,27 @@ def test_a_bad_sample_is_named_by_its_index(tmp_path: Path) -> None:
     inputs[37, 2] = float("nan")
     with pytest.raises(RunFailed, match=r"the first was in the input \(samples 37\)"):
         Trained(job_of(data=(inputs, targets)), 16, dumps=tmp_path).run()
+
+
+class Overflowing(nn.Module):
+    """Infinite where an input is large."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The input, times the exponential of its square's hundredth."""
+        return inputs * (inputs.square() / 100).exp()
+
+
+def test_a_captured_plan_names_the_module_too(tmp_path: Path) -> None:
+    """The redo passes through the modules, which repeating what was captured would not."""
+    layers = (nn.Linear(6, 8), Overflowing(), nn.Linear(8, 2))
+    job = job_of(model=lambda: nn.Sequential(*layers).double(), clip_norm=1.0, coupling_group=None)
+    found = Trained(job, Plan(device="cpu", micro_batch=16, captured=True), SEPARABLE, dumps=tmp_path)
+    source = source_of(found.step)
+    second = list(source.batches(Position(), 2))[1]
+    with torch.no_grad():
+        job.data[0][second.indices[0]] *= 1e5
+    with pytest.raises(RunFailed, match=r"at update 2; the first was in the output of 1 \(Overflowing\)"):
+        found.run()
 
 
 def test_bad_weights_are_named() -> None:

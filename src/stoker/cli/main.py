@@ -48,6 +48,9 @@ Objective = Literal["time", "money", "energy"]
 Places = Annotated[
     str, typer.Option("--on", metavar="PLACES", help="Devices to compare: here, or h100,l4,rtx4090, or all.")
 ]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="BYTES", help="The most of a device's memory to use, such as 6GB.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 DeviceWord = Annotated[
@@ -94,6 +97,7 @@ def plan(
         Objective | None,
         typer.Option("--objective", help="What should be least (default: time; money where there is a deadline)."),
     ] = None,
+    memory: Memory = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
@@ -115,6 +119,7 @@ def plan(
                 deadline=deadline,
                 entry=entry,
                 objective=objective,
+                memory=memory,
             )
         if as_json:
             _print_document(to_json(decision))
@@ -135,6 +140,7 @@ def train(
     checkpoint_every: Annotated[
         float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
     ] = None,
+    memory: Memory = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Run a few updates under PyTorch's profiler; see the report.")
     ] = False,
@@ -157,7 +163,7 @@ def train(
             with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
                 run = flow.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                    checkpoint_every=every, profile=profile, entry=entry, sink=display,
+                    checkpoint_every=every, memory=memory, profile=profile, entry=entry, sink=display,
                 )  # fmt: skip
         if run.status == "unfinished":
             raise typer.Exit(_INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
@@ -27,6 +28,14 @@ class Place:
     hardware: Hardware
     is_here: bool
     entry: CatalogueEntry | None = None
+
+    def limited_to(self, memory_bytes: float | None) -> Place:
+        """The same place with at most so much of its memory to be used; None: all there is."""
+        there = self.device.memory_bytes
+        if memory_bytes is None or 0 < there <= memory_bytes:
+            return self
+        device = dataclasses.replace(self.device, memory_bytes=int(memory_bytes))
+        return dataclasses.replace(self, device=device, hardware=dataclasses.replace(self.hardware, device=device))
 
 
 def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None = None) -> Device:

@@ -32,7 +32,7 @@ from stoker.store import cache_root, disk_errors, write_atomic
 from stoker.store.files import make_directories
 from stoker.units import format_bytes
 
-METHOD = 1
+METHOD = 2
 """Raised when the same job would get another answer."""
 
 FEWEST_UPDATES = 100
@@ -59,6 +59,9 @@ _THREADS = 4
 
 _EPOCHS_IF_TIMED = 5.0
 """Epochs that a run of stated seconds is taken to have, since nobody knows yet."""
+
+_RATE_DIGITS = 3
+"""Significant digits that the learning rate's factor is rounded to."""
 
 _COPIES = BLOCKS + 6
 """Copies of the weights held while measuring: gradients by block, one more, the optimiser's state, and an average."""
@@ -171,7 +174,8 @@ def choose_batch(
     if not is_bounded:
         why += f" (of which only the low end is known: {trained[-1].num_samples:,} samples do not bound it)"
     optimizer, exponent = scalable(job.optimizer)
-    factor = rate_factor(job.batch, batch, noise_scale=noise_scale, exponent=exponent)
+    # More digits than the measurement is worth would only make another job of it where it is measured again.
+    factor = float(f"{rate_factor(job.batch, batch, noise_scale=noise_scale, exponent=exponent):.{_RATE_DIGITS}g}")
     return BatchChoice(
         base=job.batch, batch=batch, lr=optimizer.lr, lr_factor=factor, exponent=exponent, noise_scale=noise_scale,
         coupling_group=coupling_group, initial=initial, trained=tuple(trained), why=why, took_s=took_s,

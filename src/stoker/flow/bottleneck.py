@@ -29,7 +29,8 @@ _LARGER_BATCHES = (2, 4)
 def bottleneck_of(prepared: Prepared, report: Report) -> Bottleneck | None:
     """What bounds the run that `report` tells of; None where it has no plan, or told of no time.
 
-    The update is traced again where that was not kept; nothing of the job is run.
+    The report's decision is taken to be the one in force: a plan that gave way to another bounds nothing. The update is
+    traced again where that was not kept; nothing of the job is run.
     """
     decision, device = report.decision, report.device
     times = _times(report)

@@ -32,6 +32,7 @@ def plan(
     max_cost: float | str | None = None,
     deadline: float | str | None = None,
     objective: Objective | None = None,
+    memory: float | str | None = None,
     entry: Entry | None = None,
 ) -> Decision:
     """Choose device and settings for `job`, and forecast what it needs there.
@@ -43,6 +44,7 @@ def plan(
         max_cost: the most it may cost [USD]; a number, or `20usd`.
         deadline: the longest it may take [s]; a number, or `12h`.
         objective: what should be least: `time`, `money` or `energy` (default: time; money where there is a deadline).
+        memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
         entry: the job file it came from.
 
     Raises:
@@ -56,6 +58,7 @@ def plan(
     )
     started = time.perf_counter()
     places, unplanned = _places(on)
+    places = tuple(place.limited_to(memory_limit(memory)) for place in places)
     planner = Planner(prepare(job, entry), is_all_elsewhere=not any(place.is_here for place in places))
     decision = compare(planner, places, limits, objective)
     if unplanned:
@@ -86,15 +89,26 @@ def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
     return tuple(found.values()), tuple(problem.message for problem in problems)
 
 
-def decide(prepared: Prepared, device: Device, only: Plan | None = None) -> tuple[Decision, Coupling]:
+def memory_limit(memory: float | str | None) -> float | None:
+    """A limit of memory [bytes]; raises BadJob where it is none."""
+    limit = planning.parse_memory(memory) if isinstance(memory, str) else memory
+    if limit is not None and not limit > 0:
+        raise BadJob(f"memory must be a positive number of bytes, got {limit}", remedy='Or a text such as "6GB".')
+    return limit
+
+
+def decide(
+    prepared: Prepared, device: Device, only: Plan | None = None, *, memory_bytes: float | None = None
+) -> tuple[Decision, Coupling]:
     """The plan to run on a device that is here, confirmed by trials: now, or before where nothing has changed since.
 
-    With `only`, that plan is tried and taken.
+    With `only`, that plan is tried and taken. `memory_bytes` is the most of the device's memory that may be used.
     """
     if only is not None:
         _require_usable(only, prepared, device)
     started, planner = time.perf_counter(), Planner(prepared)
     place = next(p for p in planned_devices(device.torch_name, attached_devices()) if p.device == device)
+    place = place.limited_to(memory_bytes)
     kept = kept_decision(prepared, place) if only is None else None
     if kept is not None:
         return dataclasses.replace(kept[0], took_s=time.perf_counter() - started), kept[1]

@@ -12,8 +12,10 @@ import safetensors.torch
 
 from stoker import records, reporting, training
 from stoker.flow.bottleneck import bottleneck_of
+from stoker.flow.recovering import with_plan
 from stoker.flow.runs import WEIGHTS, Run
 from stoker.flow.starting import Session
+from stoker.loading import Samples
 from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
 from stoker.store import CalibrationStore, RunDirectory, cache_root, write_atomic
@@ -22,6 +24,9 @@ from stoker.store import CalibrationStore, RunDirectory, cache_root, write_atomi
 def final_metrics(session: Session) -> dict[str, float]:
     """Metrics of the weights worth keeping, which are left in the step's model; the test set is used here, once."""
     job, data, step = session.prepared.job, session.prepared.data, session.step
+    # What the run is judged by is the plan that its training ended under: it may have begun under another, and the
+    # evaluations below may need still smaller batches.
+    session.decision = with_plan(session.decision, step.plan)
     best = session.store.best() if job.select == "best" and data.valid is not None else None
     if best is not None:
         weights = training.kept_weights(*best)
@@ -34,7 +39,7 @@ def final_metrics(session: Session) -> dict[str, float]:
         if samples is None:
             continue
         started = time.perf_counter()
-        metrics = training.evaluate(step, samples, training.evaluation_batch(step))
+        metrics = _evaluated(session, samples)
         found |= {f"{split}/{name}": value for name, value in metrics.items()}
         if split == "test":
             took_s = time.perf_counter() - started
@@ -43,6 +48,15 @@ def final_metrics(session: Session) -> dict[str, float]:
                 "evaluated", split=split, samples=at, metrics=dict(metrics), took_s=took_s, best=False
             )
     return found
+
+
+def _evaluated(session: Session, samples: Samples) -> dict[str, float]:
+    """The final weights' metrics, in smaller batches where memory is short."""
+    step, emit = session.step, session.loop.telemetry.emit
+    recovery = session.loop.recovery or training.Recovery(step, tell=emit)
+    return recovery.without_weights(
+        lambda: training.evaluate(step, samples, training.evaluation_batch(step)), session.position
+    )
 
 
 def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
@@ -94,7 +108,8 @@ def _bottleneck(session: Session, done: records.Run) -> records.Bottleneck | Non
     """What bounded the run, kept beside it; figures that cannot be true are said aloud."""
     directory, telemetry = session.directory, session.loop.telemetry
     with _not_worth_a_run(telemetry, "what held the run back"):
-        found = bottleneck_of(session.prepared, dataclasses.replace(directory.read_report(), run=done))
+        report = dataclasses.replace(directory.read_report(), run=done, decision=session.decision)
+        found = bottleneck_of(session.prepared, report)
         if found is None:
             return None
         directory.write_bottleneck(found)

@@ -14,7 +14,7 @@ from stoker import profiling, records, reporting, training
 from stoker.devices import attached_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, BadRun, RunFailed, StokerError
-from stoker.flow.decision import decide, given_plan
+from stoker.flow.decision import decide, given_plan, memory_limit
 from stoker.flow.finishing import final_metrics, finish
 from stoker.flow.preparation import Prepared, prepare, users_code
 from stoker.flow.recovering import in_force, noting, train_through
@@ -48,6 +48,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     resume: str | None = None,
     fork: str | None = None,
     checkpoint_every: Duration | None = None,
+    memory: float | str | None = None,
     profile: bool = False,
     entry: Entry | None = None,
     sink: Sink | None = None,
@@ -63,6 +64,7 @@ def train(  # noqa: PLR0913 - what the command line offers
         resume: continue this run, and no other.
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
+        memory: the most of the device's memory that may be used [bytes]; a number, or `6GB`.
         profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
         entry: the job file it came from.
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
@@ -89,7 +91,13 @@ def train(  # noqa: PLR0913 - what the command line offers
             if because is not None:
                 _tell(sinks, "warned", message=because)
             decision, coupling = _decide_and_tell(
-                prepared, device, given, checkpoint_every, [early.append, *sinks], directory
+                prepared,
+                device,
+                given,
+                checkpoint_every,
+                [early.append, *sinks],
+                directory,
+                memory_bytes=memory_limit(memory),
             )
             stack.enter_context(directory.locked())
             _create(directory, prepared, device, decision, coupling, parent)
@@ -149,10 +157,12 @@ def _decide_and_tell(
     checkpoint_every: Duration | None,
     sinks: Sequence[Sink],
     directory: RunDirectory,
+    *,
+    memory_bytes: float | None,
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
         _tell(sinks, "warned", message=prepared.data.note)
-    decision, coupling = decide(prepared, device, given)
+    decision, coupling = decide(prepared, device, given, memory_bytes=memory_bytes)
     decision = _saving_every(checkpoint_every, decision)
     chosen = decision.chosen
     _tell(

@@ -103,7 +103,7 @@ def _identity(prepared: Prepared) -> str | None:
     state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
     return digest([
-        entry.digest, entry.parameters, describe_settings(prepared.job), model, sample, _versions(prepared.model)
+        entry.digest, entry.parameters, describe_settings(prepared.job), model, sample, versions_of(prepared.model)
     ])  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _versions(model: nn.Module) -> list[str]:
+def versions_of(model: nn.Module) -> list[str]:
     """Versions of Stoker, PyTorch, and the packages that the model's modules come from."""
     packages = sorted({type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "stoker"})
     known = packages_distributions()

@@ -7,7 +7,7 @@ from stoker.planning.expansion import expanded
 from stoker.planning.explanation import explain, why_not_compiled
 from stoker.planning.forecast import Extents, forecast
 from stoker.planning.guesses import unforecast
-from stoker.planning.limits import Limits, Objective, parse_duration, parse_money
+from stoker.planning.limits import Limits, Objective, parse_duration, parse_memory, parse_money
 from stoker.planning.money import assumptions, co2_kg, cost_usd
 from stoker.planning.ranking import least_demanding, rank
 from stoker.planning.remedies import Remedy, RunTimes
@@ -19,5 +19,5 @@ __all__ = [
     "ENOUGH_S", "Extents", "Limits", "Needs", "NotDerivable", "Objective", "Remedy", "RunTimes", "Search",
     "TracedForecasts", "Traces", "UpdateBounds", "advice", "as_profiled", "assumptions", "choose", "co2_kg",
     "cost_usd", "derived", "expanded", "explain", "find_bottleneck", "forecast", "least_demanding", "parse_duration",
-    "parse_money", "rank", "rental_advice", "unforecast", "update_bounds", "why_not_compiled",
+    "parse_memory", "parse_money", "rank", "rental_advice", "unforecast", "update_bounds", "why_not_compiled",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from stoker.units import format_money, format_seconds
 
 Objective = Literal["time", "money", "energy"]
 
+_BYTES = {"": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 _SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -76,6 +77,18 @@ def parse_money(text: str) -> float:
     if not match:
         raise BadJob(f"--max-cost {text}: wanted US dollars, such as 20usd", remedy="Other currencies are not known.")
     return _positive(float(match.group(1)), f"--max-cost {text}", "20usd")
+
+
+def parse_memory(text: str) -> float:
+    """Bytes.
+
+    >>> [parse_memory(text) for text in ("6GB", "512 MiB")]
+    [6000000000.0, 536870912.0]
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if not match or match.group(2) not in _BYTES:
+        raise BadJob(f"--memory {text}: wanted an amount with its unit (MB, GB, MiB or GiB), such as 6GB")
+    return _positive(float(match.group(1)) * _BYTES[match.group(2)], f"--memory {text}", "6GB")
 
 
 def parse_duration(text: str) -> float:

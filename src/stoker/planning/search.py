@@ -142,6 +142,7 @@ class Search:
     def reject(self, plan: Plan, reason: str, *, for_memory: bool = False) -> None:
         """Rule a plan out; `for_memory` also those that need as much as one that ran out of it."""
         self.rejected.append(Rejection(device=self.device.torch_name, plan=plan, reason=reason))
+        self.measured = [m for m in self.measured if m.plan != plan]
         self._can_capture = self._can_capture and not plan.captured
         if for_memory:
             self._too_much = min(self._too_much, self._needed(plan))

@@ -17,7 +17,7 @@ from stoker.records.trace import TraceSettings
 HOST_WORKERS = (8, 4)
 """Loader workers beside a GPU, whose record does not say how many cores the host has."""
 
-MOST_BLOCKS_HALVED = 12
+MOST_BLOCKS_CUT = 12
 """Models of more repeated blocks checkpoint none of them or all."""
 
 CHECKPOINT_BYTES_PER_S = 2e9
@@ -80,11 +80,12 @@ def _implementations(profile: Profile, device: Device) -> tuple[OptimizerImpleme
 def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
     """`plan`, then with what saves memory, the least costly in time first.
 
-    Half of the blocks checkpointed is thought of in models of few blocks: under autocast such an update does not repeat
+    Some of the blocks checkpointed is thought of in models of few blocks: under autocast such an update does not repeat
     from block to block, so that all of them have to be traced.
     """
-    half = profile.num_blocks // 2 if profile.num_blocks <= MOST_BLOCKS_HALVED else 0
-    counts = dict.fromkeys((0, half, profile.num_blocks))
+    num_blocks = profile.num_blocks
+    quarters = (1, 2, 3) if num_blocks <= MOST_BLOCKS_CUT else ()
+    counts = dict.fromkeys((0, *(num_blocks * quarter // 4 for quarter in quarters), num_blocks))
     # A loss in chunks computes nothing twice: it comes before checkpointing, and stays.
     ways = dict.fromkeys(((0, 1), *((count, profile.loss_chunks) for count in counts)))
     for count, chunks in ways:

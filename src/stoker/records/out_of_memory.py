@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stoker.records.plan import Plan
+from stoker.records.plan import Malloc, Plan
+
+_MALLOC_BY_BYTES: tuple[Malloc, ...] = ("mapped", "default", "retained")
+"""From the one that holds least of the system's memory to the one that holds most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +32,10 @@ class OutOfMemory:
 
     def rules_out(self, plan: Plan) -> bool:
         """Whether `plan` of the same job needs as much on any account: as many samples, saving no more."""
-        same_precision = plan.precision == self.plan.precision or plan.precision in ("fp32", "tf32")
-        return (
-            plan.micro_batch >= self.plan.micro_batch
-            and plan.checkpointed_blocks <= self.plan.checkpointed_blocks
-            and same_precision
+        saves_no_more = (
+            plan.checkpointed_blocks <= self.plan.checkpointed_blocks
+            and plan.loss_chunks <= self.plan.loss_chunks
+            and _MALLOC_BY_BYTES.index(plan.malloc) >= _MALLOC_BY_BYTES.index(self.plan.malloc)
         )
+        same_precision = plan.precision == self.plan.precision or plan.precision in ("fp32", "tf32")
+        return plan.micro_batch >= self.plan.micro_batch and saves_no_more and same_precision

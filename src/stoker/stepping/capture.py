@@ -6,16 +6,18 @@ starts as one. Use when: many small operations follow each other, so that Python
 time; whole optimiser batches of one size (the last, smaller one of an epoch runs as it would uncaptured). Costs: a
 tenth of a second once, and on a GPU the memory of one pass that stays. Does not combine with: checkpointed blocks,
 compilation, a model or a loss whose path depends on values, on Python's state or on random draws outside PyTorch.
-What was noted is compared with an ordinary pass at first and every thousand updates.
+What was noted is compared with an ordinary pass at first, every thousand updates, and before each checkpoint.
 Source: CUDA graphs as in https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs; tracing by
 `torch.fx.experimental.proxy_tensor.make_fx`. That is not yet public: where it is gone nothing can be captured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,14 +27,16 @@ from torch import nn
 from stoker.errors import RunFailed
 from stoker.jobs import Loss
 from stoker.loading import Content, map_tensors
+from stoker.stepping.buffers import Buffers
 from stoker.stepping.losses import without_values
+from stoker.stepping.out_of_memory import ran_out_of_memory
 
 CHECK_EVERY = 1000
 """Updates between comparisons of what was captured with an ordinary pass."""
 LARGEST_ERROR = 1e-3
 """A captured gradient may be so far from an ordinary one [fraction of its norm]: the kernels are the same, but counts
 are divided by in another way, and under autocast that rounds."""
-_REMEDY = "Use a plan with captured false."
+_PLAIN = (bool, int, float, str, type(None))
 
 _Pass = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -44,42 +48,46 @@ class CapturedPass:
         loss: of a batch in the model's precision; draws from PyTorch's generators alone.
         model: whose parameters and buffers it reads, and may write.
         parameters: those that get gradients.
-        seed: puts PyTorch's generators where update number `update` begins.
     """
 
-    def __init__(
-        self,
-        loss: Callable[[Content], Loss],
-        model: nn.Module,
-        parameters: list[nn.Parameter],
-        seed: Callable[[int], None],
-    ) -> None:
-        self._loss, self._model, self._parameters, self._seed = loss, model, parameters, seed
-        self._signature: tuple[Any, ...] = ()
+    def __init__(self, loss: Callable[[Content], Loss], model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        self._loss, self._model, self._parameters = loss, model, parameters
+        self._form: tuple[Any, ...] = ()
         self._repeat: _Pass | None = None
         self._used: list[int] = []
+        self._last: tuple[Content, int] | None = None
 
     def __call__(self, content: Content, update: int) -> torch.Tensor | None:
         """The mean loss before the update, a detached scalar; None if such a batch has to be passed uncaptured.
 
+        Random draws go on from where PyTorch's generators are, as in an ordinary pass.
+
         Raises:
             RunFailed: the pass cannot be captured, or no longer does what an ordinary one does.
         """
-        leaves = _leaves(content)
-        signature = tuple((leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves)
-        is_first = self._repeat is None
+        leaves, form = _leaves(content), _form_of(content)
         if self._repeat is None:
-            self._signature, self._repeat = signature, self._captured(content, leaves, update)
-        if signature != self._signature:
+            self._form, self._repeat = form, self._captured(content, leaves)
+            self._check(content, update)
+        if form != self._form:
             return None
-        if is_first or update % CHECK_EVERY == 0:
-            self._check(content, leaves, update)
-        self._seed(update)
+        if update % CHECK_EVERY == 0:
+            self._check(content, update)
         with torch.no_grad():
             mean, *gradients = self._repeat(*leaves)
         for at, gradient in zip(self._used, gradients, strict=True):
             self._parameters[at].grad = gradient
+        self._last = content, update
         return mean
+
+    def check(self) -> None:
+        """Compare the captured pass with an ordinary one on the last batch: before what was learned is kept.
+
+        Raises:
+            RunFailed: they differ.
+        """
+        if self._last is not None:
+            self._check(*self._last)
 
     def _pass(self, content: Content) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """An ordinary pass: the mean loss and each parameter's gradient, laid out like the parameter."""
@@ -92,104 +100,120 @@ class CapturedPass:
         pairs = zip(gradients, self._parameters, strict=True)
         return loss.sum.detach() / count, [None if g is None else _laid_out(g, p) for g, p in pairs]
 
-    def _captured(self, content: Content, leaves: list[torch.Tensor], update: int) -> _Pass:
+    def _captured(self, content: Content, leaves: list[torch.Tensor]) -> _Pass:
         def work(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             mean, gradients = self._pass(map_tensors(content, functools.partial(_next, iter(given))))
             self._used = [at for at, gradient in enumerate(gradients) if gradient is not None]
             return (mean, *(gradient for gradient in gradients if gradient is not None))
 
-        before = self._python_state()
-        with self._buffers_kept():
-            self._seed(update)
-            try:
+        before, buffers = self._python_state(), self._buffers()
+        try:
+            with self._undone(leaves):
                 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
 
                 graph = make_fx(work)(*leaves)
-            except Exception as problem:  # whatever a model does that cannot be noted
-                raise RunFailed(f"the pass cannot be captured: {_first_line(problem)}", remedy=_REMEDY) from problem
-        if self._python_state() != before:
-            raise RunFailed(
-                "the pass cannot be captured: the model or the loss changes Python values as it runs, or draws from "
-                "Python's or NumPy's generators",
-                remedy=_REMEDY,
-            )
-        _drop_aliases(graph)
-        return graph.forward if leaves[0].device.type == "cpu" else self._on_gpu(graph.forward, leaves)
+                is_changed = self._python_state() != before or any(
+                    one is not other for one, other in zip(self._buffers(), buffers, strict=True)
+                )
+            if is_changed:
+                raise _uncapturable(
+                    "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
+                    "Python's or NumPy's generators"
+                )
+            _drop_aliases(graph)
+            return graph.forward if leaves[0].device.type == "cpu" else self._on_gpu(graph.forward, leaves)
+        except RunFailed:
+            raise
+        except Exception as problem:  # whatever a model does that cannot be noted
+            if ran_out_of_memory(problem):
+                raise
+            raise _uncapturable(_first_line(problem)) from problem
 
     def _on_gpu(self, forward: _Pass, leaves: list[torch.Tensor]) -> _Pass:
         """The pass as a CUDA graph, which reads its inputs from, and leaves its results in, memory of its own."""
         inputs = [leaf.clone() for leaf in leaves]
-        graph = torch.cuda.CUDAGraph()
-        with self._buffers_kept(), torch.no_grad():
+        graph, buffers = torch.cuda.CUDAGraph(), self._buffers()
+        with self._undone(leaves), torch.no_grad():
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 forward(*inputs)  # libraries have their workspaces, and choose their kernels, before capture
             torch.cuda.current_stream().wait_stream(aside)
-            with torch.cuda.graph(graph):
+            # Other threads may have page-locked memory from the driver meanwhile, as those of loader workers do.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 results = forward(*inputs)
 
         def repeat(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             torch._foreach_copy_(inputs, list(given))
             graph.replay()
+            torch.autograd.graph.increment_version(buffers)  # a graph writes to them past their version counters
             return (results[0].clone(), *results[1:])
 
         return repeat
 
-    def _check(self, content: Content, leaves: list[torch.Tensor], update: int) -> None:
+    def _check(self, content: Content, update: int) -> None:
         """Compare the captured pass with an ordinary one from the same state, which is left as it was."""
         assert self._repeat is not None
-        with self._buffers_kept():
-            self._seed(update)
-            _, expected = self._pass(content)
-        with self._buffers_kept(), torch.no_grad():
-            self._seed(update)
+        leaves = _leaves(content)
+        with self._undone(leaves):
+            _, gradients = self._pass(content)
+            expected = [gradient for gradient in gradients if gradient is not None]
+            buffers = [buffer.clone() for buffer in self._buffers()]
+        if not all(bool(gradient.isfinite().all()) for gradient in expected):
+            return  # said by whoever looks at the loss
+        with self._undone(leaves), torch.no_grad():
             _, *found = self._repeat(*leaves)
-        wanted = [gradient for gradient in expected if gradient is not None]
-        error = _distance(found, wanted) if len(found) == len(wanted) else float("inf")
+            error = _distance(found, expected) if len(found) == len(expected) else math.inf
+            left = [one for one in buffers if one.is_floating_point()]
+            error = max(error, _distance([one for one in self._buffers() if one.is_floating_point()], left))
         if not error <= LARGEST_ERROR:
             raise RunFailed(
-                f"at update {update + 1} the captured gradient is {error:.1e} of its norm from an ordinary one: the "
-                "model or the loss depends on something that has changed since it was captured",
-                remedy=f"{_REMEDY} Start anew: updates since the last comparison may be wrong.",
+                f"at update {update + 1} the captured pass is {error:.1e} from an ordinary one, relative to its "
+                "gradient or buffers: the model or the loss depends on something that has changed meanwhile",
+                remedy="Go on from the last checkpoint: --fork RUN, under a plan whose captured is false.",
             )
 
-    def _buffers_kept(self) -> _BuffersKept:
-        return _BuffersKept(list(self._model.buffers()))
+    @contextlib.contextmanager
+    def _undone(self, leaves: list[torch.Tensor]) -> Iterator[None]:
+        """After the block the model's buffers and PyTorch's generators are as before."""
+        buffers, devices = Buffers(self._model), {leaf.device.index or 0 for leaf in leaves if leaf.is_cuda}
+        buffers.keep()
+        with torch.random.fork_rng(devices=devices):
+            try:
+                yield
+            finally:
+                buffers.restore()
+
+    def _buffers(self) -> list[torch.Tensor]:
+        return list(self._model.buffers())
 
     def _python_state(self) -> tuple[Any, ...]:
         """What a captured pass would not change: plain values in modules, and the generators that are not PyTorch's."""
-        plain = (bool, int, float, str, type(None))
         values = [
             (name, key, value)
             for name, module in self._model.named_modules()
             for key, value in vars(module).items()
-            if isinstance(value, plain)
+            if isinstance(value, _PLAIN)
         ]
         numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
         return values, random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
-
-
-class _BuffersKept:
-    """Within its block a model's buffers may change; after it they are as before."""
-
-    def __init__(self, buffers: list[torch.Tensor]) -> None:
-        self._buffers = buffers
-        self._kept: list[torch.Tensor] = []
-
-    def __enter__(self) -> None:
-        self._kept = [buffer.clone() for buffer in self._buffers]
-
-    @torch.no_grad()
-    def __exit__(self, *_: object) -> None:
-        for buffer, kept in zip(self._buffers, self._kept, strict=True):
-            buffer.copy_(kept)
 
 
 def _leaves(content: Content) -> list[torch.Tensor]:
     leaves: list[torch.Tensor] = []
     map_tensors(content, leaves.append)
     return leaves
+
+
+def _form_of(content: Any) -> tuple[Any, ...]:
+    """All that is captured of a batch beside its tensors' values: a pass is repeated for batches alike in this."""
+    if isinstance(content, torch.Tensor):
+        return content.shape, content.dtype, content.stride()
+    if isinstance(content, Mapping):
+        return tuple((key, _form_of(item)) for key, item in content.items())
+    if isinstance(content, list | tuple):
+        return tuple(map(_form_of, content))
+    return type(content), content if isinstance(content, _PLAIN) else repr(content)
 
 
 def _next(leaves: Iterator[torch.Tensor], _: torch.Tensor) -> torch.Tensor:
@@ -214,8 +238,14 @@ def _drop_aliases(graph: torch.fx.GraphModule) -> None:
 
 def _distance(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """The norm of the difference over the norm of what is expected, over all tensors together."""
+    if not expected:
+        return 0.0
     apart = torch.stack([(one.float() - other.float()).norm() for one, other in zip(found, expected, strict=True)])
     return float(apart.norm() / torch.stack([one.float().norm() for one in expected]).norm().clamp_min(1e-30))
+
+
+def _uncapturable(why: str) -> RunFailed:
+    return RunFailed(f"the pass cannot be captured: {why}", remedy="Use a plan with captured false.")
 
 
 def _first_line(problem: Exception) -> str:

@@ -6,8 +6,9 @@ runs as it is. Elsewhere the region is the whole model.
 Use when: many small operations follow each other, and training is long enough to pay for compilation (seconds to
 minutes). Costs: that time in the first update; roundings differ, so a compiled plan's gradient is compared with fp32's.
 Does not combine with: fake tensors, machines without a compiler, code that cannot be captured as one graph: such a
-model runs as it would uncompiled, and `Compilation.problem` names the line. Micro-batches of another size and
-evaluation run uncompiled as well, since each new shape would be compiled again.
+model runs as it would uncompiled, and `Compilation.problem` names the line; so does one whose inputs go on changing
+their shape (`MOST_SHAPES`). Micro-batches of another size and evaluation run uncompiled as well, since each new shape
+would be compiled again.
 Source: J. Ansel et al., "PyTorch 2", ASPLOS 2024; https://docs.pytorch.org/docs/stable/generated/torch.compile.html;
 regions as in https://docs.pytorch.org/tutorials/recipes/regional_compilation.html.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import shutil
 import warnings
@@ -33,14 +35,19 @@ from stoker.errors import DoesNotFit
 from stoker.stepping.blocks import alike_blocks
 from stoker.stepping.checkpointing import Checkpointed
 
+_RUNS_AS_IT_IS = "the model cannot be compiled and runs as it is"
 _CPP_COMPILERS = ("g++", "clang++", "c++")
 _C_COMPILERS = ("gcc", "clang", "cc")
+
+MOST_SHAPES = 64
+"""Times that one piece of code is compiled, as for other shapes of its inputs. Plans tried in one process share their
+code: a few of them would spend PyTorch's own 8."""
 
 _SWITCHES: dict[str, dict[str, Any]] = {
     # The backward pass is compiled with its forward pass: what cannot be compiled shows before anything is computed.
     "torch._functorch.config": {"force_non_lazy_backward_lowering": True},
-    # Code is shared by all plans tried in this process; those before this one must not use up its chance.
-    "torch._dynamo.config": {"recompile_limit": 64},
+    # For versions in which `_limits` finds no option: there the first call at least is made with room for it.
+    "torch._dynamo.config": {"recompile_limit": MOST_SHAPES},
 }
 """PyTorch's settings while a region is compiled for the first time; a version that lacks one goes without."""
 
@@ -113,13 +120,16 @@ class _Region:
 
     def __init__(self, forward: Callable[..., Any], compilation: Compilation) -> None:
         self._forward, self._compilation = forward, compilation
-        self._compiled = torch.compile(forward, dynamic=False, fullgraph=True)
+        self._compiled = torch.compile(forward, dynamic=False, fullgraph=True, **_limits())
         self._is_compiled = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compilation.problem is not None:
             return self._forward(*args, **kwargs)
-        from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 - seconds, for those alone who compile
+        from torch._dynamo.exc import (  # noqa: PLC0415 - seconds, for those alone who compile
+            FailOnRecompileLimitHit,
+            TorchDynamoException,
+        )
 
         try:
             with contextlib.nullcontext() if self._is_compiled else _at_first():
@@ -127,8 +137,20 @@ class _Region:
         except TorchDynamoException as problem:
             self._compilation.problem = _in_words(problem)
             return self._forward(*args, **kwargs)
+        except FailOnRecompileLimitHit:  # is none of the above
+            self._compilation.problem = (
+                f"{_RUNS_AS_IT_IS}: it goes on meeting shapes, or values, that it was not yet compiled for "
+                f"(at most {MOST_SHAPES} are)"
+            )
+            return self._forward(*args, **kwargs)
         self._is_compiled = True
         return output
+
+
+def _limits() -> dict[str, Any]:
+    """`MOST_SHAPES` for every call, where this PyTorch has that option; changing its setting takes 70 µs a call."""
+    name = "recompile_limit"
+    return {name: MOST_SHAPES} if name in inspect.signature(torch.compile).parameters else {}
 
 
 @contextlib.contextmanager
@@ -150,7 +172,7 @@ def _in_words(problem: Exception) -> str:
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     line = _users_line(getattr(problem, "real_stack", None) or ())
     where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""
-    return f"the model cannot be compiled and runs as it is: {said.rstrip('.')}{where}"
+    return f"{_RUNS_AS_IT_IS}: {said.rstrip('.')}{where}"
 
 
 def _users_line(stack: Iterable[FrameSummary]) -> FrameSummary | None:

@@ -27,14 +27,16 @@ _KERNELS = {
 
 def fused_update(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     """What makes the optimiser's step: its own `step`, or a shorter way to the same kernel."""
-    kernel = _KERNELS.get(type(optimizer))
-    if kernel is None or not all(_is_plain(group) for group in optimizer.param_groups):
+    kernel, is_decoupled = _KERNELS.get(type(optimizer)), type(optimizer) is torch.optim.AdamW
+    if kernel is None or not all(_is_plain(group, is_decoupled=is_decoupled) for group in optimizer.param_groups):
         return optimizer.step
     return _FusedUpdate(optimizer, kernel)
 
 
-def _is_plain(group: Group) -> bool:
+def _is_plain(group: Group, *, is_decoupled: bool) -> bool:
     special = ("amsgrad", "differentiable", "capturable")
+    if "decoupled_weight_decay" in group and group["decoupled_weight_decay"] is not is_decoupled:
+        return False
     return bool(group.get("fused")) and isinstance(group["lr"], float) and not any(group.get(key) for key in special)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from stoker.errors import BadJob
-from stoker.jobs import EMA, Job, Loss
+from stoker.jobs import EMA, Job, Loss, Optimizer
 from stoker.loading import (
     Batch,
     Content,
@@ -91,7 +91,7 @@ class Step:
         self._with_gradients = [*self._parameters, *left_out]
         self._needs_closure = needs_closure(self.optimizer)
         self.is_moving = False
-        self._update = fused_update(self.optimizer)
+        self._update = fused_update(self.optimizer) if isinstance(job.optimizer, Optimizer) else self.optimizer.step
         self._reciprocals: dict[float, torch.Tensor] = {}
         self._key = key_of(Stream.MICRO_BATCH, job.seed)
         self._groups: GroupedBatchNorm | None = None
@@ -102,9 +102,8 @@ class Step:
         self._captured: CapturedPass | None = None
         if plan.captured:
             self._captured = CapturedPass(
-                lambda content: self._loss(content, plan.micro_batch), self.model, self._parameters,
-                lambda update: self._seed(update, 0),
-            )  # fmt: skip
+                lambda content: self._loss(content, plan.micro_batch), self.model, self._parameters
+            )
         own = job.step
         self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
@@ -219,6 +218,25 @@ class Step:
             raise BadJob(f"this plan would change what is learned: {problem}")
         self.plan = dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False)
         self._captured = None  # noted for as many samples as the plan had
+
+    @contextlib.contextmanager
+    def ordinary(self) -> Iterator[None]:
+        """Within the block nothing is captured: every pass goes through the model's own modules."""
+        captured, self._captured = self._captured, None
+        try:
+            yield
+        finally:
+            self._captured = captured
+
+    def check(self) -> None:
+        """Look once more at what may have gone wrong unseen, before what was learned is kept.
+
+        Raises:
+            RunFailed: the captured pass is no longer what an ordinary one is.
+        """
+        if self._captured is not None:
+            with products_in(self.plan.precision, self.device):
+                self._captured.check()
 
     def forget_gradients(self) -> None:
         """Drop what an update that came to nothing left in the parameters."""

@@ -152,6 +152,7 @@ class Loop:
         return is_best
 
     def _save(self, position: Position, *, is_best: bool) -> None:
+        self.step.check()
         progress = {
             "wall_s": self.telemetry.wall_s,
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},

@@ -90,7 +90,8 @@ def _redo(step: Step, batch: Batch, update: int, found: Examined) -> None:
 
     map_tensors(batch.cut(0, batch.size), look)
     step.forget_gradients()
-    with _watched(step.model, first), uncompiled():
+    # Only a pass of the modules themselves calls their hooks.
+    with _watched(step.model, first), uncompiled(), step.ordinary():
         loss = step.gradients(batch, update)
     found.loss = float(loss)
     if not first and not math.isfinite(found.loss):

@@ -122,11 +122,16 @@ class Recovery:
                 self._skipped = 0
                 return loss
             # Out of the handler, whose error holds on to the activations.
-            change = self._smaller(batch.size, said, free, position)
+            is_put_back = not self.step.is_moving and self._before.restore()
+            change = self._smaller(batch.size, said, free, position, is_put_back=is_put_back)
             self._replan(change, position)
 
     def without_weights(self, work: Callable[[], Found], position: Position) -> Found:
-        """`work`, such as an evaluation, which changes no weights: smaller micro-batches if memory is short."""
+        """`work`, such as an evaluation, which changes no weights: smaller micro-batches if memory is short.
+
+        Raises:
+            DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
+        """
         while True:
             try:
                 return work()
@@ -134,21 +139,22 @@ class Recovery:
                 if not ran_out_of_memory(error):
                     raise
                 said, free = _first_line(error), free_bytes(self.step.device)
-            self._replan(self._smaller(self.step.plan.micro_batch, said, free, position), position)
+            # The update before it is made: there is nothing to put back.
+            change = self._smaller(self.step.plan.micro_batch, said, free, position, is_put_back=True)
+            self._replan(change, position)
 
     def late(self, problem: NotFinite, position: Position) -> RunFailed | RollBack:
         """What to raise where a number that is not finite was noticed after the weights had moved, as on a GPU."""
         return self._verdict(problem, None, position)
 
-    def _smaller(self, size: int, said: str, free: int | None, position: Position) -> Replanned:
-        """The change of plan after `size` samples at once were too many.
+    def _smaller(self, size: int, said: str, free: int | None, position: Position, *, is_put_back: bool) -> Replanned:
+        """The change of plan after `size` samples at once were too many; `is_put_back`: the state is as it was before.
 
         Raises:
             DoesNotFit: no smaller micro-batch is legal.
-            RollBack: the weights may have moved.
+            RollBack: the state is not as it was before.
         """
         step, plan = self.step, self.step.plan
-        is_put_back = not step.is_moving and self._before.restore()
         step.forget_gradients()
         _give_back(step.device)
         sizes = [one for one in step.coupling.legal_micro_batches(step.job.batch) if one < min(plan.micro_batch, size)]

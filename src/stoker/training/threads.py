@@ -100,7 +100,8 @@ class ThreadKeeper:
         """After a reduction: the threads before it, the rate under them, and the windows until it is judged."""
 
     def start(self, position: Position) -> None:
-        """Begin with no more threads than cores are granted."""
+        """Begin with the plan's threads, or as many as there are cores granted."""
+        self._machine.set_threads(self.threads)
         self._keep_to_the_grant(position)
 
     def look(self, samples_per_s: float, position: Position) -> None:
