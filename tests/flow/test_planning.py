@@ -273,9 +273,9 @@ def test_a_limit_of_memory_is_kept_by_checkpointing_as_many_blocks_as_it_takes()
         optimizer=stoker.AdamW(lr=1e-3), batch=64, coupling_group=64, loss_scope="batch", until=stoker.epochs(1),
     )  # fmt: skip
     counts = []
-    for limit in ("1500MiB", "1300MiB", "1100MiB", "1000MiB"):
+    for limit in ("1300MiB", "1000MiB"):
         chosen = stoker.plan(job, on="l4", memory=limit).chosen
         assert chosen.forecast.reserved_bytes is not None
         assert chosen.forecast.reserved_bytes.value <= parse_memory(limit)
         counts.append(chosen.plan.checkpointed_blocks)
-    assert counts == [0, 1, 2, 3]
+    assert counts == [1, 3]
