@@ -80,8 +80,8 @@ def rank(
         DoesNotFit: not even the plan that needs the least fits.
     """
     started, found = clock(), list[Candidate]()
-    compiling = (False, True) if can_compile and not profile.has_own_step else (False,)
-    for settings in execution_settings(profile, device, compiling):
+    can_compile = can_compile and not profile.has_own_step
+    for settings in execution_settings(profile, device, (False, True) if can_compile and is_here else (False,)):
         if not is_here and _is_dominated(settings, device, profile, has_plan=bool(found)):
             continue
         for plan in _fitting(settings, profile, forecasts, MOST_SIZES if is_here else MOST_SIZES_ELSEWHERE):
@@ -96,7 +96,11 @@ def rank(
             break
     if not found:
         raise does_not_fit(profile, device, forecasts)
-    plain = _fastest([c for c in found if not c.plan.compile]).forecast
+    fastest = _fastest([c for c in found if not c.plan.compile])
+    plain = fastest.forecast
+    if can_compile and not is_here:  # where nothing is tried, one forecast tells whether compiling pays
+        compiled = dataclasses.replace(fastest.plan, compile=True)
+        found.append(dataclasses.replace(fastest, plan=compiled, forecast=forecasts.forecast(compiled)))
     kept = [c for c in found if pays_back(c.forecast, plain)]
     captured = [one for c in kept if (one := _captured(c, profile, forecasts)) is not None] if is_here else []
     return tuple(sorted((*kept, *captured), key=_pace))
