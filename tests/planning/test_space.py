@@ -53,7 +53,7 @@ def test_precisions_are_those_the_device_is_fast_in_and_fp32() -> None:
 
 @pytest.mark.parametrize(("blocks", "counts"), [(0, [0]), (1, [0, 1]), (12, [0, 3, 6, 9, 12])])
 def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int]) -> None:
-    """Nothing, a quarter of the blocks and so on, all; on a CPU each under the ways of having memory, the fastest first."""
+    """Nothing, a quarter of the blocks and so on, all; on a CPU each under every malloc, the fastest first."""
     ways = list(saving_memory(PLAN, profile(num_blocks=blocks)))
     assert [(way.checkpointed_blocks, way.malloc) for way in ways] == [
         (count, malloc) for count in counts for malloc in ("retained", "default", "mapped")
