@@ -29,15 +29,18 @@ import torch
 
 from bench.forecast.cpu_models import CASES, Case
 from stoker.devices import attached_devices, load_between, sample_cpu
+from stoker.devices.malloc import apply_malloc
 from stoker.loading import BatchSource, datasets_of
 from stoker.planning.time import operation_times
 from stoker.planning.time.update import UpdateTime, counted, update_time
 from stoker.profiling import trace_update
 from stoker.profiling.micro_benchmark import measure_operations
-from stoker.records import Coupling, Hardware, Plan, Position, Trace, TraceSettings
+from stoker.records import Coupling, Hardware, Malloc, Plan, Position, Trace, TraceSettings
 from stoker.stepping import Step
 
 BARS = {"median": 0.08, "p95": 0.20, "coverage": (0.70, 0.90)}
+MALLOC: Malloc = "retained"
+"""How memory is had while cases are measured: as plans for a CPU have it."""
 _WARM_UPDATES, _SLICE_S, _MOST_UPDATES = 2, 0.6, 30
 
 
@@ -91,10 +94,14 @@ def forecasts(
     for case in cases:
         hardware, times = models[case.threads]
         micro_batches = math.ceil(case.batch / (case.micro_batch or case.batch))
-        forecast = update_time(counted(traced(case), micro_batches), times, hardware, precision=case.precision)
+        forecast = update_time(
+            counted(traced(case), micro_batches), times, hardware, precision=case.precision, malloc=MALLOC
+        )
         ready.append(Ready(case, forecast, []))
         print(f"forecast: {case.name}, {forecast.step_s.value * 1e3:.1f} ms", flush=True)
         gc.collect()
+    if problem := apply_malloc(MALLOC):
+        raise SystemExit(problem)
     return ready, took
 
 
@@ -103,6 +110,7 @@ def measure(case: Case, clock: Callable[[], float]) -> float:
     job = case.job()
     plan = Plan(
         device="cpu",
+        malloc=MALLOC,
         micro_batch=case.micro_batch or case.batch,
         threads=case.threads,
         precision=case.precision,

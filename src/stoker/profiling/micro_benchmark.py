@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 
 import torch
 
+from stoker.devices.malloc import apply_malloc
 from stoker.profiling.ceilings import Stopwatch, require, stopwatch_for
 from stoker.profiling.host import host_seconds
 from stoker.profiling.operations import Call, Caller, Pool, benchmark_calls, prepare
 from stoker.profiling.tracing.operations import operation_of
-from stoker.records import Device
+from stoker.records import Device, Malloc
 from stoker.records.hardware import MicroBenchmark, Timing
 from stoker.records.trace import Operation
 from stoker.units import MIB
@@ -31,7 +32,6 @@ POOL_BYTES = 96 * MIB
 """Three times the last cache of a CPU that serves a few cores; on a GPU, of any so far."""
 
 _GOLDEN = (5**0.5 - 1) / 2
-_LARGEST_KEPT_BLOCK = 31 * MIB
 
 
 @dataclass
@@ -41,6 +41,7 @@ class _Timed:
     caller: Caller
     operation: Operation
     turns: list[float] = field(default_factory=list)
+    is_on_cpu: bool = False
 
     @property
     def seconds(self) -> float:
@@ -105,7 +106,8 @@ def _timed(calls: Sequence[Call], pool: Pool, watch: Stopwatch, deadline_s: floa
             break
         # Kernels are compiled, chosen or loaded at the first call: it does not count.
         caller, (args, keywords), result = prepare(calls[index], pool)
-        timed.append(_Timed(caller, operation_of(calls[index].function, args, keywords, result)))
+        record = operation_of(calls[index].function, args, keywords, result)
+        timed.append(_Timed(caller, record, is_on_cpu=pool.device == "cpu"))
         del result
         _take_turn(timed[-1], watch)
     for _ in range(ROUNDS - 1):
@@ -117,7 +119,9 @@ def _timed(calls: Sequence[Call], pool: Pool, watch: Stopwatch, deadline_s: floa
 
 
 def _take_turn(one: _Timed, watch: Stopwatch) -> None:
-    with one.caller.at_ease():
+    # Only this operation is to show what memory costs that is had from the system each time.
+    is_of_memory = one.operation.name == "zeros" and one.is_on_cpu
+    with one.caller.at_ease(), _memory("mapped", then="retained") if is_of_memory else contextlib.nullcontext():
         one.turns.append(watch.median_seconds(one.caller, SLICE_S))
 
 
@@ -132,19 +136,25 @@ def _product_flops_per_s(device: Device, watch: Stopwatch) -> float:
 
 
 @contextlib.contextmanager
+def _memory(setting: Malloc, *, then: Malloc) -> Iterator[None]:
+    """Memory as plans have it: what an operation's result costs in page faults is not the operation's."""
+    apply_malloc(setting)
+    try:
+        yield
+    finally:
+        apply_malloc(then)
+
+
+@contextlib.contextmanager
 def _settings(device: Device, threads: int | None) -> Iterator[None]:
     """Compute with `threads` threads, gradients on, random numbers forked; all as before afterwards."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
-    if device.kind == "cpu":
-        # glibc hands back blocks above a threshold at once, and each new one then costs page faults. A freed block
-        # raises that threshold, up to 32 MiB, as the first updates of any training do.
-        del_block = torch.empty(_LARGEST_KEPT_BLOCK, dtype=torch.uint8)
-        del del_block
+    memory = _memory("retained", then="default") if device.kind == "cpu" else contextlib.nullcontext()
     devices = [device.index] if device.kind == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with memory, torch.random.fork_rng(devices=devices), torch.enable_grad():
             yield
     finally:
         torch.set_num_threads(before)
