@@ -110,6 +110,12 @@ def test_a_model_whose_path_may_change_is_refused(model) -> None:
     assert "captured false" in str(problem.value.remedy)
 
 
+def test_a_branch_on_values_is_told_with_its_line() -> None:
+    """In words about the model, not about PyTorch's tracing."""
+    with pytest.raises(RunFailed, match=r"depends on the values of a tensor, at test_capture\.py:\d+ \(`return out if"):
+        _trained(_job(_Branching), 1, captured=True)
+
+
 @pytest.mark.parametrize("every", [3, 1000])
 def test_what_changes_later_is_found(monkeypatch, every: int) -> None:
     """A factor outside the model, which the capture saw as it was at first: now and then, and before a checkpoint."""

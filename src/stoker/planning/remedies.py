@@ -109,6 +109,8 @@ def _of_data(update_s: float, data_s: float, plan: Plan, device: Device) -> Iter
             change=f'Fetch samples in {workers} loader workers (--plan with loader "workers").',
             saved_s=saved, low_s=min(0.0, saved), high_s=data_s, basis="roofline",
         )  # fmt: skip
+    if plan.loader in ("memory", "device"):
+        return  # gathered from arrays: there is nothing to decode
     yield Remedy(
         change="Make a sample cheaper to fetch; at half the cost (decode once, keep arrays, augment whole batches by "
         "Job(augment=…)) the wait shrinks.",

@@ -17,7 +17,9 @@ import contextlib
 import functools
 import math
 import random
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from stoker.errors import RunFailed
 from stoker.jobs import Loss
 from stoker.loading import Content, map_tensors
 from stoker.stepping.buffers import Buffers
+from stoker.stepping.compiling import users_line
 from stoker.stepping.losses import without_values
 from stoker.stepping.out_of_memory import ran_out_of_memory
 
@@ -127,7 +130,7 @@ class CapturedPass:
         except Exception as problem:  # whatever a model does that cannot be noted
             if ran_out_of_memory(problem):
                 raise
-            raise _uncapturable(_first_line(problem)) from problem
+            raise _uncapturable(_in_words(problem)) from problem
 
     def _on_gpu(self, forward: _Pass, leaves: list[torch.Tensor]) -> _Pass:
         """The pass as a CUDA graph, which reads its inputs from, and leaves its results in, memory of its own."""
@@ -248,5 +251,11 @@ def _uncapturable(why: str) -> RunFailed:
     return RunFailed(f"the pass cannot be captured: {why}", remedy="Use a plan with captured false.")
 
 
-def _first_line(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"
+def _in_words(problem: Exception) -> str:
+    """What stood in the way, and the user's line."""
+    said = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    if "tracing tensor" in said:  # PyTorch's words are about its own tracing modes
+        said = "what is computed depends on the values of a tensor"
+    line = users_line(traceback.extract_tb(problem.__traceback__))
+    where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""
+    return f"{said}{where}"

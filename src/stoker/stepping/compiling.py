@@ -170,15 +170,15 @@ def _in_words(problem: Exception) -> str:
     """What stood in the way, in PyTorch's first sentence, and the user's line."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
-    line = _users_line(getattr(problem, "real_stack", None) or ())
+    line = users_line(getattr(problem, "real_stack", None) or ())
     where = f", at {Path(line.filename).name}:{line.lineno} (`{line.line}`)" if line is not None else ""
     return f"{_RUNS_AS_IT_IS}: {said.rstrip('.')}{where}"
 
 
-def _users_line(stack: Iterable[FrameSummary]) -> FrameSummary | None:
-    """The innermost line that is not PyTorch's, or the innermost of all."""
-    frames, torch_itself = list(stack), Path(torch.__file__).parent
-    theirs = [frame for frame in frames if torch_itself not in Path(frame.filename).parents] or frames
+def users_line(stack: Iterable[FrameSummary]) -> FrameSummary | None:
+    """The innermost line that is neither PyTorch's nor ours, or the innermost of all."""
+    frames, libraries = list(stack), {Path(torch.__file__).parent, Path(__file__).parents[1]}
+    theirs = [frame for frame in frames if libraries.isdisjoint(Path(frame.filename).parents)] or frames
     return theirs[-1] if theirs else None
 
 
