@@ -30,10 +30,12 @@ EPOCHS_OF_ORDER = 3
 class Material:
     """A case ready to be trained: inputs [N, ...] and targets [N, ...] as the model takes them, and test ones.
 
-    `order` has a row of sample indices [N] for each epoch; `weights` is the model's first state.
+    `order` has a row of sample indices [N] for each epoch; `weights` is the model's first state; `folder` is where
+    all of it was read.
     """
 
     case: Case
+    folder: Path
     inputs: torch.Tensor
     targets: torch.Tensor
     test_inputs: torch.Tensor
@@ -103,9 +105,18 @@ def read(case: Case, folder: Path) -> Material:
     """The material that `prepare` wrote."""
     kept = torch.load(folder / "material.pt", weights_only=True)
     inputs, targets = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("inputs", "targets"))
-    return Material(
-        case, inputs, targets, kept["test_inputs"], kept["test_targets"], kept["order"], kept["weights"]
+    _READ[folder] = Material(
+        case, folder, inputs, targets, kept["test_inputs"], kept["test_targets"], kept["order"], kept["weights"]
     )  # fmt: skip
+    return _READ[folder]
+
+
+def read_again(folder: Path) -> Material:
+    """What `read` read from the folder before, in this process."""
+    return _READ[folder]
+
+
+_READ: dict[Path, Material] = {}
 
 
 def _real(case: Case) -> tuple[int, Pair, Pair]:

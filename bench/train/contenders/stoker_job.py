@@ -1,10 +1,17 @@
-"""A case as a Job: the same tensors, weights, order, batch and optimiser as everybody's."""
+"""A case as a Job: the same tensors, weights, order, batch and optimiser as everybody's. A job file too."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import stoker
 from bench.train.cases import WEIGHT_DECAY
-from bench.train.material import Material
+from bench.train.material import Material, read_again
+
+
+def job(folder: str) -> stoker.Job:
+    """The case whose material is in `folder`, as a Job."""
+    return the_job(read_again(Path(folder)))
 
 
 def the_job(material: Material, *, seed: int = 0) -> stoker.Job:

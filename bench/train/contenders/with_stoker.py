@@ -1,4 +1,4 @@
-"""Stoker as a user has it: `stoker.train` on the job, which plans, then trains as planned.
+"""Stoker as a user has it: `stoker.train` on a job from its file, which plans, then trains as planned.
 
 What it times are updates of its own loop: its telemetry, which counts them, is told to wait between slices, and its
 clock to stand still meanwhile. No checkpoint is written, as by nobody here.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import stoker
 from bench.train.contenders.plan_file import PLAN_FILE
-from bench.train.contenders.stoker_job import the_job
 from bench.train.material import Material
 from bench.train.pacing import Pacer
 from stoker import records, training
+from stoker.jobs.job_file import load_job
 
 _NEVER_S = 1e7
 """Seconds between checkpoints that no run lasts."""
@@ -40,7 +41,9 @@ def run(material: Material, pacer: Pacer) -> None:
             pacer.notes.setdefault("events", []).append({"kind": event.kind, **event.fields})
 
     every = stoker.seconds(_NEVER_S)
-    stoker.train(the_job(material), plan=os.environ.get(PLAN_FILE), new=True, checkpoint_every=every, sink=note)
+    job, entry = load_job(Path(__file__).with_name("stoker_job.py"), {"folder": str(material.folder)})
+    plan = os.environ.get(PLAN_FILE)
+    stoker.train(job, plan=plan, new=True, checkpoint_every=every, entry=entry, sink=note)
     raise RuntimeError(f"{material.case.name} ended before it was stopped; give the case more epochs")
 
 
