@@ -6,10 +6,12 @@ from stoker.loading.fields import Content, Fields, map_tensors
 from stoker.loading.generators import generator_states, restore_generators, seed_generators, seed_torch
 from stoker.loading.keys import Stream, extended, key_of
 from stoker.loading.samples import BadSample, Samples, as_samples, hold_out
+from stoker.loading.split import Pass, Split
 from stoker.loading.worker_watch import WorkerDeath, WorkerWatch, named
 
 __all__ = [
-    "BadSample", "Batch", "BatchSource", "Content", "Datasets", "Fields", "Pipeline", "Samples", "Stream",
+    "BadSample", "Batch", "BatchSource", "Content", "Datasets", "Fields", "Pass", "Pipeline", "Samples", "Split",
+    "Stream",
     "WorkerDeath", "WorkerWatch", "as_samples", "datasets_of", "extended", "generator_states", "hold_out", "in_order",
     "key_of", "map_tensors", "named", "restore_generators", "seed_generators", "seed_torch",
 ]  # fmt: skip

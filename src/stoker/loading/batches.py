@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from stoker.loading.ahead import copied_ahead
 from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors
 from stoker.loading.order import EpochOrder, Indices
 from stoker.loading.samples import Samples
+from stoker.loading.split import ALL_OF_IT, Pass, Split
 from stoker.loading.transforms import Draw
 from stoker.loading.worker_watch import WorkerWatch
 from stoker.loading.workers import Place, by_workers
@@ -64,17 +65,31 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Batch:
-    """An optimiser batch, still raw: `cut` makes micro-batches of it."""
+    """An optimiser batch, or what this process takes of it, still raw: `cut` makes micro-batches of it.
+
+    `split` says which samples are here, of the batch's `whole` over all processes (None: all there are).
+    """
 
     content: Content
     indices: Indices
     epoch: int
     pipeline: Pipeline
+    split: Split = ALL_OF_IT
+    whole: int | None = None
 
     @property
     def size(self) -> int:
-        """Number of samples."""
+        """Number of samples that are here."""
         return len(self.indices)
+
+    @property
+    def whole_size(self) -> int:
+        """Number of samples over all processes."""
+        return self.size if self.whole is None else self.whole
+
+    def passes(self, micro_batch: int) -> tuple[Pass, ...]:
+        """How they go through the model, at most `micro_batch` at once."""
+        return self.split.passes(self.whole_size, micro_batch)
 
     def cut(self, start: int, stop: int) -> Content:
         """Samples start..stop, ready for the model.
@@ -105,6 +120,8 @@ class BatchSource:
     plan: Plan
     watch: WorkerWatch = field(default_factory=WorkerWatch, compare=False)
     """Its workers, where there are any."""
+    split: Split = ALL_OF_IT
+    """What of each batch this process takes."""
     order: EpochOrder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,9 +134,10 @@ class BatchSource:
             BadJob: a sample cannot be fetched or collated.
             RunFailed: a loader worker died twice over the same batch.
         """
-        with closing(self._fetched(self._places(start, total_updates))) as fetched:
-            for (epoch, indices), content in fetched:
-                yield Batch(content, indices, epoch, self.pipeline)
+        updates = range(start.updates, total_updates)
+        with closing(self._fetched(self._places(updates))) as fetched:
+            for update, ((epoch, indices), content) in zip(updates, fetched, strict=True):
+                yield Batch(content, indices, epoch, self.pipeline, self.split, self._whole(update))
 
     def _fetched(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
         """Raw batches, where they are wanted as soon as they can be."""
@@ -145,23 +163,27 @@ class BatchSource:
             self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned, watch=self.watch
         )
 
-    def _places(self, start: Position, total_updates: int) -> Iterator[Place]:
-        num_train, batch, updates_per_epoch = self.extent.num_train, self.extent.batch, self.extent.updates_per_epoch
-        for update in range(start.updates, total_updates):
-            epoch, within = divmod(update, updates_per_epoch)
-            first = within * batch
-            yield epoch, self.order.indices(epoch, first, min(first + batch, num_train))
+    def _whole(self, update: int) -> int:
+        """Samples of the batch of update number `update`, over all processes."""
+        return self.extent.batch_at(self.extent.position(update))
+
+    def _places(self, updates: Iterable[int]) -> Iterator[Place]:
+        for update in updates:
+            position, size = self.extent.position(update), self._whole(update)
+            indices = self.order.indices(position.epoch, position.cursor, position.cursor + size)
+            yield position.epoch, indices if self.split.parts == 1 else indices[self.split.held(size)]
 
 
-def in_order(samples: Samples, pipeline: Pipeline, size: int) -> Iterator[Batch]:
-    """All samples once, in their own order, in batches of `size`: for evaluation.
+def in_order(samples: Samples, pipeline: Pipeline, size: int, split: Split = ALL_OF_IT) -> Iterator[Batch]:
+    """All samples once, in their own order, `size` of them in each process at once: for evaluation.
 
     Raises:
         BadJob: a sample cannot be fetched or collated.
     """
-    for start in range(0, len(samples), size):
-        indices = np.arange(start, min(start + size, len(samples)), dtype=np.int64)
-        yield Batch(samples.fetch(indices, 0), indices, 0, pipeline)
+    for start in range(0, len(samples), size * split.parts):
+        whole = min(size * split.parts, len(samples) - start)
+        indices = start + np.array(split.held(whole), dtype=np.int64)
+        yield Batch(samples.fetch(indices, 0), indices, 0, pipeline, split, whole)
 
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

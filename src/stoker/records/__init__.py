@@ -7,6 +7,7 @@ from stoker.records.estimate import Basis, Estimate
 from stoker.records.hardware import Hardware, MicroBenchmark, Timing
 from stoker.records.job_spec import DataClass, JobSpec
 from stoker.records.kernels import Kernel, KernelTable
+from stoker.records.layout import ONE_PROCESS, Layout, Schedule
 from stoker.records.plan import (
     LARGEST_GRADIENT_ERROR,
     Breakdown,
@@ -39,12 +40,11 @@ from stoker.records.trace import (
 )
 
 __all__ = [
-    "LARGEST_GRADIENT_ERROR", "Achieved", "Basis", "Bottleneck", "Bound", "Breakdown", "Calibration", "Candidate",
-    "Category", "Ceilings",
-    "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision", "Device", "Environment", "Estimate",
-    "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable", "Loader", "Malloc",
-    "Measurement", "MicroBenchmark",
+    "LARGEST_GRADIENT_ERROR", "ONE_PROCESS", "Achieved", "Basis", "Bottleneck", "Bound", "Breakdown", "Calibration",
+    "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision", "Device", "Environment", "Estimate",
+    "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable", "Layout",
+    "Loader", "Malloc", "Measurement", "MicroBenchmark",
     "Occurrence", "Operation", "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "Rejection",
-    "Repetition", "Report", "Run", "RunStatus", "Segment", "Share", "Storage", "TensorShape", "Timing", "Trace",
-    "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
+    "Repetition", "Report", "Run", "RunStatus", "Schedule", "Segment", "Share", "Storage", "TensorShape", "Timing",
+    "Trace",     "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
 ]  # fmt: skip

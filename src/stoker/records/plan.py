@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from stoker.records.device import Precision
 from stoker.records.estimate import Estimate
+from stoker.records.layout import ONE_PROCESS, Layout
 from stoker.records.price import Price
 from stoker.records.profile import Coupling
 
@@ -29,13 +30,13 @@ training process, or by workers."""
 class Plan:
     """One way to execute a Job.
 
-    `micro_batch` is the most samples that go through the model at once; an optimiser batch is cut into that many
-    (the last may be smaller). `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their
-    inputs and compute the rest again in the backward pass. `loss_chunks` is in how
-    many parts a micro-batch's tokens go through output layer and loss. `malloc` is how the host's memory is had:
-    `retained` keeps what the system gave once, `mapped` asks for each large tensor and gives it back at once.
-    `captured` repeats the operations of a pass as they were noted once, without autograd. `checkpoint_every_s` is the
-    time between checkpoints [s].
+    `micro_batch` is the most samples that go through the model at once in a process; an optimiser batch is cut into
+    that many (the last may be smaller). `layout` is over how many processes, and how; `device` is the first one's.
+    `checkpointed_blocks` of the model's repeated blocks, the first ones, keep only their inputs and compute the rest
+    again in the backward pass. `loss_chunks` is in how many parts a micro-batch's tokens go through output layer and
+    loss. `malloc` is how the host's memory is had: `retained` keeps what the system gave once, `mapped` asks for each
+    large tensor and gives it back at once. `captured` repeats the operations of a pass as they were noted once, without
+    autograd. `checkpoint_every_s` is the time between checkpoints [s].
     """
 
     schema: ClassVar[int] = 1
@@ -54,6 +55,7 @@ class Plan:
     num_workers: int = 0
     prefetch_batches: int = 2
     checkpoint_every_s: float = 30.0
+    layout: Layout = ONE_PROCESS
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "loss_chunks", "threads", "prefetch_batches"):
@@ -65,6 +67,8 @@ class Plan:
             raise ValueError(f"loader {self.loader!r} does not go with num_workers={self.num_workers}")
         if self.captured and (self.compile or self.checkpointed_blocks or self.loss_chunks > 1):
             raise ValueError("a captured pass goes neither with compile, nor with checkpointed_blocks or loss_chunks")
+        if self.captured and self.layout.world_size > 1:
+            raise ValueError("a captured pass is one process's")
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
 
@@ -73,7 +77,8 @@ class Plan:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         loader = f"{self.num_workers} loader workers" if self.num_workers else f"{self.loader} loader"
         layout = self.memory_format.replace("_", "-")
-        words = [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
+        words = [self.layout.in_words()] if self.layout.world_size > 1 else []
+        words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
         words.append(f"{self.optimizer_implementation} optimiser")
         if self.checkpointed_blocks:
             words.append(f"{self.checkpointed_blocks} checkpointed blocks")

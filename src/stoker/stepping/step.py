@@ -20,6 +20,7 @@ from stoker.jobs import EMA, Job, Loss, Optimizer
 from stoker.loading import (
     Batch,
     Content,
+    Pass,
     Pipeline,
     Samples,
     Stream,
@@ -38,6 +39,7 @@ from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.compiling import compile_in_place, uncompiled
 from stoker.stepping.fused_update import fused_update
+from stoker.stepping.layouts import spread
 from stoker.stepping.losses import Objective
 from stoker.stepping.model import build_model
 from stoker.stepping.modes import in_evaluation, to_training
@@ -45,6 +47,7 @@ from stoker.stepping.not_finite import not_finite
 from stoker.stepping.optimizers import build_optimizer, needs_closure
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
+from stoker.stepping.world import ALONE, World
 
 
 class Step:
@@ -57,6 +60,7 @@ class Step:
         dtype: weights and inputs in this dtype (float64, for proofs); None leaves the job's own.
         dropout: False silences dropout, and all else that PyTorch draws inside the model and the loss, for proofs.
         model: a module to use in place of a fresh one.
+        world: the processes that train together, as the plan's layout says.
 
     Raises:
         BadJob: the plan would change what is learned, or asks for what the model or the device does not have.
@@ -72,6 +76,7 @@ class Step:
         dtype: torch.dtype | None = None,
         dropout: bool = True,
         model: nn.Module | None = None,
+        world: World = ALONE,
     ) -> None:
         if problem := coupling.problem_with(plan.micro_batch, job.batch):
             raise BadJob(f"this plan would change what is learned: {problem}")
@@ -80,6 +85,7 @@ class Step:
         require_precision(plan.precision, self.device)
         model = build_model(job) if model is None else model
         self.model = _placed(model, self.device, plan, dtype)
+        self.world, self._spread = world, spread(plan, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
         chunked = in_chunks(job, self.model, plan.loss_chunks)
         self.objective = Objective(job, device=self.device, dtype=dtype, in_chunks=chunked)
@@ -166,7 +172,7 @@ class Step:
 
     def _passed(self, batch: Batch, update: int) -> torch.Tensor:
         """The mean loss by autograd, over as many micro-batches as it takes."""
-        if batch.size > self.plan.micro_batch:
+        if self.world is not ALONE or batch.size > self.plan.micro_batch:
             return self._accumulated(batch, update)
         whole = self._loss_of_part(batch, 0, batch.size, update)
         whole.sum.backward(self._reciprocal(whole))  # the mean's gradient, for one node less
@@ -192,16 +198,11 @@ class Step:
 
     def _accumulated(self, batch: Batch, update: int) -> torch.Tensor:
         """The mean loss over micro-batches, its gradient left in the parameters, divided once by the whole count."""
-        losses: list[Loss] = []
-        for start in range(0, batch.size, self.plan.micro_batch):
-            stop = min(start + self.plan.micro_batch, batch.size)
-            part = self._loss_of_part(batch, start, stop, update)
-            part.sum.backward()
-            losses.append(Loss(part.sum.detach(), part.count))
-        count = sum(loss.count for loss in losses)
+        passes = batch.passes(self.plan.micro_batch)
+        loss = self._spread.accumulate(passes, lambda one: self._loss_of_pass(batch, one, update))
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        torch._foreach_div_(gradients, count)
-        return torch.as_tensor(sum(loss.sum for loss in losses) / count)
+        torch._foreach_div_(gradients, loss.count)
+        return torch.as_tensor(loss.sum / loss.count)
 
     def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
         """The loss of one micro-batch that starts at sample `first` of its batch; random draws are keyed by both."""
@@ -272,6 +273,10 @@ class Step:
         """The weights worth keeping: the average's, or the model's."""
         return self.average.weights if self.average is not None else self.model.state_dict()
 
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers, put together over all processes, each of which has to ask."""
+        return self._spread.whole(self.model.state_dict())
+
     def set_rates(self, progress: float) -> float:
         """Set the learning rates for `progress`; returns that of the first group."""
         factor = self.job.schedule(progress)
@@ -283,6 +288,11 @@ class Step:
         """As `loss_of`; generators are seeded first, since a user's augmentation may draw from them."""
         self._seed(update, start)
         return self._loss(batch.cut(start, stop), stop - start)
+
+    def _loss_of_pass(self, batch: Batch, one: Pass, update: int) -> Loss:
+        """The loss of what this process takes of a batch in one pass."""
+        self._seed(update, one.first)
+        return self._loss(batch.cut(one.start, one.stop), one.size)
 
     def _whole(self, batch: Batch, update: int) -> Content:
         """A batch for a step of the job's own, which takes it in one piece."""
@@ -296,7 +306,7 @@ class Step:
         if self._groups is not None:
             self._groups.micro_batch = size
         with self._precision(), self._shapes(size):
-            return self.objective.loss(self.model, content, size)
+            return self.objective.loss(self._spread.model, content, size)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return autocasting(self.plan.precision, self.device, dtype=self.dtype, draws=self.dropout)
@@ -320,7 +330,7 @@ class Step:
         if is_watched and not math.isfinite(loss):
             raise not_finite("loss", float(loss), update)
         if self.job.clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self._parameters, self.job.clip_norm)
+            norm = self._spread.clip(self._parameters, self.job.clip_norm)
         elif skips:
             norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         else:

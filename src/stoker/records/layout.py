@@ -1,0 +1,87 @@
+"""Layouts: how one update is spread over processes, one device each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+Schedule = Literal["1f1b", "gpipe"]
+"""The order in which a pipeline's stages take their micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A mesh of processes: `stages` x `replicas` x `shards` x `tensor`, the last one the closest together.
+
+    `replicas` hold a whole copy each and take a part of every batch (data parallel); over `shards` a copy's parameters,
+    gradients and optimiser state are split, and each takes a part of the batch too (fully sharded data parallel; with
+    replicas it is hybrid). With `reshard`, gathered parameters are let go of after the forward pass and gathered again
+    for the backward pass. `tensor` processes split the matrices of each layer; with `sequence`, what lies between these
+    layers is split along the sequence. `stages` hold consecutive layers each, and micro-batches go through them in the
+    order of `schedule`.
+    """
+
+    schema: ClassVar[int] = 1
+    replicas: int = 1
+    shards: int = 1
+    tensor: int = 1
+    stages: int = 1
+    reshard: bool = True
+    sequence: bool = False
+    schedule: Schedule = "1f1b"
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "shards", "tensor", "stages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.stages * self.replicas * self.shards * self.tensor
+
+    @property
+    def data_size(self) -> int:
+        """Processes, or groups of them, that each take a part of every batch."""
+        return self.replicas * self.shards
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every process holds all of the state, so that any one of them can give it to the others."""
+        return self.world_size == self.replicas
+
+    def coordinates(self, rank: int) -> tuple[int, int, int, int]:
+        """Stage, replica, shard and place in the tensor group of a process.
+
+        >>> Layout(replicas=2, tensor=2).coordinates(3)
+        (0, 1, 0, 1)
+        """
+        rest, tensor = divmod(rank, self.tensor)
+        rest, shard = divmod(rest, self.shards)
+        stage, replica = divmod(rest, self.replicas)
+        return stage, replica, shard, tensor
+
+    def data_rank(self, rank: int) -> int:
+        """Which part of every batch a process takes, from 0 up to `data_size`.
+
+        >>> Layout(shards=2, tensor=2).data_rank(3)
+        1
+        """
+        _, replica, shard, _ = self.coordinates(rank)
+        return replica * self.shards + shard
+
+    def in_words(self) -> str:
+        """`2 replicas`, `8 shards`, `2 stages (1f1b) × 4-way tensor with sequence`; empty for one process."""
+        words = []
+        if self.stages > 1:
+            words.append(f"{self.stages} stages ({self.schedule})")
+        if self.replicas > 1:
+            words.append(f"{self.replicas} replicas")
+        if self.shards > 1:
+            words.append(f"{self.shards} shards" + ("" if self.reshard else " kept gathered"))
+        if self.tensor > 1:
+            words.append(f"{self.tensor}-way tensor" + (" with sequence" if self.sequence else ""))
+        return " × ".join(words)
+
+
+ONE_PROCESS = Layout()

@@ -1,0 +1,79 @@
+"""What a layout does for a Step: carry a model's passes and gradients over the processes of a world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from stoker.jobs import Loss
+from stoker.loading import Pass
+from stoker.stepping.world import World
+
+LossOf = Callable[[Pass], Loss]
+"""The loss of one pass, through the layout's `model`."""
+
+
+class Spread(Protocol):
+    """A model spread over the processes of a world.
+
+    Parameters of the module it was made from are this process's: whole ones,
+    or DTensors.
+    """
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """What losses and metrics call."""
+        ...
+
+    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
+        """Leave the gradient of the sum of losses, over all processes, in the parameters.
+
+        A pass that does not count is made, and its loss left out. Returns sum and count over all processes, detached.
+        """
+        ...
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """Scale gradients to a global norm of at most `max_norm`; returns the norm before, over all processes."""
+        ...
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Named tensors of the model, as `state_dict` gives them here, put together over all processes."""
+        ...
+
+
+class Alone:
+    """A world of one process: everything is here."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
+        """As `Spread.accumulate`."""
+        losses = [backward(loss_of(one)) for one in passes]
+        return Loss(torch.as_tensor(sum(loss.sum for loss in losses)), sum(loss.count for loss in losses))
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """As `Spread.clip`."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Spread.whole`."""
+        return dict(tensors)
+
+
+def backward(loss: Loss, scale: float = 1.0) -> Loss:
+    """Add the gradient of `scale` times the loss's sum to the parameters; the loss, detached."""
+    loss.sum.backward(None if scale == 1 else torch.full_like(loss.sum, scale))
+    return Loss(loss.sum.detach(), loss.count)
+
+
+def summed(losses: Sequence[Loss], world: World) -> Loss:
+    """Sum and count over all passes that count, of all processes, in float64 in one message."""
+    device = losses[0].sum.device
+    parts = [torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in (one.sum, one.count)])
+             for one in losses]  # fmt: skip
+    total = world.total(torch.stack(parts).sum(0))
+    return Loss(total[0].to(losses[0].sum.dtype), total[1])

@@ -1,0 +1,78 @@
+"""What every layout must keep: the same jobs, trained in one process and over several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from stoker.jobs import SGD, AdamW, Job
+from stoker.loading import BatchSource, datasets_of
+from stoker.records import Coupling, Plan, Position
+from stoker.stepping import Step
+from stoker.stepping.world import World
+from stoker.zoo import GPT
+from tests.stepping.driving import SEPARABLE, grouped
+from tests.stepping.models import cnn, images, make_job, texts
+
+UPDATES = 30
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a process saw: the loss of each update, the samples it took, and all weights at the end."""
+
+    losses: list[float]
+    indices: list[list[int]]
+    weights: dict[str, torch.Tensor] = field(repr=False)
+
+
+def gpt_job() -> Job:
+    """A GPT of two blocks; the last batch of an epoch has 7 samples of 16, some targets are ignored."""
+    return make_job(
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12), data=texts(55, masked=0.3),
+        loss="token_cross_entropy", optimizer=AdamW(lr=1e-3), clip_norm=1.0, batch=16,
+    )  # fmt: skip
+
+
+def cnn_job() -> Job:
+    """A network with batch norm, whose statistics are over the batch."""
+    return make_job(cnn, data=images(55), optimizer=AdamW(lr=1e-3), batch=16)
+
+
+def momentum_job() -> Job:
+    """As `gpt_job`, with SGD, momentum and an average of the weights."""
+    return make_job(
+        lambda: GPT(layers=2, width=32, heads=4, context=8, vocab=12), data=texts(55),
+        loss="token_cross_entropy", optimizer=SGD(lr=0.05, momentum=0.9), batch=16, ema=0.9,
+    )  # fmt: skip
+
+
+JOBS = {"gpt": (gpt_job, SEPARABLE), "cnn": (cnn_job, grouped(16)), "momentum": (momentum_job, SEPARABLE)}
+"""Jobs by name, with their coupling."""
+
+
+def learned(world: World, name: str, plan: Plan, dtype: torch.dtype, updates: int = UPDATES) -> Learned:
+    """Train in this process, a member of `world`."""
+    make, coupling = JOBS[name]
+    job = make()
+    step = Step(job, plan, coupling, dtype=dtype, world=world)
+    return Learned(*_trained(job, step, coupling, updates), step.whole_weights())
+
+
+def _trained(job: Job, step: Step, coupling: Coupling, updates: int) -> tuple[list[float], list[list[int]]]:
+    data = datasets_of(job)
+    source = BatchSource(
+        data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
+        split=step.world.split(coupling),
+    )  # fmt: skip
+    losses, indices = [], []
+    for update, batch in enumerate(source.batches(Position(), updates)):
+        losses.append(float(step.update(batch, update, update / updates)))
+        indices.append([int(one) for one in batch.indices])
+    return losses, indices
+
+
+def largest_loss_difference(one: Learned, other: Learned) -> float:
+    """The largest difference of an update's loss, relative to it."""
+    return max(abs(a - b) / abs(b) for a, b in zip(one.losses, other.losses, strict=True))
