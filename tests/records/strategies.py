@@ -30,7 +30,12 @@ RECORDS = sorted(
 
 def record_of(record: type) -> st.SearchStrategy[Any]:
     """Instances of `record` that it accepts itself."""
-    special = {records.Estimate: _estimates, records.Plan: _plans, records.Coupling: _couplings}
+    special = {
+        records.Estimate: _estimates,
+        records.Plan: _plans,
+        records.Coupling: _couplings,
+        records.Layout: _layouts,
+    }
     if record in special:
         return special[record]()
     hints = typing.get_type_hints(record)
@@ -69,6 +74,14 @@ def _estimates() -> st.SearchStrategy[records.Estimate]:
     )  # fmt: skip
 
 
+def _layouts() -> st.SearchStrategy[records.Layout]:
+    counts = st.integers(1, 64)
+    return st.builds(
+        records.Layout, replicas=counts, shards=counts, tensor=counts, stages=counts, reshard=st.booleans(),
+        sequence=st.booleans(), schedule=st.sampled_from(["1f1b", "gpipe"]),
+    )  # fmt: skip
+
+
 def _plans() -> st.SearchStrategy[records.Plan]:
     return st.builds(
         records.Plan,
@@ -83,6 +96,7 @@ def _plans() -> st.SearchStrategy[records.Plan]:
         num_workers=st.integers(1, 8),
         prefetch_batches=st.integers(1, 4),
         checkpoint_every_s=st.floats(0.1, 1e6),
+        layout=_layouts(),
     )
 
 

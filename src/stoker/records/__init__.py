@@ -41,10 +41,10 @@ from stoker.records.trace import (
 
 __all__ = [
     "LARGEST_GRADIENT_ERROR", "ONE_PROCESS", "Achieved", "Basis", "Bottleneck", "Bound", "Breakdown", "Calibration",
-    "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision", "Device", "Environment", "Estimate",
-    "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable", "Layout",
-    "Loader", "Malloc", "Measurement", "MicroBenchmark",
-    "Occurrence", "Operation", "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "Rejection",
-    "Repetition", "Report", "Run", "RunStatus", "Schedule", "Segment", "Share", "Storage", "TensorShape", "Timing",
-    "Trace",     "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
+    "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision",
+    "Device", "Environment", "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec",
+    "Kernel", "KernelTable", "Layout", "Loader", "Malloc", "Measurement", "MicroBenchmark", "Occurrence", "Operation",
+    "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "Rejection", "Repetition", "Report",
+    "Run", "RunStatus", "Schedule", "Segment", "Share", "Storage", "TensorShape", "Timing", "Trace", "TraceSettings",
+    "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # missing from the stubs
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stoker.errors import BadJob

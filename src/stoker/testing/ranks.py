@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing from the stubs
 
 from stoker.records import Layout
 from stoker.stepping.world import World, join, leave
@@ -63,7 +63,8 @@ def _collected(ends: list[Any]) -> list[Any]:
     results: dict[int, Any] = {}
     waiting = dict(enumerate(ends))
     while waiting:
-        for end in wait(list(waiting.values())):
+        ready: list[Any] = wait(list(waiting.values()))
+        for end in ready:
             rank = next(number for number, one in waiting.items() if one is end)
             del waiting[rank]
             try:
