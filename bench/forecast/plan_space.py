@@ -9,14 +9,15 @@ from dataclasses import asdict
 from stoker.records import Coupling, Plan, digest
 
 MOST = 48
-SEED = 20261121
+SEED = 20261122
 _MICRO_BATCHES = 3
 
 RULE = (
     f"The whole batch and its first {_MICRO_BATCHES - 1} halvings that are legal, x fp32 and bf16 x 1 thread and all "
     "cores x contiguous and, with convolutions, channels-last x default and fused optimiser x no block and all blocks "
-    f"checkpointed x default and mapped malloc. Of these at most {MOST}: first all that neither checkpoint nor map nor "
-    "go below half a batch, in the grid's order, up to two thirds of the places; the rest are drawn from what is left "
+    f"checkpointed x retained, default and mapped malloc. Of these at most {MOST}: first all with retained malloc that "
+    "neither checkpoint nor go below half a batch, in the grid's order, up to two thirds of the places; the rest are "
+    "drawn from what is left "
     f"by random.Random({SEED})."
 )
 
@@ -30,7 +31,7 @@ def every_plan(*, coupling: Coupling, batch: int, cores: int, num_blocks: int, h
         "memory_format": ("contiguous", "channels_last") if has_convolutions else ("contiguous",),
         "optimizer_implementation": ("default", "fused"),
         "checkpointed_blocks": tuple(dict.fromkeys((0, num_blocks))),
-        "malloc": ("default", "mapped"),
+        "malloc": ("retained", "default", "mapped"),
     }
     return [Plan(device="cpu", **dict(zip(axes, chosen, strict=True))) for chosen in itertools.product(*axes.values())]
 
@@ -43,7 +44,7 @@ def registered_plans(grid: list[Plan], most: int = MOST, seed: int = SEED) -> li
     likely = [
         plan
         for plan in grid
-        if plan.checkpointed_blocks == 0 and plan.malloc == "default" and 2 * plan.micro_batch >= largest
+        if plan.checkpointed_blocks == 0 and plan.malloc == "retained" and 2 * plan.micro_batch >= largest
     ][: 2 * most // 3]
     rest = [plan for plan in grid if plan not in likely]
     return likely + random.Random(seed).sample(rest, most - len(likely))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stoker import data, recipes, zoo
     from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
     from stoker.flow import Run, doctor, load, lr_range, plan, prepare, profile, report, train, verify
-    from stoker.jobs import EMA, SGD, Adam, AdamW, Job, Loss, Muon, holdout, schedules
+    from stoker.jobs import EMA, SGD, Adam, AdamW, DiLoCo, Job, LocalSGD, Loss, Muon, holdout, schedules
     from stoker.jobs.batch_size import auto
     from stoker.loading import transforms
     from stoker.units import epochs, samples, seconds, updates
@@ -21,7 +21,7 @@ _HOMES = {
     "stoker.errors": ("BadJob", "BadRun", "DoesNotFit", "NoDevice", "RunFailed", "StokerError"),
     "stoker.flow": ("Run", "doctor", "load", "lr_range", "plan", "prepare", "profile", "report", "train", "verify"),
     "stoker.jobs.batch_size": ("auto",),
-    "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "Job", "Loss", "Muon", "holdout"),
+    "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "DiLoCo", "Job", "LocalSGD", "Loss", "Muon", "holdout"),
     "stoker.units": ("epochs", "samples", "seconds", "updates"),
 }
 _MODULES = {
@@ -34,10 +34,10 @@ _MODULES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DoesNotFit", "Job", "Loss", "Muon", "NoDevice", "Run",
-    "RunFailed", "StokerError", "auto", "data", "doctor", "epochs", "holdout", "load", "lr_range", "plan", "prepare",
-    "profile", "recipes", "report", "samples", "schedules", "seconds", "train", "transforms", "updates", "verify",
-    "zoo",
+    "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DiLoCo", "DoesNotFit", "Job", "LocalSGD", "Loss", "Muon",
+    "NoDevice", "Run", "RunFailed", "StokerError", "auto", "data", "doctor", "epochs", "holdout", "load",
+    "lr_range", "plan", "prepare", "profile", "recipes", "report", "samples", "schedules", "seconds", "train",
+    "transforms", "updates", "verify", "zoo",
 ]  # fmt: skip
 
 

@@ -46,9 +46,9 @@ def test_the_likely_ones_are_named_first() -> None:
     """The plain plan is among them, and so are some that checkpoint or map memory."""
     named = registered_plans(grid())
     first = named[: 2 * MOST // 3]
-    assert Plan(device="cpu", micro_batch=64, threads=2) in first
-    assert not any(plan.checkpointed_blocks or plan.malloc == "mapped" for plan in first)
-    assert {plan.malloc for plan in named} == {"default", "mapped"}
+    assert Plan(device="cpu", micro_batch=64, threads=2, malloc="retained") in first
+    assert not any(plan.checkpointed_blocks or plan.malloc != "retained" for plan in first)
+    assert {plan.malloc for plan in named} == {"retained", "default", "mapped"}
     assert any(plan.checkpointed_blocks for plan in named)
 
 

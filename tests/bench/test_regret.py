@@ -114,4 +114,4 @@ def test_plans_of_one_process_share_their_malloc(tmp_path: Path) -> None:
     machine = Machine(faster_fused)
     contest(machine, Plan(device="cpu", micro_batch=32, threads=2)).run(["mlp"], tmp_path / "regret.json", "a test")
     assert all(len({plan.malloc for plan in request.plans}) == 1 for request in machine.requests)
-    assert {plan.malloc for request in machine.requests for plan in request.plans} == {"default", "mapped"}
+    assert {plan.malloc for request in machine.requests for plan in request.plans} == {"retained", "default", "mapped"}

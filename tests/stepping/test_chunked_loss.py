@@ -270,3 +270,15 @@ def test_the_forecast_sees_a_chunk_of_logits() -> None:
         trace = trace_update(job, datasets_of(job), SEPARABLE, settings)
         peaks.append(forecast_memory(trace).allocated)
     assert peaks[0] - peaks[1] > 2 * 7 / 8 * (12 * TOKENS * 4096 * 4)  # logits and their softmax
+
+
+def test_an_evaluation_computes_no_gradient() -> None:
+    """Without gradients a chunked loss takes the products of its forward pass and no other; its value is the same."""
+    model, (inputs, targets) = _gpt(), _tokens()
+    chunked = ChunkedLoss(model, 4)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        found = chunked(lambda: model(inputs), targets)
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        logits = model(inputs)
+    assert counted.get_total_flops() == forward.get_total_flops()
+    assert torch.allclose(found, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))

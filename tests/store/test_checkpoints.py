@@ -121,8 +121,8 @@ def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path
     """It is not damaged: a newer Stoker wrote it, and an older checkpoint must not quietly take its place."""
     store = CheckpointStore(tmp_path)
     save(store, 100)
-    rewrite_manifest(save(store, 200), schema=2)
-    with pytest.raises(BadRun, match="schema version 2, this Stoker reads version 1"):
+    rewrite_manifest(save(store, 200), schema=3)
+    with pytest.raises(BadRun, match="schema version 3, this Stoker reads version 2"):
         store.newest()
 
 

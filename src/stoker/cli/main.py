@@ -169,6 +169,16 @@ def train(
             raise typer.Exit(_INTERRUPTED)
 
 
+@app.command("take-part", hidden=True)
+def take_part(directory: Path, job_file: JobFile, settings: Settings = None, debug: Debug = False) -> None:
+    """Train a run as one of the processes that `stoker train --on 2xhere` starts."""
+    with _reported(debug=debug):
+        from stoker import flow
+
+        job, entry = _load(job_file, settings)
+        raise typer.Exit(flow.take_part_in(directory, job, entry))
+
+
 @app.command()
 def verify(
     job_file: JobFile, settings: Settings = None, on: Place = "here", as_json: AsJson = False, debug: Debug = False

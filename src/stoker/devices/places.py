@@ -20,7 +20,9 @@ from stoker.units import format_bytes
 class Place:
     """A device that can be planned for. `name` is its name in the catalogue, or `cpu`, `cuda:0` if it is here.
 
-    `entry` is what the catalogue says of its model (None: the model is not known); prices go by its name.
+    `entry` is what the catalogue says of its model (None: the model is not known); prices go by its name. `count` is
+    how many of it a job is to be spread over, with one process each, and then stands before the name: `8xh100`. Of a
+    CPU that is here these processes share the cores and the memory; `device` and `hardware` are the whole machine's.
     """
 
     name: str
@@ -28,6 +30,19 @@ class Place:
     hardware: Hardware
     is_here: bool
     entry: CatalogueEntry | None = None
+    count: int = 1
+
+    @property
+    def cores_each(self) -> int:
+        """Cores for each process on a CPU that is here, at least one; on anything else those of a device."""
+        is_shared = self.is_here and self.device.kind == "cpu"
+        return max(1, self.device.cores // self.count) if is_shared else self.device.cores
+
+    @property
+    def memory_bytes_each(self) -> int:
+        """Memory for each process [bytes]: a share of this machine's, or a device's own."""
+        is_shared = self.is_here and self.device.kind == "cpu"
+        return self.device.memory_bytes // self.count if is_shared else self.device.memory_bytes
 
     def limited_to(self, memory_bytes: float | None) -> Place:
         """The same place with at most so much of its memory to be used; None: all there is."""
@@ -43,8 +58,8 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
 
     Args:
         word: `here` (the best attached device), `cpu`, `cuda`, `cuda:N`, or a name of the catalogue such as `h100`;
-            upper and lower case are the same. `2xhere` and `8xh100` are understood, and refused until jobs can be
-            spread over devices.
+            upper and lower case are the same. `2xhere` and `8xh100` are understood, and refused: see
+            `planned_devices` for those.
         attached: what is attached, best first; see `attached_devices`.
         known: the catalogue; the user's if None.
 
@@ -57,7 +72,7 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
     if count == 1:
         return device
     raise NoDevice(
-        f"{word!r} asks for {count} devices; a job runs on one device so far.",
+        f"{word!r} asks for {count} devices, where one is wanted.",
         remedy=f"Use `--on {name}`, which is {_in_words(device)}.",
     )
 
@@ -67,13 +82,14 @@ def planned_devices(words: str, attached: Sequence[Device], known: Catalogue | N
 
     Args:
         words: each a word of `resolve_place`, any name or alias of the catalogue, or `all`: every model of it that can
-            be planned for. An alias that leaves the memory open means all its models. Example: `h100,a100-80g,here`.
+            be planned for. An alias that leaves the memory open means all its models. A number before a word is how
+            many devices of it work together. Example: `8xh100,a100-80g,2xhere`.
         attached: what is attached, best first. A model that is attached is planned for as it is here.
         known: the catalogue; the user's if None.
 
     Raises:
-        NoDevice: a word is unknown, asks for several devices, means an attached device that is not there, or a device
-            for which there is no time model.
+        NoDevice: a word is unknown, means an attached device that is not there, more GPUs than are attached, or a
+            device for which there is no time model.
     """
     known = catalogue() if known is None else known
     names = [word.strip() for word in words.split(",") if word.strip()]
@@ -86,21 +102,36 @@ def planned_devices(words: str, attached: Sequence[Device], known: Catalogue | N
 def _places(word: str, attached: Sequence[Device], known: Catalogue) -> tuple[Place, ...]:
     """The places one word means."""
     count, name = _split(word)
-    if count != 1:
-        raise NoDevice(
-            f"{word!r} asks for {count} devices; a job is planned for one device so far.", remedy=f"Use `--on {name}`."
-        )
     if name == "all":
-        return tuple(_place_of(entry, known) for entry in known.entries if entry.can_be_planned)
+        places = tuple(_place_of(entry, known) for entry in known.entries if entry.can_be_planned)
+        return tuple(_several(place, count) for place in places)
     here = _attached_matches(name, attached, known)
-    if here:
-        return (_place_here(here[0], known),)
+    alike = [device for device in here if (device.kind, device.model) == (here[0].kind, here[0].model)]
+    if here and (_is_local_word(name) or count <= len(alike)):
+        if here[0].kind != "cpu" and count > len(alike):
+            raise _too_few(word, count, alike)
+        return (_several(_place_here(here[0], known), count),)
     if _is_local_word(name):
         raise _not_attached(name, attached)
     entries = known.find(name)
     if not entries:
         raise _unknown(name, attached, known)
-    return tuple(_place_of(entry, known) for entry in entries)
+    return tuple(_several(_place_of(entry, known), count) for entry in entries)
+
+
+def _several(place: Place, count: int) -> Place:
+    """So many of it."""
+    return place if count == 1 else dataclasses.replace(place, name=f"{count}x{place.name}", count=count)
+
+
+def _too_few(word: str, count: int, alike: Sequence[Device]) -> NoDevice:
+    """The error: a job spread over GPUs needs one for each process, all of one model."""
+    there = f"{len(alike)} × {alike[0].model}" if len(alike) > 1 else f"one {alike[0].model}"
+    most = f"`--on {len(alike)}xhere`" if len(alike) > 1 else "`--on here`"
+    return NoDevice(
+        f"{word!r} asks for {count} GPUs; attached: {there}.",
+        remedy=f"Use {most}, or `--on {count}xcpu` for {count} processes on this machine's CPU.",
+    )
 
 
 def _place_of(entry: CatalogueEntry, known: Catalogue) -> Place:

@@ -13,6 +13,7 @@ from stoker import planning, records
 from stoker.devices import Place, attached_devices, catalogue, planned_devices, sample_cpu
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.flow.kept_plans import keep_decision, kept_decision
+from stoker.flow.layouts import on_many
 from stoker.flow.misfits import fits_nowhere
 from stoker.flow.planner import Planner, errors_so_far, failures_so_far, losers_of
 from stoker.flow.preparation import Prepared, prepare
@@ -63,7 +64,7 @@ def plan(
     decision = compare(planner, places, limits, objective)
     if unplanned:
         decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
-    if all(place.is_here for place in places):
+    if all(place.is_here and place.count == 1 for place in places):
         decision = dataclasses.replace(decision, advice=_advice(planner, decision.chosen))
     return dataclasses.replace(decision, took_s=time.perf_counter() - started)
 
@@ -118,6 +119,18 @@ def decide(
     return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
 
 
+def decide_many(prepared: Prepared, place: Place, only: Plan | None = None) -> tuple[Decision, Coupling]:
+    """The plan to run on several devices that are here, by forecast; with `only`, that plan is taken.
+
+    Raises:
+        BadJob: the job cannot be spread over so many processes, or `only` does not go with it.
+        DoesNotFit: it fits under no layout.
+    """
+    started, planner = time.perf_counter(), Planner(prepared)
+    decision = on_many(planner, place, only)
+    return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
+
+
 def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective: Objective | None) -> Decision:
     """The best plan for each place, the best place first.
 
@@ -135,6 +148,8 @@ def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective
         raise _fits_nowhere(planner, unfit)
     ranked, beyond = planning.choose([d.chosen for d in decisions.values()], limits, objective)
     best = decisions[ranked[0].device]
+    if len(places) == 1:  # of several devices, the layouts stand beside each other
+        ranked = (ranked[0], *best.candidates[1:])
     too_small = [_unfit(planner, place, problem) for place, problem in unfit]
     rejected = (*beyond, *(one for one in too_small if one is not None), *best.rejected)
     lines = best.explanation
@@ -153,6 +168,8 @@ def on_one(planner: Planner, place: Place) -> Decision:
     Raises:
         DoesNotFit: no legal plan fits.
     """
+    if place.count > 1:
+        return on_many(planner, place)
     if place.is_here and planner.is_too_large_here is None:
         return _confirmed(planner, place)
     ranked = planner.ranked(place)

@@ -1,24 +1,27 @@
-"""From a trained step to a finished run: final metrics, weights, record, report, calibration."""
+"""How a run ends: finished with its metrics, weights, record, report and calibration; or stopped; or failed."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 import safetensors.torch
 
 from stoker import records, reporting, training
+from stoker.errors import BadRun, StokerError
 from stoker.flow.bottleneck import bottleneck_of
+from stoker.flow.opening import tell
 from stoker.flow.recovering import with_plan
 from stoker.flow.runs import WEIGHTS, Run
 from stoker.flow.starting import Session
 from stoker.loading import Samples
 from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
-from stoker.store import CalibrationStore, RunDirectory, cache_root, write_atomic
+from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_root, write_atomic
+from stoker.training import Sink
 
 
 def final_metrics(session: Session) -> dict[str, float]:
@@ -62,7 +65,7 @@ def _evaluated(session: Session, samples: Samples) -> dict[str, float]:
 def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
     """Write weights and report, then the record: a run is finished once all of it is there."""
     directory, telemetry = session.directory, session.loop.telemetry
-    state = session.step.model.state_dict()
+    state = session.step.model.state_dict() if session.weights is None else session.weights
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights), what="the trained weights")
     done = dataclasses.replace(
@@ -153,3 +156,34 @@ def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:
         if forecast is not None:
             append("total_s", forecast.total_s, run.wall_s)
             append("peak_bytes", forecast.peak_bytes, float(peak_bytes))
+
+
+def stopped(session: Session, reason: str) -> Run:
+    """Leave the run to be continued."""
+    directory, position, telemetry = session.directory, session.position, session.loop.telemetry
+    telemetry.emit("stopped", reason=reason, samples=position.samples)
+    run = directory.read_run()
+    directory.write_run(
+        dataclasses.replace(run, samples=position.samples, updates=position.updates, wall_s=telemetry.wall_s)
+    )
+    return Run(directory, session.prepared.job)
+
+
+def failed(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
+    """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
+    names: tuple[str, ...] = ()
+    samples, has_dumps = 0, False
+    with suppress(StokerError):  # the first error is the one to tell
+        names = CheckpointStore(directory.checkpoints).names()
+        has_dumps = directory.dumps.exists()
+        if not (names or has_dumps):
+            directory.discard()
+            return
+        if isinstance(error, BadRun):
+            return  # what is in the directory cannot be used, and is left as it was found
+        samples = int(names[-1].split(".")[0]) if names else 0
+        record = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
+        directory.write_run(record)
+    for sink in sinks if names or has_dumps else ():
+        with suppress(StokerError):
+            tell([sink], "stopped", reason=error.message, samples=samples)

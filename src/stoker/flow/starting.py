@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from stoker import profiling, records, training
 from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
@@ -16,6 +18,7 @@ from stoker.loading import BatchSource, Stream, key_of, seed_generators
 from stoker.records import CheckpointManifest, Coupling, Decision, Device, Environment, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.stepping import Step, measure_name
+from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
 from stoker.training import Sink
 
@@ -45,6 +48,10 @@ class Session:
     loop: training.Loop
     position: Position
     is_profiled: bool = False
+    metrics: dict[str, float] | None = None
+    """Of the weights worth keeping, at the end."""
+    weights: dict[str, torch.Tensor] | None = None
+    """Those weights, whole, at the end."""
 
     @property
     def step(self) -> Step:
@@ -52,7 +59,7 @@ class Session:
         return self.loop.step
 
 
-def ready(
+def ready(  # noqa: PLR0913 - what a session is made of
     prepared: Prepared,
     directory: RunDirectory,
     device: Device,
@@ -62,24 +69,33 @@ def ready(
     sink: Sink,
     stop: training.StopRequest,
     replanned: Callable[[training.Replanned], None],
+    world: World = ALONE,
+    carried: training.Carried | None = None,
 ) -> Session:
     """The run in `directory` with its state restored; its lock must be held.
+
+    Among several processes each of them calls this. What they carried over from before they met goes first: the
+    furthest gives its state to the others; if nobody carries anything, all start from the last checkpoint.
 
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
     plan, store = decision.chosen.plan, CheckpointStore(directory.checkpoints)
-    step = Step(prepared.job, plan, coupling)
+    step = Step(prepared.job, plan, coupling, world=world)
     seed_generators(key_of(Stream.MICRO_BATCH, prepared.job.seed))
-    start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates)
-    position = Position() if start is None else start.position
-    progress = {} if start is None else _restored(step, start)
-    if start is not None and progress and progress["best"]["samples"] == position.samples:
-        store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
+    start, given = None, training.given_by_the_furthest(step, carried)
+    if given is not None:
+        position, progress = given.position, given.progress
+    else:
+        start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates)
+        position = Position() if start is None else start.position
+        progress = {} if start is None else _restored(step, start)
+        if start is not None and progress and progress["best"]["samples"] == position.samples and world.is_first:
+            store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
     source = BatchSource(
         prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
-        plan,
+        plan, split=world.split(coupling),
     )  # fmt: skip
     checkpointer = training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
     loop = training.Loop(
@@ -99,13 +115,15 @@ def ready(
             dumps=directory.dumps, update_s=decision.chosen.forecast.step_s.value,
             is_writing=lambda: checkpointer.is_writing,
         ),
+        unevaluated=None if given is None else given.unevaluated,
     )  # fmt: skip
     session = Session(prepared, directory, decision, store, loop, position)
     for problem in store.problems:
         telemetry.emit("warned", message=problem)
     if start is not None:
         telemetry.emit("resumed", samples=position.samples, updates=position.updates, checkpoint=str(start.path))
-    _tell_start(session, device)
+    if given is None:
+        _tell_start(session, device)
     return session
 
 

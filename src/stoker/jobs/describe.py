@@ -32,7 +32,8 @@ _WORDS = ("torch.dtype", "torch.device")
 
 def describe_settings(job: Job) -> dict[str, JSON]:
     """Everything a Job resolved to, as JSON, except its model and data, which are identified by content."""
-    left_out = {*_NOT_SETTINGS, *(("step",) if job.step is None else ())}  # specs of jobs without one stay as they were
+    # Specs of jobs without one of these stay as they were.
+    left_out = {*_NOT_SETTINGS, *(name for name in ("step", "sync") if getattr(job, name) is None)}
     fields = (f.name for f in dataclasses.fields(job) if f.name not in left_out)
     return {name: describe(getattr(job, name)) for name in fields}
 

@@ -10,6 +10,7 @@ from stoker.errors import BadJob, nearest
 from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.optimizers import Optimizer
 from stoker.jobs.schedules import Constant, Schedule
+from stoker.jobs.sync import Sync
 from stoker.units import Duration, epochs
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class Job:
         penalty: a function of the model, added to the loss once per update.
         ema: an average of the weights; a number is its decay.
         coupling_group: samples whose statistics belong together in a model that couples samples (default: the batch).
+        sync: how replicas on slow links come together after an interval, instead of with every update:
+            `stoker.DiLoCo(every=…)` or `stoker.LocalSGD(every=…)`. See docs/slow-links.md.
         loss_scope: "batch" declares a loss over the whole batch, such as a contrastive one.
         inputs: which entries of a sample go into the model: keys of a dict or indices of a tuple (default: the first;
             of a dict, all but the target).
@@ -129,6 +132,7 @@ class Job:
     penalty: Callable[[Any], Any] | None = None
     ema: EMA | float | None = None
     coupling_group: int | None = None
+    sync: Sync | None = None
     loss_scope: Literal["sample", "batch"] = "sample"
     inputs: str | int | Sequence[str | int] | None = None
     target: str | int | None = None
@@ -146,7 +150,7 @@ class Job:
             object.__setattr__(self, "batch", AutoBatch())
         if _is_number(self.ema):
             object.__setattr__(self, "ema", _average(self.ema))
-        checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self))
+        checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self))
         for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")
@@ -244,6 +248,19 @@ def _own_step(job: Job) -> Iterator[_Check]:
     )
     for name in ("valid", "test"):
         yield name, getattr(job, name) is None or can_choose, needed
+
+
+def _sync(job: Job) -> Iterator[_Check]:
+    """What goes with updates that each site makes for itself."""
+    if job.sync is None:
+        return
+    given: object = job.sync
+    yield "sync", isinstance(given, Sync), f"wanted stoker.DiLoCo(…) or stoker.LocalSGD(…), got {_kind(given)}"
+    if isinstance(job.sync, Sync) and _is_count(job.batch):
+        job.sync.interval(job.batch)
+    yield "ema", job.ema is None, "an average would be of one site's weights; sync has shared weights of its own"
+    yield "step", job.step is None, "sync does not go with a step of the job's own"
+    yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
 
 
 def _fields(job: Job) -> list[_Check]:

@@ -10,7 +10,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,14 @@ _IMPORT = "import"
 class Entry:
     """Where a Job came from: its file, the local modules it imports, and its parameters' values.
 
-    `sources` maps paths relative to the job file's folder to their text; `digest` is their SHA-256 (hex).
+    `settings` are the texts that gave the parameters. `sources` maps paths relative to the job file's folder to their text; `digest` is their SHA-256 (hex).
     """
 
     path: Path
     parameters: dict[str, JSON]
     sources: dict[str, str]
     digest: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
@@ -57,7 +58,7 @@ def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
             remedy="End the function with `return stoker.Job(model=…, data=…, …)`.",
         )
     sources = local_sources(path)
-    return job, Entry(path.resolve(), values_of(function, arguments), sources, digest(sources))
+    return job, Entry(path.resolve(), values_of(function, arguments), sources, digest(sources), settings)
 
 
 def _import_job_function(path: Path) -> Callable[..., Any]:

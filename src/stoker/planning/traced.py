@@ -84,9 +84,8 @@ class TracedForecasts:
 
     def needed_bytes(self, plan: Plan) -> float:
         """Memory of the device [bytes]: on a GPU what its allocator holds and the context, on a CPU the process."""
-        peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
         if self._hardware.device.kind == "cuda":
-            return peak.reserved + self._data_bytes(plan) + memory.context_bytes().value
+            return self._device_bytes(plan)[1] + memory.context_bytes().value
         return self._resident(plan)
 
     def probability_it_fits(self, plan: Plan) -> float:
@@ -116,17 +115,15 @@ class TracedForecasts:
             compile_s = as_measured_before(update.compile_s, self._calibrations)
             total_s = _both(total_s, compile_s)
         cuda = self._hardware.device.kind == "cuda"
-        peak = self._needs.peak(self._settings(plan), self._micro_batches(plan))
-        beside = self._data_bytes(plan)
-        needed = memory.needed(float(peak.allocated + beside) if cuda else self._resident(plan), self._residuals)
+        allocated, reserved = self._device_bytes(plan) if cuda else (self._resident(plan), 0.0)
         return Forecast(
             step_s=step_s,
             samples_per_s=per_s,
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
             checkpoint_s=Estimate(value=save_s, low=0.0, high=3 * save_s, unit="s", basis="roofline"),
             total_s=total_s,
-            peak_bytes=needed,
-            reserved_bytes=memory.needed(float(peak.reserved + beside), self._residuals) if cuda else None,
+            peak_bytes=memory.needed(allocated, self._residuals),
+            reserved_bytes=memory.needed(reserved, self._residuals) if cuda else None,
             probability_it_fits=self.probability_it_fits(plan),
             total_samples=extents.total_samples,
             total_updates=extents.total_updates,
@@ -153,18 +150,26 @@ class TracedForecasts:
     def update(self, plan: Plan) -> UpdateTime:
         """The time of one update."""
         if plan not in self._updates:
-            hardware, times = self._times_with(plan.threads)
-            self._updates[plan] = update_time(
-                self._needs.work(self._settings(plan), self._micro_batches(plan)),
-                times,
-                hardware,
-                precision=plan.precision,
-                is_compiled=plan.compile,
-                is_captured=plan.captured,
-                malloc=plan.malloc,
-                is_data_there=plan.loader == "device",
-            )
+            self._updates[plan] = self._update_by(plan, self._needs, *self._times_with(plan.threads))
         return self._updates[plan]
+
+    def _update_by(self, plan: Plan, needs: Needs, hardware: Hardware, times: OperationTimes) -> UpdateTime:
+        """The time of an update that does what `needs` says."""
+        return update_time(
+            needs.work(self._settings(plan), self._micro_batches(plan)),
+            times,
+            hardware,
+            precision=plan.precision,
+            is_compiled=plan.compile,
+            is_captured=plan.captured,
+            malloc=plan.malloc,
+            is_data_there=plan.loader == "device",
+        )
+
+    def _device_bytes(self, plan: Plan) -> tuple[float, float]:
+        """What of a GPU lives at once at the peak, and what its allocator holds then [bytes]."""
+        peak, beside = self._needs.peak(self._settings(plan), self._micro_batches(plan)), self._data_bytes(plan)
+        return float(peak.allocated + beside), float(peak.reserved + beside)
 
     def _data_bytes(self, plan: Plan) -> int:
         """What the training data take of a GPU's memory [bytes]."""

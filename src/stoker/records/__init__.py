@@ -23,7 +23,16 @@ from stoker.records.plan import (
 )
 from stoker.records.price import Price
 from stoker.records.profile import Coupling, CouplingKind, Profile
-from stoker.records.progress import CheckpointManifest, Event, EventKind, FileDigest, Position
+from stoker.records.progress import (
+    CheckpointManifest,
+    Event,
+    EventKind,
+    FileDigest,
+    Position,
+    StoredPiece,
+    StoredTensor,
+)
+from stoker.records.rank_times import RankTimes, SampledUpdates
 from stoker.records.run import Calibration, Quantity, Report, Run, RunStatus, Verdict
 from stoker.records.trace import (
     Category,
@@ -44,7 +53,8 @@ __all__ = [
     "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision",
     "Device", "Environment", "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec",
     "Kernel", "KernelTable", "Layout", "Loader", "Malloc", "Measurement", "MicroBenchmark", "Occurrence", "Operation",
-    "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "Rejection", "Repetition", "Report",
-    "Run", "RunStatus", "Schedule", "Segment", "Share", "Storage", "TensorShape", "Timing", "Trace", "TraceSettings",
-    "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
+    "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "RankTimes", "Rejection", "Repetition",
+    "Report", "Run", "RunStatus", "SampledUpdates", "Schedule", "Segment", "Share", "Storage", "StoredPiece",
+    "StoredTensor", "TensorShape", "Timing", "Trace", "TraceSettings", "Verdict", "Widened", "digest", "dumps",
+    "from_json", "loads", "to_json",
 ]  # fmt: skip

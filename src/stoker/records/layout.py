@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 Schedule = Literal["1f1b", "gpipe"]
@@ -69,6 +69,28 @@ class Layout:
         """
         _, replica, shard, _ = self.coordinates(rank)
         return replica * self.shards + shard
+
+    def resized(self, world_size: int) -> Layout | None:
+        """The layout for another number of processes, which share the batch; None where it is no layout.
+
+        Stages and tensor groups keep their size, replicas theirs where that goes.
+
+        >>> Layout(replicas=4).resized(3).in_words()
+        '3 replicas'
+        >>> Layout(shards=2, tensor=2).resized(3) is None
+        True
+        """
+        data, rest = divmod(world_size, self.stages * self.tensor)
+        if rest or data < 1:
+            return None
+        if self.shards == 1:
+            return replace(self, replicas=data)
+        replicas = self.replicas if data % self.replicas == 0 else 1
+        return replace(self, replicas=replicas, shards=data // replicas)
+
+    def usable(self, world_size: int) -> int:
+        """How many of so many processes can be used, in this layout resized; 0 where they are too few."""
+        return next((size for size in range(world_size, 0, -1) if self.resized(size) is not None), 0)
 
     def in_words(self) -> str:
         """`2 replicas`, `8 shards`, `2 stages (1f1b) × 4-way tensor with sequence`; empty for one process."""

@@ -122,6 +122,12 @@ class Forecast:
     was not measured."""
     compile_s: Estimate | None = None
     """What compiling takes, once; part of `total_s` unless the plan was compiled when it was tried."""
+    exposed_s: Estimate | None = None
+    """What of an update's messages between processes nothing hides [s], part of `step_s`; None for one process."""
+    hidden_s: Estimate | None = None
+    """What of them passes beside arithmetic [s], and is no part of `step_s`."""
+    communication_bytes: int | None = None
+    """What a process tells the others in an update [bytes]; None for one process. `peak_bytes` is that of one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from stoker.records.codec import JSON
+from stoker.records.layout import ONE_PROCESS, Layout
 
 EventKind = Literal[
     "planned",
@@ -71,10 +72,31 @@ class FileDigest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointManifest:
-    """What a checkpoint holds; written last, so that a checkpoint without one does not exist."""
+class StoredPiece:
+    """A block of a tensor: it begins at `offsets` of the tensor, has the sizes `sizes`, and lies in `file`."""
 
-    schema: ClassVar[int] = 1
+    file: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor of a checkpoint that several processes wrote; together the pieces are all of it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[StoredPiece, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """What a checkpoint holds; written last, so that a checkpoint without one does not exist.
+
+    Version 2 keeps an optimiser's state under the names of parameters; version 1 had their numbers.
+    """
+
+    schema: ClassVar[int] = 2
     spec_digest: str
     position: Position
     stoker_version: str
@@ -82,3 +104,7 @@ class CheckpointManifest:
     files: tuple[FileDigest, ...]
     skeleton: dict[str, JSON]
     """The optimiser's and the loop's state with tensors replaced by their names in the weight files."""
+    layout: Layout = ONE_PROCESS
+    """Of the processes that wrote it."""
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    """Where each tensor lies that several processes wrote; of one process, `model.x` lies in `model.safetensors`."""

@@ -13,6 +13,7 @@ from stoker.records.kernels import KernelTable
 from stoker.records.plan import Decision
 from stoker.records.profile import Coupling
 from stoker.records.progress import Event
+from stoker.records.rank_times import RankTimes
 
 RunStatus = Literal["unfinished", "finished", "failed"]
 
@@ -49,6 +50,7 @@ class Report:
     events: tuple[Event, ...]
     bottleneck: Bottleneck | None = None
     kernels: KernelTable | None = None
+    ranks: tuple[RankTimes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from stoker.reporting.holdup import holdup
 from stoker.reporting.kernel_section import profiled
 from stoker.reporting.markup import Markup, element, escaped, joined, script_json, section
 from stoker.reporting.palette import repainting, style_variables
+from stoker.reporting.rank_section import ranks_together
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -32,6 +33,7 @@ def render_html(report: Report) -> str:
             _figures("Learning", [chart for chart in drawn if _is_learning(chart)]),
             _figures("Running", [chart for chart in drawn if not _is_learning(chart)]),
             holdup(report),
+            ranks_together(report),
             profiled(report),
             sections.time_spent(report),
             sections.forecast_beside_measured(report),

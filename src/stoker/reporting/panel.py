@@ -208,7 +208,7 @@ def _rows(now: Snapshot, clock_s: float) -> list[tuple[str, RenderableType, Rend
         rate = f"learning rate {now.learning_rate:.2g}" if now.learning_rate is not None else ""
         rows.append(("loss", _bold(f"{now.loss:.4f}"), Sparkline(now.losses, beside=rate)))
     if now.samples_per_s is not None:
-        rows.append(("speed", _bold(format_rate(now.samples_per_s)), _beside_forecast(now)))
+        rows.append(("speed", _bold(format_rate(now.samples_per_s)), _beside_rate(now)))
     if named := headline_metric(now.valid):
         rows.append(("valid", _bold(f"{named[0]} {format_metric(*named)}"), Text(_rest(now, named[0]))))
     if now.wall_s:
@@ -220,6 +220,13 @@ def _rows(now: Snapshot, clock_s: float) -> list[tuple[str, RenderableType, Rend
         where = f"at {format_samples(now.saved_samples)} samples{size}"
         rows.append(("saved", Text(f"{_whole_seconds(clock_s - now.saved_at)} ago"), Text(where, style="dim")))
     return rows
+
+
+def _beside_rate(now: Snapshot) -> Text:
+    """Of how many processes together it is, and what was forecast."""
+    together = f"{now.processes} processes together" if now.processes > 1 else ""
+    forecast = _beside_forecast(now)
+    return Text.assemble((together, "dim"), (" · " if together and forecast else "", "dim"), forecast)
 
 
 def _beside_forecast(now: Snapshot) -> Text:

@@ -205,7 +205,9 @@ def _effort(report: Report) -> list[tuple[str, str, str]]:
     tiles.append(("samples", format_samples(run.samples), f"{epochs:.3g} epochs, {run.updates:,} updates"))
     if report.device is not None:
         threads = f", {report.environment.threads} threads" if report.environment else ""
-        tiles.append(("device", report.device.model, f"{report.device.cores} cores{threads}"))
+        size = report.decision.chosen.plan.layout.world_size if report.decision else 1
+        processes = f"{size} processes, " if size > 1 else ""
+        tiles.append(("device", report.device.model, f"{processes}{report.device.cores} cores{threads}"))
     return tiles
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.records import Event, Forecast
+from stoker.records import Event, Forecast, Plan, from_json
 from stoker.reporting.history import (
     as_number,
     evaluation_metrics,
@@ -35,7 +35,8 @@ class Snapshot:
     """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
-    best evaluation so far; `split_s` sums what this process told; `verdict` is what held the run back, in lines.
+    best evaluation so far; `split_s` sums what this process told; `verdict` is what held the run back, in lines;
+    `processes` train together.
     """
 
     phase: str = "planning"
@@ -67,6 +68,7 @@ class Snapshot:
     metrics: Mapping[str, float] = field(default_factory=dict)
     report: str = ""
     verdict: tuple[str, ...] = ()
+    processes: int = 1
 
     @property
     def fraction(self) -> float:
@@ -94,7 +96,14 @@ def _planned(_: Snapshot, event: Event) -> dict[str, Any]:
         "device": text(event, "device") or (plan.device if plan else None),
         "forecast": forecast,
         "explanation": tuple(str(line) for line in lines) if isinstance(lines, list | tuple) else None,
+        "processes": plan.layout.world_size if plan else None,
     }
+
+
+def _replanned(_: Snapshot, event: Event) -> dict[str, Any]:
+    new = event.fields.get("new")
+    plan = from_json(new, Plan) if isinstance(new, Mapping) else None
+    return {"plan": plan.in_words(), "processes": plan.layout.world_size} if plan else {}
 
 
 def _started(before: Snapshot, event: Event) -> dict[str, Any]:
@@ -185,7 +194,7 @@ _CHANGES = {
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
     "warned": _warned,
-    "replanned": _warned,
+    "replanned": _replanned,
     "recovered": _warned,
     "skipped": _warned,
     "stopped": _stopped,

@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from stoker.jobs import EMA
+from stoker.stepping.local_tensors import all_local
 
 
 class Average:
-    """A second set of weights that follows the model's; see `stoker.jobs.EMA`."""
+    """A second set of weights that follows the model's, and lies where they lie; see `stoker.jobs.EMA`."""
 
     def __init__(self, settings: EMA, model: nn.Module) -> None:
         self.settings = settings
@@ -27,7 +28,7 @@ class Average:
         decay = min(self.settings.decay, (1 + update) / (10 + update))
         mine = [self.weights[name] for name in self._averaged]
         theirs = [self._live[name].detach() for name in self._averaged]
-        torch._foreach_lerp_(mine, theirs, 1 - decay)
+        torch._foreach_lerp_(all_local(mine), all_local(theirs), 1 - decay)
         buffers = dict(self._model.named_buffers(remove_duplicate=False))  # a model may replace the tensor of a buffer
         for name in self._copied:
             self.weights[name].copy_(buffers.get(name, self._live[name]))

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from stoker.errors import BadJob
 from stoker.jobs import EMA, Job, Loss, Optimizer
 from stoker.loading import (
     Batch,
@@ -23,6 +22,7 @@ from stoker.loading import (
     Pass,
     Pipeline,
     Samples,
+    Split,
     Stream,
     extended,
     generator_states,
@@ -40,11 +40,16 @@ from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.compiling import compile_in_place, uncompiled
 from stoker.stepping.fused_update import fused_update
 from stoker.stepping.layouts import spread
+from stoker.stepping.layouts.base import noted
+from stoker.stepping.layouts.legal import require_legal, require_no_closure
+from stoker.stepping.layouts.sync_batch_norm import SyncBatchNorm
+from stoker.stepping.local_tensors import all_local
 from stoker.stepping.losses import Objective
 from stoker.stepping.model import build_model
 from stoker.stepping.modes import in_evaluation, to_training
 from stoker.stepping.not_finite import not_finite
 from stoker.stepping.optimizers import build_optimizer, needs_closure
+from stoker.stepping.outer import Outer, samples_here
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.world import ALONE, World
@@ -78,14 +83,14 @@ class Step:
         model: nn.Module | None = None,
         world: World = ALONE,
     ) -> None:
-        if problem := coupling.problem_with(plan.micro_batch, job.batch):
-            raise BadJob(f"this plan would change what is learned: {problem}")
+        require_legal(job, plan, coupling)
         self.job, self.plan, self.coupling, self.dtype, self.dropout = job, plan, coupling, dtype, dropout
         self.device = torch.device(plan.device)
         require_precision(plan.precision, self.device)
         model = build_model(job) if model is None else model
         self.model = _placed(model, self.device, plan, dtype)
-        self.world, self._spread = world, spread(plan, self.model, world)
+        self.world, self._spread = world, spread(plan, self.model, world, job, is_apart=job.sync is not None)
+        self.outer = None if job.sync is None else Outer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
         chunked = in_chunks(job, self.model, plan.loss_chunks)
         self.objective = Objective(job, device=self.device, dtype=dtype, in_chunks=chunked)
@@ -96,12 +101,17 @@ class Step:
         left_out = [p for p in self.model.parameters() if p.requires_grad and id(p) not in optimised]
         self._with_gradients = [*self._parameters, *left_out]
         self._needs_closure = needs_closure(self.optimizer)
+        require_no_closure(self.optimizer, plan.layout)
         self.is_moving = False
         self._update = fused_update(self.optimizer) if isinstance(job.optimizer, Optimizer) else self.optimizer.step
         self._reciprocals: dict[float, torch.Tensor] = {}
         self._key = key_of(Stream.MICRO_BATCH, job.seed)
         self._groups: GroupedBatchNorm | None = None
-        if coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
+        self._synced: SyncBatchNorm | None = None
+        sharing = world.data if self.outer is None and plan.layout.data_size > 1 else None
+        if coupling.kind == "batch_norm" and sharing is not None:
+            self._synced = SyncBatchNorm(self.model, sharing)
+        elif coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
         checkpoint(self.model, plan.checkpointed_blocks, self._precision)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
@@ -140,6 +150,8 @@ class Step:
         self.is_moving = self._needs_closure or self.own is not None
         if self.own is not None:
             loss = self.own.update(self._whole(batch, update), update)
+        elif self.outer is not None and not samples_here(batch):
+            loss = self.outer.last_loss  # of a ragged batch nothing is this site's
         elif self._needs_closure:
             loss = self._step_with_closure(batch, update)
         else:
@@ -150,7 +162,20 @@ class Step:
         self._forget_gradients()
         if self.average is not None:
             self.average.update(update)
+        if self.outer is not None:
+            self.is_moving = True
+            self.outer.after(update, samples_here(batch), loss)
         return loss
+
+    def settle(self) -> None:
+        """End training: where sites make updates of their own, they come together for the last time.
+
+        Raises:
+            RuntimeError: another site does not answer, or is gone.
+            RunFailed: what a site learned is not finite.
+        """
+        if self.outer is not None:
+            self.outer.settle()
 
     def gradients(self, batch: Batch, update: int) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
@@ -199,9 +224,9 @@ class Step:
     def _accumulated(self, batch: Batch, update: int) -> torch.Tensor:
         """The mean loss over micro-batches, its gradient left in the parameters, divided once by the whole count."""
         passes = batch.passes(self.plan.micro_batch)
-        loss = self._spread.accumulate(passes, lambda one: self._loss_of_pass(batch, one, update))
+        loss = self._spread.accumulate(passes, lambda one: noted(self._loss_of_pass(batch, one, update), self.world))
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        torch._foreach_div_(gradients, loss.count)
+        torch._foreach_div_(all_local(gradients), loss.count)
         return torch.as_tensor(loss.sum / loss.count)
 
     def loss_of(self, content: Content, size: int, update: int, first: int) -> Loss:
@@ -215,9 +240,9 @@ class Step:
         Raises:
             BadJob: that would change what is learned.
         """
-        if problem := self.coupling.problem_with(micro_batch, self.job.batch):
-            raise BadJob(f"this plan would change what is learned: {problem}")
-        self.plan = dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False)
+        plan = dataclasses.replace(self.plan, micro_batch=micro_batch, captured=False)
+        require_legal(self.job, plan, self.coupling)
+        self.plan = plan
         self._captured = None  # noted for as many samples as the plan had
 
     @contextlib.contextmanager
@@ -262,20 +287,35 @@ class Step:
 
             def measure(content: Content, size: int) -> dict[str, Loss]:
                 with self._precision():
-                    return self.objective.measures(self.model, content, size)
+                    return self._spread.measures(content, size, self.objective.measures)
 
             try:
                 yield measure
             finally:
                 restore_generators(states)
 
+    def split(self) -> Split:
+        """What of each batch this process takes."""
+        return self.world.split(self.coupling) if self.outer is None else self.outer.split()
+
     def kept_weights(self) -> dict[str, torch.Tensor]:
-        """The weights worth keeping: the average's, or the model's."""
+        """The weights worth keeping: the average's, those that sites share, or the model's."""
+        if self.outer is not None:
+            return self.outer.weights()
         return self.average.weights if self.average is not None else self.model.state_dict()
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
-        """The model's weights and buffers, put together over all processes, each of which has to ask."""
+        """The model's weights and buffers, put together over all processes, each of which has to ask.
+
+        Of sites that make updates of their own these are the shared ones, as of the last exchange.
+        """
+        if self.outer is not None:
+            return self.outer.weights()
         return self._spread.whole(self.model.state_dict())
+
+    def whole_kept_weights(self) -> dict[str, torch.Tensor]:
+        """As `kept_weights`, put together over all processes, each of which has to ask."""
+        return self.kept_weights() if self.outer is not None else self._spread.whole(self.kept_weights())
 
     def set_rates(self, progress: float) -> float:
         """Set the learning rates for `progress`; returns that of the first group."""
@@ -292,6 +332,8 @@ class Step:
     def _loss_of_pass(self, batch: Batch, one: Pass, update: int) -> Loss:
         """The loss of what this process takes of a batch in one pass."""
         self._seed(update, one.first)
+        if self._synced is not None:
+            self._synced.counts = one.counts
         return self._loss(batch.cut(one.start, one.stop), one.size)
 
     def _whole(self, batch: Batch, update: int) -> Content:
@@ -332,7 +374,7 @@ class Step:
         if self.job.clip_norm is not None:
             norm = self._spread.clip(self._parameters, self.job.clip_norm)
         elif skips:
-            norm = nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+            norm = self._spread.clip(self._parameters, math.inf)
         else:
             return
         if is_watched and not math.isfinite(norm):
@@ -352,12 +394,12 @@ class Step:
 
     @contextlib.contextmanager
     def _weights_to_keep(self) -> Iterator[None]:
-        """The averaged weights in the model's place."""
-        if self.average is None:
+        """The weights worth keeping in the model's place."""
+        if self.average is None and self.outer is None:
             yield
             return
         live = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(self.average.weights)
+        self.model.load_state_dict(self.kept_weights())
         try:
             yield
         finally:

@@ -6,8 +6,10 @@ layout. A world is joined anew whenever somebody leaves or comes, each time unde
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,10 @@ from stoker.errors import BadJob
 from stoker.loading import Split
 from stoker.records import ONE_PROCESS, Coupling, Layout
 
+Moment = Literal["computed", "summing", "agreed"]
+"""A moment of an update: this process's last gradient is ready; its passes are over, and losses are about to be summed;
+gradients and losses are the same in all processes."""
+
 AXES = ("stages", "replicas", "shards", "tensor")
 """Names of the mesh's dimensions, as in `Layout`."""
 
@@ -25,18 +31,53 @@ PATIENCE_S = 20.0
 """Longest that a process waits for the others within one call [s]; whoever has not come then counts as lost."""
 
 
+SIGNALS = ("stop", "save", "meet")
+"""What a process can tell the others with each update: that it was asked to stop, that a checkpoint is due, that
+somebody waits to be let in."""
+
+
+class Signals:
+    """What processes tell each other along with the loss of an update, so that all act on it after the same one."""
+
+    def __init__(self) -> None:
+        self._mine = dict.fromkeys(SIGNALS, False)
+        self._heard: torch.Tensor | None = None
+
+    def tell(self, name: str, *, value: bool) -> None:
+        """Let the others know with the next update."""
+        self._mine[name] = value
+
+    def heard(self, name: str) -> bool:
+        """Whether any process said so with the last update."""
+        return self._heard is not None and bool(self._heard[SIGNALS.index(name)] > 0)
+
+    def words(self, like: torch.Tensor) -> torch.Tensor:
+        """What this process tells [len(SIGNALS)], to be added up over all."""
+        return torch.tensor([float(self._mine[name]) for name in SIGNALS], dtype=like.dtype, device=like.device)
+
+    def hear(self, total: torch.Tensor) -> None:
+        """Take in what all told together."""
+        self._heard = total
+
+
+def unmarked(_: Moment) -> None:
+    """Nobody looks where time goes."""
+
+
 @dataclass(frozen=True)
 class World:
     """Process number `rank` of those of `layout`.
 
     `mesh` has the dimensions AXES, and `data` is the group of those that take parts of the same batches; both None in a
-    world of one.
+    world of one. `signals` go along with every update. `mark` is told how far each update has come.
     """
 
     layout: Layout = ONE_PROCESS
     rank: int = 0
     mesh: DeviceMesh | None = None
     data: dist.ProcessGroup | None = None
+    signals: Signals = field(default_factory=Signals, compare=False)
+    mark: Callable[[Moment], None] = field(default=unmarked, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -51,6 +92,18 @@ class World:
     def split(self, coupling: Coupling) -> Split:
         """What of each batch this process takes: of each group of coupled samples, or of the whole."""
         return Split(self.data_rank, self.layout.data_size, coupling.group)
+
+    @property
+    def is_all_data(self) -> bool:
+        """Whether those that take parts of a batch are all there are."""
+        return self.layout.data_size == self.layout.world_size
+
+    def share_signals(self, like: torch.Tensor) -> None:
+        """Tell all processes what each of them has to tell."""
+        total = self.signals.words(like)
+        if self.mesh is not None:
+            dist.all_reduce(total)
+        self.signals.hear(total)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the processes that take parts of a batch; in place."""
@@ -92,6 +145,27 @@ def join(
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
     data = mesh["replicas", "shards"]._flatten("data").get_group()  # noqa: SLF001 - as FSDP2's own guides do
     return World(layout, rank, mesh, data)
+
+
+_BROKEN = (
+    "Connection closed by peer", "Connection reset by peer", "Read error", "Write error", "Broken pipe", "Timed out",
+    "timed out", "Connection refused", "Socket", "NCCL", "Gloo",
+)  # fmt: skip
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether an error comes of another process that is gone, or did not come in time.
+
+    Gloo tells it in words of a RuntimeError; losses and metrics may have wrapped it.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, dist.DistError):
+            return True
+        if type(seen) is RuntimeError and any(word in str(seen) for word in _BROKEN):
+            return True
+        seen = seen.__cause__
+    return False
 
 
 def leave() -> None:

@@ -1,7 +1,7 @@
 """Run directories, their locks, checkpoints on disk, and the caches: where records are kept."""
 
 from stoker.store.calibrations import CalibrationStore, CeilingsCache, MicroBenchmarkCache
-from stoker.store.checkpoints import MANIFEST, CheckpointStore, checkpoint_name
+from stoker.store.checkpoints import MANIFEST, CheckpointStore, Draft, checkpoint_name
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, read_lines, sha256_file, write_atomic, write_file
 from stoker.store.locks import Holder, RunLock, is_held_here
@@ -11,7 +11,7 @@ from stoker.store.runs import LATEST, Choice, choose_directory, find_run, list_r
 from stoker.store.traces import TraceCache
 
 __all__ = [
-    "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Holder",
+    "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Draft", "Holder",
     "MicroBenchmarkCache", "RunDirectory",
     "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name", "choose_directory", "disk_errors",
     "find_run", "is_held_here", "list_runs", "read_lines", "require_same_spec", "runs_root", "sha256_file",

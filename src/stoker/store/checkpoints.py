@@ -4,6 +4,7 @@
 checkpoints/000000027000/            the position [samples]; written a second time it is 000000027000.2
                 model.safetensors    whatever the caller writes
                 manifest.json        CheckpointManifest with the size and SHA-256 of every file; written last
+                model.0-of-2.…       where several processes wrote it: each has files of its own
             best.json                which one evaluation liked best
             .writing-…/              one being written, or left behind by a killed process
 ```
@@ -12,18 +13,21 @@ replaced: so at every moment the previous one or the new one can be read. Checkp
 a future that training turned back from (they were damaged) and are removed with the old ones.
 
 What it rests on: `stoker.store.files`. It has one writer at a time, the holder of the run's lock; readers need no lock.
+Several processes may fill one draft: one of them begins it, each seals the files it wrote, and the one that began it
+completes it when all have.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import BadRun
-from stoker.records import CheckpointManifest, FileDigest, Position, dumps, loads
+from stoker.errors import BadRun, RunFailed
+from stoker.records import CheckpointManifest, FileDigest, Position, dumps, from_json
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     aside_path,
@@ -40,7 +44,17 @@ from stoker.store.files import (
 MANIFEST = "manifest.json"
 _BEST = "best.json"
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
+_READABLE = (1, 2)
+"""Schema versions of manifests that can be read."""
 _START_ANEW = "Restore one of them from a copy, or start another run with --new; they were left as they are."
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is being written: files go into `aside`, which becomes `target` once all of it is whole."""
+
+    target: Path
+    aside: Path
 
 
 def checkpoint_name(position: Position) -> str:
@@ -88,16 +102,66 @@ class CheckpointStore:
         Raises:
             RunFailed: it cannot be written; the previous ones are intact and nothing half-made is left.
         """
+        draft = self.draft(position_name)
+        with self._errors(draft, expected_bytes):
+            self._make(draft)
+            try:
+                files(draft.aside)
+                self._complete(draft, manifest(_seal(draft.aside)))
+            except BaseException:
+                self.discard(draft)
+                raise
+        self._prune(draft.target.name)
+        return draft.target
+
+    def draft(self, position_name: str) -> Draft:
+        """Where a checkpoint at this position would be written; nothing is made."""
         if _NAME.fullmatch(position_name) is None:
             raise ValueError(f"a checkpoint is named by 12 digits, got {position_name!r}")
         target = self._free_name(position_name)
-        needed = expected_bytes or self._previous_bytes()
-        with disk_errors(target, f"checkpoint {target.name}", needed_bytes=needed):
-            make_directories(self.directory)
-            remove_leftovers(self.directory)
-            self._write_whole(target, files, manifest)
-        self._prune(target.name)
-        return target
+        return Draft(target, aside_path(target))
+
+    def begin(self, position_name: str) -> Draft:
+        """Make the directory of a checkpoint that several processes fill; what was left of others is removed.
+
+        Raises:
+            RunFailed: it cannot be made.
+        """
+        draft = self.draft(position_name)
+        with self._errors(draft):
+            self._make(draft)
+        return draft
+
+    def seal(self, draft: Draft, write: Callable[[Path], Iterable[str]]) -> tuple[FileDigest, ...]:
+        """Let `write` add files to a draft, whose names it returns; they are durable then, and digested.
+
+        Raises:
+            RunFailed: they cannot be written. The draft is of no more use.
+        """
+        with self._errors(draft):
+            return _sealed(draft.aside, [draft.aside / name for name in write(draft.aside)])
+
+    def complete(self, draft: Draft, manifest: CheckpointManifest) -> Path:
+        """Make a checkpoint of a draft whose files are all sealed, then remove the ones no longer kept.
+
+        Raises:
+            RunFailed: it cannot be written, or a file is not there as its writer left it; nothing half-made is left.
+        """
+        try:
+            with self._errors(draft):
+                for file in manifest.files:
+                    _require_whole(draft, file)
+                self._complete(draft, manifest)
+        except BaseException:
+            self.discard(draft)
+            raise
+        self._prune(draft.target.name)
+        return draft.target
+
+    def discard(self, draft: Draft) -> None:
+        """Remove what was written of a checkpoint that will not be."""
+        with suppress(OSError):  # what stays is cleared by the next writer; the first error is the one to tell
+            remove_tree(draft.aside)
 
     def mark_best(self, name: str) -> None:
         """Mark a checkpoint as the best; it is kept until another one is marked. Marking it again changes nothing.
@@ -160,24 +224,19 @@ class CheckpointStore:
         suffix = f".{max(attempts) + 1}" if attempts else ""
         return self.directory / f"{samples:012d}{suffix}"
 
-    def _write_whole(
-        self,
-        target: Path,
-        files: Callable[[Path], None],
-        manifest: Callable[[tuple[FileDigest, ...]], CheckpointManifest],
-    ) -> None:
-        aside = aside_path(target)
-        disk().make_directory(aside)
-        try:
-            files(aside)
-            digests = _seal(aside)
-            write_file(aside / MANIFEST, dumps(manifest(digests)).encode())
-            disk().sync_directory(aside)
-            disk().rename(aside, target)
-        except BaseException:
-            with suppress(OSError):  # what stays is cleared by the next writer; the first error is the one to tell
-                remove_tree(aside)
-            raise
+    def _errors(self, draft: Draft, expected_bytes: int | None = None) -> AbstractContextManager[None]:
+        needed_bytes = expected_bytes or self._previous_bytes()
+        return disk_errors(draft.target, f"checkpoint {draft.target.name}", needed_bytes=needed_bytes)
+
+    def _make(self, draft: Draft) -> None:
+        make_directories(self.directory)
+        remove_leftovers(self.directory)
+        disk().make_directory(draft.aside)
+
+    def _complete(self, draft: Draft, manifest: CheckpointManifest) -> None:
+        write_file(draft.aside / MANIFEST, dumps(manifest).encode())
+        disk().sync_directory(draft.aside)
+        disk().rename(draft.aside, draft.target)
         disk().sync_directory(self.directory)
 
     def _prune(self, written: str) -> None:
@@ -220,7 +279,7 @@ class CheckpointStore:
         """Size of the newest checkpoint that is there [bytes], by its manifest."""
         for name in reversed(self.names()):
             with suppress(OSError, ValueError):
-                manifest = loads((self.directory / name / MANIFEST).read_bytes(), CheckpointManifest)
+                manifest = manifest_from((self.directory / name / MANIFEST).read_bytes())
                 return sum(file.num_bytes for file in manifest.files)
         return None
 
@@ -232,9 +291,24 @@ def _order(name: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or 1)
 
 
+def manifest_from(text: bytes) -> CheckpointManifest:
+    """A manifest as this Stoker or an earlier one wrote it.
+
+    Raises:
+        ValueError: as `stoker.records.loads`.
+    """
+    value = json.loads(text)
+    if isinstance(value, dict) and value.get("schema") in _READABLE:
+        value["schema"] = CheckpointManifest.schema  # what version 1 lacks has defaults
+    return from_json(value, CheckpointManifest)
+
+
 def _seal(directory: Path) -> tuple[FileDigest, ...]:
     """Fsync all files of an unfinished checkpoint, and digest them."""
-    entries = sorted(directory.rglob("*"))
+    return _sealed(directory, sorted(directory.rglob("*")))
+
+
+def _sealed(directory: Path, entries: list[Path]) -> tuple[FileDigest, ...]:
     for entry in (e for e in entries if e.is_file()):
         sync_file(entry)
     for entry in (e for e in entries if e.is_dir()):
@@ -244,6 +318,19 @@ def _seal(directory: Path) -> tuple[FileDigest, ...]:
         for e in entries
         if e.is_file()
     )
+
+
+def _require_whole(draft: Draft, file: FileDigest) -> None:
+    """Refuse a file that another process wrote, and that is not found here as it left it."""
+    path = draft.aside / file.name
+    found = path.stat().st_size if path.exists() else None
+    if found != file.num_bytes:
+        here = "is not there" if found is None else f"has {found:,} of {file.num_bytes:,} bytes"
+        raise RunFailed(
+            f"Checkpoint {draft.target.name} is not whole: {file.name} {here} for the process that completes it.",
+            remedy="All processes must see one directory of the run, on a file system that tells each what others "
+            "wrote. The last checkpoint is intact.",
+        )
 
 
 def _is_whole(path: Path) -> bool:
@@ -262,7 +349,7 @@ def _inspect(path: Path, *, with_digests: bool) -> CheckpointManifest | str:
     """
     try:
         text = (path / MANIFEST).read_bytes()
-        manifest = loads(text, CheckpointManifest)
+        manifest = manifest_from(text)
         for file in manifest.files:
             if (wrong := _wrong_with(path / file.name, file, with_digests=with_digests)) is not None:
                 return wrong

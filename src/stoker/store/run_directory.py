@@ -12,6 +12,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     changed_plan.json  Plan: what the run goes on under, where its first plan gave way to another
     dumps/             what was found out when something went wrong: numbers that are not finite, stacks of a hang
     bottleneck.json    Bottleneck: what bounded the run, once it is finished
+    ranks/             where the time of updates went: a RankTimes of each process, for each time that they met
     profile/           what `--profile` saw: kernels.json (KernelTable) and the files it names
     report.html
     lock               see RunLock
@@ -37,6 +38,7 @@ from stoker.records import (
     JobSpec,
     KernelTable,
     Plan,
+    RankTimes,
     Report,
     Run,
     dumps,
@@ -63,6 +65,7 @@ _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
 )  # fmt: skip
 _CHANGED_PLAN, _DUMPS = "changed_plan.json", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
+_RANKS = "ranks"
 _BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE})
 
 
@@ -270,6 +273,21 @@ class RunDirectory:
         """Replace the profiled operations; `profile_path` must be there; raises as `write_run`."""
         self._write(_KERNELS, kernels)
 
+    def read_rank_times(self) -> tuple[RankTimes, ...]:
+        """What each process noted of its time, in the order in which they met and of ranks; raises as `read_run`."""
+        folder = self.path / _RANKS
+        with read_errors(folder):
+            names = sorted(one.name for one in folder.glob("*.json")) if folder.exists() else []
+        found = (self._read(f"{_RANKS}/{name}", RankTimes) for name in names)
+        return tuple(sorted(found, key=lambda one: (one.began_at, one.rank)))
+
+    def write_rank_times(self, times: RankTimes) -> None:
+        """Replace what one process noted, which is the only one to write this file; raises as `write_run`."""
+        folder = self.path / _RANKS
+        with disk_errors(folder, "the times of a process"), suppress(FileExistsError):
+            disk().make_directory(folder)
+        write_atomic(folder / times.file_name, dumps(times, indent=None) + "\n", what="the times of a process")
+
     def read_report(self) -> Report:
         """Everything a report of the run shows.
 
@@ -286,6 +304,7 @@ class RunDirectory:
             events=self.read_events(),
             bottleneck=self.read_bottleneck(),
             kernels=self.read_kernels(),
+            ranks=self.read_rank_times(),
         )
 
     def append_event(self, event: Event) -> None:

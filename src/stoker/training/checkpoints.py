@@ -1,26 +1,41 @@
-"""Checkpoints of a run: copied between two updates, written in the background, restored exactly."""
+"""Checkpoints of a run: copied between two updates, written in the background, restored exactly.
+
+Of several processes each writes its share (`stoker.training.shares`), and the first one completes the checkpoint once
+all shares are durable. Whether to go on is agreed where the next one is saved, and at the end.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
 import torch
 
-from stoker.errors import BadRun
-from stoker.jobs import Optimizer
-from stoker.loading import generator_states, restore_generators
+from stoker.errors import RunFailed, StokerError
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
-from stoker.stepping import NotFinite, Step
-from stoker.store import CheckpointStore, checkpoint_name
-from stoker.training.state import Tensors, pack, unpack
+from stoker.stepping import Step
+from stoker.stepping.world import ALONE, World
+from stoker.store import CheckpointStore, Draft, checkpoint_name
+from stoker.training.agreement import appears, gathered, heard, raise_together, said, unseen
+from stoker.training.handover import broadcast_state
+from stoker.training.mailbox import Mailbox, meeting_store
+from stoker.training.shares import Share, merged, share_of
+from stoker.training.snapshots import Snapshot, load_weights, put_back, restore_snapshot, snapshot_of
+from stoker.training.state import Tensors, unpack
+from stoker.training.stored import opened, whole_tree
 
-_PARTS = ("model", "optimizer", "average", "generators")
+__all__ = [
+    "Checkpointer", "Snapshot", "Written", "broadcast_state", "kept_weights", "load_weights", "model_weights",
+    "restore", "restore_snapshot", "snapshot_of",
+]  # fmt: skip
+
+GRACE_S = 0.5
+"""How long the first process waits for the others' shares of a checkpoint once training came to nothing [s]."""
+_LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -36,35 +51,51 @@ class Written:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
-    """A state between two updates, copied: each part as `pack` made it, and the names of the trained weights."""
+class _Order:
+    """What the thread that writes is to do."""
 
-    skeletons: dict[str, JSON]
-    parts: dict[str, Tensors]
-    trained: tuple[str, ...]
+    share: Share
+    world: World
+    position: Position
+    started: float
+    blocked_s: float
+    best: bool
 
 
 class Checkpointer:
-    """Writes a run's checkpoints, one at a time, in a thread of its own."""
+    """Writes a run's checkpoints, one at a time, in a thread of its own.
+
+    Of several processes each has one, and all of them save after the same updates; what was written is told by the
+    first one's.
+    """
 
     def __init__(self, store: CheckpointStore, *, spec_digest: str, version: str) -> None:
         self._store = store
         self._spec_digest = spec_digest
         self._version = version
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="stoker-checkpoint")
-        self._pending: Future[Written] | None = None
+        self._pending: Future[Written | None] | None = None
+        self._world = ALONE
+        self._waits_until = float("inf")
 
     def save(self, step: Step, position: Position, progress: dict[str, JSON], *, best: bool) -> list[Written]:
         """Copy the state and start writing it; `progress` is kept with it. Returns what was finished meanwhile.
 
         Raises:
             RunFailed: an earlier checkpoint could not be written, or a weight is not finite.
+            BadRun: the processes do not see one directory.
         """
         started = time.perf_counter()
+        self._world = step.world
         finished = self.collect(wait=True)
-        snapshot = _snapshot(step, progress)
-        blocked_s = time.perf_counter() - started
-        self._pending = self._writer.submit(self._write, snapshot, position, blocked_s, best=best)
+        if self._is_alone:
+            order = _Order(share_of(step, progress), ALONE, position, started, time.perf_counter() - started, best)
+            self._pending = self._writer.submit(self._write, order)
+        else:
+            draft, share = self._begin(step, position, progress)
+            order = _Order(share, step.world, position, started, time.perf_counter() - started, best)
+            mailbox = Mailbox(meeting_store(), draft.aside.name, share.size)
+            self._pending = self._writer.submit(self._write_share, order, draft, mailbox)
         return finished
 
     @property
@@ -74,13 +105,19 @@ class Checkpointer:
         return pending is not None and not pending.done()
 
     def collect(self, *, wait: bool = False) -> list[Written]:
-        """The checkpoint that was being written, once it is on disk; raises what its writing raised."""
-        if self._pending is None or not (wait or self._pending.done()):
+        """The checkpoint that was being written, once it is on disk; raises what its writing raised.
+
+        Of several processes all have to wait, or none: only then errors are raised, everywhere.
+        """
+        if not self._is_alone and wait:
+            return self._collect_together()
+        pending = self._pending
+        if pending is None or not (wait or pending.done()):
             return []
-        try:
-            return [self._pending.result()]
-        finally:
-            self._pending = None
+        if not self._is_alone and pending.exception() is not None:
+            return []  # it has to be told to the others first
+        self._pending = None
+        return _finished(pending)
 
     def close(self) -> list[Written]:
         """Wait for the last checkpoint."""
@@ -89,137 +126,176 @@ class Checkpointer:
         finally:
             self._writer.shutdown()
 
-    def _write(self, snapshot: _Snapshot, position: Position, blocked_s: float, *, best: bool) -> Written:
+    def abandon(self, grace_s: float = GRACE_S) -> list[Written]:
+        """Close without the other processes, which may be gone, and without raising anything.
+
+        A checkpoint that is being written is completed if all shares are there within `grace_s` [s]; else it will not
+        be, and the one before stays. One process alone waits until it is written.
+        """
+        pending, self._pending = self._pending, None
+        self._waits_until = time.monotonic() + grace_s
+        self._writer.shutdown(wait=self._is_alone)
+        if pending is None:
+            return []
+        concurrent.futures.wait([pending], timeout=None if self._is_alone else 2 * grace_s)
+        is_written = pending.done() and pending.exception() is None
+        return _finished(pending) if is_written else []
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._world.layout.world_size == 1
+
+    def _write(self, order: _Order) -> Written:
+        """Write a checkpoint by one process."""
         started = time.perf_counter()
-        _check_finite(snapshot, position)
+        order.share.require_finite(order.position)
 
         def files(folder: Path) -> None:
-            for name, tensors in snapshot.parts.items():
-                contiguous = {key: tensor.contiguous() for key, tensor in tensors.items()}
-                safetensors.torch.save_file(contiguous, folder / f"{name}.safetensors")
+            order.share.write(folder)
 
         path = self._store.write(
-            checkpoint_name(position),
+            checkpoint_name(order.position),
             files,
-            lambda digests: CheckpointManifest(
-                spec_digest=self._spec_digest,
-                position=position,
-                stoker_version=self._version,
-                torch_version=torch.__version__,
-                files=digests,
-                skeleton=snapshot.skeletons,
-            ),
+            lambda digests: self._manifest(order, [order.share.letter(digests)]),
         )
-        if best:
+        return self._done(order, path, started)
+
+    def _begin(self, step: Step, position: Position, progress: dict[str, JSON]) -> tuple[Draft, Share]:
+        """Make the directory that all processes write to, and copy what this one will write.
+
+        Raises:
+            StokerError: in all of them, where one of them cannot go on.
+        """
+        world, problem, draft = step.world, None, None
+        if world.is_first:
+            try:
+                draft = self._store.begin(checkpoint_name(position))
+            except StokerError as error:
+                problem = error
+        told = gathered(world, None if draft is None else (draft.target.name, draft.aside.name))[0]
+        raise_together(world, problem)
+        draft = Draft(*(self._store.directory / name for name in told))
+        try:
+            blind = unseen(world, self._store.directory, is_seen=appears(draft.aside))
+            share = None
+            try:
+                share = share_of(step, progress)
+            except StokerError as error:
+                problem = error
+            raise_together(world, blind or problem)
+        except BaseException:
+            if world.is_first:
+                self._store.discard(draft)
+            raise
+        assert share is not None
+        return draft, share
+
+    def _write_share(self, order: _Order, draft: Draft, mailbox: Mailbox) -> Written | None:
+        """Write this process's share; the first process completes the checkpoint when all have."""
+        started = time.perf_counter()
+        try:
+            order.share.require_finite(order.position)
+            files = self._store.seal(draft, order.share.write)
+        except Exception as error:
+            kind, message, remedy = said(_as_told(error))
+            told = kind, f"{message} (process {order.share.rank})", remedy
+            mailbox.post(order.share.rank, {"problem": told})
+            if order.world.is_first:
+                self._store.discard(draft)
+            raise heard(told) from error
+        mailbox.post(order.share.rank, order.share.letter(files))
+        return self._complete(order, draft, mailbox, started) if order.world.is_first else None
+
+    def _complete(self, order: _Order, draft: Draft, mailbox: Mailbox, started: float) -> Written:
+        letters = mailbox.letters(lambda: time.monotonic() > self._waits_until, lambda letter: "problem" in letter)
+        told = [letter["problem"] for letter in letters or [] if "problem" in letter]
+        if letters is None or told:
+            self._store.discard(draft)
+            raise (
+                heard(told[0])
+                if told
+                else RunFailed(
+                    f"checkpoint {draft.target.name} was given up: not every process wrote its share",
+                    remedy="The last checkpoint is intact.",
+                )
+            )
+        return self._done(order, self._store.complete(draft, self._manifest(order, letters)), started)
+
+    def _manifest(self, order: _Order, letters: list[JSON]) -> CheckpointManifest:
+        layout = order.world.layout
+        whole = merged(letters)
+        if layout.world_size == 1:
+            del whole["tensors"]  # the files say as much
+        return CheckpointManifest(
+            spec_digest=self._spec_digest,
+            position=order.position,
+            stoker_version=self._version,
+            torch_version=torch.__version__,
+            layout=layout,
+            **whole,
+        )
+
+    def _done(self, order: _Order, path: Path, started: float) -> Written:
+        if order.best:
             self._store.mark_best(path.name)
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
-        return Written(path, position, num_bytes, blocked_s, time.perf_counter() - started, best)
+        return Written(path, order.position, num_bytes, order.blocked_s, time.perf_counter() - started, order.best)
+
+    def _collect_together(self) -> list[Written]:
+        """Wait until all processes have written; an error of one is raised by all.
+
+        The wait is cut into short ones, each with a word to the others, so that a lost process is noticed.
+        """
+        pending = self._pending
+        while True:
+            if pending is not None:
+                concurrent.futures.wait([pending], timeout=_LOOK_EVERY_S)
+            if all(gathered(self._world, pending is None or pending.done())):
+                break
+        self._pending = None
+        error = None if pending is None else pending.exception()
+        raise_together(self._world, None if error is None else _as_told(error))
+        return [] if pending is None else _finished(pending)
 
 
 def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:
     """Put the checkpoint's state into `step`, in place; returns the progress that was kept with it.
 
-    An average that the checkpoint lacks begins at its weights.
+    Whichever processes wrote it, in whichever layout: each reads what it holds. An average that the checkpoint lacks
+    begins at its weights.
 
     Raises:
         BadRun: the checkpoint is of another model or optimiser.
     """
-    trees = {name: unpack(manifest.skeleton[name], _read(path / f"{name}.safetensors"))
-             for name in _PARTS if name in manifest.skeleton}  # fmt: skip
-    load_weights(step.model, trees["model"], path)
-    try:
-        _load_optimizer(step, trees["optimizer"])
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise BadRun(f"{path} does not fit this job's optimiser: {error}",
-                     remedy="Was the optimiser changed? --new starts anew.") from error  # fmt: skip
-    if step.average is not None:
-        step.average.load(trees.get("average", trees["model"]))
-    restore_generators(trees["generators"])
+    with opened(path, manifest) as source:
+        put_back(step, manifest.skeleton, source, path)
     progress: dict[str, JSON] = unpack(manifest.skeleton["progress"], {})
     return progress
 
 
 def model_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
-    """The model's weights in a checkpoint, as they were trained on."""
-    weights: Tensors = unpack(manifest.skeleton["model"], _read(path / "model.safetensors"))
-    return weights
+    """The model's weights in a checkpoint, whole, as they were trained on."""
+    return _weights(path, manifest, "model")
 
 
 def kept_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
-    """The weights of a checkpoint worth keeping: the average's if there is one."""
-    part = "average" if "average" in manifest.skeleton else "model"
-    weights: Tensors = unpack(manifest.skeleton[part], _read(path / f"{part}.safetensors"))
+    """The weights of a checkpoint worth keeping, whole: the average's if there is one."""
+    return _weights(path, manifest, "average" if "average" in manifest.skeleton else "model")
+
+
+def _weights(path: Path, manifest: CheckpointManifest, part: str) -> Tensors:
+    with opened(path, manifest) as source:
+        weights: Tensors = whole_tree(manifest.skeleton[part], source)
     return weights
 
 
-def load_weights(model: torch.nn.Module, weights: Tensors, source: Path) -> None:
-    """Copy weights into a model of the same architecture.
-
-    Raises:
-        BadRun: names or shapes differ; the first differences are named.
-    """
-    here = model.state_dict()
-    differing = [f"{name} is {_shape(here.get(name))} in the model, {_shape(weights.get(name))} in the file"
-                 for name in dict.fromkeys([*here, *weights])
-                 if _shape(here.get(name)) != _shape(weights.get(name))]  # fmt: skip
-    if differing:
-        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
-        raise BadRun(f"{source} holds another model: {'; '.join(differing[:3])}{more}")
-    model.load_state_dict(weights)
+def _finished(pending: Future[Written | None]) -> list[Written]:
+    written = pending.result()
+    return [] if written is None else [written]
 
 
-def _load_optimizer(step: Step, saved: dict[str, Any]) -> None:
-    """Take over an optimiser's state; the settings of Stoker's own optimisers stay those of the job and the plan."""
-    optimizer = step.optimizer
-    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(saved)
-    if isinstance(step.job.optimizer, Optimizer):
-        for group, own in zip(optimizer.param_groups, settings, strict=True):
-            group.update(own)
-    # PyTorch turned state of another dtype than its parameter's into that; here it is put back as it was.
-    for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        for name, value in saved["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter].get(name)
-            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
-                optimizer.state[parameter][name] = value.to(loaded.device)
-
-
-def _snapshot(step: Step, progress: dict[str, JSON]) -> _Snapshot:
-    trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": step.optimizer.state_dict()}
-    if step.average is not None:
-        trees["average"] = step.average.weights
-    trees["generators"] = generator_states()
-    packed = {name: pack(tree, name) for name, tree in trees.items()}
-    skeletons = {name: skeleton for name, (skeleton, _) in packed.items()}
-    return _Snapshot(
-        skeletons={**skeletons, "progress": pack(progress, "progress")[0]},
-        parts={name: tensors for name, (_, tensors) in packed.items()},
-        trained=tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad),
-    )
-
-
-def _check_finite(snapshot: _Snapshot, position: Position) -> None:
-    """Refuse weights that training broke; a buffer may well hold an infinity, such as a mask of attention."""
-    tensors = snapshot.parts["model"]
-    for name in snapshot.trained:
-        tensor = tensors.get(f"model.{name}")  # absent where it is another one, stored under that one's name
-        if tensor is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise NotFinite(
-                f"{name} is not finite after {position.samples} samples; the checkpoint was not written",
-                remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
-            )
-
-
-def _read(path: Path) -> Tensors:
-    """The tensors of a file, each in memory that PyTorch allocated.
-
-    As they are read they lie at any address; kernels add in another order there, which showed as other bits in L-BFGS.
-    """
-    try:
-        return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise BadRun(f"{path} cannot be read: {error}") from error
-
-
-def _shape(tensor: torch.Tensor | None) -> str:
-    return "absent" if tensor is None else str(list(tensor.shape))
+def _as_told(error: BaseException) -> StokerError:
+    """The error as it can be told to other processes."""
+    if isinstance(error, StokerError):
+        return error
+    return RunFailed(f"a checkpoint could not be written: {type(error).__name__}: {error}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stoker.errors import StokerError
 from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Samples, WorkerDeath
 from stoker.records import Position
+from stoker.records.codec import JSON
 from stoker.stepping import NotFinite, Step
 from stoker.training.checkpoints import Checkpointer, Written
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
@@ -20,6 +21,14 @@ from stoker.training.telemetry import Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
 from stoker.units import Duration
+
+
+class Called(Exception):
+    """Asks whoever made the loop to meet the other processes anew: one of them waits to be let in."""
+
+
+def _nobody_waits() -> bool:
+    return False
 
 
 @dataclass
@@ -34,7 +43,11 @@ class Best:
 
 @dataclass
 class Loop:
-    """Everything the loop needs, made ready elsewhere."""
+    """Everything the loop needs, made ready elsewhere.
+
+    `is_called` says whether a process waits to be let in. `unevaluated` is where the last update began, if what was due
+    after it did not come to an end.
+    """
 
     step: Step
     source: BatchSource
@@ -52,6 +65,8 @@ class Loop:
     reached: Position = field(default_factory=Position, init=False)
     """How far it is, also after an error."""
     threads: ThreadKeeper | None = None
+    is_called: Callable[[], bool] = _nobody_waits
+    unevaluated: Position | None = None
     _is_told_not_compiled: bool = field(default=False, init=False)
 
     def run(self, position: Position) -> Position:
@@ -62,6 +77,7 @@ class Loop:
                 be written.
             DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
             RollBack: training has to go on from the last checkpoint.
+            Called: the processes have to meet anew; the update before is complete.
         """
         recovery = self.recovery or Recovery(self.step, tell=self.telemetry.emit)
         self.reached = position
@@ -81,32 +97,63 @@ class Loop:
         return position
 
     def _close(self) -> None:
-        with contextlib.suppress(StokerError):  # the first error is the one to tell
-            self._announce(self.checkpointer.close())
+        """After an error, which is the one to tell; other processes may be gone."""
+        self._announce(self.checkpointer.abandon())
 
     def _train(self, position: Position, recovery: Recovery) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
+        self._make_up(position, recovery)
         for batch in self.source.batches(position, self.total_updates):
             telemetry.lap("data")
             before = position
             loss = recovery.update(batch, before, before.samples / total)
             self.reached = position = self.extent.position(before.updates + 1)
-            is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.size)
+            self.unevaluated = before
+            is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.whole_size)
             if is_due or (position.updates == 1 and loss is not None):
                 self._report_progress(position)
             is_last = position.updates == self.total_updates
-            is_stopping = self.stop.reason is not None
+            is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
             is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
-            if is_best or is_last or is_stopping or telemetry.wall_s >= next_save_s:
+            is_due = self._agreed("save", mine=telemetry.wall_s >= next_save_s)
+            if is_best or is_last or is_stopping or is_due:
                 self._save(position, is_best=is_best)
                 next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
+            self.unevaluated = None
             self._announce(self.checkpointer.collect())
             if is_stopping:
                 break
+            if self._agreed("meet", mine=self.is_called()) and not is_last:
+                self._keep_for_the_next_meeting(position)
+                raise Called
         if telemetry.has_news:
             self._report_progress(position)
         return position
+
+    def _agreed(self, signal: str, *, mine: bool) -> bool:
+        """Whether this process wants it; among several, whether any did when the last update was made."""
+        world = self.step.world
+        if world.layout.world_size == 1:
+            return mine
+        is_heard = world.signals.heard(signal)
+        world.signals.tell(signal, value=mine and not is_heard)  # what is done now need not be asked for again
+        return is_heard
+
+    def _keep_for_the_next_meeting(self, position: Position) -> None:
+        """Save a state that no single process holds; any that does carries it over itself."""
+        if not self.step.plan.layout.is_replicated:
+            self._save(position, is_best=False)
+            self._announce(self.checkpointer.collect(wait=True))
+
+    def _make_up(self, position: Position, recovery: Recovery) -> None:
+        """Do what was due after the update that led here, and did not come to an end."""
+        if self.unevaluated is not None:
+            is_last = position.updates == self.total_updates
+            is_best = self._evaluate_if_due(self.unevaluated, position, recovery, is_last=is_last)
+            if is_best or is_last:
+                self._save(position, is_best=is_best)
+        self.unevaluated = None
 
     def _report_progress(self, position: Position) -> None:
         loss = self.telemetry.progress(position, float(self.step.optimizer.param_groups[0]["lr"]))
@@ -151,13 +198,16 @@ class Loop:
         )
         return is_best
 
-    def _save(self, position: Position, *, is_best: bool) -> None:
-        self.step.check()
-        progress = {
+    def progress(self) -> dict[str, JSON]:
+        """What is kept with a state besides the state itself."""
+        return {
             "wall_s": self.telemetry.wall_s,
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
         }
-        self._announce(self.checkpointer.save(self.step, position, progress, best=is_best))
+
+    def _save(self, position: Position, *, is_best: bool) -> None:
+        self.step.check()
+        self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best))
         self.telemetry.lap("checkpoint")
 
     def _announce(self, written: list[Written]) -> None:

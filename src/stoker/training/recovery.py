@@ -62,6 +62,14 @@ class RollBack(Exception):
         self.change = change
 
 
+class Together(Exception):
+    """Asks whoever made the loop to let all processes go on under `change.new` from where they are."""
+
+    def __init__(self, change: Replanned) -> None:
+        super().__init__(change.why)
+        self.change = change
+
+
 def _silent(kind: EventKind, **fields: Any) -> None:
     """Tell nobody."""
     del kind, fields
@@ -101,6 +109,7 @@ class Recovery:
             DoesNotFit: memory ran out, and there is no smaller legal micro-batch.
             RunFailed: a number was not finite, and the job does not say to go on; or that happened too often.
             RollBack: the state has to be had from the last checkpoint.
+            Together: memory ran out here, and all processes have to go on under another plan.
         """
         self._before.keep()
         change: Replanned | None = None
@@ -125,6 +134,11 @@ class Recovery:
             is_put_back = not self.step.is_moving and self._before.restore()
             change = self._smaller(batch.size, said, free, position, is_put_back=is_put_back)
             self._replan(change, position)
+
+    def drop(self) -> bool:
+        """Put back what an update that came to nothing has changed; whether the state is as it was before it."""
+        self.step.forget_gradients()
+        return not self.step.is_moving and self._before.restore()
 
     def without_weights(self, work: Callable[[], Found], position: Position) -> Found:
         """`work`, such as an evaluation, which changes no weights: smaller micro-batches if memory is short.
@@ -173,6 +187,8 @@ class Recovery:
         return change
 
     def _replan(self, change: Replanned, position: Position) -> None:
+        if self.step.world.layout.world_size > 1:
+            raise Together(change)
         self._replanned(change)
         self.step.cut_to(change.new.micro_batch)
         tell_replanned(self._tell, change, position.samples)

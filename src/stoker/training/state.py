@@ -7,6 +7,7 @@ once, and strides are kept, so that what comes back is laid out like what was sa
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,24 +24,51 @@ def pack(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
     Raises:
         RunFailed: the tree holds something that is neither a tensor, a number, a text, nor a dict, list or tuple.
     """
+    skeleton, tensors = named(tree, prefix)
+    return skeleton, {name: copied(tensor) for name, tensor in tensors.items()}
+
+
+def named(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
+    """As `pack`, with the tensors that are in the tree, not copies."""
     tensors: Tensors = {}
     seen: dict[tuple[Any, ...], str] = {}
     return _pack(tree, prefix, tensors, seen), tensors
 
 
-def unpack(skeleton: JSON, tensors: Tensors) -> Any:
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, laid out alike, that training does not change."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def held_here(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: its part where it is spread over several, else all of it."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def unpack(skeleton: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
     """What `pack` was given; KeyError if a tensor is missing."""
+    return rebuilt(skeleton, lambda name, strides: laid_out(tensors[name], strides))
+
+
+def rebuilt(skeleton: JSON, tensor: Callable[[str, list[int]], torch.Tensor]) -> Any:
+    """What `pack` was given, with `tensor(name, strides)` in the place of tensors."""
     if not isinstance(skeleton, dict):
         return skeleton
     kind, content = skeleton["is"], skeleton["of"]
     if kind == "tensor":
-        return _laid_out(tensors[content], skeleton["strides"])
+        return tensor(content, skeleton["strides"])
     if kind == "float":
         return float(content)
     if kind == "dict":
-        return {key: unpack(item, tensors) for key, item in content}
-    items = [unpack(item, tensors) for item in content]
+        return {key: rebuilt(item, tensor) for key, item in content}
+    items = [rebuilt(item, tensor) for item in content]
     return tuple(items) if kind == "tuple" else items
+
+
+def entries(skeleton: JSON) -> dict[str, JSON]:
+    """The skeletons of a packed dict's values, by key."""
+    return dict(skeleton["of"])
 
 
 def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> JSON:
@@ -61,14 +89,15 @@ def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], s
 
 def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> str:
     """What `tensor` is stored under: the name it has already, or a new one like `path`."""
-    memory = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    if tensor.numel() and memory in seen:
+    here = held_here(tensor)
+    memory = (here.device, here.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    if here.numel() and memory in seen:
         return seen[memory]
     name = path
     while name in tensors:  # {"a": {"b": …}} and {"a.b": …} have one path
         name += "'"
     seen[memory] = name
-    tensors[name] = tensor.detach().to("cpu", copy=True)
+    tensors[name] = tensor
     return name
 
 
@@ -78,7 +107,8 @@ def _key(key: Any, path: str) -> Any:
     raise RunFailed(f"the state has a {type(key).__name__} as a key at {path}, which a checkpoint cannot keep")
 
 
-def _laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+def laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """The tensor with these strides, where each of its elements then has memory of its own."""
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
     if list(tensor.stride()) == strides or reach < tensor.numel():  # expanded: comes back with memory for each element
         return tensor

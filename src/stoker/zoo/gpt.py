@@ -108,22 +108,22 @@ class _Block(nn.Module):
 
 
 class _CausalAttention(nn.Module):
-    """Multi-head attention of each token to itself and those before it."""
+    """Multi-head attention of each token to itself and those before it; of as many heads as its layers hold here."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_dim = width // heads
         self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        B, T, D = x_BTD.shape
-        qkv_BT3HE = self.qkv(x_BTD).view(B, T, 3, self.heads, D // self.heads)
+        B, T, _ = x_BTD.shape
+        qkv_BT3HE = self.qkv(x_BTD).view(B, T, 3, -1, self.head_dim)
         q_BHTE, k_BHTE, v_BHTE = qkv_BT3HE.permute(2, 0, 3, 1, 4).unbind(0)
         dropout = self.dropout if self.training else 0.0
         mixed_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, dropout_p=dropout, is_causal=True)
-        out_BTD: torch.Tensor = self.out(mixed_BHTE.transpose(1, 2).reshape(B, T, D))
+        out_BTD: torch.Tensor = self.out(mixed_BHTE.transpose(1, 2).reshape(B, T, -1))
         return out_BTD
 
 

@@ -98,7 +98,10 @@ class _Block(nn.Module):
 
 
 class _GroupedQueryAttention(nn.Module):
-    """Attention of each token to itself and those before it; H / K query heads share a key and value."""
+    """Attention of each token to itself and those before it; H / K query heads share a key and value.
+
+    H and K are as many as its layers hold here: a tensor-parallel layout divides them among processes.
+    """
 
     def __init__(self, width: int, heads: int, kv_heads: int) -> None:
         super().__init__()
@@ -109,14 +112,14 @@ class _GroupedQueryAttention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x_BTD: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
-        B, T, D = x_BTD.shape
+        B, T, _ = x_BTD.shape
         q_BHTE, k_BKTE, v_BKTE = (
             project(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
         q_BHTE, k_BKTE = rotated(q_BHTE, cos_TE, sin_TE), rotated(k_BKTE, cos_TE, sin_TE)
         mixed_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
-        out_BTD: torch.Tensor = self.out(mixed_BHTE.transpose(1, 2).reshape(B, T, D))
+        out_BTD: torch.Tensor = self.out(mixed_BHTE.transpose(1, 2).reshape(B, T, -1))
         return out_BTD
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from stoker.jobs import SGD, AdamW, Job
 from stoker.loading import BatchSource, datasets_of
@@ -13,6 +14,7 @@ from stoker.stepping import Step
 from stoker.stepping.world import World
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped
+from tests.stepping.layouts.odd import odd_job
 from tests.stepping.models import cnn, images, make_job, texts
 
 UPDATES = 30
@@ -20,11 +22,12 @@ UPDATES = 30
 
 @dataclass(frozen=True)
 class Learned:
-    """What a process saw: the loss of each update, the samples it took, and all weights at the end."""
+    """What a process saw: the loss of each update, the samples it took, all weights at the end, and their averages."""
 
     losses: list[float]
     indices: list[list[int]]
     weights: dict[str, torch.Tensor] = field(repr=False)
+    averages: dict[str, torch.Tensor] = field(repr=False)
 
 
 def gpt_job() -> Job:
@@ -37,7 +40,14 @@ def gpt_job() -> Job:
 
 def cnn_job() -> Job:
     """A network with batch norm, whose statistics are over the batch."""
-    return make_job(cnn, data=images(55), optimizer=AdamW(lr=1e-3), batch=16)
+    return make_job(lambda: cnn(nn.BatchNorm2d), data=images(55), optimizer=AdamW(lr=1e-3), batch=16)
+
+
+def cnn_groups_job() -> Job:
+    """As `cnn_job`, with statistics over groups of 6 samples, so that a batch has a last group of 4."""
+    return make_job(
+        lambda: cnn(nn.BatchNorm2d), data=images(55), optimizer=AdamW(lr=1e-3), batch=16, coupling_group=6
+    )  # fmt: skip
 
 
 def momentum_job() -> Job:
@@ -48,16 +58,26 @@ def momentum_job() -> Job:
     )  # fmt: skip
 
 
-JOBS = {"gpt": (gpt_job, SEPARABLE), "cnn": (cnn_job, grouped(16)), "momentum": (momentum_job, SEPARABLE)}
+JOBS = {
+    "gpt": (gpt_job, SEPARABLE), "momentum": (momentum_job, SEPARABLE), "cnn": (cnn_job, grouped(16)),
+    "cnn in groups": (cnn_groups_job, grouped(6)), "odd": (odd_job, SEPARABLE),
+}  # fmt: skip
 """Jobs by name, with their coupling."""
 
 
-def learned(world: World, name: str, plan: Plan, dtype: torch.dtype, updates: int = UPDATES) -> Learned:
-    """Train in this process, a member of `world`."""
+def learned(world: World, name: str, plan: Plan, dtype: torch.dtype | None, updates: int = UPDATES) -> Learned:
+    """Train a job of JOBS in this process, a member of `world`; without `dtype` in the precision of the plan."""
     make, coupling = JOBS[name]
-    job = make()
+    return taught(world, make(), plan, coupling, dtype, updates)
+
+
+def taught(
+    world: World, job: Job, plan: Plan, coupling: Coupling, dtype: torch.dtype | None, updates: int = UPDATES
+) -> Learned:
+    """As `learned`, of any job."""
     step = Step(job, plan, coupling, dtype=dtype, world=world)
-    return Learned(*_trained(job, step, coupling, updates), step.whole_weights())
+    losses, indices = _trained(job, step, coupling, updates)
+    return Learned(losses, indices, step.whole_weights(), step.whole_kept_weights())
 
 
 def _trained(job: Job, step: Step, coupling: Coupling, updates: int) -> tuple[list[float], list[list[int]]]:

@@ -2,42 +2,92 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 
 from stoker.records import Layout, Plan
-from stoker.stepping.world import ALONE
+from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
 from tests.stepping.driving import largest_difference
-from tests.stepping.layouts.conformance import JOBS, largest_loss_difference, learned
+from tests.stepping.layouts.conformance import JOBS, Learned, largest_loss_difference, learned
 
-LAYOUTS = {"replicated": Layout(replicas=2)}
+LAYOUTS = {"replicated": Layout(replicas=2), "sharded": Layout(shards=2), "gathered": Layout(shards=2, reshard=False)}
 """Layouts by name; each over two processes."""
 
-LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6}
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6, None: 1e-3}
+"""How far losses may be from one process's, relative to them, by the dtype of everything; None: bf16 autocast."""
+
+CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
+    "gpt": ("gpt", torch.float64, {"micro_batch": 3}),
+    "gpt in fp32": ("gpt", torch.float32, {"micro_batch": 3}),
+    "gpt in bf16": ("gpt", None, {"micro_batch": 8, "precision": "bf16"}),
+    "gpt checkpointed": ("gpt", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2}),
+    "gpt in chunks": ("gpt", torch.float64, {"micro_batch": 8, "loss_chunks": 2}),
+    "momentum": ("momentum", torch.float64, {"micro_batch": 8}),
+    "cnn": ("cnn", torch.float64, {"micro_batch": 8}),
+    "cnn in fp32": ("cnn", torch.float32, {"micro_batch": 8, "memory_format": "channels_last"}),
+    "cnn in groups": ("cnn in groups", torch.float64, {"micro_batch": 3}),
+    "odd": ("odd", torch.float64, {"micro_batch": 3}),
+}
+"""Job, dtype and plan of what is trained, by name."""
+
+EVERYWHERE = [(layout, case) for layout in ("replicated", "sharded") for case in CASES]
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("job", ["gpt", "momentum"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_processes_learn_what_one_does(layout: str, job: str, dtype: torch.dtype) -> None:
-    """Losses of 30 updates, and the weights after them, are one process's; uneven batches and accumulation included."""
-    plan = Plan(device="cpu", micro_batch=3, layout=LAYOUTS[layout])
-    alone = learned(ALONE, job, Plan(device="cpu", micro_batch=16), dtype)
-    for one in on_ranks(LAYOUTS[layout], learned, job, plan, dtype):
-        assert largest_loss_difference(one, alone) < LIMITS[dtype]
+def all_learned(world: World, layout: Layout, cases: list[str]) -> dict[str, Learned]:
+    """What is learned of each case in this process."""
+    return {case: _learned(world, layout, case) for case in cases}
+
+
+def _learned(world: World, layout: Layout, case: str, **changed: Any) -> Learned:
+    job, dtype, settings = CASES[case]
+    return learned(world, job, Plan(device="cpu", layout=layout, **{**settings, **changed}), dtype)
+
+
+@functools.cache
+def alone(case: str) -> Learned:
+    """What one process learns, with each batch in one piece."""
+    make, _ = JOBS[CASES[case][0]]
+    return _learned(ALONE, Layout(), case, micro_batch=make().batch)
+
+
+@functools.cache
+def in_two(layout: str) -> list[dict[str, Learned]]:
+    """What each of two processes learns of all cases, one after the other."""
+    cases = ["gpt", "odd"] if layout == "gathered" else list(CASES)
+    return on_ranks(LAYOUTS[layout], all_learned, LAYOUTS[layout], cases)
+
+
+@pytest.mark.parametrize(("layout", "case"), [*EVERYWHERE, ("gathered", "gpt"), ("gathered", "odd")])
+def test_two_processes_learn_what_one_does(layout: str, case: str) -> None:
+    """Losses of 30 updates, the weights after them and their averages are one process's."""
+    dtype, expected = CASES[case][1], alone(case)
+    for each in in_two(layout):
+        one = each[case]
+        assert largest_loss_difference(one, expected) < LIMITS[dtype]
         if dtype == torch.float64:
-            assert largest_difference(one.weights, alone.weights) < LIMITS[dtype]
+            assert largest_difference(one.weights, expected.weights) < LIMITS[dtype]
+            assert largest_difference(one.averages, expected.averages) < LIMITS[dtype]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
+def test_a_run_repeated_at_one_world_size_is_the_same_to_the_bit(layout: str) -> None:
+    """Losses and weights of all processes, and of those of another start, are equal."""
+    first, *others = [one["gpt in fp32"] for one in (
+        *in_two(layout), *on_ranks(LAYOUTS[layout], all_learned, LAYOUTS[layout], ["gpt in fp32"])
+    )]  # fmt: skip
+    for one in others:
+        assert one.losses == first.losses
+        assert all(torch.equal(one.weights[name], tensor) for name, tensor in first.weights.items())
+
+
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_samples_and_their_order_do_not_depend_on_the_layout(layout: str) -> None:
     """What the processes take of each batch, one after the other, is the batch."""
-    assert "gpt" in JOBS
-    chosen = LAYOUTS[layout]
-    plan = Plan(device="cpu", micro_batch=16, layout=chosen)
-    alone = learned(ALONE, "gpt", Plan(device="cpu", micro_batch=16), torch.float32, 8)
-    found = on_ranks(chosen, learned, "gpt", plan, torch.float32, 8)
-    parts = {chosen.data_rank(rank): one.indices for rank, one in enumerate(found)}
-    for update, batch in enumerate(alone.indices):
+    found = in_two(layout)
+    parts = {LAYOUTS[layout].data_rank(rank): one["gpt"].indices for rank, one in enumerate(found)}
+    for update, batch in enumerate(alone("gpt").indices):
         assert [index for part in sorted(parts) for index in parts[part][update]] == batch

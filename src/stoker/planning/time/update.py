@@ -47,7 +47,8 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 class UpdateTime:
     """The time of one update, and what it is made of.
 
-    `forward_s` is the part of forward passes [s], `compile_s` what compiling takes once (None: it is not compiled);
+    `forward_s` and `backward_s` are the parts of these passes [s], `compile_s` what compiling takes once (None: it is
+    not compiled);
     `power_w` is the device's mean draw meanwhile (None: nobody knows); `shares` are parts of `step_s`, by operation
     and the user's line.
     """
@@ -57,6 +58,7 @@ class UpdateTime:
     compile_s: Estimate | None
     power_w: Estimate | None
     shares: tuple[Share, ...]
+    backward_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ def update_time(
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
         forward_s=by_phase["forward"],
+        backward_s=by_phase["backward"],
         compile_s=compile_seconds(operations) if is_compiled else None,
         power_w=_power(parts, hardware, total),
         shares=_shares(parts, host_s, beside) if hardware.device.kind == "cpu" else _shares(parts, _NO_HOST_S, beside),

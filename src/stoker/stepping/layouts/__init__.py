@@ -3,7 +3,9 @@
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.jobs import Job
 from stoker.records import Plan
+from stoker.stepping.layouts.apart import Apart
 from stoker.stepping.layouts.base import Alone, Spread
 from stoker.stepping.layouts.replicated import Replicated
 from stoker.stepping.world import World
@@ -11,8 +13,10 @@ from stoker.stepping.world import World
 __all__ = ["Alone", "Spread", "spread"]
 
 
-def spread(plan: Plan, model: nn.Module, world: World) -> Spread:
-    """The model, which is on its device, spread as the plan's layout says.
+def spread(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Spread:
+    """The job's model, which is on its device, spread as the plan's layout says.
+
+    With `is_apart` replicas update on their own.
 
     Raises:
         BadJob: the layout does not go with the job.
@@ -21,8 +25,21 @@ def spread(plan: Plan, model: nn.Module, world: World) -> Spread:
     if layout != world.layout:
         raise BadJob(f"the plan is for {layout.in_words() or 'one process'}, but "
                      f"{world.layout.in_words() or 'one process'} are here")  # fmt: skip
+    if is_apart and not layout.is_replicated:
+        raise BadJob(f"sites that come together after an interval are replicas, not {layout.in_words()}",
+                     remedy="Use replicas alone, or a Job without sync.")  # fmt: skip
+    if is_apart:
+        return Apart(model)
     if layout.world_size == 1:
         return Alone(model)
     if layout.is_replicated:
         return Replicated(model, world)
+    if layout.stages == layout.tensor == 1:
+        from stoker.stepping.layouts.sharded import Sharded  # noqa: PLC0415 - FSDP2 takes long to import
+
+        return Sharded(model, world)
+    if layout.stages == 1:
+        from stoker.stepping.layouts.tensor_parallel import tensor_parallel  # noqa: PLC0415 - DTensor takes long as well
+
+        return tensor_parallel(plan, model, world, job)
     raise BadJob(f"there is no such layout yet: {layout.in_words()}")

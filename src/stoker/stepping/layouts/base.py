@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from stoker.jobs import Loss
-from stoker.loading import Pass
-from stoker.stepping.world import World
+from stoker.loading import Content, Pass
+from stoker.stepping.world import World, unmarked
 
 LossOf = Callable[[Pass], Loss]
 """The loss of one pass, through the layout's `model`."""
+
+MeasuresOf = Callable[[Any, Content, int], dict[str, Loss]]
+"""The measures that a model reaches on so many samples."""
 
 
 class Spread(Protocol):
@@ -43,6 +46,13 @@ class Spread(Protocol):
         """Named tensors of the model, as `state_dict` gives them here, put together over all processes."""
         ...
 
+    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
+        """What `measure(model, content, size)` finds, with the model's parameters where it looks for them.
+
+        Every process calls it equally often, with its own part of what is evaluated.
+        """
+        ...
+
 
 class Alone:
     """A world of one process: everything is here."""
@@ -63,6 +73,10 @@ class Alone:
         """As `Spread.whole`."""
         return dict(tensors)
 
+    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
+        """As `Spread.measures`."""
+        return measure(self.model, content, size)
+
 
 def backward(loss: Loss, scale: float = 1.0) -> Loss:
     """Add the gradient of `scale` times the loss's sum to the parameters; the loss, detached."""
@@ -70,10 +84,29 @@ def backward(loss: Loss, scale: float = 1.0) -> Loss:
     return Loss(loss.sum.detach(), loss.count)
 
 
+def noted(loss: Loss, world: World) -> Loss:
+    """The loss, with a mark for when its last gradient is ready here and others' are not yet waited for.
+
+    PyTorch calls what is queued within a backward pass at its end, in order; DistributedDataParallel and FSDP2 queue
+    their waiting later than this, in hooks of what the loss was computed from.
+    """
+    if world.mark is not unmarked and loss.sum.requires_grad:
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001 - as FSDP2 does
+        loss.sum.register_hook(lambda _: engine.queue_callback(lambda: world.mark("computed")))
+    return loss
+
+
 def summed(losses: Sequence[Loss], world: World) -> Loss:
-    """Sum and count over all passes that count, of all processes, in float64 in one message."""
+    """Sum and count over all passes that count, of all processes, in float64, in one message with the signals."""
+    world.mark("summing")
     device = losses[0].sum.device
     parts = [torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in (one.sum, one.count)])
              for one in losses]  # fmt: skip
-    total = world.total(torch.stack(parts).sum(0))
+    own = torch.stack(parts).sum(0)
+    total = world.total(torch.cat([own, world.signals.words(own)]))
+    if world.is_all_data:
+        world.signals.hear(total[2:])
+    else:
+        world.share_signals(own)
+    world.mark("agreed")
     return Loss(total[0].to(losses[0].sum.dtype), total[1])

@@ -1,0 +1,261 @@
+"""A run on several processes, as one of them lives it: meet, train, meet again after a loss, finish together.
+
+An update is atomic: whoever loses another process within one drops it. Where every process holds all of the state,
+those that are left go on from what they hold, and the furthest gives its state to the others; else all go on from the
+last checkpoint. In both cases the batches stay the Job's, cut for as many processes as there are now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker import profiling, records, training
+from stoker.devices import attached_devices, resolve_place
+from stoker.devices.malloc import apply_malloc
+from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.flow.finishing import final_metrics, finish, stopped
+from stoker.flow.preparation import Prepared, prepare, users_code
+from stoker.flow.recovering import in_force, with_plan
+from stoker.flow.runs import Run
+from stoker.flow.starting import Session, ready
+from stoker.jobs import Entry, Job
+from stoker.launching import INTERRUPTED, Dismissed, Meeting, Member
+from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.records.codec import JSON
+from stoker.stepping.world import World, is_broken, join, leave
+from stoker.store import RunDirectory
+from stoker.training import Called, Carried, Replanned, Sink, StopRequest
+
+
+@dataclass
+class _Life:
+    """What a member keeps between two meetings."""
+
+    prepared: Prepared
+    directory: RunDirectory
+    device: Device
+    member: Member
+    stop: StopRequest
+    sinks: list[Sink]
+    decision: Decision
+    coupling: Coupling
+    carried: Carried | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """What it trains under now."""
+        return self.decision.chosen.plan
+
+
+_WHERE = "run"
+"""Under this name the first process tells the others, in their store, where the run is."""
+
+
+def lead(
+    prepared: Prepared, directory: RunDirectory, device: Device, member: Member, meeting: Meeting, sinks: list[Sink]
+) -> Run:
+    """As the first of processes that a launcher started: say where the run is, and take part in it."""
+    member.store.set(_WHERE, str(directory.path.resolve()))
+    return take_part(prepared, directory, device, member, sinks, meeting=meeting)
+
+
+def follow(prepared: Prepared, device: Device, member: Member, meeting: Meeting) -> Run:
+    """As another of them: learn where the run is, and take part in it."""
+    directory = RunDirectory(Path(member.store.get(_WHERE).decode()))
+    return take_part(prepared, directory, device, member, [], meeting=meeting)
+
+
+def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
+    """As a process that `train_supervised` started: train the run in `directory`; the exit code.
+
+    Raises:
+        RunFailed: training could not go on; what was saved is intact.
+    """
+    member = Member.from_environment()
+    if member is None:
+        raise BadJob("take-part is what `stoker train --on 2xhere` starts its processes with",
+                     remedy="Use `stoker train`.")  # fmt: skip
+    prepared, where = prepare(job, entry), RunDirectory(directory)
+    decision = where.read_decision()
+    name = "cpu" if decision is None else decision.chosen.plan.device
+    if name.startswith("cuda"):
+        name = f"cuda:{member.worker}"
+    try:
+        run = take_part(
+            prepared, where, resolve_place(name, attached_devices()), member,
+            [where.append_event, lambda event: member.event(records.dumps(event, indent=None))],
+        )  # fmt: skip
+    except Dismissed as dismissed:
+        return dismissed.exit_code
+    return 0 if run.status == "finished" else INTERRUPTED
+
+
+def take_part(
+    prepared: Prepared,
+    directory: RunDirectory,
+    device: Device,
+    member: Member,
+    sinks: list[Sink],
+    *,
+    meeting: Meeting | None = None,
+) -> Run:
+    """Train the run in `directory` with the other members, to its end or until asked to stop.
+
+    Args:
+        prepared: the job made ready.
+        directory: the run's, seen by all processes.
+        device: this process's.
+        member: finds the other processes.
+        sinks: receive events, where this process is the one that tells.
+        meeting: the first one, if it was held already.
+
+    Raises:
+        RunFailed: training could not go on; what was saved is intact.
+        Dismissed: the run goes on, or ended, without this process.
+    """
+    decision, coupling = directory.read_decision(), directory.read_coupling()
+    if decision is None or coupling is None:
+        raise RunFailed(f"{directory.path} cannot be seen by every process, or has lost its plan",
+                        remedy="Put the run's directory where all machines find it under the same path.")  # fmt: skip
+    decision = in_force(directory, decision)
+    apply_malloc(decision.chosen.plan.malloc)
+    with ExitStack() as stack:
+        stack.enter_context(profiling.threads(decision.chosen.plan.threads))
+        stop = stack.enter_context(training.stop_on_signals())
+        life = _Life(prepared, directory, device, member, stop, sinks, decision, coupling)
+        with profiling.PeakMemory(device.torch_name) as peak:
+            found: Session | Meeting = meeting or member.meet()
+            while isinstance(found, Meeting):
+                found = _until_lost(life, found)
+        return _ended(life, found, peak)
+
+
+def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
+    """Train with those who met: the session, where training came to its end; else the next meeting."""
+    _adapt(life, meeting)
+    session: Session | None = None
+    notes: dict[str, JSON] = {}
+    try:
+        world = join(
+            life.plan.layout,
+            meeting.rank,
+            life.member.store,
+            device=torch.device(life.device.torch_name),
+            name=meeting.name,
+        )
+        session = _begin(life, world)
+        session.position = session.loop.run(session.position)
+        _evaluate(session)
+    except Called:
+        assert session is not None
+        why = "called"
+        life.carried = Carried.of(session.loop) if life.plan.layout.is_replicated else None
+    except (training.Together, training.RollBack) as request:
+        why, notes = request.change.why, {"plan": records.to_json(request.change.new)}
+        life.carried = _kept(life, session) if isinstance(request, training.Together) else None
+        if not life.member.can_reform:
+            life.directory.write_changed_plan(request.change.new)
+            raise RunFailed(why, remedy="The same command goes on under a plan that needs less.") from request
+    except Exception as error:
+        if not (is_broken(error) and life.member.can_reform):
+            with users_code("training", life.prepared.entry, RunFailed):
+                raise
+        why = f"lost touch with another process: {_first_line(error)}"
+        life.carried = _kept(life, session)
+    else:
+        return session
+    del session
+    leave()
+    return life.member.lost(why, notes)
+
+
+def _adapt(life: _Life, meeting: Meeting) -> None:
+    """Take over the first process's plan: its own, or what one of them needs, in the layout for so many."""
+    old, store, key = life.plan, life.member.store, f"{meeting.name}/plan"
+    if meeting.rank > 0:
+        life.decision = with_plan(life.decision, records.loads(store.get(key), Plan))
+        return
+    agreed = records.from_json(meeting.notes["plan"], Plan) if "plan" in meeting.notes else old
+    layout = agreed.layout.resized(meeting.size)
+    if layout is None:
+        raise DoesNotFit(f"{old.layout.in_words()} cannot be spread over {meeting.size} processes")
+    new = dataclasses.replace(agreed, layout=layout)
+    store.set(key, records.dumps(new, indent=None))
+    life.decision = with_plan(life.decision, new)
+    if new != old:
+        life.directory.write_changed_plan(new)
+        change = Replanned(old=old, new=new, why=str(meeting.notes.get("why", "other processes are here now")))
+        samples = 0 if life.carried is None else life.carried.position.samples
+        training.tell_replanned(lambda kind, **fields: _tell(life.sinks, kind, fields), change, samples)
+
+
+def _begin(life: _Life, world: World) -> Session:
+    """The session of this process in `world`, from what was carried over or from the last checkpoint."""
+
+    def sink(event: Event) -> None:
+        for one in life.sinks:
+            one(event)
+
+    session = ready(
+        life.prepared, life.directory, life.device, decision=life.decision, coupling=life.coupling,
+        sink=sink if world.is_first else _silent, stop=life.stop, replanned=_unexpected, world=world,
+        carried=life.carried,
+    )  # fmt: skip
+    life.carried = None
+    session.loop.is_called = life.member.is_called
+    return session
+
+
+def _kept(life: _Life, session: Session | None) -> Carried | None:
+    """What a process can go on from after an update that came to nothing; None where only a checkpoint will do."""
+    if session is None:
+        return life.carried  # it was not yet handed over
+    loop = session.loop
+    is_complete = loop.unevaluated is not None  # the update is made; what is due after it is not
+    is_whole = is_complete or (loop.recovery is not None and loop.recovery.drop())
+    return Carried.of(loop) if is_whole and life.plan.layout.is_replicated else None
+
+
+def _evaluate(session: Session) -> None:
+    """All that needs every process before one of them finishes the run."""
+    if session.position.updates == session.loop.total_updates:
+        session.metrics = final_metrics(session)
+        session.weights = session.step.whole_weights()
+
+
+def _ended(life: _Life, session: Session, peak: profiling.PeakMemory) -> Run:
+    """Leave the others, and finish the run or leave it to be continued, in the first process."""
+    is_first = session.step.world.is_first
+    leave()
+    if is_first and session.metrics is None:
+        stopped(session, life.stop.reason or "asked")
+    elif is_first and session.metrics is not None:
+        finish(session, session.metrics, peak.num_bytes)
+    if session.metrics is not None:
+        life.member.finished()
+    return Run(life.directory, life.prepared.job)
+
+
+def _tell(sinks: list[Sink], kind: records.EventKind, fields: dict[str, Any]) -> None:
+    event = Event(kind=kind, at=time.time(), fields=fields)
+    for sink in sinks:
+        sink(event)
+
+
+def _silent(_event: Event) -> None:
+    """Only the first process tells."""
+
+
+def _unexpected(change: Replanned) -> None:
+    raise RunFailed(f"one process of several changed its plan by itself: {change.why}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

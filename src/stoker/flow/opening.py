@@ -1,0 +1,154 @@
+"""A run's directory, new or continued: which one, what is put into it, which plan it goes by."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stoker import profiling, records
+from stoker.devices import attached_devices
+from stoker.errors import BadRun, StokerError
+from stoker.flow.preparation import Prepared
+from stoker.flow.recovering import in_force
+from stoker.flow.runs import JOB_COPY
+from stoker.jobs import Entry
+from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.store import (
+    RunDirectory,
+    choose_directory,
+    disk_errors,
+    find_run,
+    require_same_spec,
+    runs_root,
+    write_atomic,
+)
+from stoker.store.files import make_directories
+from stoker.training import Sink
+from stoker.units import Duration
+
+
+def choose(
+    prepared: Prepared, run_dir: str | Path | None, resume: str | None, parent: RunDirectory | None, *, new: bool
+) -> tuple[RunDirectory, str | None]:
+    """The directory to train in, and what the user should know about the choice."""
+    if resume is None:
+        choice = choose_directory(
+            runs_root(),
+            prepared.spec,
+            run_dir=None if run_dir is None else Path(run_dir),
+            new=new,
+            job_name=prepared.spec.name,
+            forked_from=None if parent is None else parent.name,
+        )
+        return choice.directory, choice.because
+    directory = find_run(runs_root(), resume)
+    run = directory.read_run()
+    require_same_spec(directory, prepared.spec)
+    if run.status == "finished":
+        raise BadRun(f"{run.name} is finished: there is nothing to resume",
+                     remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
+    return directory, f"{run.name} is continued, as asked."
+
+
+def require_same_plan(directory: RunDirectory, given: Plan | None) -> None:
+    """Nothing if no plan was asked for, or the one the run began with."""
+    decision = directory.read_decision()
+    if given is None or decision is None:
+        return
+    began = decision.chosen.plan
+    if dataclasses.replace(given, checkpoint_every_s=began.checkpoint_every_s) != began:
+        raise BadRun(
+            f"{directory.name} began under another plan and goes on under it: {began.in_words()}",
+            remedy="Drop --plan to continue it, or start another run with --new.",
+        )
+
+
+def saving_every(interval: Duration | None, decision: Decision) -> Decision:
+    """The decision with this time between checkpoints in its plan."""
+    if interval is None:
+        return decision
+    plan = dataclasses.replace(decision.chosen.plan, checkpoint_every_s=interval.value)
+    candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
+    return dataclasses.replace(decision, candidates=candidates)
+
+
+def create(
+    directory: RunDirectory,
+    prepared: Prepared,
+    device: Device,
+    decision: Decision,
+    coupling: Coupling,
+    parent: RunDirectory | None,
+) -> None:
+    """Make the run on disk."""
+    run = records.Run(
+        name=directory.name,
+        status="unfinished",
+        created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+        spec_digest=prepared.spec.digest(),
+        total_samples=decision.chosen.forecast.total_samples,
+        forked_from=None if parent is None else parent.name,
+    )
+    RunDirectory.create(
+        directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,
+        environment=profiling.environment(device, decision.chosen.plan),
+    )  # fmt: skip
+
+
+@contextmanager
+def or_no_run(directory: RunDirectory) -> Iterator[None]:
+    """Take the run away again if what belongs to it cannot be written."""
+    try:
+        yield
+    except StokerError:
+        with suppress(StokerError):  # the first error is the one to tell
+            directory.discard()
+        raise
+
+
+def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
+    """Copy the job file and its local imports into the run, as far as they are not there."""
+    for name, text in (entry.sources if entry is not None else {}).items():
+        copy = directory.path / JOB_COPY / name
+        if not copy.exists():
+            with disk_errors(copy, "the copy of the job file"):
+                make_directories(copy.parent)
+                write_atomic(copy, text)
+
+
+def device_of(directory: RunDirectory, asked: Device, on: str) -> Device:
+    """The attached device that the run began on.
+
+    Raises:
+        BadRun: it is not attached, or another one was asked for by name.
+    """
+    decision = directory.read_decision()
+    began = asked.torch_name if decision is None else decision.chosen.plan.device
+    found = next((device for device in attached_devices() if device.torch_name == began), None)
+    if found is None or (on != "here" and asked.torch_name != began):
+        why = "is not attached to this machine" if found is None else f"is not {on}"
+        raise BadRun(
+            f"{directory.name} began on {began}, which {why}, and goes on where it began",
+            remedy=f"Start another run with --new, or from this one's state with --fork {directory.name}.",
+        )
+    return found
+
+
+def chosen_plan(directory: RunDirectory, checkpoint_every: Duration | None) -> tuple[Decision, Coupling]:
+    """What the run was begun under, with checkpoints as often as asked for now."""
+    decision, coupling = directory.read_decision(), directory.read_coupling()
+    if decision is None or coupling is None:
+        raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
+    return saving_every(checkpoint_every, in_force(directory, decision)), coupling
+
+
+def tell(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) -> None:
+    """Send an event that happened now."""
+    event = Event(kind=kind, at=time.time(), fields=fields)
+    for sink in sinks:
+        sink(event)

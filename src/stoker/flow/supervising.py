@@ -1,0 +1,106 @@
+"""A run whose processes this one starts, watches and brings together again after a loss."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from stoker import launching, records
+from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
+from stoker.flow.opening import tell
+from stoker.flow.preparation import Prepared
+from stoker.flow.runs import Run
+from stoker.records import Decision, Event
+from stoker.store import RunDirectory
+from stoker.training import Sink
+
+
+def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Decision, sinks: Sequence[Sink]) -> Run:
+    """Train the run in `directory`, whose lock is held, in processes of their own, one for each device of its plan.
+
+    The job's file is what they start from. Their events are in the run's log already when they come here.
+
+    Args:
+        prepared: the job made ready.
+        directory: the run's.
+        decision: what it begins under.
+        sinks: receive every event, the run's own log first.
+
+    Raises:
+        BadJob: the job has no file.
+        RunFailed: training could not go on; what was saved is intact.
+    """
+    entry, plan = prepared.entry, decision.chosen.plan
+    if entry is None:
+        raise BadJob(
+            f"{plan.layout.world_size} processes need the job in a file, from which each of them makes its own",
+            remedy="Put it into a file with a function `job` and use `stoker train FILE --on 2xhere`; or start this "
+            "program with torchrun.",
+        )
+    settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
+    command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
+
+    listener, words = _Listener(sinks), _Words()
+    code = launching.Supervisor(
+        command, workers=plan.layout.world_size, usable=plan.layout.usable,
+        environment={"OMP_NUM_THREADS": str(plan.threads)}, on_line=listener.on_line, tell=listener.on_loss,
+        show=words.show,
+    ).run()  # fmt: skip
+    if code not in (0, launching.INTERRUPTED):
+        raise words.as_error(code)
+    return Run(directory, prepared.job)
+
+
+class _Listener:
+    """Hands on what the processes tell, and what becomes of them."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._log, self._shown = sinks[:1], sinks[1:]
+        self._samples = 0
+
+    def on_line(self, line: str) -> None:
+        """An event that a process has written into the log already."""
+        event = records.loads(line, Event)
+        self._samples = event.fields.get("samples", self._samples)
+        for sink in self._shown:
+            sink(event)
+
+    def on_loss(self, what: str, fields: dict[str, Any]) -> None:
+        """What became of the processes, as the supervisor tells it."""
+        sinks = [*self._log, *self._shown]
+        match what:
+            case "lost":
+                who = f"process {fields['worker']}" + (f" (rank {fields['rank']})" if fields["rank"] >= 0 else "")
+                tell(sinks, "warned", message=f"{who} is lost: {fields['why']}")
+            case "restarted":
+                tell(sinks, "warned", message=f"process {fields['worker']} is started again")
+            case "left_out":
+                times = fields["returns"]
+                tell(sinks, "warned", message=f"process {fields['worker']} failed {times + 1} times and is left out")
+            case "met" if fields["generation"] > 1:
+                tell(
+                    sinks, "recovered", samples=self._samples, what=f"{len(fields['workers'])} processes go on",
+                    why=fields["why"], took_s=fields["seconds"],
+                )  # fmt: skip
+
+
+class _Words:
+    """What the processes print: shown as it comes, but for the error that the run ends with."""
+
+    def __init__(self) -> None:
+        self._error: list[str] = []
+
+    def show(self, line: str) -> None:
+        """A line of one of them."""
+        if line.startswith("error: ") or self._error:
+            self._error.append(line)
+        else:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201 - what a job prints is the user's own
+
+    def as_error(self, code: int) -> StokerError:
+        """The error that they ended with, in its own words."""
+        words = [line.removeprefix("error: ") for line in self._error if not line.startswith("try: ")]
+        remedy = next((line.removeprefix("try: ").strip() for line in self._error if line.startswith("try: ")), None)
+        kind = next((one for one in (BadJob, DoesNotFit, NoDevice, BadRun) if one.exit_code == code), RunFailed)
+        return kind("\n".join(words) or f"a process ended with exit code {code}", remedy=remedy)

@@ -1,0 +1,205 @@
+"""A process started by some other launcher, which sets the usual environment: torchrun, or what a cluster has.
+
+There is one generation: when it is lost, the process fails, and the launcher may start all of them again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stoker.errors import BadJob, RunFailed
+from stoker.launching.meeting import Dismissed, Meeting
+from stoker.launching.stores import connect, wait_for
+from stoker.units import format_seconds
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from the stubs
+
+USUAL_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""All of them are set by a launcher."""
+
+PATIENCE_VARIABLE = "STOKER_RENDEZVOUS"
+"""Environment variable: longest that processes wait for each other at the start [s]; 300 where it is not set."""
+
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a launcher put this process: `rank` of `size`, number `local` on its machine; the store is at host:port.
+
+    `has_store`: the launcher serves it, else rank 0 does. `attempt` tells starts of the same processes apart. `speaks`:
+    this process says if the store cannot be reached, where nobody can be asked who else is there.
+    """
+
+    rank: int
+    size: int
+    local: int
+    host: str
+    port: int
+    speaks: bool = True
+    has_store: bool = False
+    attempt: str = "0"
+    patience_s: float = PATIENCE_S
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Place | None:
+        """What the environment says; None if no launcher set it.
+
+        torchrun keeps one store over its restarts, which are told apart by their count. Where it is told to make a new
+        one each time (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), counts do not matter, and may differ between machines.
+
+        Raises:
+            BadJob: a variable is no number, or the rank is not one of so many.
+        """
+        if any(not environ.get(name) for name in USUAL_VARIABLES):
+            return None
+        rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+        if not 0 <= rank < size:
+            raise BadJob(f"RANK={rank} is not one of WORLD_SIZE={size} ranks", remedy="Ranks count from 0.")
+        is_shared = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+        return cls(
+            rank=rank,
+            size=size,
+            local=_number(environ, "LOCAL_RANK") if environ.get("LOCAL_RANK") else rank,
+            # The first of each machine; beside rank 0, which may be what is missing, the next.
+            speaks=environ.get("LOCAL_RANK", "0") == "0" or rank == 1,
+            host=environ["MASTER_ADDR"],
+            port=_number(environ, "MASTER_PORT"),
+            has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "0",
+            patience_s=float(_number(environ, PATIENCE_VARIABLE)) if environ.get(PATIENCE_VARIABLE) else PATIENCE_S,
+        )
+
+
+class Launched:
+    """The link of a process to the others that the same launcher started."""
+
+    can_reform = False
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.worker = place.local
+
+    @classmethod
+    def from_environment(cls) -> Launched | None:
+        """The link, if the environment of this process is a launcher's."""
+        place = Place.from_environment(os.environ)
+        return None if place is None else cls(place)
+
+    @cached_property
+    def store(self) -> TCPStore:
+        """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless the launcher does.
+
+        Raises:
+            RunFailed: nobody answers there.
+            Dismissed: likewise, and another process of this machine says so.
+        """
+        place = self._place
+        is_server = place.rank == 0 and not place.has_store
+        began = time.monotonic()
+        try:
+            return connect(place.host, place.port, patience_s=place.patience_s, is_server=is_server)
+        except RuntimeError as problem:
+            if not place.speaks:
+                raise Dismissed(RunFailed.exit_code) from None
+            where, took = f"{place.host}:{place.port}", format_seconds(time.monotonic() - began)
+            if is_server:
+                raise RunFailed(
+                    f"rank 0 cannot serve the meeting of {place.size} processes at {where}: {_first_line(problem)}",
+                    remedy="Give a MASTER_PORT that is free, and a MASTER_ADDR of this machine.",
+                ) from problem
+            raise RunFailed(
+                f"rank {place.rank} of {place.size} got no answer from {where} in {took}: {_first_line(problem)}",
+                remedy="See that rank 0 was started, and that MASTER_ADDR and MASTER_PORT can be reached from here; "
+                f"{PATIENCE_VARIABLE}=SECONDS waits longer.",
+            ) from problem
+
+    def meet(self) -> Meeting:
+        """Wait for all the others.
+
+        Raises:
+            RunFailed: somebody did not come; raised in the first of those that came.
+            Dismissed: likewise, in the others.
+        """
+        place = self._place
+        name = f"launched/{place.attempt}"
+        everybody, store = f"{name}/everybody", self.store
+        try:
+            store.set(f"{name}/here/{place.rank}", "")
+            if store.add(f"{name}/count", 1) == place.size:
+                store.set(everybody, "")
+            if not wait_for(store, [everybody], place.patience_s):
+                self._nobody_came(name)
+        except RuntimeError:  # whoever served the store has given up, and said why
+            raise Dismissed(RunFailed.exit_code) from None
+        return Meeting(number=1, rank=place.rank, size=place.size, name=name)
+
+    def lost(self, why: str, notes: dict[str, Any]) -> NoReturn:
+        """Fail: there is no other generation.
+
+        Raises:
+            RunFailed: always.
+        """
+        raise RunFailed(
+            f"rank {self._place.rank} of {self._place.size} lost the others: {why}",
+            remedy="Start it again: it continues from the last checkpoint. Under `stoker train --on Nxhere` the "
+            "others would have gone on by themselves.",
+        )
+
+    def is_called(self) -> bool:
+        """Nobody comes later."""
+        return False
+
+    def event(self, line: str) -> None:
+        """Nobody listens: rank 0 shows its events itself."""
+
+    def finished(self) -> None:
+        """The launcher sees the process end."""
+
+    def _nobody_came(self, name: str) -> NoReturn:
+        place = self._place
+        came = [rank for rank in range(place.size) if self.store.check([f"{name}/here/{rank}"])]
+        if place.rank != min(came):
+            raise Dismissed(RunFailed.exit_code)
+        missing = [rank for rank in range(place.size) if rank not in came]
+        raise RunFailed(
+            f"{len(came)} of {place.size} processes met at {place.host}:{place.port} in "
+            f"{format_seconds(place.patience_s)}: {ranks_in_words(came)} came, {ranks_in_words(missing)} did not",
+            remedy=f"See what became of {ranks_in_words(missing)}; {PATIENCE_VARIABLE}=SECONDS waits longer.",
+        )
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    """Ranks, ascending, as a reader would name them.
+
+    >>> ranks_in_words([0, 1, 2, 5]), ranks_in_words([3])
+    ('ranks 0-2, 5', 'rank 3')
+    """
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    words = ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise BadJob(
+            f"{name}={environ[name]} in the environment is no whole number",
+            remedy=f"Launchers set it; unset {', '.join(USUAL_VARIABLES)} to train in one process.",
+        ) from None
+
+
+def _first_line(problem: BaseException) -> str:
+    return (str(problem).splitlines() or [type(problem).__name__])[0]

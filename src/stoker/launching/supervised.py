@@ -1,0 +1,127 @@
+"""A worker's side of the supervisor: it says that it lives, hears of generations, and dies with the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import RunFailed
+from stoker.launching.channel import Channel, Message
+from stoker.launching.meeting import Dismissed, Meeting
+from stoker.launching.stores import connect
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from the stubs
+
+HEARTBEAT_S = 0.5
+"""Time from one sign of life to the next [s]."""
+
+_STORE_PATIENCE_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Supervised:
+    """The link of a worker to the supervisor that started it.
+
+    Args:
+        worker: this one's number.
+        channel: to the supervisor.
+        host: where the store is.
+        port: likewise.
+        orphaned: called, in a thread, when the supervisor is gone: by default ends the process at once.
+    """
+
+    can_reform = True
+
+    def __init__(
+        self, worker: int, channel: Channel, host: str, port: int, orphaned: Callable[[], None] | None = None
+    ) -> None:
+        self.worker, self._channel, self._address = worker, channel, (host, port)
+        self._orphaned = orphaned or _end_at_once
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._called = threading.Event()
+        self._verdict: int | None = None
+        self._number = 0
+        for work in (self._beat, self._listen):
+            threading.Thread(target=work, name=f"stoker-member-{work.__name__}", daemon=True).start()
+
+    @classmethod
+    def from_environment(cls, variable: str) -> Supervised:
+        """The link that the supervisor described in the value of its variable."""
+        about = json.loads(variable)
+        die_with_parent()
+        channel = Channel(socket.socket(fileno=about["descriptor"]))
+        return cls(about["worker"], channel, about["host"], about["port"])
+
+    @cached_property
+    def store(self) -> TCPStore:
+        """The supervisor's store."""
+        return connect(*self._address, patience_s=_STORE_PATIENCE_S)
+
+    def meet(self) -> Meeting:
+        """Say that this worker is ready, and wait for a generation."""
+        self._channel.send("meet")
+        return self._next()
+
+    def lost(self, why: str, notes: dict[str, Any]) -> Meeting:
+        """Say that the generation is over, and wait for the next."""
+        self._channel.send("lost", generation=self._number, why=why, notes=notes)
+        return self._next()
+
+    def is_called(self) -> bool:
+        """Whether the supervisor wants the generation to end."""
+        return self._called.is_set()
+
+    def event(self, line: str) -> None:
+        """Send a line."""
+        self._channel.send("event", line=line)
+
+    def finished(self) -> None:
+        """Say that all is done."""
+        self._channel.send("finished")
+
+    def _next(self) -> Meeting:
+        answer = self._answers.get() if self._verdict is None else {"kind": "dismissed", "code": self._verdict}
+        if answer["kind"] == "dismissed":
+            self._verdict = int(answer["code"])
+            raise Dismissed(self._verdict)
+        self._number = answer["number"]
+        return Meeting(
+            number=answer["number"], rank=answer["rank"], size=answer["size"], name=str(answer["number"]),
+            notes=answer["notes"], num_veterans=answer["num_veterans"],
+        )  # fmt: skip
+
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while self._channel.send("alive"):
+            pause.wait(HEARTBEAT_S)
+
+    def _listen(self) -> None:
+        for message in self._channel.messages():
+            if message["kind"] in {"called", "dismissed"}:
+                self._called.set()
+            if message["kind"] == "meeting":  # here, where no call to the new generation can get lost
+                self._called.clear()
+            if message["kind"] in {"meeting", "dismissed"}:
+                self._answers.put(message)
+        self._orphaned()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, however it does."""
+    with contextlib.suppress(OSError, AttributeError):  # without it, the closed channel says so a little later
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_at_once() -> None:
+    """Nobody is left to tell, and nothing may be written beside whoever continues the run."""
+    os._exit(RunFailed.exit_code)

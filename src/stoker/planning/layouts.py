@@ -1,0 +1,104 @@
+"""The legal layouts of a job over so many devices: what divides what is known before anything is spent.
+
+Of all products of axes those with at most two above one are looked at. GPipe is left out: with as many micro-batches it
+waits as long as 1F1B, and holds more (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from stoker.devices.links import NODE_DEVICES
+from stoker.records import Layout, Profile
+from stoker.records.model_parts import ModelParts
+
+MOST_AXES = 2
+"""Axes of a layout that may be above one."""
+
+Problem = Callable[[Layout], str | None]
+"""Why a layout does not go with the model; None where it does, or nobody can tell before it is tried."""
+
+
+def _none_known(_layout: Layout) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What layouts of a job have to keep.
+
+    `alone` says why its updates cannot be spread at all (None: they can). `tensor_problem` and `stages_problem` are
+    what those who divide models say of a layout with several `tensor` processes or `stages`.
+    """
+
+    profile: Profile
+    parts: ModelParts
+    alone: str | None = None
+    tensor_problem: Problem = _none_known
+    stages_problem: Problem = _none_known
+
+    def problem_with(self, layout: Layout) -> str | None:
+        """Why a layout is not legal, with the numbers and what would be; None where it is."""
+        if layout.world_size == 1:
+            return None
+        checks = (lambda _: self.alone, self._samples, self._tensor, self._stages)
+        return next((problem for check in checks if (problem := check(layout)) is not None), None)
+
+    def _samples(self, layout: Layout) -> str | None:
+        """Of parts of a batch."""
+        profile, size = self.profile, layout.data_size
+        if size == 1:
+            return None
+        batch = min(profile.batch, profile.num_train)
+        if size > batch:
+            return f"{size} processes cannot take parts of a batch of {batch} samples: at most {batch} can"
+        group = profile.coupling.group
+        if profile.coupling.kind == "whole_group":
+            through = ", ".join(profile.coupling.causes)
+            return f"samples are coupled in groups of {group} by {through}, which one process has to see whole"
+        if group is not None and size > group:
+            return f"{size} processes cannot take parts of a group of {group} coupled samples: at most {group} can"
+        return None
+
+    def _tensor(self, layout: Layout) -> str | None:
+        """Of matrices divided."""
+        if layout.tensor == 1:
+            return None
+        if layout.tensor > NODE_DEVICES:
+            return f"{layout.tensor} tensor processes are more than the {NODE_DEVICES} devices of a node"
+        return self.tensor_problem(layout)
+
+    def _stages(self, layout: Layout) -> str | None:
+        """Of blocks on stages."""
+        if layout.stages == 1:
+            return None
+        num_blocks = len(self.parts.blocks)
+        if layout.stages > num_blocks:
+            have = f"{num_blocks} repeated blocks" if num_blocks else "no repeated blocks"
+            return f"{layout.stages} stages need as many blocks, {self.parts.name} has {have}"
+        return self.stages_problem(layout)
+
+
+def layouts_of(count: int) -> Iterator[Layout]:
+    """Layouts of `count` processes, the simplest first: along one axis, then along two."""
+    names = ("replicas", "shards", "tensor", "stages")
+    if count == 1:
+        yield Layout()
+        return
+    for name in names:
+        yield from _variants(Layout(**{name: count}))  # type: ignore[arg-type]  # each is a number
+    for one, other in itertools.combinations(names, MOST_AXES):
+        for first in range(2, count // 2 + 1):
+            if count % first == 0:
+                yield from _variants(Layout(**{one: first, other: count // first}))  # type: ignore[arg-type]
+
+
+def _variants(layout: Layout) -> Iterator[Layout]:
+    """A layout as it is, and with what its axes allow to choose."""
+    sizes = {"replicas": layout.replicas, "shards": layout.shards, "tensor": layout.tensor, "stages": layout.stages}
+    reshards = (True, False) if layout.shards > 1 else (True,)
+    sequences = (False, True) if layout.tensor > 1 else (False,)
+    for reshard, sequence in itertools.product(reshards, sequences):
+        yield Layout(**sizes, reshard=reshard, sequence=sequence)  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""What training in lockstep costs over a slow link, and how seldom sites should come together instead. No torch.
+
+What: the two exchanges, an all-reduce of gradients with every update, and an all-gather of compressed
+pseudo-gradients after an interval (`Job(sync=…)`), against the time of an update without either. Links are as measured,
+or stated as bandwidth and latency, and then costs are those of a ring.
+Assumes that gradients are summed after the backward pass (overlap hides at most the backward pass, two thirds of an
+update), that all links are alike, and that nothing else uses them. Not modelled: TCP's slow start, which adds some
+round trips to an exchange after a pause.
+Source: ring all-reduce as in Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stoker.records.links import LinkCost, Links
+from stoker.units import format_bytes, format_seconds
+
+MOST_SHARE = 0.1
+"""Of a site's time, exchanges are to take no more than this."""
+
+INT8_BYTES = 1 + 4 / 1024
+"""What a parameter comes to in a compressed exchange: one byte, and a scale for each 1,024 of them."""
+
+_ROUND = (1, 2, 3, 4, 5, 6, 8, 10)
+_BACKWARD = 2 / 3
+"""Of an update's arithmetic, the backward pass."""
+
+
+def stated_link(*, bytes_per_s: float, latency_s: float, sites: int = 2) -> Links:
+    """A link between sites of which only this is known: bytes a second in one direction, and how long one takes [s].
+
+    >>> stated_link(bytes_per_s=12.5e6, latency_s=0.05).seconds("all-reduce", 12.5e6)
+    1.1
+
+    Raises:
+        ValueError: a link without bandwidth, one that is faster than time, or one to nobody.
+    """
+    if not (0 < bytes_per_s < math.inf and 0 <= latency_s < math.inf and sites >= 2):
+        raise ValueError(
+            f"a link joins 2 sites or more, carries more than 0 bytes/s and takes 0 s or longer; got {sites} sites, "
+            f"{bytes_per_s} bytes/s and {latency_s} s"
+        )
+    turns = sites - 1
+    one = 1 / sites / bytes_per_s
+    return Links(
+        name="slow link",
+        world_size=sites,
+        costs=(
+            LinkCost(collective="all-reduce", alpha_s=2 * turns * latency_s, beta_s_per_byte=2 * turns * one),
+            LinkCost(collective="all-gather", alpha_s=turns * latency_s, beta_s_per_byte=turns * one),
+        ),
+        basis="datasheet",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """Lockstep beside coming together after an interval, over one link.
+
+    `sync_s` is what summing gradients takes in each update, `slowdown` how many times longer an update takes with it,
+    at best (its backward pass hides a part) and at worst. `exchange_s` is one exchange of compressed weights, `every`
+    the least round number of updates after which it takes no more than MOST_SHARE of the time. With exchanges in the
+    background, `overlap` is how many updates one lasts, and `overlapped_every` the least round number of updates of
+    which it takes at most half, so that links that are slower at times do not hold sites up.
+    """
+
+    step_s: float
+    sync_s: float
+    slowdown: tuple[float, float]
+    exchange_s: float
+    every: int
+    overlap: int
+    overlapped_every: int
+    sync_bytes: float
+    exchange_bytes: float
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether lockstep loses more than MOST_SHARE even where it overlaps."""
+        return self.slowdown[0] > 1 / (1 - MOST_SHARE)
+
+    @property
+    def fewer_bytes(self) -> float:
+        """How many times fewer bytes go over the link."""
+        return self.sync_bytes * self.every / self.exchange_bytes
+
+    def in_words(self) -> str:
+        """A sentence for the user."""
+        fast, slow = (f"{factor:.2g}" for factor in self.slowdown)
+        cost = f"summing {format_bytes(self.sync_bytes)} over this link takes {format_seconds(self.sync_s)} an update"
+        if not self.is_needed:
+            return (
+                f"In lockstep {cost}, most of it hidden beside {format_seconds(self.step_s)} of arithmetic: sites "
+                "need not train apart."
+            )
+        factor = f"{fast} to {slow} times" if fast != slow else f"{fast} times"
+        return (
+            f"In lockstep {cost}, which makes it {factor} as long as the {format_seconds(self.step_s)} of one alone. "
+            f"With sync=stoker.DiLoCo(every=stoker.updates({self.every})) an exchange takes "
+            f"{format_seconds(self.exchange_s)} after every {self.every} updates: at most {100 * MOST_SHARE:g} % of "
+            f"the time, and {self.fewer_bytes:,.0f} times fewer bytes. It changes what is learned."
+        )
+
+
+def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommendation:
+    """What lockstep would cost over the links between sites, and after how many updates to come together instead.
+
+    Args:
+        links: between the sites, as measured or stated.
+        gradient_bytes: of all trained parameters, in fp32.
+        step_s: an update of one site without any exchange [s].
+
+    Raises:
+        ValueError: there is nothing to exchange, or no time in which.
+        KeyError: nobody knows what an all-reduce or an all-gather over these links takes.
+    """
+    if not (0 < gradient_bytes < math.inf and 0 < step_s < math.inf):
+        raise ValueError(f"wanted gradients and the time of an update, got {gradient_bytes} bytes and {step_s} s")
+    sites = links.world_size
+    message_bytes = gradient_bytes / 4 * INT8_BYTES
+    sync_s = links.seconds("all-reduce", gradient_bytes)
+    exchange_s = links.seconds("all-gather", sites * message_bytes)
+    exposed_s = max(0.0, sync_s - _BACKWARD * step_s)
+    overlap = math.ceil(exchange_s / step_s)
+    return Recommendation(
+        step_s=step_s,
+        sync_s=sync_s,
+        slowdown=((step_s + exposed_s) / step_s, (step_s + sync_s) / step_s),
+        exchange_s=exchange_s,
+        every=rounded_up(exchange_s * (1 - MOST_SHARE) / (MOST_SHARE * step_s)),
+        overlap=overlap,
+        overlapped_every=rounded_up(2 * overlap),
+        sync_bytes=2 * (sites - 1) / sites * gradient_bytes,
+        exchange_bytes=(sites - 1) * message_bytes,
+    )
+
+
+def rounded_up(updates: float) -> int:
+    """The least round number that is no less; at least 1.
+
+    >>> [rounded_up(number) for number in (0.2, 7, 11, 43, 99, 450)]
+    [1, 8, 20, 50, 100, 500]
+    """
+    if updates <= 1:
+        return 1
+    magnitude = 10 ** math.floor(math.log10(updates))
+    return next(round(one * magnitude) for one in _ROUND if one * magnitude >= updates)

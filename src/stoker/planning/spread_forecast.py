@@ -1,0 +1,348 @@
+"""Forecasts of plans under a layout: what one process does, what all tell each other, and what of that shows.
+
+An update takes as long as its slowest process computes, plus the messages that nothing hides. A process computes what
+the trace of its part of a batch does, with what shards, tensor groups and stages leave of it (`rank_traces`). Stages
+take `m` micro-batches in m + s - 1 turns of the slowest of s (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stoker.planning import memory
+from stoker.planning.communication import (
+    LinksOf,
+    Passing,
+    Traffic,
+    group_of,
+    loss_traffic,
+    passing,
+    replicated_traffic,
+    sharded_traffic,
+    summed_after,
+)
+from stoker.planning.company import InCompany
+from stoker.planning.forecast import Extents
+from stoker.planning.rank_state import (
+    Moments,
+    RankState,
+    buckets_bytes,
+    communication_buffers,
+    even_cuts,
+    of_stage,
+    rank_state,
+)
+from stoker.planning.rank_traces import (
+    SYNCED_NORM_WORK,
+    batch_norms_of,
+    boundary_bytes,
+    of_blocks,
+    synced_norm_work,
+    tensor_sums,
+    with_buckets,
+    with_divided_layers,
+    with_shards,
+)
+from stoker.planning.space import trace_settings
+from stoker.planning.spread_overheads import overhead_s
+from stoker.planning.time import OperationTimes
+from stoker.planning.time.update import UpdateTime
+from stoker.planning.traced import Needs, TracedForecasts
+from stoker.records import (
+    Breakdown,
+    Calibration,
+    Coupling,
+    Estimate,
+    Forecast,
+    Hardware,
+    Layout,
+    Plan,
+    Profile,
+    Share,
+    Trace,
+    TraceSettings,
+)
+from stoker.records.model_parts import ModelParts
+
+HardwareOf = Callable[[int | None], Hardware]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadUpdate:
+    """One update over a layout.
+
+    `compute_s` is the slowest process's arithmetic, with the turns in which stages wait, `bubble_s`, and what layouts
+    cost besides, `overhead_s`; `messages` what is told.
+    """
+
+    compute_s: float
+    bubble_s: float
+    overhead_s: float
+    messages: tuple[Passing, ...]
+
+    @property
+    def exposed_s(self) -> float:
+        """What of all messages shows [s]."""
+        return sum(one.exposed_s for one in self.messages)
+
+    @property
+    def total_s(self) -> float:
+        """The whole update [s]."""
+        return self.compute_s + self.overhead_s + self.exposed_s
+
+
+def local_profile(profile: Profile, layout: Layout) -> Profile:
+    """The facts of the part of a job that one process of a layout has: its samples of a batch, and of each group."""
+    batch = min(profile.batch, profile.num_train)
+    coupling = profile.coupling
+    if coupling.group is not None and layout.data_size > 1:
+        coupling = _divided(coupling, layout.data_size)
+    return dataclasses.replace(profile, batch=math.ceil(batch / layout.data_size), coupling=coupling)
+
+
+def _divided(coupling: Coupling, parts: int) -> Coupling:
+    group = coupling.group or 1
+    return dataclasses.replace(coupling, group=math.ceil(group / parts))
+
+
+class SpreadForecasts(TracedForecasts):
+    """Forecasts of plans for one layout; what is said of memory is said of the process that needs the most.
+
+    Plans are those of one process: `micro_batch` are samples in a process, `threads` those of a process.
+
+    Args:
+        layout: over how many processes, and how.
+        profile: the job's facts.
+        parts: the model's parameters.
+        hardware: the device of a process, by the number of threads that compute on a CPU.
+        traces: gives traces of updates in one process.
+        extents: how much there is to do, at so many samples per second of all processes together.
+        links_of: what groups of processes reach.
+        calibrations: forecasts and measurements of earlier runs on this device.
+        held_bytes: what a process holds before it trains [bytes].
+        fetch_s: what one process takes to fetch a sample that is not in memory [s].
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a fact of its own
+        self,
+        layout: Layout,
+        profile: Profile,
+        parts: ModelParts,
+        hardware: HardwareOf,
+        traces: Callable[[TraceSettings], Trace],
+        extents: Callable[[float], Extents],
+        links_of: LinksOf,
+        *,
+        calibrations: Sequence[Calibration] = (),
+        held_bytes: int = 0,
+        fetch_s: float = 0.0,
+    ) -> None:
+        self.layout, self.parts = layout, parts
+        self._local, self._whole, self._links_of = local_profile(profile, layout), traces, links_of
+        self._stages = [Needs(functools.partial(self._rank_trace, stage=stage)) for stage in range(layout.stages)]
+        super().__init__(
+            profile, hardware, self._stages[0], extents, calibrations=calibrations, held_bytes=held_bytes,
+            fetch_s=fetch_s / layout.data_size,
+        )  # fmt: skip
+        self._spread: dict[Plan, tuple[SpreadUpdate, UpdateTime]] = {}
+
+    def spread(self, plan: Plan) -> SpreadUpdate:
+        """What an update is made of."""
+        return self._of(plan)[0]
+
+    def update(self, plan: Plan) -> UpdateTime:
+        """The time of one update, messages and waiting included."""
+        return self._of(plan)[1]
+
+    def forecast(self, plan: Plan) -> Forecast:
+        """Time and memory of the whole run; memory is that of one process."""
+        spread = self.spread(plan)
+        exposed, hidden = spread.exposed_s, sum(one.seconds for one in spread.messages) - spread.exposed_s
+        spreads = [self._links_of(*group_of(self.layout, one.traffic.axis)).spread for one in spread.messages]
+        factor, basis = max(spreads, default=1.0), self._links_of(self.layout.world_size, 1).basis
+        exposed_s, hidden_s = (
+            Estimate(value=value, low=value / factor, high=value * factor, unit="s", basis=basis)
+            for value in (exposed, max(0.0, hidden))
+        )
+        return dataclasses.replace(
+            super().forecast(plan),
+            exposed_s=exposed_s,
+            hidden_s=hidden_s,
+            communication_bytes=sum(one.traffic.num_bytes for one in spread.messages),
+        )
+
+    def state(self, plan: Plan, rank: int = 0) -> RankState:
+        """What a process keeps from update to update."""
+        moments = Moments.of(self._whole(self._settings(plan)), self.parts)
+        return rank_state(self.parts, self.layout, rank, moments)
+
+    def breakdown(self, plan: Plan) -> Breakdown:
+        """Where bytes and time of an update go in the first process, messages that show among them."""
+        found, spread = super().breakdown(plan), self.spread(plan)
+        told = [Share(what=one.traffic.what, value=one.exposed_s) for one in spread.messages if one.exposed_s > 0]
+        beside = (("stages waiting", spread.bubble_s), ("the layout's own work", spread.overhead_s))
+        waiting = [Share(what=what, value=value) for what, value in beside if value > 0]
+        shares = sorted((*found.step_s, *told, *waiting), key=lambda share: -share.value)
+        return dataclasses.replace(found, step_s=tuple(shares))
+
+    def traffic(self, plan: Plan) -> tuple[Traffic, ...]:
+        """What processes tell each other in an update."""
+        layout, passes = self.layout, self._micro_batches(plan)
+        mine = of_stage(self.parts, 0, layout.stages)
+        found: list[Traffic] = [loss_traffic()]
+        if layout.shards > 1:
+            found += sharded_traffic(mine, layout, passes)
+        elif layout.replicas > 1:
+            is_alone = layout.world_size == layout.replicas
+            found += (replicated_traffic if is_alone else summed_after)(mine.parameters)
+        if layout.data_size > 1 and self._profile.coupling.kind == "batch_norm":
+            found += self._norm_traffic(plan, passes)
+        if layout.tensor > 1:
+            found += self._tensor_traffic(plan, passes)
+        if layout.stages > 1:
+            num_bytes = boundary_bytes(self._whole(self._settings(plan)), self.parts)
+            turns = 2 * (passes + layout.stages - 1)
+            found.append(Traffic(what="activations handed on", collective="point-to-point", axis="stages",
+                                 sizes=(num_bytes,), times=turns))  # fmt: skip
+        return tuple(found)
+
+    def _norm_traffic(self, plan: Plan, passes: int) -> list[Traffic]:
+        """Of batch norms over several processes: statistics forward, the sums of two gradients backward."""
+        channels = [one.inputs[0].shape[1] for one in batch_norms_of(self._whole(self._settings(plan)))]
+        everyone = tuple(4 * (2 * count + 1) * self.layout.data_size for count in channels)
+        sums = tuple(8 * count for count in channels)
+        return [
+            Traffic(what="batch statistics gathered", collective="all-gather", axis="data", sizes=everyone,
+                    times=passes),
+            Traffic(what="gradients of batch statistics", collective="all-reduce", axis="data", sizes=sums,
+                    times=passes),
+        ]  # fmt: skip
+
+    def _norms_s(self, plan: Plan) -> float:
+        """What batch norms over several processes compute on top of PyTorch's own, in an update [s]."""
+        if self.layout.data_size == 1 or self._profile.coupling.kind != "batch_norm":
+            return 0.0
+        _, times = self._times_with(plan.threads)
+        works = map(synced_norm_work, batch_norms_of(self._whole(self._settings(plan))))
+        return SYNCED_NORM_WORK * self._micro_batches(plan) * sum(times.seconds(one) for one in works)
+
+    def _tensor_traffic(self, plan: Plan, passes: int) -> list[Traffic]:
+        forward, backward = tensor_sums(self._whole(self._settings(plan)), self.parts)
+        sizes = (*forward, *backward)
+        if not self.layout.sequence:
+            return [Traffic(what="partial outputs summed", collective="all-reduce", axis="tensor", sizes=sizes,
+                            times=passes)]  # fmt: skip
+        return [
+            Traffic(what="sequences gathered", collective="all-gather", axis="tensor", sizes=sizes, times=passes),
+            Traffic(what="sequences scattered", collective="reduce-scatter", axis="tensor", sizes=sizes, times=passes),
+        ]
+
+    def _of(self, plan: Plan) -> tuple[SpreadUpdate, UpdateTime]:
+        if plan not in self._spread:
+            self._spread[plan] = self._made(plan)
+        return self._spread[plan]
+
+    def _made(self, plan: Plan) -> tuple[SpreadUpdate, UpdateTime]:
+        passes, stages = self._micro_batches(plan), self.layout.stages
+        updates = [self._update_of(plan, needs) for needs in self._stages]
+        slowest = max(updates, key=lambda one: one.step_s.value)
+        step_s = slowest.step_s.value
+        turn_s = (slowest.forward_s + slowest.backward_s) / passes
+        bubble_s = turn_s * (stages - 1)
+        messages = tuple(
+            passing(one, self.layout, self._links_of, forward_s=slowest.forward_s, backward_s=slowest.backward_s,
+                    passes=passes)
+            for one in self.traffic(plan)
+        )  # fmt: skip
+        overhead = overhead_s(self.parts, self.layout, passes) if self._hardware.device.kind == "cpu" else 0.0
+        overhead += self._norms_s(plan)
+        spread = SpreadUpdate(
+            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages
+        )
+        return spread, self._with_messages(slowest, spread, passes)
+
+    def _with_messages(self, slowest: UpdateTime, spread: SpreadUpdate, passes: int) -> UpdateTime:
+        """The slowest process's update with what is beside its arithmetic, which is the less certain."""
+        own, value = slowest.step_s, spread.total_s
+        beside = value - own.value
+        links = [self._links_of(*group_of(self.layout, one.traffic.axis)) for one in spread.messages]
+        factor = max((one.spread for one in links), default=1.0)
+        low, high = own.low + beside / factor, own.high + beside * factor
+        basis = "unknown" if any(one.basis == "unknown" for one in links) else own.basis
+        waits = 1 + (self.layout.stages - 1) / passes
+        return dataclasses.replace(
+            slowest,
+            step_s=Estimate(value=value, low=min(low, value), high=max(high, value), unit="s", basis=basis),
+            forward_s=slowest.forward_s * waits,
+        )
+
+    def _update_of(self, plan: Plan, needs: Needs) -> UpdateTime:
+        """Arithmetic of one process."""
+        hardware, times = self._times_with(plan.threads)
+        return self._update_by(plan, needs, hardware, times)
+
+    def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
+        hardware, times = super()._times_with(threads)
+        slowdown = self._links_of(self.layout.world_size, 1).slowdown
+        return hardware, InCompany(times, hardware, slowdown) if slowdown else times
+
+    def _rank_trace(self, settings: TraceSettings, stage: int) -> Trace:
+        """What one process does and holds."""
+        layout, parts = self.layout, self.parts
+        trace = self._whole(settings)
+        if layout.stages > 1:
+            cuts = even_cuts(len(parts.blocks), layout.stages)
+            trace = of_blocks(trace, parts, cuts, stage)
+            parts = of_stage(parts, stage, layout.stages)
+        if layout.tensor > 1:
+            trace = with_divided_layers(trace, parts, layout)
+        if layout.shards > 1:
+            return with_shards(trace, parts, layout)
+        return with_buckets(trace) if layout.replicas > 1 and layout.stages == 1 else trace
+
+    def _device_bytes(self, plan: Plan) -> tuple[float, float]:
+        """Of the stage whose processes need the most."""
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        found = []
+        for stage, needs in enumerate(self._stages):
+            peak, beside = needs.peak(settings, passes), self._beside(plan, stage) + self._data_bytes(plan)
+            found.append((float(peak.allocated + beside), float(peak.reserved + beside)))
+        return max(found, key=lambda one: one[1])
+
+    def _beside(self, plan: Plan, stage: int) -> int:
+        """What no trace of a process shows [bytes]: buffers of messages, and of stages state and what waits."""
+        layout = self.layout
+        mine = of_stage(self.parts, stage, layout.stages)
+        found = communication_buffers(mine, layout)
+        if layout.stages == 1:
+            return found
+        state = self.state(plan, rank=stage * layout.data_size * layout.tensor).total
+        trace = self._stages[stage].trace(self._settings(plan))
+        kept = sum(one.num_bytes for one in trace.storages if one.category == "activation")
+        kept //= trace.settings.parts
+        passes = self._micro_batches(plan)
+        waiting = min(passes, layout.stages - stage) if layout.schedule == "1f1b" else passes
+        buckets = buckets_bytes(mine) if layout.replicas > 1 else 0
+        return found + state + buckets + kept * (waiting - 1)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
+    def _resident(self, plan: Plan) -> float:
+        """Of the process that needs the most; the copy that a checkpoint is written from is of its own part."""
+        settings, passes = self._settings(plan), self._micro_batches(plan)
+        copied = self.state(plan)
+        return max(
+            copied.parameters + copied.optimizer + self._beside(plan, stage)
+            + memory.resident_peak(needs.trace(settings), plan.malloc, self._held_bytes, micro_batches=passes)
+            for stage, needs in enumerate(self._stages)
+        )  # fmt: skip
+
+    def _micro_batches(self, plan: Plan) -> int:
+        """How many a process takes in an update."""
+        return math.ceil(self._local.batch / plan.micro_batch)
+
+    def _settings(self, plan: Plan) -> TraceSettings:
+        return trace_settings(plan, self._local, self._hardware.compute_capability or "")

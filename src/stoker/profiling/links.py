@@ -1,0 +1,113 @@
+"""What processes on this machine reach between them, measured by as many: over gloo on CPUs, over NCCL on GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from stoker.errors import NoDevice, RunFailed
+from stoker.records import Device
+from stoker.records.links import Collective, LinkCost, Links, line_through
+
+PATIENCE_S = 180.0
+"""Longest that measuring may take [s]; some 10 s is usual."""
+
+_WORKER = "stoker.profiling.link_worker"
+_SPREAD = 1.15
+"""Of measured times, to either side: two measurements on a quiet machine differ by as much."""
+
+
+def measure_links(
+    device: Device,
+    count: int,
+    *,
+    threads: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Links:
+    """Let `count` processes measure their links, one on each GPU or all on this CPU.
+
+    Args:
+        device: an attached device; of GPUs, the first.
+        count: how many processes, at least 2.
+        threads: of each on a CPU.
+        clock: reads seconds.
+        now: reads the date.
+
+    Raises:
+        NoDevice: there are fewer GPUs.
+        RunFailed: a process fails, or they do not find each other.
+        ValueError: `count` is below 2.
+    """
+    if count < 2:
+        raise ValueError(f"links are between at least 2 processes, got {count}")
+    there = torch.cuda.device_count() if device.kind == "cuda" else count
+    if there < count:
+        raise NoDevice(f"links between {count} GPUs cannot be measured: {there} are attached",
+                       remedy=f"Use --on {there}xhere." if there > 1 else "Use --on 2xcpu.")  # fmt: skip
+    started = clock()
+    found = _measured(device.kind, count, threads)
+    named = {name: tuple((int(size), float(s)) for size, s in points) for name, points in found["collectives"].items()}
+    return Links(
+        name="gloo, this machine" if device.kind == "cpu" else "NCCL, this machine",
+        world_size=count,
+        costs=tuple(_cost(name, named[name]) for name in get_args(Collective) if name in named),
+        basis="measured here",
+        spread=_SPREAD,
+        overlap=float(found["overlap"]),
+        slowdown={str(name): float(ratio) for name, ratio in found["slowdown"].items()},
+        took_s=clock() - started,
+        measured_at=now().isoformat(timespec="seconds"),
+        torch_version=str(torch.__version__),
+    )
+
+
+def _cost(name: Collective, points: tuple[tuple[int, float], ...]) -> LinkCost:
+    alpha_s, beta = line_through(points)
+    return LinkCost(collective=name, alpha_s=alpha_s, beta_s_per_byte=beta, measured=points)
+
+
+def _measured(kind: str, count: int, threads: int) -> dict[str, Any]:
+    """What the processes found."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if kind == "cpu":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory(prefix="stoker-links-") as folder:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", _WORKER, str(rank), str(count), kind, str(threads), folder],
+                env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(count)
+        ]  # fmt: skip
+        try:
+            _await(processes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+        found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _await(processes: list[subprocess.Popen[str]]) -> None:
+    """Wait for all; raises RunFailed with the last line of the first that fails."""
+    until = time.monotonic() + PATIENCE_S
+    for rank, process in enumerate(processes):
+        try:
+            _, said = process.communicate(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise RunFailed(f"measuring links took more than {PATIENCE_S:.0f} s") from None
+        if process.returncode:
+            last = (said.strip().splitlines() or ["no message"])[-1]
+            raise RunFailed(f"measuring links failed in process {rank}: {last}")

@@ -1,0 +1,84 @@
+"""What may be spread over processes without a change of what is learned, and what may not."""
+
+from __future__ import annotations
+
+import math
+
+from torch.optim import Optimizer as TorchOptimizer
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Muon
+from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
+from stoker.stepping.optimizers import needs_closure
+from stoker.stepping.world import require_divisible
+
+_ALONE = "Use a plan for one process"
+
+
+def problem_with(coupling: Coupling, micro_batch: int, batch: int, layout: Layout) -> str | None:
+    """Why passes of `micro_batch` samples in each process would change what is learned; None where they do not.
+
+    Processes that share a batch take a part of each group of coupled samples, all in one pass.
+    """
+    parts = layout.data_size
+    if parts == 1 or coupling.group is None:
+        return coupling.problem_with(micro_batch, batch)
+    causes = ", ".join(coupling.causes)
+    if coupling.kind == "whole_group":
+        return (
+            f"samples are coupled in groups of {coupling.group} by {causes}, and a group cannot be divided over "
+            f"{parts} processes: replicas × shards must be 1, not {layout.replicas} × {layout.shards}"
+        )
+    part = math.ceil(min(coupling.group, batch) / parts)
+    if micro_batch < part:
+        return (
+            f"samples are coupled in groups of {coupling.group} by {causes}, of which each of {parts} processes takes "
+            f"{part} samples: a micro-batch has at least {part} samples, not {micro_batch}"
+        )
+    return coupling.problem_with(batch, batch) if micro_batch > batch else None
+
+
+def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
+    """Refuse a plan that would change what is learned, or spreads what is done in one piece.
+
+    Raises:
+        BadJob: the plan and the job do not go together.
+    """
+    layout = plan.layout if job.sync is None else ONE_PROCESS  # sites that train apart are each like one process
+    if layout.world_size > 1:
+        require_divisible(layout, job.batch)
+        _require_spreadable(job, plan)
+    if problem := problem_with(coupling, plan.micro_batch, job.batch, layout):
+        raise BadJob(f"this plan would change what is learned: {problem}")
+
+
+def require_no_closure(optimizer: TorchOptimizer, layout: Layout) -> None:
+    """Refuse to spread an optimiser that computes the loss anew within its step.
+
+    Raises:
+        BadJob: it does, and there are several processes.
+    """
+    if layout.world_size > 1 and needs_closure(optimizer):
+        raise BadJob(
+            f"{type(optimizer).__name__} computes the loss anew within its step, as often as it likes, which "
+            f"{layout.world_size} processes ({layout.in_words()}) cannot do together",
+            remedy=f"{_ALONE}, or an optimiser without a closure.",
+        )
+
+
+def _require_spreadable(job: Job, plan: Plan) -> None:
+    layout = plan.layout
+    where = f"{layout.world_size} processes ({layout.in_words()})"
+    if job.step is not None:
+        raise BadJob(
+            f"the job's own step makes a whole update by itself, and cannot be divided over {where}",
+            remedy=f"{_ALONE}, or give Job(loss=…) in place of step=…",
+        )
+    if isinstance(job.optimizer, Muon) and layout.shards * layout.tensor > 1:
+        raise BadJob(
+            f"Muon orthogonalises whole matrices, and {layout.in_words()} hold parts of them",
+            remedy="Use replicas or stages, which hold matrices whole, or another optimiser.",
+        )
+    if plan.captured:
+        raise BadJob(f"a captured pass is one process's, and the plan is for {where}",
+                     remedy="Use a plan whose captured is false.")  # fmt: skip

@@ -1,0 +1,230 @@
+"""Fully sharded data parallel: processes hold parts of parameters, gradients and optimiser state, and of every batch.
+
+What: PyTorch's FSDP2. A block's parameters are gathered before it computes and let go of after, its gradients are added
+up to the parts that each process holds. With replicas, parts are held once per replica, and summed over replicas last.
+Use when: the state does not fit on each device. Costs: every pass gathers all parameters, twice where `reshard` lets
+them go between forward and backward, and adds up gradients in parts; without it, gradients stay whole until the last
+pass of an update. Under autocast the casts of gathered weights stay until the backward pass, unless blocks are
+checkpointed. Does not combine with: blocks that some processes pass through and others do not; a block's weights read
+outside its forward pass; Muon, whose matrices are whole; steps of the job's own, closure optimisers.
+Source: Zhao et al. 2023, https://arxiv.org/abs/2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from stoker.errors import BadJob
+from stoker.jobs import Loss
+from stoker.loading import Content, Pass, map_tensors
+from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, backward, summed
+from stoker.stepping.layouts.global_norm import clip_to_global_norm
+from stoker.stepping.layouts.whole_pass import WholePass
+from stoker.stepping.local_tensors import is_spread
+from stoker.stepping.world import World
+
+
+class Sharded:
+    """See `stoker.stepping.layouts.base.Spread`; the parameters of `model` become DTensors, in place.
+
+    Args:
+        model: on its device; its matrices may be DTensors already, over the tensor dimension of the same mesh.
+        world: over whose replicas and shards it is spread.
+
+    Raises:
+        BadJob: parameters that are gathered together have several dtypes.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self.model = model
+        self._world = world
+        self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes none
+        self._root = WholePass(model)
+        self._parts = _fully_sharded(self._root, separate_blocks(model), world, set(self._scalars))
+        self._gathers_once = not world.layout.reshard
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._used: set[str] = set()
+        self._watch_use()
+
+    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
+        """As `Spread.accumulate`."""
+        self._used.clear()
+        try:
+            losses = [self._pass(one, loss_of, is_last=one is passes[-1]) for one in passes]
+        except Exception:
+            self._drop_what_was_begun()
+            raise
+        self._settle()
+        return summed(losses, self._world)
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """As `Spread.clip`."""
+        return clip_to_global_norm(parameters, max_norm)
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Spread.whole`."""
+        with torch.no_grad():
+            return {name: _whole(tensor) for name, tensor in tensors.items()}
+
+    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
+        """As `Spread.measures`."""
+        found: list[dict[str, Loss]] = []
+        self._root(lambda: found.append(measure(self.model, content, size)))
+        for part in self._parts:
+            part.reshard()  # without a backward pass nobody lets go of them
+        return found[0]
+
+    def _pass(self, one: Pass, loss_of: LossOf, *, is_last: bool) -> Loss:
+        """Make a pass, forward and backward."""
+        self._add_up_now(is_last=is_last)
+        found: list[Loss] = []
+
+        def work() -> torch.Tensor:
+            found.append(loss_of(one))
+            return found[0].sum
+
+        loss = backward(Loss(self._root(work), found[0].count), 1.0 if one.counts else 0.0)
+        return loss if one.counts else Loss(torch.zeros_like(loss.sum), 0)
+
+    def _add_up_now(self, *, is_last: bool) -> None:
+        """Say whether the next backward pass adds up gradients.
+
+        Where memory is short, each pass does so over the shards; over replicas the last one alone.
+        """
+        root: Any = self._root
+        if self._gathers_once:
+            root.set_requires_gradient_sync(is_last)
+        else:
+            root.set_requires_all_reduce(is_last)
+        root.set_is_last_backward(is_last)
+
+    def _settle(self) -> None:
+        """Add up the gradients of scalars, and forget those of parameters that no process used in this batch.
+
+        FSDP2 gives such parameters zeros, by which an optimiser would move them.
+        """
+        unused = [name for name in self._trained if name not in self._used]
+        device = next(iter(self._trained.values())).device
+        uses = torch.ones(len(self._trained), dtype=torch.float64, device=device)
+        for at, name in enumerate(self._trained):
+            if name not in self._used:
+                uses[at] = 0
+        trained = [p for p in self._scalars if p.requires_grad]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+        total = self._world.total(torch.cat([uses, *(one.detach().double().reshape(1) for one in gradients)]))
+        for parameter, gradient in zip(trained, total[len(uses) :], strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
+        if unused:  # else all are used, and nobody waits for the device
+            for parameter, count in zip(self._trained.values(), total[: len(uses)].tolist(), strict=True):
+                if count == 0:
+                    parameter.grad = None
+
+    def _watch_use(self) -> None:
+        """Note in `_used` the parameters that get a gradient, by hooks on what FSDP2 gathers, set in its first pass."""
+        names = {id(p): name for name, p in self._trained.items()}
+        for scalar in self._scalars:
+            if scalar.requires_grad:
+                _call_with_gradient(scalar, functools.partial(self._used.add, names[id(scalar)]))
+        for part in self._parts:
+            places = [(module, own, names[id(p)]) for module, own, p in _own_parameters(part) if id(p) in names]
+            self._watch_once_gathered(part, places)
+
+    def _watch_once_gathered(self, part: Any, places: list[tuple[nn.Module, str, str]]) -> None:
+        def watch(*_: Any) -> None:
+            handle.remove()
+            gathered = {id(getattr(module, own)): (getattr(module, own), name) for module, own, name in places}
+            for parameter, name in gathered.values():
+                _call_with_gradient(parameter, functools.partial(self._used.add, name))
+
+        handle = part.register_forward_pre_hook(watch)  # after FSDP2's own, which gathers
+
+    def _drop_what_was_begun(self) -> None:
+        """Let FSDP2 begin anew after an error in the middle of a pass."""
+        root: Any = self._root
+        if hasattr(root, "reset_iter_state"):  # since PyTorch 2.13
+            root.reset_iter_state()
+
+
+def separate_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that can be gathered each for itself: the repeated ones, if none shares a parameter with others."""
+    blocks = repeated_blocks(model)
+    inside: set[int] = set()
+    for block in blocks:
+        own = {id(p) for p in block.parameters()}
+        if own & inside:
+            return []
+        inside |= own
+    within = {id(module) for block in blocks for module in block.modules()}
+    outside = {
+        id(p) for module in model.modules() if id(module) not in within for p in module.parameters(recurse=False)
+    }
+    return [] if inside & outside else blocks
+
+
+def _fully_sharded(root: nn.Module, blocks: Sequence[nn.Module], world: World, left: set[nn.Parameter]) -> list[Any]:
+    """Shard each block, and the rest with the root, in place; the modules that gather parameters, blocks first."""
+    assert world.mesh is not None
+    for parameter in root.parameters():
+        if not parameter.is_contiguous():  # channels-last weights; convolutions take inputs of that format all the same
+            parameter.data = parameter.data.contiguous()
+    layout = world.layout
+    mesh = world.mesh["shards"] if layout.replicas == 1 else world.mesh["replicas", "shards"]
+    for block in blocks:
+        block.register_forward_hook(_without_views)
+        fully_shard(block, mesh=mesh, reshard_after_forward=layout.reshard, ignored_params=left)
+    # What the root holds is wanted again as soon as the backward pass begins.
+    fully_shard(root, mesh=mesh, reshard_after_forward=False, ignored_params=left)
+    parts: list[Any] = [*blocks, root]
+    for part in parts:
+        _require_one_dtype(part)
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)  # else a sum is an average, or an operation gloo lacks
+        if hasattr(part, "set_reduce_scatter_unused_params"):
+            part.set_reduce_scatter_unused_params(True, recurse=False)
+    return parts
+
+
+def _without_views(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    """A block's output, copied where it is a view: FSDP2's hooks on one are lost if somebody changes it in place."""
+    if not torch.is_grad_enabled():
+        return output
+    return map_tensors(output, lambda tensor: tensor if tensor._base is None else tensor.clone())  # noqa: SLF001 - no public way
+
+
+def _own_parameters(part: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Module, name in it and parameter of all that is gathered with `part`."""
+    for name, parameter in part.named_parameters(recurse=False):
+        yield part, name, parameter
+    for child in part.children():
+        if not isinstance(child, FSDPModule):
+            yield from _own_parameters(child)
+
+
+def _require_one_dtype(part: nn.Module) -> None:
+    trained = {str(p.dtype): name for module, name, p in _own_parameters(part) if p.requires_grad}
+    if len(trained) > 1:
+        (one, first), (other, second), *_ = trained.items()
+        raise BadJob(
+            f"parameters that are sharded together have several dtypes: {first} is {one}, {second} is {other}",
+            remedy="Use a layout of replicas, or give the model's trained parameters one dtype.",
+        )
+
+
+def _call_with_gradient(parameter: nn.Parameter, function: Callable[[], None]) -> None:
+    """Call `function` whenever the parameter has got a gradient."""
+    parameter.register_post_accumulate_grad_hook(lambda _: function())
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if not is_spread(tensor):
+        return tensor
+    spread: Any = tensor
+    whole: torch.Tensor = spread.full_tensor()
+    return whole

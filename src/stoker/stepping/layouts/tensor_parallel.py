@@ -1,0 +1,169 @@
+"""Tensor parallel: processes that pass the same samples hold a part of each large matrix.
+
+What: attention heads and hidden features are divided among the processes of a group; each layer that ends such a
+division adds up what they found. With `sequence`, what lies between (norms, dropout, residuals) is divided along the
+sequence. Token embedding and output layer are divided by the vocabulary, and `token_cross_entropy` is computed without
+putting logits together. Parameters are DTensors, applied by PyTorch's `parallelize_module`.
+Use when: a layer, or the activations of one sample, are too much for a device. Costs: two sums of a block's activations
+in each direction, which nothing hides, so the group should be joined by the fastest links; with `sequence` as many
+bytes in twice as many messages, and activations between layers divided as well.
+Does not combine with: stages; penalties on weights; Muon, which needs whole matrices; `loss_chunks`, of which the
+divided output layer has no need. In bf16, sums over the group are made in bf16.
+Source: M. Shoeybi et al., arXiv:1909.08053; V. Korthikanti et al., arXiv:2205.05198 (sequence).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Loss, Muon
+from stoker.loading import Content, Pass
+from stoker.records import Plan
+from stoker.stepping.layouts.after_backward import AfterBackward, sum_over, whole_tensors
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, Spread
+from stoker.stepping.layouts.global_norm import clip_to_global_norm
+from stoker.stepping.layouts.matrices import Divided, split_matrices
+from stoker.stepping.layouts.sharded import Sharded
+from stoker.stepping.local_tensors import local
+from stoker.stepping.world import World
+
+_MOST_APART = 1e-2
+"""Largest relative difference of a gradient that all processes are to compute alike; rounding comes nowhere near."""
+
+
+def _require_tensor_parallel(job: Job, plan: Plan) -> None:
+    """Raise BadJob for what a tensor group does not go with."""
+    for is_asked, what in (
+        (job.penalty is not None, "Job(penalty=…), which would see parts of matrices"),
+        (isinstance(job.optimizer, Muon), "Muon, which needs whole matrices"),
+        (plan.loss_chunks > 1, f"loss_chunks {plan.loss_chunks}: logits are divided already"),
+    ):
+        if is_asked:
+            raise BadJob(f"a layout of {plan.layout.in_words()} does not go with {what}",
+                         remedy="Use replicas or shards, or leave it out.")  # fmt: skip
+
+
+def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> TensorParallel:
+    """The model, in place, divided over the tensor groups of a world, and then over those that share a batch.
+
+    Raises:
+        BadJob: no plan fits the model, the group's size does not divide it, or the job asks for what does not go along.
+    """
+    _require_tensor_parallel(job, plan)
+    assert world.mesh is not None
+    divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
+    inner: Spread = Sharded(model, world) if plan.layout.shards > 1 else AfterBackward(model, world)
+    return TensorParallel(inner, divided, world, job)
+
+
+class TensorParallel:
+    """See `stoker.stepping.layouts.base.Spread`.
+
+    Args:
+        inner: carries the divided model over the processes that share a batch.
+        divided: how the model was divided, by `split_matrices`, before `inner` had it.
+        world: the processes.
+        job: its loss decides whether logits stay divided.
+    """
+
+    def __init__(self, inner: Spread, divided: Divided, world: World, job: Job) -> None:
+        self.model = inner.model
+        self._inner, self._divided, self._world = inner, divided, world
+        is_smoothed = job.label_smoothing > 0  # which PyTorch's divided cross-entropy lacks
+        self._is_loss_divided = job.loss == "token_cross_entropy" and not is_smoothed and divided.output is not None
+        self._is_checked = False
+
+    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
+        """As `Spread.accumulate`."""
+        with self._loss_divided():
+            loss = self._inner.accumulate(passes, lambda one: _whole_loss(loss_of(one)))
+        self._sum_gradients()
+        return loss
+
+    def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+        """As `Spread.clip`."""
+        return clip_to_global_norm(parameters, max_norm)
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """As `Spread.whole`."""
+        return whole_tensors(tensors)
+
+    def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
+        """As `Spread.measures`; metrics see all logits."""
+        return self._inner.measures(content, size, measure)
+
+    @contextlib.contextmanager
+    def _loss_divided(self) -> Any:
+        """Within the block, logits stay divided by vocabulary, if the loss can do with that."""
+        if not self._is_loss_divided or self._divided.output is None:
+            yield
+            return
+        self._divided.output.keeps_divided = True
+        try:
+            with loss_parallel():
+                yield
+        finally:
+            self._divided.output.keeps_divided = False
+
+    def _sum_gradients(self) -> None:
+        """Bring gradients to how their parameters lie: added up where each process did a part of the work.
+
+        What all of them computed alike is averaged, so that rounding on a GPU cannot drive them apart.
+        """
+        group, size = self._divided.group, self._divided.group.size()
+        for parameter in self._divided.parameters():
+            _as_placed(parameter)
+        alike = _gradients(self._divided.alike())
+        torch._foreach_mul_(alike, 1 / size)
+        before = None if self._is_checked else [gradient.clone() for gradient in alike]
+        sum_over([*_gradients(self._divided.partial()), *alike], group)
+        if before is not None:
+            self._check(before, alike)
+            self._is_checked = True
+
+    def _check(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
+        """Raise BadJob, in all processes, if a gradient that should be computed alike by all is not."""
+        if not before:
+            return
+        size = self._divided.group.size()
+        names = [name for name, p in self._divided.named_alike() if p.grad is not None]
+        apart = [_largest(one * size - mean) for one, mean in zip(before, after, strict=True)]
+        found = torch.stack([*apart, *map(_largest, after)])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)  # over all processes: shards of one gradient agree on it
+        difference, largest = found.chunk(2)
+        wrong = (difference > _MOST_APART * largest).nonzero()
+        if len(wrong):
+            raise BadJob(
+                f"the processes of a tensor group compute different gradients of {names[int(wrong[0])]!r}, of which "
+                "each has a part of the work",
+                remedy='Say "summed" of its module in the model\'s tensor_plan, or "region" of the one around it.',
+            )
+
+
+def _whole_loss(loss: Loss) -> Loss:
+    """The loss with its sum as a plain tensor."""
+    return Loss(loss.sum.full_tensor(), loss.count) if isinstance(loss.sum, DTensor) else loss
+
+
+def _largest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.abs().max() if tensor.numel() else tensor.new_zeros(())
+
+
+def _gradients(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    return [local(p.grad) for p in parameters if p.grad is not None]
+
+
+def _as_placed(parameter: nn.Parameter) -> None:
+    """A DTensor's gradient placed like the parameter; PyTorch's own styles leave sums that are still to be made."""
+    gradient = parameter.grad
+    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)

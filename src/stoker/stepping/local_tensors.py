@@ -1,0 +1,28 @@
+"""What a process holds of tensors that are spread over several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's part of a DTensor, sharing its memory; any other tensor as it is. Without gradient."""
+    # Told by the method: `torch.distributed.tensor` takes long to import, and one process alone never needs it.
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = to_local()
+    return part
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return hasattr(tensor, "to_local")
+
+
+def all_local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """As `local`, of each."""
+    return [local(tensor) for tensor in tensors]

@@ -1,0 +1,107 @@
+"""What several processes tell each other between two updates, so that all of them go on or all of them stop.
+
+Only for the thread that trains: these calls are collectives, and take their turn with those of the updates.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.stepping import NotFinite
+from stoker.stepping.world import World
+from stoker.store import disk_errors
+
+_APPEARS_S = 5.0
+"""How long a network file system may take to show one machine what another one wrote [s]."""
+
+Said = tuple[str, str, str | None]
+"""An error as it is told: its class, message and remedy."""
+_CLASSES: dict[str, type[StokerError]] = {"NotFinite": NotFinite, "BadRun": BadRun}
+
+
+def gathered(world: World, mine: Any) -> list[Any]:
+    """What each process gives, by rank; each of them calls this."""
+    if world.layout.world_size == 1:
+        return [mine]
+    found: list[Any] = [None] * world.layout.world_size
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def said(problem: StokerError) -> Said:
+    """The error, to be told to others."""
+    return type(problem).__name__, problem.message, problem.remedy
+
+
+def heard(told: Said) -> StokerError:
+    """The error that another process told."""
+    kind, message, remedy = told
+    return _CLASSES.get(kind, RunFailed)(message, remedy=remedy)
+
+
+def raise_together(world: World, problem: StokerError | None) -> None:
+    """Raise in every process the error that the first one has that has any.
+
+    Raises:
+        StokerError: of the same class and in the same words everywhere.
+    """
+    for told in gathered(world, None if problem is None else said(problem)):
+        if told is not None:
+            raise heard(told) from problem
+
+
+def appears(path: Path) -> bool:
+    """Whether a path that another process just made is there, or comes to be soon."""
+    until = time.monotonic() + _APPEARS_S
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        with suppress(OSError):
+            list(path.parent.iterdir())  # makes network file systems look again
+        time.sleep(0.05)
+    return True
+
+
+def require_seen_by_all(world: World, directory: Path) -> None:
+    """Refuse a directory in which some process does not find what the first one writes; each of them calls this.
+
+    Raises:
+        BadRun: it is not one directory for all; the processes are named.
+        RunFailed: the first one cannot write there.
+    """
+    nonce, problem = directory / f".seen-{secrets.token_hex(8)}", None
+    if world.is_first:
+        try:
+            with disk_errors(nonce, "a file that all processes look for"):
+                nonce.touch()
+        except StokerError as error:
+            problem = error
+    name = gathered(world, nonce.name)[0]
+    raise_together(world, problem)
+    try:
+        problem = unseen(world, directory, is_seen=appears(directory / name))
+    finally:
+        if world.is_first:
+            nonce.unlink(missing_ok=True)
+    if problem is not None:
+        raise problem
+
+
+def unseen(world: World, directory: Path, *, is_seen: bool) -> BadRun | None:
+    """The error where some process does not see what the first one wrote in `directory`; each of them calls this."""
+    blind = [str(rank) for rank, sees in enumerate(gathered(world, is_seen)) if not sees]
+    if not blind:
+        return None
+    who = f"process {blind[0]} does" if len(blind) == 1 else f"processes {', '.join(blind)} do"
+    return BadRun(
+        f"{directory} is not one directory for all {world.layout.world_size} processes: what process 0 writes there, "
+        f"{who} not find.",
+        remedy="Put the run on a disk that all machines share, under the same path (--run-dir DIR, or STOKER_RUNS).",
+    )

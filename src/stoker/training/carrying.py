@@ -1,0 +1,53 @@
+"""What a process carries over from one meeting of several to the next, and how the others get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from stoker.records import Position
+from stoker.records.codec import JSON
+from stoker.stepping import Step
+from stoker.training.handover import broadcast_state
+from stoker.training.loop import Loop
+from stoker.training.snapshots import Snapshot, restore_snapshot, snapshot_of
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A state between two updates, and how far it is.
+
+    `unevaluated` is where the last update began, if what was due after it did not come to an end; `progress` is what is
+    kept with a checkpoint; `state` is None once it is in the step.
+    """
+
+    position: Position
+    unevaluated: Position | None
+    progress: dict[str, JSON]
+    state: Snapshot | None = None
+
+    @classmethod
+    def of(cls, loop: Loop) -> Carried:
+        """What `loop` leaves behind; its step is between two updates, and holds all of the state."""
+        return cls(loop.reached, loop.unevaluated, loop.progress(), snapshot_of(loop.step))
+
+
+def given_by_the_furthest(step: Step, carried: Carried | None) -> Carried | None:
+    """Put the furthest process's state into every process's step; None where nobody carries any.
+
+    Called by all of them; a process that carries nothing has just come.
+    """
+    if step.world.layout.world_size == 1 and carried is None:
+        return None
+    if carried is not None and carried.state is not None:
+        restore_snapshot(step, carried.state)
+    mine = None if carried is None else replace(carried, state=None)
+    everybodys: list[Carried | None] = [mine] * step.world.layout.world_size
+    if step.world.layout.world_size > 1:
+        dist.all_gather_object(everybodys, mine)
+    reached = [-1 if one is None else one.position.updates for one in everybodys]
+    furthest = reached.index(max(reached))
+    if min(reached) < reached[furthest]:
+        broadcast_state(step, furthest)
+    return everybodys[furthest]

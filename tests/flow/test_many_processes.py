@@ -1,0 +1,100 @@
+"""A run on several processes: the same job file, the same result, whoever is lost on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.records import Layout, dumps
+from tests.flow.builders import PLAN
+from tests.flow.command import Running, job_file, stoker_process
+
+TWO = Layout(replicas=2)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STOKER_RUNS", raising=False)
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def plan_over(layout: Layout, name: str = "plan.json") -> Path:
+    """A file with PLAN in this layout."""
+    path = Path(name)
+    path.write_text(dumps(dataclasses.replace(PLAN, layout=layout, loader="memory")))
+    return path
+
+
+def workers_of(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_two_processes_end_where_one_does() -> None:
+    """The same metrics to rounding; every event told once, in order; nobody left over."""
+    path = job_file()
+    one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
+    two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json")
+    assert (one.code, two.code) == (0, 0), two.err
+    alone, together = stoker.load("one"), stoker.load("two")
+    for name, value in alone.metrics.items():
+        assert together.metrics[name] == pytest.approx(value, abs=1e-5)
+    assert together.record.samples == alone.record.samples
+    kinds = [event["event"] for event in two.events]
+    assert (kinds[0], kinds[-1], kinds.count("started")) == ("planned", "finished", 1)
+    logged = [event.kind for event in together.directory.read_events()]
+    assert logged == kinds
+    assert together.weights().keys() == alone.weights().keys()
+
+
+def test_a_run_goes_on_when_a_process_is_killed() -> None:
+    """SIGKILL of the second process, or of the first: the run says so, and ends by itself with every sample once."""
+    path = job_file()
+    plan = plan_over(TWO)
+    for number in (0, 1):
+        name = f"killed{number}"
+        settings = ("--set", "epochs=400", "--on", "2xhere", "--plan", plan, "--run-dir", name)
+        with Running("train", path, *settings) as run:
+            run.until("progress", 2)
+            os.kill(workers_of(run.process.pid)[number], signal.SIGKILL)
+            ended = run.end()
+        assert ended.code == 0, ended.err
+        assert any("SIGKILL" in event["why"] for event in ended.of("recovered")), ended.events
+        record = stoker.load(name).record
+        assert (record.status, record.samples) == ("finished", 400 * 80)
+        progress = [event["samples"] for event in ended.of("progress")]
+        assert progress == sorted(progress)
+
+
+def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
+    """One interrupt: all processes save and leave; then one process alone may go on from the checkpoint of two."""
+    path, plan = job_file(), plan_over(TWO)
+    settings = ("train", path, "--set", "epochs=300", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
+    with Running(*settings) as run:
+        run.until("progress", 2)
+        ended = run.end(signal.SIGINT)
+    assert ended.code == 130, ended.err
+    stopped = stoker.load("run").record
+    assert stopped.status == "unfinished"
+    assert 0 < stopped.samples < 300 * 80
+    again = stoker_process(*settings, "--json")
+    assert again.code == 0, again.err
+    assert again.of("resumed")[0]["samples"] == stopped.samples
+    assert stoker.load("run").record.samples == 300 * 80
+
+
+def test_what_cannot_be_is_said_once_before_anything_is_spent() -> None:
+    """A job without a file; more processes than samples in a batch."""
+    outcome = stoker_process("train", job_file("settings['batch'] = 1"), "--on", "2xhere", "--json")
+    assert outcome.code == 2
+    assert outcome.err.count("error:") == 1
+    assert "batch of 1" in outcome.err
+    assert not Path("runs").exists()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadJob
+from stoker.jobs import SGD, AdamW, DiLoCo, Job, LocalSGD
+from stoker.jobs.describe import describe_settings
+from stoker.units import epochs, samples, updates
+
+
+def job(**changes: Any) -> Job:
+    """A job that can be meant, with changes."""
+    settings = {
+        "model": object, "data": ((), ()), "loss": "mse", "optimizer": SGD(lr=0.1), "batch": 64, "until": epochs(1),
+    }  # fmt: skip
+    return Job(**settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("every", "interval"),
+    [(updates(50), 50), (updates(2.5), 3), (samples(6400), 100), (samples(6401), 101), (samples(1), 1)],
+)
+def test_an_interval_is_whole_updates(every: Any, interval: int) -> None:
+    """Updates stay what they are; samples are rounded up to whole batches, one at least."""
+    assert LocalSGD(every=every).interval(64) == interval
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"every": epochs(1)}, "got Duration(value=1.0, unit='epochs')"),
+        ({"every": 50}, "every is stoker.updates(50) or stoker.samples(25_600), say; got 50"),
+        ({"outer": SGD(lr=0.7, weight_decay=0.1)}, "weight decay, dampening and groups are inner ones"),
+        ({"outer": SGD(lr=0.7, momentum=1.0)}, "the outer momentum lies in [0, 1), got 1.0"),
+        ({"compress": "int4"}, 'compress is "int8" or "none", got \'int4\''),
+        ({"fragments": 0}, "fragments is a whole number, 1 or more, got 0"),
+        ({"fragments": 1.5}, "fragments is a whole number, 1 or more, got 1.5"),
+        ({"overlap": True}, "overlap is a whole number, 0 or more, got True"),
+        ({"overlap": -1}, "overlap is a whole number, 0 or more, got -1"),
+        ({"keep": 1.0}, "keep is a share in [0, 1), got 1.0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], problem: str) -> None:
+    """Each setting is checked when it is made, with what it was."""
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        DiLoCo(**{"every": updates(50), **settings})
+
+
+def test_another_outer_optimiser_is_refused() -> None:
+    """Pseudo-gradients go into SGD: nothing else is carried out."""
+    with pytest.raises(TypeError, match=r"outer is a stoker\.SGD, got a AdamW"):
+        DiLoCo(every=updates(50), outer=AdamW(lr=1e-3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sync": "diloco"}, "Job(sync=…): wanted stoker.DiLoCo(…) or stoker.LocalSGD(…), got a str"),
+        ({"sync": DiLoCo(every=updates(4), fragments=5)}, "5 fragments cannot take turns within 4 updates"),
+        ({"sync": DiLoCo(every=samples(256), overlap=4)}, "goes on for 4 updates is not over when the next one begins"),
+        ({"sync": LocalSGD(every=updates(4)), "ema": 0.9}, "an average would be of one site's weights"),
+        ({"sync": LocalSGD(every=updates(4)), "on_non_finite": "skip"}, 'sync goes with "stop"'),
+        ({"sync": LocalSGD(every=updates(4)), "step": len}, "sync does not go with a step of the job's own"),
+    ],
+)
+def test_jobs_that_it_does_not_go_with_are_refused(changes: dict[str, Any], problem: str) -> None:
+    """What would be done by halves is said when the job is made."""
+    with pytest.raises(BadJob, match=re.escape(problem)):
+        job(**changes)
+
+
+def test_it_belongs_to_what_is_learned() -> None:
+    """A job with it has another spec, one with another interval too; specs of jobs without it stay as they were."""
+    plain, one, other = (describe_settings(job(sync=sync)) for sync in
+                         (None, DiLoCo(every=updates(50)), DiLoCo(every=updates(20))))  # fmt: skip
+    assert "sync" not in plain
+    assert one["sync"] != other["sync"]
+    assert {name for name in one if name not in plain} == {"sync"}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import threading
+
+from torch.distributed import HashStore
+
+from stoker.errors import BadJob, RunFailed
+from stoker.launching import Dismissed, Meeting
+from stoker.launching.agreement import require_same
+
+JOB = {"job": "ab12", "torch": "2.13.0"}
+
+
+def found(*facts: dict[str, str], size: int | None = None) -> list[BaseException | None]:
+    """What each rank finds when all of them compare their facts."""
+    store, size = HashStore(), size or len(facts)
+    problems: list[BaseException | None] = [None] * len(facts)
+
+    def compare(rank: int) -> None:
+        meeting = Meeting(number=1, rank=rank, size=size, name="1")
+        try:
+            require_same(store, meeting, facts[rank], patience_s=1.0)
+        except (BadJob, RunFailed, Dismissed) as problem:
+            problems[rank] = problem
+
+    threads = [threading.Thread(target=compare, args=(rank,)) for rank in range(len(facts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return problems
+
+
+def test_the_same_facts_are_no_problem() -> None:
+    """All ranks go on."""
+    assert found(JOB, JOB, JOB) == [None, None, None]
+
+
+def test_a_difference_is_told_on_rank_0_alone() -> None:
+    """What differs, with its values and where; the others leave with the same code."""
+    first, second, third = found(JOB, JOB | {"torch": "2.12.0"}, JOB)
+    assert isinstance(first, BadJob)
+    assert "torch is 2.13.0 on ranks 0, 2 and 2.12.0 on rank 1" in first.message
+    assert "job is" not in first.message
+    for other in (second, third):
+        assert isinstance(other, Dismissed)
+        assert other.exit_code == BadJob.exit_code
+
+
+def test_a_rank_that_says_nothing_is_named() -> None:
+    """Nobody waits for it without end."""
+    first, second = found(JOB, JOB, size=3)
+    assert isinstance(first, RunFailed)
+    assert "rank 2 of 3 did not say" in first.message
+    assert isinstance(second, Dismissed)
+
+
+def test_a_fact_that_one_rank_does_not_know_differs() -> None:
+    """An older version may tell fewer facts."""
+    first, _ = found(JOB, {"job": "ab12"})
+    assert isinstance(first, BadJob)
+    assert "torch is 2.13.0 on rank 0 and unknown on rank 1" in first.message

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import re
+import socket
+import threading
+
+import pytest
+
+from stoker.errors import BadJob, RunFailed
+from stoker.launching import Dismissed, Member
+from stoker.launching.launched import Launched, Place
+
+USUAL = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def free_port() -> int:
+    """A port where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def at(port: int, rank: int, size: int, **fields) -> Member:
+    """A member that a launcher started."""
+    return Member(Launched(Place(rank=rank, size=size, local=rank, host="127.0.0.1", port=port, **fields)))
+
+
+def outcomes(*members: Member) -> list[object]:
+    """What each finds when all of them meet, in threads of their own."""
+    found: list[object] = [None] * len(members)
+
+    def meet(place: int) -> None:
+        try:
+            found[place] = members[place].meet()
+        except (RunFailed, Dismissed) as problem:
+            found[place] = problem
+
+    threads = [threading.Thread(target=meet, args=(place,)) for place in range(len(members))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_the_usual_environment_is_understood() -> None:
+    """Variables of torchrun, and of launchers that set the least."""
+    assert Place.from_environment(USUAL) == Place(rank=1, size=4, local=1, host="10.0.0.1", port=29500)
+    torchrun = {"LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    place = Place.from_environment(USUAL | torchrun)
+    assert place is not None
+    assert (place.local, place.has_store, place.attempt) == (0, True, "2")
+    place = Place.from_environment(USUAL | torchrun | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    assert place is not None
+    assert place.attempt == "0"
+
+
+@pytest.mark.parametrize("missing", USUAL)
+def test_part_of_the_environment_is_no_launcher(missing: str) -> None:
+    """Some variable left over in a shell makes nobody a member."""
+    assert Place.from_environment({name: value for name, value in USUAL.items() if name != missing}) is None
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "four"), ("RANK", "4"), ("MASTER_PORT", "http")])
+def test_a_senseless_environment_is_named(name: str, value: str) -> None:
+    """The variable and its value are in the message."""
+    with pytest.raises(BadJob, match=f"{name}={value}"):
+        Place.from_environment(USUAL | {name: value})
+
+
+def test_all_ranks_meet_once() -> None:
+    """There is one generation, and no other after it."""
+    port = free_port()
+    first, second = at(port, 0, 2), at(port, 1, 2)
+    meetings = outcomes(first, second)
+    assert [(one.rank, one.size, one.num_veterans) for one in meetings] == [(0, 2, 0), (1, 2, 0)]
+    assert meetings[0].name == meetings[1].name
+    assert not first.can_reform
+    assert not first.is_called()
+    with pytest.raises(RunFailed, match="rank 1 of 2 lost the others: a socket closed"):
+        second.lost("a socket closed")
+
+
+def test_the_first_of_those_that_came_says_who_did_not() -> None:
+    """Once, with host, port and seconds; the others leave quietly."""
+    port = free_port()
+    first, second = outcomes(at(port, 0, 4, patience_s=1.0), at(port, 1, 4, patience_s=1.5))
+    assert isinstance(first, RunFailed)
+    assert first.message == f"2 of 4 processes met at 127.0.0.1:{port} in 1.0 s: ranks 0-1 came, ranks 2-3 did not"
+    assert isinstance(second, Dismissed)
+    assert second.exit_code == 4
+
+
+def test_a_store_that_nobody_serves_is_named_once_on_each_machine() -> None:
+    """Nobody can be asked who else is there, so the first process of a machine speaks."""
+    port = free_port()
+    with pytest.raises(RunFailed, match=re.escape(f"rank 1 of 4 got no answer from 127.0.0.1:{port} in ")):
+        at(port, 1, 4, patience_s=0.5).meet()
+    with pytest.raises(Dismissed):
+        at(port, 2, 4, patience_s=0.5, speaks=False).meet()
+
+
+def test_a_port_in_use_is_named() -> None:
+    """Rank 0 cannot serve the store where something else listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RunFailed, match=f"rank 0 cannot serve the meeting of 2 processes at 127.0.0.1:{port}"):
+            at(port, 0, 2, patience_s=0.5).meet()

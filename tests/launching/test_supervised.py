@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.launching import Dismissed, Meeting, Member
+from stoker.launching.channel import Channel, Message
+from stoker.launching.supervised import Supervised
+
+
+class Ends:
+    """A member, and the supervisor's end of its channel; `is_orphan` is set when the member finds itself alone."""
+
+    def __init__(self) -> None:
+        mine, theirs = map(Channel, socket.socketpair())
+        self.is_orphan = threading.Event()
+        self.channel, self.theirs = mine, theirs
+        self.member = Member(Supervised(3, theirs, "127.0.0.1", 1, orphaned=self.is_orphan.set))
+        self._heard: Iterator[Message] = (one for one in mine.messages() if one["kind"] != "alive")
+
+    def hear(self) -> Message:
+        return next(self._heard)
+
+    def announce(self, number: int) -> None:
+        self.channel.send("meeting", number=number, rank=1, size=2, notes={"update": 7}, num_veterans=1)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Both ends; the member hears of the end before the test is over."""
+    both = Ends()
+    yield both
+    both.channel._end.shutdown(socket.SHUT_RDWR)
+    both.channel.close()
+    assert both.is_orphan.wait(10.0)
+    both.theirs.close()
+
+
+def test_a_member_says_that_it_lives_and_comes(ends: Ends) -> None:
+    """It shows life before anything is asked, and gets its place in a generation."""
+    ends.announce(1)
+    meeting = ends.member.meet()
+    assert meeting == Meeting(number=1, rank=1, size=2, name="1", notes={"update": 7}, num_veterans=1)
+    assert ends.hear() == {"kind": "meet"}
+    assert (ends.member.worker, ends.member.can_reform) == (3, True)
+    ends.member.event("{}")
+    ends.member.finished()
+    assert [ends.hear(), ends.hear()] == [{"kind": "event", "line": "{}"}, {"kind": "finished"}]
+
+
+def test_a_call_holds_until_the_next_generation(ends: Ends) -> None:
+    """It is for the generation that it ends; one that comes with the next announcement is for that one."""
+    ends.announce(1)
+    ends.member.meet()
+    assert not ends.member.is_called()
+    ends.channel.send("called")
+    ends.announce(2)
+    ends.member.lost("called", {"update": 8})
+    assert not ends.member.is_called()
+    ends.announce(3)
+    ends.channel.send("called")
+    assert ends.member.lost("a socket closed").number == 3
+    while not ends.member.is_called():
+        pass
+    told = [ends.hear() for _ in range(3)]
+    assert told[1] == {"kind": "lost", "generation": 1, "why": "called", "notes": {"update": 8}}
+    assert told[2] == {"kind": "lost", "generation": 2, "why": "a socket closed", "notes": {}}
+
+
+def test_whoever_is_dismissed_stays_so(ends: Ends) -> None:
+    """With the run's exit code, and however often it asks."""
+    ends.channel.send("dismissed", code=4)
+    for _ in range(2):
+        with pytest.raises(Dismissed) as caught:
+            ends.member.meet()
+        assert caught.value.exit_code == 4
+    assert ends.member.is_called()
