@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from stoker.cli.plans import plan_in_brief, render_decision
-from stoker.records import Breakdown, Candidate, Decision, Plan, Rejection, Share
+from stoker.records import Breakdown, Candidate, Decision, Estimate, Layout, Plan, Rejection, Share
 from tests.flow.command import Outcome, job_file, stoker_here
 from tests.planning.trials import candidate
 
@@ -94,7 +95,7 @@ def test_a_device_that_is_here_costs_nothing_in_json() -> None:
     ("options", "code", "says"),
     [
         (("--on", "h10"), 2, "There is no device named 'h10'"),
-        (("--on", "8xh100"), 2, "asks for 8 devices"),
+        (("--on", "0xh100"), 2, "asks for 0 devices"),
         (("--on", ","), 2, "names no device"),
         (("--deadline", "soon"), 2, "--deadline soon: wanted a time with its unit"),
         (("--max-cost", "-3"), 2, "--max-cost -3: wanted US dollars"),
@@ -195,3 +196,26 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
     brief = plan_in_brief(loaded)
     for words in ("bf16", "channels-last", "3 blocks checkpointed", "compiled", "fused", "2 threads", "4 loader"):
         assert words in brief
+
+
+def test_layouts_stand_beside_each_other() -> None:
+    """A column for the layout in place of the device, and one for what processes tell each other."""
+
+    def under(layout: Layout, exposed_s: float) -> Candidate:
+        one = candidate("2xh100", total_s=3600, cost=3.0)
+        exposed, hidden = (
+            Estimate(value=value, low=value, high=value, unit="s", basis="datasheet") for value in (exposed_s, 2e-3)
+        )
+        forecast = dataclasses.replace(one.forecast, exposed_s=exposed, hidden_s=hidden, communication_bytes=3 * 2**20)
+        return dataclasses.replace(one, plan=dataclasses.replace(one.plan, layout=layout), forecast=forecast)
+
+    lost = Rejection(device="2xh100", plan=Plan(device="cuda:0", micro_batch=1, layout=Layout(tensor=2)), reason="odd")
+    found = shown(
+        decision(under(Layout(replicas=2), 0.004), under(Layout(shards=2), 0.007), rejected=(lost,)), width=160,
+        explain=True,
+    )  # fmt: skip
+    assert "layout" in found
+    assert "2 replicas" in found
+    assert "3.0 MiB · 4 ms + 2 ms hidden" in found
+    assert "3.0 MiB · 7 ms + 2 ms hidden" in found
+    assert "2-way tensor" in found

@@ -125,6 +125,37 @@ def test_a_model_that_is_attached_is_planned_for_as_it_is_here():
     assert planned("a100") == ["a100-80", "a100-40"]
 
 
+def test_a_number_of_devices_stands_before_their_name():
+    """`8xh100` is eight of them, `4xa100` four of either memory; words of one device are as they were."""
+    places = planned_devices("8xH100,h100,4xa100", LAPTOP, KNOWN)
+    assert [place.name for place in places] == ["8xh100", "h100", "4xa100-80", "4xa100-40"]
+    assert [place.count for place in places] == [8, 1, 4, 4]
+    assert places[0].device.memory_bytes == places[1].device.memory_bytes == places[0].memory_bytes_each
+    assert {place.count for place in planned_devices("2xall", LAPTOP, KNOWN)} == {2}
+
+
+def test_processes_on_this_cpu_share_its_cores_and_memory():
+    """As many as asked for, more than there are cores too, then with one thread each."""
+    (two,) = planned_devices("2xhere", LAPTOP, KNOWN)
+    assert (two.name, two.device, two.count) == ("2xcpu", CPU, 2)
+    assert (two.cores_each, two.memory_bytes_each) == (1, 2**33)
+    (four,) = planned_devices("4xcpu", LAPTOP, KNOWN)
+    assert four.cores_each == 1
+    assert four.limited_to(2**32).memory_bytes_each == 2**30
+
+
+def test_gpus_here_are_as_many_as_are_attached():
+    """Two of one model are a place of two; of more than that, or of two models, the error says what there is."""
+    twins = (H200, gpu(1, "NVIDIA H200"), CPU)
+    (place,) = planned_devices("2xhere", twins, KNOWN)
+    assert (place.name, place.cores_each, place.memory_bytes_each) == ("2xcuda:0", 0, 2**36)
+    with pytest.raises(NoDevice, match=r"asks for 2 GPUs; attached: one NVIDIA H200") as caught:
+        planned_devices("2xhere", SERVER, KNOWN)
+    assert "2xcpu" in caught.value.remedy
+    (elsewhere,) = planned_devices("8xh200", SERVER, KNOWN)
+    assert (elsewhere.name, elsewhere.is_here) == ("8xh200", False)
+
+
 def test_each_place_once():
     """However often it is named, and by whatever word."""
     assert planned("l4,l4,L4, here,cpu") == ["l4", "cpu"]
@@ -142,8 +173,9 @@ def test_all_is_what_can_be_planned_for():
     ("words", "said"),
     [
         ("h100,h20o", "no device named 'h20o'"),
-        ("8xh100", "asks for 8 devices"),
         ("0xh100", "asks for 0 devices"),
+        ("2xcuda", "cuda is not attached"),
+        ("8xh20o", "no device named 'h20o'"),
         ("h100,mi300x", "no time model for AMD"),
         ("l4,cuda:3", "cuda:3 is not attached"),
         ("", "names no device"),

@@ -93,7 +93,7 @@ def command(*arguments: str | Path) -> list[str]:
 def stoker_process(*arguments: str | Path, **environment: str) -> Outcome:
     """The command in a process of its own."""
     done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=os.environ | environment, timeout=60
+        command(*arguments), capture_output=True, text=True, check=False, env=os.environ | environment, timeout=300
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 
@@ -146,7 +146,7 @@ class Running:
         """Send a signal, if one is given, and wait for the end."""
         if number is not None:
             self.process.send_signal(number)
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=300)
         self.events += [json.loads(line) for line in out.splitlines() if line.endswith("}")]
         text = "\n".join(json.dumps(event) for event in self.events)
         return Outcome(self.process.returncode, text, self.errors.read_text())

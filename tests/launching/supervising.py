@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from stoker.launching import Supervisor
 
@@ -60,6 +60,41 @@ class Told:
     def over(self) -> bool:
         """Whether the run is."""
         return self.code is not None or self.problem is not None
+
+
+@contextmanager
+def apart(folder: Path, *arguments: object, workers: int) -> Iterator[tuple[int, TextIO]]:
+    """A supervisor in the main thread of a process of its own, which leads a process group; its id, and what it tells.
+
+    The process is forked, since a fresh one would import PyTorch for seconds. It has made updates when the block
+    begins, and is ended with its group after it.
+    """
+    mine, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        told_to = os.fdopen(theirs, "w", encoding="utf-8")
+        command = [sys.executable, str(WORKER), str(folder), *map(str, arguments)]
+        supervisor = Supervisor(
+            command,
+            workers=workers,
+            on_line=lambda line: print(line, file=told_to, flush=True),
+            tell=lambda *_: None,
+        )
+        code = 1
+        try:
+            code = supervisor.run()
+        finally:
+            os._exit(code)
+    os.close(theirs)
+    with os.fdopen(mine, encoding="utf-8") as told:
+        while json.loads(told.readline())["kind"] != "update":
+            pass
+        try:
+            yield pid, told
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -1,25 +1,28 @@
 from __future__ import annotations
 
+import json
 import threading
 
-from torch.distributed import HashStore
+import pytest
+from torch.distributed import DistStoreError, HashStore
 
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import Dismissed, Meeting
 from stoker.launching.agreement import require_same
+from stoker.launching.breakable import Breakable
 
 JOB = {"job": "ab12", "torch": "2.13.0"}
 
 
-def found(*facts: dict[str, str], size: int | None = None) -> list[BaseException | None]:
+def found(*facts: dict[str, str]) -> list[BaseException | None]:
     """What each rank finds when all of them compare their facts."""
-    store, size = HashStore(), size or len(facts)
+    store = HashStore()
     problems: list[BaseException | None] = [None] * len(facts)
 
     def compare(rank: int) -> None:
-        meeting = Meeting(number=1, rank=rank, size=size, name="1")
+        meeting = Meeting(number=1, rank=rank, size=len(facts), name="1")
         try:
-            require_same(store, meeting, facts[rank], patience_s=1.0)
+            require_same(store, meeting, facts[rank])
         except (BadJob, RunFailed, Dismissed) as problem:
             problems[rank] = problem
 
@@ -48,11 +51,20 @@ def test_a_difference_is_told_on_rank_0_alone() -> None:
 
 
 def test_a_rank_that_says_nothing_is_named() -> None:
-    """Nobody waits for it without end."""
-    first, second = found(JOB, JOB, size=3)
-    assert isinstance(first, RunFailed)
-    assert "rank 2 of 3 did not say" in first.message
-    assert isinstance(second, Dismissed)
+    """Nobody waits for it without end, and one rank says so."""
+    store = HashStore()
+    store.set("1/facts/1", json.dumps(JOB))
+    with pytest.raises(RunFailed, match=r"^rank 2 of 3 did not say in 0.02 s"):
+        require_same(store, Meeting(number=1, rank=0, size=3, name="1"), JOB, patience_s=0.02)
+    with pytest.raises(Dismissed):
+        require_same(store, Meeting(number=1, rank=1, size=3, name="1"), JOB, patience_s=0.02)
+
+
+def test_a_generation_that_breaks_meanwhile_is_no_disagreement() -> None:
+    """Where one is known to be lost, nobody waits, and it is told as the loss that it is."""
+    store = Breakable(HashStore(), lambda: True)
+    with pytest.raises(DistStoreError, match="another process was lost"):
+        require_same(store, Meeting(number=1, rank=0, size=2, name="1"), JOB)
 
 
 def test_a_fact_that_one_rank_does_not_know_differs() -> None:

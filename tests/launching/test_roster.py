@@ -104,7 +104,7 @@ def test_a_worker_that_starts_again_has_no_rank() -> None:
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40))
 def test_whatever_happens_generations_are_of_waiting_workers(workers: int, happenings: list[tuple[int, bool]]) -> None:
     """Numbers rise by one, nobody is in a generation twice, and those with weights were in the one before."""
-    roster = Roster(workers, 1, lambda number: number)
+    roster = everybody(workers)
     for worker, dies in happenings:
         state = roster.states[worker % workers]
         before = roster.generation
@@ -114,8 +114,10 @@ def test_whatever_happens_generations_are_of_waiting_workers(workers: int, happe
             roster.came(worker % workers)
         elif state is State.MEMBER:
             roster.reported(worker % workers, {})
+        waiting = roster.those(State.WAITING)
         formed = roster.form()
         if formed is not None:
+            assert sorted(formed.workers) == waiting
             assert formed.number == before.number + 1
             assert len(set(formed.workers)) == len(formed.workers) > 0
             assert set(formed.workers[: formed.num_veterans]) <= set(before.workers)

@@ -78,3 +78,37 @@ def test_whoever_is_dismissed_stays_so(ends: Ends) -> None:
             ends.member.meet()
         assert caught.value.exit_code == 4
     assert ends.member.is_called()
+
+
+def test_what_was_asked_for_is_done_when_the_generation_breaks(ends: Ends) -> None:
+    """At once, in the thread that hears of it, and before the next generation is known; not for a mere call."""
+    done: list[str] = []
+    ends.member.on_broken(lambda: done.append("aborted"))
+    ends.announce(1)
+    ends.member.meet()
+    ends.channel.send("called", is_broken=False)
+    ends.announce(2)
+    ends.member.lost("called")
+    assert done == []
+    ends.channel.send("called", is_broken=True)
+    ends.announce(3)
+    ends.member.lost("a socket closed")
+    assert done == ["aborted"]
+
+
+def test_a_group_made_while_the_generation_breaks_is_cut_as_well(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the news comes before the group is made or after it; the store's own connection stays."""
+    monkeypatch.setattr(Supervised, "store", None)
+    ends.announce(1)
+    ends.member.meet()
+    with ends.member.joining():
+        early = socket.create_server(("127.0.0.1", 0))
+        mine = socket.create_connection(early.getsockname())
+        theirs, _ = early.accept()
+    ends.channel.send("called", is_broken=True)
+    assert (mine.recv(1), theirs.recv(1)) == (b"", b"")
+    with ends.member.joining():
+        late = socket.create_connection(early.getsockname())
+    assert late.recv(1) == b""
+    for end in (early, mine, theirs, late):
+        end.close()

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,7 +11,7 @@ import pytest
 
 from stoker.errors import RunFailed
 from stoker.launching import supervisor as supervisor_module
-from tests.launching.supervising import WORKER, Told, supervised
+from tests.launching.supervising import LONGEST_S, Told, apart, supervised
 
 LONG = (100_000, 0.01)
 """More updates than a test waits for, each of so many seconds."""
@@ -51,7 +48,7 @@ def test_others_go_on_without_a_worker_that_is_killed_and_it_returns(tmp_path: P
         told.wait(lambda: met(told, 3))
     assert told.of("lost") == [{"worker": 0, "rank": 0, "why": "killed by SIGKILL", "generation": 1}]
     first, second, third = (told.of("met")[place] for place in range(3))
-    assert (second["workers"], second["why"]) == ([1, 2], "killed by SIGKILL")
+    assert (second["workers"], second["why"]) == ([1, 2], "worker 0 killed by SIGKILL")
     assert (third["workers"], third["why"]) == ([1, 2, 0], "called")
     assert second["seconds"] < 2.0
     assert told.of("restarted") == [{"worker": 0, "returns": 1, "most_returns": 3}]
@@ -260,24 +257,14 @@ def test_a_second_interrupt_ends_workers_at_once(tmp_path: Path) -> None:
 
 def test_workers_die_with_their_supervisor(tmp_path: Path) -> None:
     """A killed supervisor leaves nobody behind who trains on."""
-    program = f"""
-        import sys
-        from stoker.launching import Supervisor
-        command = [sys.executable, {str(WORKER)!r}, {str(tmp_path)!r}, "100000", "0.01"]
-        Supervisor(command, workers=2, on_line=print, tell=lambda *_: None).run()
-    """
-    with subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        while json.loads(process.stdout.readline())["kind"] != "update":
-            pass
-        process.kill()
-    pids = [int((tmp_path / f"pid-of-{worker}").read_text(encoding="utf-8")) for worker in range(2)]
-    until = time.monotonic() + 20.0
-    while any(_lives(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    with apart(tmp_path, *LONG, workers=2) as (pid, _):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        pids = [int((tmp_path / f"pid-of-{worker}").read_text(encoding="utf-8")) for worker in range(2)]
+        until = time.monotonic() + LONGEST_S
+        while any(_lives(pid) for pid in pids):
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def _lives(pid: int) -> bool:
@@ -288,20 +275,52 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_signals_to_the_supervisor_are_its_workers(tmp_path: Path) -> None:
-    """A SIGTERM to a supervisor in a main thread stops the run, with the code of an interrupted one."""
-    program = f"""
-        import sys
-        from stoker.launching import Supervisor
-        command = [sys.executable, {str(WORKER)!r}, {str(tmp_path)!r}, "100000", "0.01"]
-        sys.exit(Supervisor(command, workers=1, on_line=print, tell=lambda *_: None).run())
-    """
-    with subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        while json.loads(process.stdout.readline())["kind"] != "update":
-            pass
-        os.kill(process.pid, signal.SIGTERM)
-        process.stdout.read()
-    assert process.returncode == 130
+def test_one_ctrl_c_is_one_interrupt(tmp_path: Path) -> None:
+    """It reaches the workers as well as the supervisor, and they end as after one, not at once as after two."""
+    with apart(tmp_path, *LONG, workers=1) as (pid, told):
+        os.killpg(pid, signal.SIGINT)
+        told.read()
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+
+
+def test_losses_long_apart_are_not_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that lasted has not failed repeatedly, and is started again however often it was before."""
+    monkeypatch.setattr(supervisor_module, "STEADY_S", 0.0)
+    with supervised(tmp_path, *LONG, workers=2, most_returns=1) as told:
+        for generation in (1, 3):
+            told.wait(lambda: met(told, generation))  # noqa: B023 - called at once
+            told.signal(1, signal.SIGKILL)
+        told.wait(lambda: met(told, 5))
+    assert [one["returns"] for one in told.of("restarted")] == [1, 1]
+    assert told.of("left_out") == []
+
+
+HELD_UP = """
+    import ctypes, sys
+    from stoker.launching import Dismissed, Member
+    member = Member.from_environment()
+    meeting = member.meet()
+    if meeting.number == 1 and meeting.rank == 0:
+        ctypes.PyDLL(None).usleep(int(sys.argv[2]))  # with the interpreter's lock
+        member.finished()
+    else:
+        try:
+            member.lost("rank 0 does not come")
+            member.finished()
+        except Dismissed as dismissed:
+            sys.exit(dismissed.exit_code)
+"""
+
+
+def test_a_call_that_holds_the_interpreter_is_given_time(tmp_path: Path) -> None:
+    """No sign of life can come from it, and it is not stopped: it is killed much later."""
+    with supervised(tmp_path, 700_000, script=script(tmp_path, HELD_UP), workers=1, silence_s=0.4) as told:
+        told.wait(told.over)
+    assert (told.code, told.of("lost")) == (0, [])
+    settings = {"workers": 2, "silence_s": 0.4, "answer_s": 60.0, "most_returns": 0}
+    with supervised(tmp_path, 60_000_000, script=script(tmp_path, HELD_UP), **settings) as told:
+        told.wait(told.over)
+    (lost,) = told.of("lost")
+    assert lost["rank"] == 0
+    assert 1.6 <= float(lost["why"].removeprefix("silent for ").removesuffix(" s")) < 10.0

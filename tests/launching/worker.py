@@ -48,6 +48,8 @@ class Work:
     def exchanged(self, what: str) -> list[int]:
         """What all ranks have written under this name."""
         while True:
+            if STATE["stop"]:
+                sys.exit(130)
             found = [self.read(what, rank) for rank in range(self.meeting.size)]
             if all(one is not None for one in found):
                 return [one for one in found if one is not None]
@@ -77,7 +79,7 @@ class Work:
         return updates
 
 
-STATE = {"done": 0}
+STATE = {"done": 0, "stop": 0}
 
 
 def lives(pid: int) -> bool:
@@ -94,8 +96,8 @@ def main() -> int:
     folder, updates, pause_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     member = Member.from_environment()
     assert member is not None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: STATE.update(stop=1))
     (folder / f"pid-of-{member.worker}").write_text(str(os.getpid()), encoding="utf-8")
     try:
         meeting = member.meet()

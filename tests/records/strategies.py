@@ -35,6 +35,7 @@ def record_of(record: type) -> st.SearchStrategy[Any]:
         records.Plan: _plans,
         records.Coupling: _couplings,
         records.Layout: _layouts,
+        records.SampledUpdates: _sampled_updates,
     }
     if record in special:
         return special[record]()
@@ -80,6 +81,17 @@ def _layouts() -> st.SearchStrategy[records.Layout]:
         records.Layout, replicas=counts, shards=counts, tensor=counts, stages=counts, reshard=st.booleans(),
         sequence=st.booleans(), schedule=st.sampled_from(["1f1b", "gpipe"]),
     )  # fmt: skip
+
+
+def _sampled_updates() -> st.SearchStrategy[records.SampledUpdates]:
+    """Columns of one length."""
+    rows = st.lists(st.tuples(st.integers(), *[st.floats(allow_nan=False)] * 5), max_size=3)
+    names = [field.name for field in dataclasses.fields(records.SampledUpdates)]
+    return rows.map(
+        lambda found: records.SampledUpdates(
+            **{name: tuple(row[place] for row in found) for place, name in enumerate(names)}
+        )
+    )
 
 
 def _plans() -> st.SearchStrategy[records.Plan]:

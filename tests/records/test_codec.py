@@ -27,6 +27,8 @@ from stoker.records import (
     Segment,
     Share,
     Storage,
+    StoredPiece,
+    StoredTensor,
     TensorShape,
     Widened,
     digest,
@@ -38,7 +40,9 @@ from stoker.records import (
 from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_of
 
 PLAN = Plan(device="cpu", micro_batch=64)
-PARTS = {Achieved, Kernel, Occurrence, Operation, Segment, Share, Storage, TensorShape, Widened}
+PARTS = {
+    Achieved, Kernel, Occurrence, Operation, Segment, Share, Storage, StoredPiece, StoredTensor, TensorShape, Widened,
+}  # fmt: skip
 """Records that only ever stand inside others, by the thousand: they carry no schema, that of the whole is theirs."""
 RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)
 

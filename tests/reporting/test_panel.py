@@ -1,12 +1,13 @@
 """What the live display draws."""
 
+import dataclasses
 import functools
 import io
 import time
 
 from rich.console import Console, RenderableType
 
-from stoker.records import Event
+from stoker.records import Event, Layout, to_json
 from stoker.reporting.panel import Sparkline, closing, frame, permanent_lines, time_of_day
 from stoker.reporting.snapshot import Snapshot
 from tests.reporting import story
@@ -36,6 +37,18 @@ def test_the_panel_answers_how_far_how_long_how_well() -> None:
                      "to go", f"until {ends}", "as forecast (1,395 to 1,573)", "accuracy 92.02 %", "best 92.02 %",
                      "update 9", "1.2 GiB", "s ago", "25.2 MiB", "AMD EPYC 9B14", "learning rate 0.016"):  # fmt: skip
         assert expected in text
+
+
+def test_a_rate_of_several_processes_is_told_as_such() -> None:
+    """How many train together stands beside the rate, also after one was lost; one alone says nothing of it."""
+    assert "together" not in drawn(frame(halfway(), halfway().at))
+    plan = dataclasses.replace(story.PLAN, layout=Layout(replicas=4))
+    now = halfway().after(Event(kind="planned", at=1.0, fields={"plan": to_json(plan)}))
+    assert "4 processes together · as forecast" in drawn(frame(now, now.at))
+    fewer = {"old": to_json(plan), "new": to_json(dataclasses.replace(plan, layout=Layout(replicas=3)))}
+    now = now.after(Event(kind="replanned", at=2.0, fields=fewer))
+    assert "3 processes together" in drawn(frame(now, now.at))
+    assert "3 replicas" in drawn(frame(now, now.at))
 
 
 def test_the_time_to_go_counts_down_by_the_clock() -> None:

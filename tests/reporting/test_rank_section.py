@@ -37,9 +37,9 @@ def test_the_section_names_the_slowest_and_shows_each_rank() -> None:
     for words in (
         "waiting for the slowest",
         "communication not hidden",
-        "here, worker 1",
+        "1: worker 1 on here",
         "rank 0",
-        "Update 98 to 100",
+        "Updates 98 to 100",
     ):
         assert words in found.text
 
@@ -66,11 +66,29 @@ def test_efficiency_is_against_the_forecast_for_one_process() -> None:
     assert together is not None
     words = efficiency(together, report)
     assert words.startswith("Processes do work of their own")
-    assert "1.80 times the 824 samples/s forecast for one (measured here)" in words
+    assert "1.80 times what is forecast for one (824 samples/s, measured here)" in words
     assert "a scaling efficiency of 90 %" in words
     assert "efficiency" not in efficiency(together, with_ranks(pair(), alone_threads=4))
     unknown = dataclasses.replace(report, decision=None)
     assert efficiency(together, unknown) == "Processes do work of their own 74 % of the training time."
+
+
+@pytest.mark.parametrize(
+    ("layout", "device", "words"),
+    [
+        (Layout(stages=2), "cpu", "includes the bubble"),
+        (Layout(shards=2), "cuda:0", "communication within passes counts as compute"),
+    ],
+)
+def test_what_a_layout_hides_is_told(layout: Layout, device: str, words: str) -> None:
+    """Nobody takes a pipeline's bubble for slow links, or hidden waits for compute."""
+    report = with_ranks(pair())
+    assert report.decision is not None
+    chosen, *others = report.decision.candidates
+    assert words not in page(report).text
+    chosen = dataclasses.replace(chosen, plan=dataclasses.replace(chosen.plan, layout=layout, device=device))
+    decision = dataclasses.replace(report.decision, candidates=(chosen, *others))
+    assert words in page(dataclasses.replace(report, decision=decision)).text
 
 
 def test_doubt_about_clocks_is_told() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun, RunFailed
-from stoker.records import Position
-from stoker.store import CheckpointStore, checkpoint_name, checkpoints, write_file
+from stoker.records import FileDigest, Position
+from stoker.store import CheckpointStore, Draft, checkpoint_name, checkpoints, write_file
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
 from tests.store.builders import content, manifest_at, newest_samples, save
 
@@ -124,6 +124,56 @@ def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path
     rewrite_manifest(save(store, 200), schema=3)
     with pytest.raises(BadRun, match="schema version 3, this Stoker reads version 2"):
         store.newest()
+
+
+def test_one_that_another_process_found_is_read_by_name(tmp_path: Path) -> None:
+    """Files that are not there for this process are told as what they are."""
+    store = CheckpointStore(tmp_path)
+    written = save(store, 100)
+    path, manifest = store.named(name(100))
+    assert (path, manifest.position.samples) == (written, 100)
+    (written / "model.safetensors").unlink()
+    with pytest.raises(BadRun, match=r"not whole for every process: model\.safetensors is missing"):
+        store.named(name(100))
+
+
+def seal_two(store: CheckpointStore) -> tuple[Draft, tuple[FileDigest, ...]]:
+    """A draft of two files, by two processes."""
+    draft = store.begin(name(100))
+    files: tuple[FileDigest, ...] = ()
+    for part in ("a", "b"):
+
+        def write(folder: Path, part: str = part) -> list[str]:
+            write_file(folder / part, content(100))
+            return [part]
+
+        files += store.seal(draft, write)
+    return draft, files
+
+
+def test_a_draft_becomes_a_checkpoint_once_all_have_sealed_their_files(tmp_path: Path) -> None:
+    """Until then readers see nothing."""
+    store = CheckpointStore(tmp_path)
+    draft, files = seal_two(store)
+    assert [file.name for file in files] == ["a", "b"]
+    assert store.newest() is None
+    assert store.complete(draft, manifest_at(100)(files)) == tmp_path / name(100)
+    assert store.newest() is not None
+    assert [path.name for path in tmp_path.iterdir()] == [name(100)]
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_draft_whose_files_are_not_as_sealed_is_refused(tmp_path: Path, damage: str) -> None:
+    """As where a process wrote to a disk of its own; nothing is left."""
+    store = CheckpointStore(tmp_path)
+    draft, files = seal_two(store)
+    path = draft.aside / "b"
+    path.unlink() if damage == "gone" else path.write_bytes(b"short")
+    there = "is not there" if damage == "gone" else "has 5 of"
+    with pytest.raises(RunFailed, match=f"b {there}") as caught:
+        store.complete(draft, manifest_at(100)(files))
+    assert "one directory" in (caught.value.remedy or "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_training_that_turned_back_writes_a_position_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun, RunFailed
-from stoker.records import Coupling, Decision, Environment, Event
+from stoker.records import Coupling, Decision, Environment, Event, RankTimes, SampledUpdates
 from stoker.store import CheckpointStore, RunDirectory, RunLock
 from stoker.testing import FaultyDisk, PowerCutAt, fake_device, operations_of
 from tests.store.builders import make_run, run_record, save, spec
@@ -240,3 +240,32 @@ def test_a_run_with_a_checkpoint_is_not_discarded(tmp_path: Path) -> None:
     with pytest.raises(BadRun, match="000000000100"):
         run.discard()
     assert run.is_run
+
+
+def _times(rank: int, *, first_update: int = 0, began_at: float = 7.0, updates: int = 3) -> RankTimes:
+    return RankTimes(
+        rank=rank, size=2, worker=rank, host="here", began_at=began_at, first_update=first_update, updates=updates,
+        parts_s={"compute": 0.5}, sample=SampledUpdates(
+            update=(0,), began_s=(1.5,), data_s=(0.0,), compute_s=(0.25,), blocked_s=(0.1,), optimiser_s=(0.01,)
+        ),
+    )  # fmt: skip
+
+
+def test_each_process_keeps_its_times_for_each_meeting(tmp_path: Path) -> None:
+    """A process replaces what it wrote before; what was noted before a loss stays, and the report has all of it."""
+    directory = make_run(tmp_path / "run")
+    assert directory.read_rank_times() == ()
+    later = _times(0, first_update=40, began_at=9.0)
+    for times in (later, _times(1), _times(0, updates=2), _times(0)):
+        directory.write_rank_times(times)
+    assert directory.read_rank_times() == (_times(0), _times(1), later)
+    assert directory.read_report().ranks == directory.read_rank_times()
+
+
+def test_times_that_cannot_be_written_leave_the_old_ones(tmp_path: Path) -> None:
+    """A full disk fails that write alone."""
+    directory = make_run(tmp_path / "run")
+    directory.write_rank_times(_times(0))
+    with FaultyDisk.full(tmp_path, after_bytes=10), pytest.raises(RunFailed, match="times of a process"):
+        directory.write_rank_times(_times(0, updates=9))
+    assert directory.read_rank_times() == (_times(0),)

@@ -30,6 +30,19 @@ class Leg:
 
 def leg(world: World, folder: Path, job: str, plan: Plan, dtype: torch.dtype, stop: int) -> Leg:
     """Train a job of JOBS from the last checkpoint in `folder`, if there is one, to update `stop`, and save there."""
+    step, losses = resumed(world, folder, job, plan, dtype, stop)
+    return Leg(losses, step.whole_weights(), step.whole_kept_weights())
+
+
+def losses_of_leg(world: World, folder: Path, job: str, plan: Plan, dtype: torch.dtype, stop: int) -> list[float]:
+    """As `leg`; only the losses."""
+    return resumed(world, folder, job, plan, dtype, stop)[1]
+
+
+def resumed(
+    world: World, folder: Path, job: str, plan: Plan, dtype: torch.dtype, stop: int
+) -> tuple[Step, list[float]]:
+    """The step that a leg ends with, and the loss of each of its updates."""
     step = made(world, job, plan, dtype)
     found = CheckpointStore(folder).newest()
     position = Position()
@@ -38,7 +51,7 @@ def leg(world: World, folder: Path, job: str, plan: Plan, dtype: torch.dtype, st
         position = found[1].position
     losses, position = advanced(step, position, stop)
     save(step, folder, position)
-    return Leg(losses, step.whole_weights(), step.whole_kept_weights())
+    return step, losses
 
 
 def made(world: World, job: str, plan: Plan, dtype: torch.dtype = torch.float64) -> Step:
@@ -54,7 +67,7 @@ def advanced(step: Step, position: Position, stop: int) -> tuple[list[float], Po
     extent = data.extent(job)
     source = BatchSource(
         data.train, step.pipeline(data.train, augmented=True), extent, job.seed, step.plan,
-        split=step.world.split(step.coupling),
+        split=step.split(),
     )  # fmt: skip
     losses = []
     for update, batch in enumerate(source.batches(position, stop), start=position.updates):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
-from torch import nn
 
 from stoker.errors import RunFailed
-from stoker.jobs import SGD
 from stoker.loading import BatchSource, datasets_of
 from stoker.records import Layout, Plan, Position, RankTimes, dumps
 from stoker.records.rank_times import FIRST_IN_FULL, PARTS
@@ -20,9 +19,12 @@ from stoker.stepping.world import World
 from stoker.testing import FakeClock
 from stoker.testing.ranks import on_ranks
 from stoker.training.moments import HostMoments
-from stoker.training.rank_times import MOST_SAMPLED, RankClock
+from stoker.training.rank_times import MOST_SAMPLED, RankClock, rank_clock
 from tests.stepping.driving import SEPARABLE
-from tests.stepping.models import CLASSES, images, make_job
+from tests.stepping.layouts.conformance import gpt_job
+
+DELAY_S = 0.04
+"""For which one process sleeps in each of its passes."""
 
 
 class Driven:
@@ -148,28 +150,14 @@ def test_a_full_disk_does_not_end_the_training() -> None:
     assert (driven.rank.problem, tried) == ("the disk is full", [1])
 
 
-class _Slow(nn.Module):
-    """A linear model that sleeps in its forward pass on one rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(36, CLASSES)
-        self.delay_s = 0.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.delay_s)
-        out: torch.Tensor = self.layer(x.flatten(1))
-        return out
-
-
 def _noted(world: World, slow: int, updates: int) -> RankTimes:
-    """Train in this process, with rank number `slow` held up; what it noted."""
-    clock = RankClock(rank=world.rank, size=world.layout.world_size, worker=world.rank, first_update=0)
+    """Train a GPT in this process, with rank number `slow` held up in its last block; what it noted."""
+    clock = rank_clock(world, worker=world.rank + 5, device=torch.device("cpu"))
     world = replace(world, mark=clock.mark)
-    job = make_job(_Slow, data=images(), optimizer=SGD(lr=0.01), batch=8)
-    step = Step(job, Plan(device="cpu", micro_batch=4, layout=world.layout), SEPARABLE, world=world)
+    job = gpt_job()
+    step = Step(job, Plan(device="cpu", micro_batch=8, layout=world.layout), SEPARABLE, world=world)
     if world.rank == slow:
-        step.model.delay_s = 0.01  # type: ignore[assignment]
+        step.model.get_submodule("blocks.1").register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
     data = datasets_of(job)
     source = BatchSource(
         data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
@@ -183,15 +171,26 @@ def _noted(world: World, slow: int, updates: int) -> RankTimes:
     return clock.times()
 
 
-@pytest.mark.parametrize("layout", [Layout(replicas=2), Layout(shards=2)], ids=["replicated", "sharded"])
-def test_the_slow_one_of_two_processes_is_named(layout: Layout) -> None:
+LAYOUTS = {
+    "replicated": Layout(replicas=2),
+    "sharded": Layout(shards=2),
+    "tensor": Layout(tensor=2),
+    "stages": Layout(stages=2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_slow_one_of_two_processes_is_named(layout: str) -> None:
     """The delay of one process is the other's waiting, and not its compute."""
-    found = merged(on_ranks(layout, _noted, 1, FIRST_IN_FULL + 6))
+    updates = 9
+    found = merged(on_ranks(LAYOUTS[layout], _noted, 1, updates))
     assert found is not None
     assert found.slowest.times.rank == 1
+    waiting = [median(update.lanes[rank].waiting_s for update in found.updates) for rank in (0, 1)]
+    assert waiting[0] > waiting[1]
     fast, slow = found.ranks
     assert slow.slowest_in > 0.5
-    assert fast.parts_s["waiting"] > slow.parts_s["waiting"]
-    assert fast.parts_s["waiting"] > fast.parts_s["compute"]
-    assert slow.parts_s["compute"] > 0.1  # it slept in its own passes
+    assert slow.parts_s["compute"] > updates * DELAY_S  # it slept in passes of its own, once an update at least
     assert set(fast.times.parts_s) == set(PARTS)
+    assert (fast.times.worker, slow.times.worker) == (5, 6)
+    assert fast.times.began_at == slow.times.began_at > 0

@@ -17,10 +17,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.links import links_table
 from stoker.devices import CpuLoad, TorchBuild, catalogue, installed_torch, watch_cpu
 from stoker.devices.load import MOST_OTHERS, MOST_STOLEN
 from stoker.records import Ceilings, Device, MicroBenchmark, to_json
 from stoker.records.codec import JSON
+from stoker.records.links import Links
 from stoker.units import format_bytes, format_seconds
 
 WORTHWHILE_RATIO = 1.2
@@ -99,6 +101,7 @@ def render_doctor(
     console: Console,
     surroundings: Surroundings | None = None,
     operations: Sequence[MicroBenchmark] = (),
+    links: Sequence[Links] = (),
 ) -> None:
     """Show the page.
 
@@ -108,6 +111,7 @@ def render_doctor(
         console: where to.
         surroundings: as they are; looked up now if None.
         operations: times of single operations, from which forecasts are made.
+        links: what several processes reach between them.
     """
     around = look_around() if surroundings is None else surroundings
     parts: list[RenderableType] = [_device_table(devices), _software(devices, around)]
@@ -116,6 +120,7 @@ def render_doctor(
         parts += ["", Text.assemble(("forecasts of time rest on  ", "dim"), timed)]
     if not ceilings:
         parts += ["", Text("Not measured yet.", style="dim")]
+    parts += [part for one in links for part in ("", links_table(one))]
     if cautions := find_cautions(devices, ceilings, around):
         parts += ["", _marked(cautions)]
     console.print(
@@ -128,6 +133,7 @@ def doctor_document(
     ceilings: Sequence[Ceilings],
     surroundings: Surroundings | None = None,
     operations: Sequence[MicroBenchmark] = (),
+    links: Sequence[Links] = (),
 ) -> dict[str, JSON]:
     """The same as one JSON document: devices and ceilings as records, rates in FLOP/s and bytes/s.
 
@@ -136,6 +142,7 @@ def doctor_document(
         ceilings: what was measured.
         surroundings: as they are; looked up now if None.
         operations: times of single operations, of which the document has how many there are.
+        links: what several processes reach between them.
     """
     around = look_around() if surroundings is None else surroundings
     known = catalogue()
@@ -159,6 +166,7 @@ def doctor_document(
             }
             for benchmark in operations
         ],
+        "links": [to_json(one) for one in links],
         "surroundings": to_json(around),
         "cautions": list(find_cautions(devices, ceilings, around)),
     }

@@ -62,6 +62,9 @@ RunWord = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, 
 @app.command()
 def doctor(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even where a result is cached.")] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="PLACES", help="Measure links between processes as well: 2xhere, …")
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -69,17 +72,20 @@ def doctor(
     with _reported(debug=debug):
         from stoker import data, flow
         from stoker.cli.doctor import doctor_document, look_around, render_doctor
+        from stoker.flow.links import links_between
 
         with _waiting("measuring what the devices reach", quiet=as_json):
             found = flow.doctor(fresh=fresh)
+            links = () if on is None else links_between(on, fresh=fresh)
         whereabouts = {"Fashion-MNIST": _whereabouts(data.fashion_mnist()[0])}
         around = look_around(data=whereabouts, load=found.load, problems=found.problems)
         if as_json:
-            _print_document(doctor_document(found.devices, found.ceilings, around, found.operations))
+            _print_document(doctor_document(found.devices, found.ceilings, around, found.operations, links))
         else:
             render_doctor(
-                found.devices, found.ceilings, console=Console(), surroundings=around, operations=found.operations
-            )
+                found.devices, found.ceilings, console=Console(), surroundings=around, operations=found.operations,
+                links=links,
+            )  # fmt: skip
 
 
 @app.command()

@@ -33,16 +33,19 @@ class Place:
     count: int = 1
 
     @property
+    def is_shared(self) -> bool:
+        """Whether all processes are on one device: the CPU that is here."""
+        return self.is_here and self.device.kind == "cpu"
+
+    @property
     def cores_each(self) -> int:
         """Cores for each process on a CPU that is here, at least one; on anything else those of a device."""
-        is_shared = self.is_here and self.device.kind == "cpu"
-        return max(1, self.device.cores // self.count) if is_shared else self.device.cores
+        return max(1, self.device.cores // self.count) if self.is_shared else self.device.cores
 
     @property
     def memory_bytes_each(self) -> int:
         """Memory for each process [bytes]: a share of this machine's, or a device's own."""
-        is_shared = self.is_here and self.device.kind == "cpu"
-        return self.device.memory_bytes // self.count if is_shared else self.device.memory_bytes
+        return self.device.memory_bytes // self.count if self.is_shared else self.device.memory_bytes
 
     def limited_to(self, memory_bytes: float | None) -> Place:
         """The same place with at most so much of its memory to be used; None: all there is."""

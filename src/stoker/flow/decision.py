@@ -13,7 +13,7 @@ from stoker import planning, records
 from stoker.devices import Place, attached_devices, catalogue, planned_devices, sample_cpu
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.flow.kept_plans import keep_decision, kept_decision
-from stoker.flow.layouts import on_many
+from stoker.flow.many import on_many
 from stoker.flow.misfits import fits_nowhere
 from stoker.flow.planner import Planner, errors_so_far, failures_so_far, losers_of
 from stoker.flow.preparation import Prepared, prepare

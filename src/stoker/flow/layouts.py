@@ -1,15 +1,16 @@
-"""A job on several devices: its layouts compared by forecast, and the plan to run on what is here."""
+"""The layouts of a job over several devices: which are legal, and the best plan under each, by forecast."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Iterator
 
+from torch.optim import Optimizer
+
 from stoker import planning
-from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cache_key, cheapest, grid_of, installed_torch
+from stoker.devices import Place, cache_key, installed_torch
 from stoker.devices.links import catalogue_links, unmeasured_links
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit
@@ -17,13 +18,16 @@ from stoker.flow.planner import Planner, calibrations_of, measured_hardware
 from stoker.flow.preparation import users_code
 from stoker.jobs import Muon
 from stoker.planning.layouts import Terms, layouts_of
+from stoker.planning.ranking import LEAST_GAIN
+from stoker.planning.slow_links import recommend
 from stoker.planning.spread_forecast import SpreadForecasts, local_profile
-from stoker.planning.spread_words import why_slower, words_on_messages
 from stoker.profiling.model_parts import model_parts
-from stoker.records import Candidate, Decision, Hardware, Layout, Plan, Price, Profile, Rejection
+from stoker.records import Candidate, Device, Hardware, Layout, Plan, Profile, Rejection
 from stoker.records.links import Links
 from stoker.records.model_parts import ModelParts
+from stoker.stepping.layouts import stages
 from stoker.stepping.layouts.tensor_plans import divided_dimensions, problem_with
+from stoker.stepping.layouts.terms import problem_with_job
 from stoker.stepping.optimizers import build_optimizer, needs_closure
 from stoker.store import cache_root
 from stoker.store.links import LinksCache
@@ -38,16 +42,21 @@ class Layouts:
         self.planner, self.place = planner, place
         self._forecasts: dict[Layout, SpreadForecasts] = {}
         self._links: dict[tuple[int, int], Links] = {}
+        self._favourite: Plan | None = None
 
     @functools.cached_property
     def terms(self) -> Terms:
         """What the job demands of layouts."""
-        model = self.planner.prepared.model
         return Terms(
-            profile=self.profile, parts=self.parts(1), alone=_why_alone(self.planner),
-            tensor_problem=lambda layout: _why_undivided(self.planner) or problem_with(model, layout),
-            stages_problem=lambda layout: _why_in_one_piece(self.planner, layout),
+            profile=self.profile, alone=_why_alone(self.planner),
+            whole_copies="sites that come together after an interval (sync=…) hold whole models"
+            if self._is_apart else None,
+            objection=functools.partial(_objection, self.planner),
         )  # fmt: skip
+
+    @property
+    def _is_apart(self) -> bool:
+        return self.planner.prepared.job.sync is not None
 
     @property
     def profile(self) -> Profile:
@@ -55,20 +64,30 @@ class Layouts:
         return self.planner.profile(self.place.device.kind)
 
     @functools.cache  # noqa: B019 - lives as long as one planning
-    def parts(self, tensor: int) -> ModelParts:
-        """The model's parameters, as so many tensor processes divide them."""
+    def parts(self, layout: Layout) -> ModelParts:
+        """The model's parameters and blocks, as a layout divides them."""
         model = self.planner.prepared.model
-        return model_parts(model, divided_dimensions(model, tensor) if tensor > 1 else None)
+        found = model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
+        if layout.stages == 1:
+            return found
+        return found.in_blocks(stages.cut(model, layout.stages).blocks)
+
+    def _cuts(self, layout: Layout) -> tuple[int, ...] | None:
+        """First blocks of all stages but the first, as the model is cut when it runs."""
+        if layout.stages == 1:
+            return None
+        return tuple(span.start for span in stages.cut(self.planner.prepared.model, layout.stages).spans[1:])
 
     def forecasts(self, layout: Layout) -> SpreadForecasts:
         """Forecasts of plans under a layout."""
         if layout not in self._forecasts:
             planner, place = self.planner, self.place
             self._forecasts[layout] = SpreadForecasts(
-                layout, self.profile, self.parts(layout.tensor), functools.partial(_hardware_each, place),
+                layout, self.profile, self.parts(layout), functools.partial(_hardware_each, place),
                 planner.needs.trace, planner.extents, self.links,
                 calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0, fetch_s=planner.fetch_s,
+                is_apart=self._is_apart, cuts=self._cuts(layout),
             )  # fmt: skip
         return self._forecasts[layout]
 
@@ -112,7 +131,7 @@ class Layouts:
                 rejected.append(self._rejected(layout, problem_of_size.message))
         if not found:
             raise self._nothing(rejected, unfit)
-        return tuple(sorted(found, key=lambda one: one.forecast.total_s.value)), tuple(rejected[:_MOST_TOLD])
+        return _in_order(found), tuple(rejected[:_MOST_TOLD])
 
     def best(self, layout: Layout) -> Candidate:
         """The plan under a layout that is forecast to be the fastest.
@@ -121,19 +140,42 @@ class Layouts:
             DoesNotFit: none fits.
         """
         place, forecasts = self.place, self.forecasts(layout)
-        local = local_profile(self.profile, layout)
+        local, device = self._narrowed(local_profile(self.profile, layout))
         if layout.stages > 1:  # fewer micro-batches than stages leave some of them idle all the time
             local = dataclasses.replace(local, batch=max(1, local.batch // layout.stages))
-        device = dataclasses.replace(
-            place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each
-        )  # fmt: skip
+        if layout.tensor > 1:  # logits are divided already
+            local = dataclasses.replace(local, loss_chunks=1)
         with users_code("the model or the loss", self.planner.prepared.entry):
-            ranked = planning.rank(local, device, forecasts, name=place.name, is_here=False, can_compile=False)
-        best = min(ranked, key=lambda one: one.forecast.total_s.value)
+            ranked = planning.rank(local, device, forecasts, name=place.name, is_here=place.is_here)
+        best = min((one for one in ranked if not one.plan.captured), key=lambda one: one.forecast.total_s.value)
+        self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
             best, plan=plan, is_here=place.is_here, memory_bytes=device.memory_bytes, why="by forecast"
         )  # fmt: skip
+
+    def _narrowed(self, local: Profile) -> tuple[Profile, Device]:
+        """What one process is planned for: ways to compute that lost under the first layout are not looked at again."""
+        place, favourite = self.place, self._favourite
+        device = dataclasses.replace(place.device, cores=place.cores_each, memory_bytes=place.memory_bytes_each)
+        if favourite is None:
+            return local, device
+        known = tuple(dtype for dtype in device.fast_dtypes if dtype in (favourite.precision, "fp32"))
+        implementations: tuple[str, ...] = (favourite.optimizer_implementation,)
+        return (
+            dataclasses.replace(local, optimizer_implementations=implementations),
+            dataclasses.replace(device, fast_dtypes=known),
+        )
+
+    def of_lockstep(self, chosen: Candidate) -> tuple[str, ...]:
+        """What lockstep over these links costs, and what training apart would save; nothing where it costs little."""
+        layout = chosen.plan.layout
+        if not layout.is_replicated or self._is_apart:
+            return ()
+        step_s = self.forecasts(layout).spread(plain(chosen.plan)).compute_s
+        links, gradient_bytes = self.links(layout.world_size, 1), self.parts(layout).trained_bytes
+        found = recommend(links, gradient_bytes=gradient_bytes, step_s=step_s)
+        return (found.in_words(),) if found.is_needed else ()
 
     def given(self, plan: Plan) -> Candidate:
         """A plan that was asked for, with its forecast.
@@ -164,41 +206,6 @@ class Layouts:
         return BadJob(f"{self.place.count} devices cannot share this job. {reasons}", remedy="Use one device.")
 
 
-def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
-    """The layouts of a job at a place of several devices, the best first; with `only`, that plan.
-
-    Raises:
-        BadJob: the job cannot be spread, or `only` does not go with it.
-        DoesNotFit: it fits under no layout.
-    """
-    started, layouts = time.perf_counter(), Layouts(planner, place)
-    ranked, rejected = layouts.ranked() if only is None else ((layouts.given(only),), ())
-    candidates = tuple(_priced(layouts, one) for one in ranked)
-    chosen, *others = candidates
-    forecasts, plain = layouts.forecasts(chosen.plan.layout), _plain(chosen.plan)
-    told = [dataclasses.replace(one, why=_times(one, chosen)) for one in others]
-    lost = tuple(
-        Rejection(device=one.device, plan=one.plan, reason=why_slower(
-            layouts.forecasts(one.plan.layout).spread(_plain(one.plan)), one.forecast, chosen.forecast
-        ))
-        for one in others
-    )  # fmt: skip
-    device = dataclasses.replace(place.device, memory_bytes=place.memory_bytes_each)
-    lines = planning.explain(chosen, layouts.profile, device, (), ())
-    spread = forecasts.spread(plain)
-    messages = words_on_messages(spread, [layouts.links(place.count, 1)])
-    return Decision(
-        device=place.name,
-        candidates=(dataclasses.replace(chosen, why="the fastest layout" if others else chosen.why), *told),
-        rejected=(*lost, *rejected),
-        explanation=(*planner.prepared.notes, *lines, *messages, planning.assumptions(
-            chosen.price, pue=PUE_HERE if place.is_here else PUE_DATA_CENTRE, grid=grid_of()
-        )),
-        took_s=time.perf_counter() - started,
-        breakdown=forecasts.breakdown(plain),
-    )  # fmt: skip
-
-
 def kept_links(place: Place, world_size: int) -> Links | None:
     """What `stoker doctor --on Nx…` measured here for so many processes; None where it did not."""
     build = installed_torch()
@@ -214,38 +221,22 @@ def _hardware_each(place: Place, threads: int | None) -> Hardware:
     return dataclasses.replace(found, device=device)
 
 
-def _plain(plan: Plan) -> Plan:
+def _in_order(found: list[Candidate]) -> tuple[Candidate, ...]:
+    """The fastest first; a simpler layout goes before one that is faster by no more than the noise of a trial."""
+    best = found[0]
+    for one in found[1:]:
+        if one.forecast.total_s.value < (1 - LEAST_GAIN) * best.forecast.total_s.value:
+            best = one
+    return (best, *sorted((one for one in found if one is not best), key=lambda one: one.forecast.total_s.value))
+
+
+def plain(plan: Plan) -> Plan:
     """A plan as forecasts of one layout know it."""
     return dataclasses.replace(plan, layout=Layout())
 
 
 def _num_axes(layout: Layout) -> int:
     return sum(size > 1 for size in (layout.replicas, layout.shards, layout.tensor, layout.stages))
-
-
-def _times(one: Candidate, chosen: Candidate) -> str:
-    return f"{one.forecast.total_s.value / chosen.forecast.total_s.value:.2f}x the time"
-
-
-def _priced(layouts: Layouts, candidate: Candidate) -> Candidate:
-    """The candidate with what all devices together cost, draw and emit."""
-    place, forecast = layouts.place, candidate.forecast
-    each = None if place.is_here or place.entry is None else cheapest(place.entry.name)
-    price: Price | None = None
-    if each is not None:
-        price = dataclasses.replace(each, usd_per_hour=each.usd_per_hour * place.count)
-    pue = PUE_HERE if place.is_here else PUE_DATA_CENTRE
-    energy = layouts.forecasts(candidate.plan.layout).energy_kwh(_plain(candidate.plan), forecast, pue=pue)
-    if energy is not None:
-        energy = energy.scaled(place.count)
-    return dataclasses.replace(
-        candidate,
-        price=price,
-        forecast=dataclasses.replace(
-            forecast, energy_kwh=energy, co2_kg=None if energy is None else planning.co2_kg(energy, grid_of()),
-            cost_usd=None if price is None else planning.cost_usd(forecast.total_s, price),
-        ),
-    )  # fmt: skip
 
 
 def _why_alone(planner: Planner) -> str | None:
@@ -259,25 +250,20 @@ def _why_alone(planner: Planner) -> str | None:
     return None
 
 
-def _optimizers(planner: Planner) -> Iterator[object]:
+def _optimizers(planner: Planner) -> Iterator[Optimizer]:
     """The job's optimiser on the outline of its model; none where it cannot be made there."""
     prepared = planner.prepared
     with contextlib.suppress(Exception):  # what is wrong with it, if anything is, the real one says
         yield build_optimizer(prepared.job, prepared.model, Plan(device="cpu", micro_batch=1))
 
 
-def _why_undivided(planner: Planner) -> str | None:
-    """Why matrices must stay whole."""
-    if isinstance(planner.prepared.job.optimizer, Muon):
-        return "Muon orthogonalises whole matrices"
-    return None
-
-
-def _why_in_one_piece(planner: Planner, layout: Layout) -> str | None:
-    """Why the model cannot be cut into stages."""
-    micro_batches = planner.profile("cpu").batch // layout.data_size
-    if micro_batches < layout.stages:
-        return (
-            f"{layout.stages} stages need as many micro-batches in a batch, which has {micro_batches} samples for them"
-        )
-    return None
+def _objection(planner: Planner, layout: Layout) -> str | None:
+    """Why the model cannot be in parts as a layout says."""
+    job, model = planner.prepared.job, planner.prepared.model
+    if isinstance(job.optimizer, Muon) and layout.shards > 1:
+        return "Muon orthogonalises whole matrices, and shards hold parts of them"
+    problem = problem_with_job(job, layout) or problem_with(model, layout) or stages.problem_with(model, layout)
+    samples = job.batch // layout.data_size
+    if problem is None and samples < layout.stages:
+        return f"{layout.stages} stages need as many micro-batches, and have {samples} samples for them"
+    return problem

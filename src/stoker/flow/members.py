@@ -8,9 +8,11 @@ last checkpoint. In both cases the batches stay the Job's, cut for as many proce
 from __future__ import annotations
 
 import dataclasses
+import platform
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from stoker.records.codec import JSON
 from stoker.stepping.world import World, is_broken, join, leave
 from stoker.store import RunDirectory
 from stoker.training import Called, Carried, Replanned, Sink, StopRequest
+from stoker.training.rank_times import rank_clock
 
 
 @dataclass
@@ -139,6 +142,7 @@ def take_part(
 
 def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     """Train with those who met: the session, where training came to its end; else the next meeting."""
+    life.member.require_same(_facts(life.prepared))
     _adapt(life, meeting)
     session: Session | None = None
     notes: dict[str, JSON] = {}
@@ -150,8 +154,17 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
             device=torch.device(life.device.torch_name),
             name=meeting.name,
         )
-        session = _begin(life, world)
-        session.position = session.loop.run(session.position)
+        clock = rank_clock(
+            world, worker=life.member.worker, device=torch.device(life.device.torch_name),
+            write=life.directory.write_rank_times,
+        )  # fmt: skip
+        session = _begin(life, dataclasses.replace(world, mark=clock.mark))
+        clock.first_update = session.position.updates
+        session.loop.telemetry.on_lap = clock.lap
+        with clock.running():
+            session.position = session.loop.run(session.position)
+        if clock.problem:
+            session.loop.telemetry.emit("warned", message=clock.problem)
         _evaluate(session)
     except Called:
         assert session is not None
@@ -174,6 +187,14 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     del session
     leave()
     return life.member.lost(why, notes)
+
+
+def _facts(prepared: Prepared) -> dict[str, str]:
+    """What must be equal in all processes."""
+    return {
+        "the job": prepared.spec.digest()[:12], "Stoker": version("stoker"), "PyTorch": torch.__version__,
+        "Python": platform.python_version(),
+    }  # fmt: skip
 
 
 def _adapt(life: _Life, meeting: Meeting) -> None:

@@ -14,10 +14,10 @@ from stoker import profiling, records
 from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.flow.preparation import Prepared
-from stoker.flow.recovering import in_force
+from stoker.flow.recovering import in_force, with_plan
 from stoker.flow.runs import JOB_COPY
 from stoker.jobs import Entry
-from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Plan
 from stoker.store import (
     RunDirectory,
     choose_directory,
@@ -28,7 +28,7 @@ from stoker.store import (
     write_atomic,
 )
 from stoker.store.files import make_directories
-from stoker.training import Sink
+from stoker.training import Replanned, Sink, tell_replanned
 from stoker.units import Duration
 
 
@@ -145,6 +145,33 @@ def chosen_plan(directory: RunDirectory, checkpoint_every: Duration | None) -> t
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
     return saving_every(checkpoint_every, in_force(directory, decision)), coupling
+
+
+def spread_over(
+    directory: RunDirectory, chosen: tuple[Decision, Coupling], count: int, device: Device, sinks: Sequence[Sink]
+) -> tuple[Decision, Coupling]:
+    """What a run goes on under, in so many processes: where they were others before, the change is written down.
+
+    Raises:
+        BadRun: the layout it began with cannot be spread over so many.
+    """
+    decision, coupling = chosen
+    old = decision.chosen.plan
+    if old.layout.world_size == count:
+        return chosen
+    layout = ONE_PROCESS if count == 1 else old.layout.resized(count)
+    if layout is None:
+        raise BadRun(
+            f"{directory.name} was spread over {old.layout.in_words()}, which {count} processes cannot take over",
+            remedy=f"Use a multiple of {old.layout.stages * old.layout.tensor} processes, one (`--on here`), or start "
+            "another run with --new.",
+        )
+    threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
+    new = dataclasses.replace(old, layout=layout, threads=threads, captured=False)
+    directory.write_changed_plan(new)
+    change = Replanned(old=old, new=new, why=f"{count} processes go on where {old.layout.world_size} stopped")
+    tell_replanned(lambda kind, **fields: tell(sinks, kind, **fields), change, directory.read_run().samples)
+    return with_plan(decision, new), coupling
 
 
 def tell(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) -> None:

@@ -21,6 +21,7 @@ from stoker.flow.opening import (
     or_no_run,
     require_same_plan,
     saving_every,
+    spread_over,
     tell,
 )
 from stoker.flow.preparation import Prepared, prepare
@@ -80,7 +81,12 @@ def train(  # noqa: PLR0913 - what the command line offers
     meeting = None if member is None else member.meet()
     if member is not None and meeting is not None and meeting.rank > 0:
         return follow(prepared, _device(on, member), member, meeting)
-    device, place = (_device(on, member), _place(on, meeting))
+    device, place = _device(on, member), _place(on, meeting)
+    if profile and place is not None:
+        raise BadJob(
+            f"profile looks into one process, and {place.count} are asked for",
+            remedy="Use it with `--on here`; the report of a run on many shows where the time of each goes.",
+        )
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose(prepared, run_dir, resume, parent, new=new)
     given, early = given_plan(plan), list[Event]()
@@ -101,10 +107,11 @@ def train(  # noqa: PLR0913 - what the command line offers
         else:
             stack.enter_context(directory.locked())
             require_same_plan(directory, given)
-            device = device_of(directory, device, on)
+            device = device_of(directory, device, _one_of(on))
             keep_sources(directory, prepared.entry)  # a kill may have come before they were there
         sinks = [directory.append_event, *shown]
-        chosen = chosen_plan(directory, checkpoint_every)
+        count = 1 if place is None else place.count
+        chosen = spread_over(directory, chosen_plan(directory, checkpoint_every), count, device, sinks)
         try:
             if member is not None and meeting is not None:
                 return lead(prepared, directory, device, member, meeting, sinks)
@@ -120,12 +127,17 @@ def _device(on: str, member: launching.Member | None) -> Device:
     """The device of this process: of several GPUs, the one its launcher means it to have."""
     attached = attached_devices()
     if member is None:
-        word = on.partition("x")[2] if on[:1].isdigit() else on
-        return resolve_place(word, attached)
+        return resolve_place(_one_of(on), attached)
     device = resolve_place(on, attached)
     if device.kind != "cuda" or on.startswith("cuda:"):
         return device
     return resolve_place(f"cuda:{member.worker}", attached)
+
+
+def _one_of(on: str) -> str:
+    """`here` of `2xhere`."""
+    count, times, name = on.partition("x")
+    return name if times and count.isdigit() else on
 
 
 def _place(on: str, meeting: launching.Meeting | None) -> Place | None:

@@ -79,8 +79,10 @@ class _Listener:
                 times = fields["returns"]
                 tell(sinks, "warned", message=f"process {fields['worker']} failed {times + 1} times and is left out")
             case "met" if fields["generation"] > 1:
+                count = len(fields["workers"])
                 tell(
-                    sinks, "recovered", samples=self._samples, what=f"{len(fields['workers'])} processes go on",
+                    sinks, "recovered", samples=self._samples,
+                    what="one process goes on" if count == 1 else f"{count} processes go on",
                     why=fields["why"], took_s=fields["seconds"],
                 )  # fmt: skip
 

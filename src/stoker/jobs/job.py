@@ -256,8 +256,8 @@ def _sync(job: Job) -> Iterator[_Check]:
         return
     given: object = job.sync
     yield "sync", isinstance(given, Sync), f"wanted stoker.DiLoCo(…) or stoker.LocalSGD(…), got {_kind(given)}"
-    if isinstance(job.sync, Sync) and _is_count(job.batch):
-        job.sync.interval(job.batch)
+    if isinstance(given, Sync) and _is_count(job.batch):
+        given.interval(job.batch)
     yield "ema", job.ema is None, "an average would be of one site's weights; sync has shared weights of its own"
     yield "step", job.step is None, "sync does not go with a step of the job's own"
     yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'

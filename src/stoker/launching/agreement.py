@@ -25,6 +25,7 @@ def require_same(store: Store, meeting: Meeting, facts: Mapping[str, str], *, pa
         BadJob: they differ; raised on rank 0.
         RunFailed: somebody did not tell its own in time; likewise.
         Dismissed: either, on the other ranks.
+        RuntimeError: the generation broke meanwhile.
     """
     told = [f"{meeting.name}/facts/{rank}" for rank in range(meeting.size)]
     heard = [f"{meeting.name}/facts-heard/{rank}" for rank in range(meeting.size)]
@@ -45,8 +46,11 @@ def require_same(store: Store, meeting: Meeting, facts: Mapping[str, str], *, pa
 
 
 def _await(store: Store, keys: Sequence[str], meeting: Meeting, patience_s: float) -> None:
-    """Wait for the keys of all ranks; see `require_same` for what is raised."""
-    if wait_for(store, keys, patience_s):
+    """Wait for the keys of all ranks; see `require_same` for what is raised.
+
+    Rank 0 waits for half as long again: it may serve the store, which the others use until they have given up.
+    """
+    if wait_for(store, keys, patience_s if meeting.rank != 0 else 1.5 * patience_s):
         return
     if meeting.rank != 0:
         raise Dismissed(RunFailed.exit_code)

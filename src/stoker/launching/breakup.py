@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+CALLED = "called"
+"""Why a generation is over that nobody left, but somebody is to join."""
+
 
 @dataclass
 class Breakup:
@@ -19,9 +22,10 @@ class Breakup:
     is_explained: bool = False
 
     def explain(self, why: str) -> None:
-        """Somebody was lost, or is to join."""
+        """Somebody was lost, or is to join: what members say of it is only what follows from that."""
         self._begin(why)
-        self.is_explained = True
+        if not self.is_explained or self.why == CALLED:
+            self.why, self.is_explained = why, True
 
     def report(self, why: str) -> None:
         """A member says that it is over."""

@@ -11,9 +11,6 @@ from stoker.launching.channel import Message
 from stoker.launching.words import Speaker
 from stoker.launching.worker import Address, Worker
 
-STARTING_S = 300.0
-"""Longest that a worker may take from its start to its first sign of life [s]."""
-
 _PAUSE_S = 1.0
 
 
@@ -65,7 +62,8 @@ class Crew:
     def look(self, longest_s: float, leader: int) -> Iterator[tuple[int, Message]]:
         """Messages that come within a time [s], each with its worker; `leader` is the one that speaks for all.
 
-        The last of a worker is `ended`, with its `code`, `why`, and `is_verdict`: whether we have killed it.
+        The last of a worker is `ended`, with its `code`, `why`, how long it had run, `lasted_s`, and its last `words`:
+        lines that were not shown, unless we have killed it.
         """
         ready = self._selector.select(longest_s)
         self._forgive_pause(longest_s)
@@ -75,13 +73,12 @@ class Crew:
         for worker in [one for one in self._workers.values() if one.code is not None]:
             yield from self._ended(worker, leader)
 
-    def silent(self, silence_s: float) -> Iterator[tuple[int, str]]:
-        """Workers without a sign of life for so long [s], and how it looks."""
+    def silent(self, silence_s: float) -> Iterator[tuple[int, float, bool]]:
+        """Workers without a sign of life for so long [s]: for how long [s], and whether the process was stopped."""
         now = time.monotonic()
         for number, worker in self._workers.items():
-            silence = now - worker.heard_at
-            if silence > (silence_s if worker.has_come else max(silence_s, STARTING_S)):
-                yield number, f"silent for {silence:.1f} s" + (" (stopped)" if worker.is_stopped else "")
+            if now - worker.heard_at > silence_s:
+                yield number, now - worker.heard_at, worker.is_stopped
 
     def close(self) -> None:
         """End whoever still runs."""
@@ -107,7 +104,7 @@ class Crew:
             return
         messages, is_open = worker.channel.pending()
         if messages:
-            worker.heard_at, worker.has_come = time.monotonic(), True
+            worker.heard_at = time.monotonic()
         if not is_open:
             self._selector.unregister(worker.channel)
         for message in messages:
@@ -121,15 +118,17 @@ class Crew:
             if message["kind"] != "alive":
                 yield worker.number, message
         self._say(worker, worker.printed.rest(), leader)
-        code, why = worker.code, worker.end_in_words
-        if code and not worker.verdict and worker.number != leader:
-            self._speaker.add(f"worker {worker.number} {why.partition(':')[0]}; its last words:", worker.printed.last)
+        is_heard = worker.verdict is not None or worker.number == leader
+        ended = {
+            "code": worker.code, "why": worker.end_in_words, "lasted_s": time.monotonic() - worker.started_at,
+            "words": [] if is_heard else list(worker.printed.last),
+        }  # fmt: skip
         for end in (worker.channel, worker.printed.descriptor):
             if end in self._selector.get_map():
                 self._selector.unregister(end)
         del self._workers[worker.number]
         worker.close()
-        yield worker.number, {"kind": "ended", "code": code, "why": why}
+        yield worker.number, {"kind": "ended", **ended}
 
     def _say(self, worker: Worker, lines: list[str], leader: int) -> None:
         if worker.number == leader:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,6 +27,8 @@ PATIENCE_VARIABLE = "STOKER_RENDEZVOUS"
 """Environment variable: longest that processes wait for each other at the start [s]; 300 where it is not set."""
 
 PATIENCE_S = 300.0
+
+_COMPLETE, _FAREWELL_S = "complete", 5.0
 
 
 @dataclass(frozen=True)
@@ -129,13 +131,16 @@ class Launched:
         """
         place = self._place
         name = f"launched/{place.attempt}"
-        everybody, store = f"{name}/everybody", self.store
+        outcome, store = f"{name}/outcome", self.store
         try:
             store.set(f"{name}/here/{place.rank}", "")
             if store.add(f"{name}/count", 1) == place.size:
-                store.set(everybody, "")
-            if not wait_for(store, [everybody], place.patience_s):
+                store.set(outcome, _COMPLETE)
+            if not wait_for(store, [outcome], place.patience_s):
                 self._nobody_came(name)
+            if store.get(outcome) != _COMPLETE.encode():
+                store.set(f"{name}/left/{place.rank}", "")
+                raise Dismissed(RunFailed.exit_code)
         except RuntimeError:  # whoever served the store has given up, and said why
             raise Dismissed(RunFailed.exit_code) from None
         return Meeting(number=1, rank=place.rank, size=place.size, name=name)
@@ -156,6 +161,9 @@ class Launched:
         """Nobody comes later."""
         return False
 
+    def on_broken(self, act: Callable[[], None] | None) -> None:
+        """Nobody says that it is."""
+
     def event(self, line: str) -> None:
         """Nobody listens: rank 0 shows its events itself."""
 
@@ -168,6 +176,9 @@ class Launched:
         if place.rank != min(came):
             raise Dismissed(RunFailed.exit_code)
         missing = [rank for rank in range(place.size) if rank not in came]
+        # This process may serve the store: the others are to hear of it before it ends.
+        self.store.set(f"{name}/outcome", "somebody is missing")
+        wait_for(self.store, [f"{name}/left/{rank}" for rank in came if rank != place.rank], _FAREWELL_S)
         raise RunFailed(
             f"{len(came)} of {place.size} processes met at {place.host}:{place.port} in "
             f"{format_seconds(place.patience_s)}: {ranks_in_words(came)} came, {ranks_in_words(missing)} did not",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.launching.agreement import require_same
+from stoker.launching.connections import Connections
 from stoker.launching.launched import Launched
 from stoker.launching.meeting import Meeting
 from stoker.launching.supervised import Supervised
 from stoker.launching.worker import MEMBER_VARIABLE
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from the stubs
+    from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
 
 
 class Link(Protocol):
@@ -23,7 +25,7 @@ class Link(Protocol):
     can_reform: bool
 
     @property
-    def store(self) -> TCPStore:
+    def store(self) -> Store:
         """See Member, as for all that follows."""
         ...
 
@@ -37,6 +39,10 @@ class Link(Protocol):
 
     def is_called(self) -> bool:
         """Whether the generation is to end."""
+        ...
+
+    def on_broken(self, act: Callable[[], None] | None) -> None:
+        """Have something done when the generation breaks."""
         ...
 
     def event(self, line: str) -> None:
@@ -78,7 +84,7 @@ class Member:
         return None if link is None else cls(link)
 
     @property
-    def store(self) -> TCPStore:
+    def store(self) -> Store:
         """Where the members of a generation find each other, under its name."""
         return self._link.store
 
@@ -110,6 +116,26 @@ class Member:
         """Whether this generation is to end: at the next boundary of updates, `lost("called")`. Costs nothing."""
         return self._link.is_called()
 
+    def on_broken(self, act: Callable[[], None] | None) -> None:
+        """Have something done, in another thread, as soon as another member is known to be lost, or the run is over.
+
+        For what does not notice by itself: NCCL waits for a dead peer until its patience is over, unless its group is
+        aborted. It is done before the next generation is announced. None: nothing is done any more.
+        """
+        self._link.on_broken(act)
+
+    @contextmanager
+    def joining(self) -> Iterator[None]:
+        """Within the block a process group is made, whose connections are cut as soon as the generation is broken.
+
+        So every member notices at once, also one that does not talk to the lost process itself. Takes the place of
+        what `on_broken` was told before.
+        """
+        _ = self.store  # connected before the block: it is not to be cut
+        with Connections() as connections:
+            yield
+        self._link.on_broken(connections.cut)
+
     def event(self, line: str) -> None:
         """Send a line to the supervisor, which gets them in order. Without a supervisor there is nobody to get it."""
         self._link.event(line)
@@ -127,6 +153,7 @@ class Member:
             BadJob: they differ; on rank 0.
             RunFailed: somebody did not tell its own; on rank 0.
             Dismissed: either, on the other ranks.
+            RuntimeError: the generation broke meanwhile, as a collective call would say it: see `lost`.
         """
         assert self._meeting is not None, "meet first"
         require_same(self.store, self._meeting, facts)

@@ -24,7 +24,7 @@ def listen() -> socket.socket:
 
 def serve(listener: socket.socket) -> TCPStore:
     """The store, served by this process on the listener's port, which is the store's from now on."""
-    from torch.distributed import TCPStore  # noqa: PLC0415 - takes seconds, in which the workers start
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - takes seconds; workers start
 
     host, port = listener.getsockname()[:2]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -36,7 +36,7 @@ def connect(host: str, port: int, *, patience_s: float, is_server: bool = False)
     Raises:
         RuntimeError: nobody answers in time, or the port is taken.
     """
-    from torch.distributed import TCPStore  # noqa: PLC0415 - importing this package does not load PyTorch
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415 - likewise, not loaded before
 
     patience = timedelta(seconds=patience_s)
     return TCPStore(host, port, is_master=is_server, wait_for_workers=False, timeout=patience)

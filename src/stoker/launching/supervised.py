@@ -20,7 +20,7 @@ from stoker.launching.meeting import Dismissed, Meeting
 from stoker.launching.stores import connect
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from the stubs
+    from torch.distributed import Store  # type: ignore[attr-defined]  # missing from the stubs
 
 HEARTBEAT_S = 0.5
 """Time from one sign of life to the next [s]."""
@@ -48,8 +48,9 @@ class Supervised:
         self.worker, self._channel, self._address = worker, channel, (host, port)
         self._orphaned = orphaned or _end_at_once
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._called = threading.Event()
+        self._called, self._broken = threading.Event(), threading.Event()
         self._verdict: int | None = None
+        self._act: Callable[[], None] | None = None
         self._number = 0
         for work in (self._beat, self._listen):
             threading.Thread(target=work, name=f"stoker-member-{work.__name__}", daemon=True).start()
@@ -63,9 +64,19 @@ class Supervised:
         return cls(about["worker"], channel, about["host"], about["port"])
 
     @cached_property
-    def store(self) -> TCPStore:
-        """The supervisor's store."""
-        return connect(*self._address, patience_s=_STORE_PATIENCE_S)
+    def store(self) -> Store:
+        """The supervisor's store; a wait for somebody who was lost meanwhile ends with `DistStoreError`.
+
+        Not where there is CUDA: NCCL asks its store from threads of its own, in which Python is best left alone.
+        """
+        import torch  # noqa: PLC0415 - importing this package does not load PyTorch
+
+        store = connect(*self._address, patience_s=_STORE_PATIENCE_S)
+        if torch.cuda.is_available():
+            return store
+        from stoker.launching.breakable import Breakable  # noqa: PLC0415 - likewise
+
+        return Breakable(store, self._broken.is_set)
 
     def meet(self) -> Meeting:
         """Say that this worker is ready, and wait for a generation."""
@@ -81,6 +92,12 @@ class Supervised:
         """Whether the supervisor wants the generation to end."""
         return self._called.is_set()
 
+    def on_broken(self, act: Callable[[], None] | None) -> None:
+        """Have something done at once when the generation breaks, or now if it is broken."""
+        self._act = act
+        if act is not None and self._broken.is_set():
+            act()
+
     def event(self, line: str) -> None:
         """Send a line."""
         self._channel.send("event", line=line)
@@ -90,7 +107,9 @@ class Supervised:
         self._channel.send("finished")
 
     def _next(self) -> Meeting:
-        answer = self._answers.get() if self._verdict is None else {"kind": "dismissed", "code": self._verdict}
+        if self._verdict is not None:
+            raise Dismissed(self._verdict)
+        answer = self._answers.get()
         if answer["kind"] == "dismissed":
             self._verdict = int(answer["code"])
             raise Dismissed(self._verdict)
@@ -109,8 +128,13 @@ class Supervised:
         for message in self._channel.messages():
             if message["kind"] in {"called", "dismissed"}:
                 self._called.set()
+            if message.get("is_broken") or message["kind"] == "dismissed":
+                self._broken.set()
+                if self._act is not None:
+                    self._act()
             if message["kind"] == "meeting":  # here, where no call to the new generation can get lost
                 self._called.clear()
+                self._broken.clear()
             if message["kind"] in {"meeting", "dismissed"}:
                 self._answers.put(message)
         self._orphaned()

@@ -10,6 +10,7 @@ Does not see: a worker whose main thread hangs while nobody waits for it.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +18,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stoker.errors import BadJob, DoesNotFit, RunFailed
-from stoker.launching.breakup import Breakup
+from stoker.launching.breakup import CALLED, Breakup
 from stoker.launching.channel import Message
 from stoker.launching.crew import Crew
 from stoker.launching.roster import Generation, Roster, State, TooFew
 from stoker.launching.signals import passed_on
 from stoker.launching.stores import listen, serve
 from stoker.launching.words import Speaker
+from stoker.launching.worker import in_words
 from stoker.units import format_seconds
 
 INTERRUPTED = 130
@@ -34,6 +36,15 @@ LAST_WORDS = frozenset({BadJob.exit_code, DoesNotFit.exit_code, RunFailed.exit_c
 
 LEAVING_S = 30.0
 """Longest that workers may take to end by themselves once the run is over [s]."""
+
+STARTING_S = 300.0
+"""Longest silence of a worker that starts [s]: it imports, and may read data in one long call."""
+
+HELD_UP = 4.0
+"""So many times longer may a process be silent that is not stopped: some call may not let go of the interpreter."""
+
+STEADY_S = 600.0
+"""A worker that ran for so long [s] has not failed repeatedly: its returns are counted anew."""
 
 MOST_CAUSELESS, CAUSELESS_S = 5, 30.0
 """So many generations in a row, each over within such a time [s] though nobody was missing, end the run."""
@@ -65,10 +76,11 @@ class Supervisor:
         tell: called with what happens: "met" (generation, workers by rank, spares, why the one before was over,
             seconds since), "lost" (the fields of a Loss, and the generation), "restarted" and "left_out" (worker,
             returns so far, most_returns).
-        silence_s: a worker without a sign of life for so long is killed [s].
+        silence_s: a worker that is stopped, without a sign of life for so long, is killed [s]; one that runs, after
+            HELD_UP times as long.
         answer_s: likewise one that shows life, but does not heed for so long that others have lost the generation [s]:
             the longest that it may be busy without talking to them. None: as silence_s.
-        most_returns: so often is a worker started again.
+        most_returns: so often is a worker started again, if none of its processes lasts for STEADY_S.
         show: called with each line that workers print; None: to standard error.
     """
 
@@ -93,12 +105,14 @@ class Supervisor:
         self._roster = Roster(workers, least, usable)
         self._listener = listen()
         address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._crew = Crew(command, environment or {}, address, Speaker(show))
+        self._speaker = Speaker(show)
+        self._crew = Crew(command, environment or {}, address, self._speaker)
+        self._last_words: list[tuple[str, list[str]]] = []
         self._returns = [0] * workers
         self._failed: dict[int, tuple[float, int]] = {}
         """Workers to be started again, with when and with what they ended."""
         self._breakup = Breakup()
-        self._called: set[int] = set()
+        self._called: set[tuple[int, bool]] = set()
         self._num_causeless, self._formed_at = 0, 0.0
         self._asked: list[int] = []
         self._code: int | None = None
@@ -124,6 +138,8 @@ class Supervisor:
         finally:
             self._crew.close()
             self._listener.close()
+        for title, lines in self._last_words:  # rank 0 has said the same by now, or they say something else
+            self._speaker.add(title, lines)
         if self._failure is not None:
             raise self._failure
         assert self._code is not None, "nobody runs, and nobody said how it ended"
@@ -154,18 +170,24 @@ class Supervisor:
             case "finished":
                 self._roster.finished(worker)
             case "ended":
-                self._on_end(worker, message["code"], message["why"])
+                if message["lasted_s"] > STEADY_S:
+                    self._returns[worker] = 0
+                self._on_end(worker, message)
         if self._code is not None and self._roster.states[worker] is State.WAITING:
             self._crew.send(worker, "dismissed", code=self._code)
 
-    def _on_end(self, worker: int, code: int, why: str) -> None:
+    def _on_end(self, worker: int, end: Message) -> None:
         """A process has ended: it had finished, or the run ends with it, or it is lost."""
+        code: int = end["code"]
         if code == 0 or self._roster.states[worker] is State.FINISHED:
             self._roster.finished(worker)
             return
+        last_words = (f"worker {worker} {in_words(code)}; its last words:", end["words"])
         if code not in LAST_WORDS and self._code is None and not self._asked:
-            self._lose(worker, code, why)
+            self._speaker.add(*last_words)
+            self._lose(worker, code, end["why"])
             return
+        self._last_words.append(last_words)
         self._roster.died(worker, returns=False)
         if code in LAST_WORDS and self._code in {None, INTERRUPTED}:
             self._end(code)
@@ -176,7 +198,7 @@ class Supervisor:
         loss = Loss(worker=worker, rank=-1 if rank is None else rank, why=why)
         self._tell("lost", {**asdict(loss), "generation": self._roster.generation.number})
         if rank is not None:
-            self._breakup.explain(why)
+            self._breakup.explain(f"worker {worker} {why}")
         is_back = self._returns[worker] < self._most_returns
         self._roster.died(worker, returns=is_back)
         if is_back:
@@ -189,9 +211,9 @@ class Supervisor:
 
     def _advance(self) -> None:
         """Do what follows from all that was heard."""
-        for worker, why in self._crew.silent(self._silence_s):
-            if self._roster.states[worker] is not State.FINISHED:
-                self._crew.kill(worker, why)
+        for worker, silence_s, is_stopped in self._crew.silent(self._silence_s):
+            if silence_s > self._longest_silence_s(worker, is_stopped=is_stopped):
+                self._crew.kill(worker, f"silent for {silence_s:.1f} s" + (" (stopped)" if is_stopped else ""))
         if self._asked and self._code is None:
             self._end(INTERRUPTED)
         if self._roster.is_done and self._code in {None, INTERRUPTED}:
@@ -203,12 +225,25 @@ class Supervisor:
             for worker in self._crew.running:
                 self._crew.kill(worker, f"still there {format_seconds(LEAVING_S)} after the run was over")
 
+    def _longest_silence_s(self, worker: int, *, is_stopped: bool) -> float:
+        """For how long a worker may show no sign of life [s]."""
+        match self._roster.states[worker]:
+            case State.FINISHED:
+                return math.inf  # whoever has said its last may be silent; the process has its own time to end
+            case _ if is_stopped:
+                return self._silence_s
+            case State.STARTING:
+                return STARTING_S
+            case _:
+                return HELD_UP * self._silence_s
+
     def _end(self, code: int, failure: RunFailed | None = None) -> None:
         """The run is over. Members that have nothing to say of it are dismissed when they lose the others."""
         self._code, self._failure, self._over_at = code, failure, time.monotonic()
         self._failed.clear()
-        for worker in self._roster.those(State.STARTING):
-            self._crew.kill(worker, "the run is over")
+        if self._roster.generation.number > 0:  # else what one has found, the others soon find as well
+            for worker in self._roster.those(State.STARTING):
+                self._crew.kill(worker, "the run is over")
         dismissed = self._roster.those(State.WAITING)
         if code not in {0, INTERRUPTED}:
             dismissed += self._roster.those(State.MEMBER)
@@ -247,13 +282,14 @@ class Supervisor:
             self._announce(formed)
 
     def _call(self) -> None:
-        """Have members leave at the end of their update."""
-        if not self._roster.is_broken:
-            self._breakup.explain("called")
+        """Have members leave at the end of their update, and wait for nobody if the generation is broken."""
+        is_broken = self._roster.is_broken
+        if not is_broken:
+            self._breakup.explain(CALLED)
         for worker in self._roster.those(State.MEMBER):
-            if worker not in self._called:
-                self._called.add(worker)
-                self._crew.send(worker, "called")
+            if (worker, is_broken) not in self._called:
+                self._called.add((worker, is_broken))
+                self._crew.send(worker, "called", is_broken=is_broken)
 
     def _announce(self, formed: Generation) -> None:
         """Tell everybody of the generation, unless they would only lose each other again."""

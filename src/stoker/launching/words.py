@@ -7,8 +7,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 
-KEPT = 60
-"""Lines of each worker that are kept."""
+KEPT, REMEMBERED = 60, 1000
+"""Lines of each worker that are kept, and lines shown that are known again."""
 
 
 class Printed:
@@ -59,12 +59,12 @@ class Speaker:
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
         self._show = show or _to_standard_error
-        self._shown: set[str] = set()
+        self._shown: deque[str] = deque(maxlen=REMEMBERED)
 
     def say(self, lines: Iterable[str]) -> None:
         """Show lines of the one that speaks for all."""
         for line in lines:
-            self._shown.add(line)
+            self._shown.append(line)
             self._show(line)
 
     def add(self, title: str, lines: Iterable[str]) -> None:

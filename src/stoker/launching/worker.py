@@ -48,8 +48,7 @@ class Worker:
         assert self._process.stdout is not None
         self.channel = Channel(mine)
         self.printed = Printed(self._process.stdout.fileno())
-        self.heard_at = time.monotonic()
-        self.has_come = False
+        self.started_at = self.heard_at = time.monotonic()
         self.verdict: str | None = None
 
     @property

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from stoker.devices.links import NODE_DEVICES
 from stoker.records import Layout, Profile
-from stoker.records.model_parts import ModelParts
 
 MOST_AXES = 2
 """Axes of a layout that may be above one."""
@@ -29,22 +28,25 @@ def _none_known(_layout: Layout) -> str | None:
 class Terms:
     """What layouts of a job have to keep.
 
-    `alone` says why its updates cannot be spread at all (None: they can). `tensor_problem` and `stages_problem` are
-    what those who divide models say of a layout with several `tensor` processes or `stages`.
+    `alone` says why its updates cannot be spread at all (None: they can), `whole_copies` why every process must hold
+    all of the model (None: it need not). `objection` is what those who divide models say of a layout that does so.
     """
 
     profile: Profile
-    parts: ModelParts
     alone: str | None = None
-    tensor_problem: Problem = _none_known
-    stages_problem: Problem = _none_known
+    whole_copies: str | None = None
+    objection: Problem = _none_known
 
     def problem_with(self, layout: Layout) -> str | None:
         """Why a layout is not legal, with the numbers and what would be; None where it is."""
         if layout.world_size == 1:
             return None
-        checks = (lambda _: self.alone, self._samples, self._tensor, self._stages)
+        checks = (lambda _: self.alone, self._copies, self._samples, self._tensor, self._divided)
         return next((problem for check in checks if (problem := check(layout)) is not None), None)
+
+    def _copies(self, layout: Layout) -> str | None:
+        """Of whole models."""
+        return None if layout.is_replicated else self.whole_copies
 
     def _samples(self, layout: Layout) -> str | None:
         """Of parts of a batch."""
@@ -63,22 +65,14 @@ class Terms:
         return None
 
     def _tensor(self, layout: Layout) -> str | None:
-        """Of matrices divided."""
-        if layout.tensor == 1:
-            return None
+        """Of tensor groups, which are of no use over slow links."""
         if layout.tensor > NODE_DEVICES:
             return f"{layout.tensor} tensor processes are more than the {NODE_DEVICES} devices of a node"
-        return self.tensor_problem(layout)
+        return None
 
-    def _stages(self, layout: Layout) -> str | None:
-        """Of blocks on stages."""
-        if layout.stages == 1:
-            return None
-        num_blocks = len(self.parts.blocks)
-        if layout.stages > num_blocks:
-            have = f"{num_blocks} repeated blocks" if num_blocks else "no repeated blocks"
-            return f"{layout.stages} stages need as many blocks, {self.parts.name} has {have}"
-        return self.stages_problem(layout)
+    def _divided(self, layout: Layout) -> str | None:
+        """Of a model in parts."""
+        return None if layout.is_replicated else self.objection(layout)
 
 
 def layouts_of(count: int) -> Iterator[Layout]:

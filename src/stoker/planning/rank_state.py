@@ -49,13 +49,15 @@ class RankState:
         return self.parameters + self.gradients + self.optimizer
 
 
-def rank_state(parts: ModelParts, layout: Layout, rank: int, moments: Moments) -> RankState:
-    """The state of process number `rank`.
+def rank_state(
+    parts: ModelParts, layout: Layout, rank: int, moments: Moments, cuts: tuple[int, ...] | None = None
+) -> RankState:
+    """The state of process number `rank`; `cuts` as in `stage_of`.
 
     Not checked: that the optimiser's state of a parameter is shaped like the parameter.
     """
     stage, _, shard, _ = layout.coordinates(rank)
-    mine = [one for one in parts.parameters if stage_of(one, parts, layout.stages) == stage]
+    mine = [one for one in parts.parameters if stage_of(one, parts, layout.stages, cuts) == stage]
     trained = [one for one in mine if one.is_trained]
     local = {one.name: local_bytes(one, layout, shard) for one in mine}
     gradients = sum(local[one.name] for one in trained)
@@ -129,11 +131,11 @@ def buckets_bytes(parts: ModelParts) -> int:
     return sum(gradient_buckets(parts.parameters))
 
 
-def of_stage(parts: ModelParts, stage: int, stages: int) -> ModelParts:
-    """What one stage holds, its blocks numbered from 0."""
-    cuts = (0, *even_cuts(len(parts.blocks), stages), len(parts.blocks)) if stages > 1 else (0, len(parts.blocks))
-    first, last = cuts[stage], cuts[stage + 1]
-    mine = [one for one in parts.parameters if stage_of(one, parts, stages) == stage]
+def of_stage(parts: ModelParts, stage: int, stages: int, cuts: tuple[int, ...] | None = None) -> ModelParts:
+    """What one stage holds, its blocks numbered from 0; `cuts` as in `stage_of`."""
+    cuts = cuts or even_cuts(len(parts.blocks), stages)
+    first, last = (0, *cuts, len(parts.blocks))[stage : stage + 2]
+    mine = [one for one in parts.parameters if stage_of(one, parts, stages, cuts) == stage]
     return dataclasses.replace(
         parts,
         parameters=tuple(

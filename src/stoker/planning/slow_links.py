@@ -145,5 +145,5 @@ def rounded_up(updates: float) -> int:
     """
     if updates <= 1:
         return 1
-    magnitude = 10 ** math.floor(math.log10(updates))
+    magnitude = 10.0 ** math.floor(math.log10(updates))
     return next(round(one * magnitude) for one in _ROUND if one * magnitude >= updates)

@@ -125,6 +125,9 @@ class SpreadForecasts(TracedForecasts):
         calibrations: forecasts and measurements of earlier runs on this device.
         held_bytes: what a process holds before it trains [bytes].
         fetch_s: what one process takes to fetch a sample that is not in memory [s].
+        is_apart: processes make updates of their own, and come together after an interval (`Job(sync=…)`): what they
+            then tell each other is not in the forecast of an update.
+        cuts: first blocks of all stages but the first; evenly spread if None.
     """
 
     def __init__(  # noqa: PLR0913 - each is a fact of its own
@@ -140,8 +143,11 @@ class SpreadForecasts(TracedForecasts):
         calibrations: Sequence[Calibration] = (),
         held_bytes: int = 0,
         fetch_s: float = 0.0,
+        is_apart: bool = False,
+        cuts: tuple[int, ...] | None = None,
     ) -> None:
-        self.layout, self.parts = layout, parts
+        self.layout, self.parts, self._is_apart = layout, parts, is_apart
+        self._cuts = cuts or even_cuts(len(parts.blocks), layout.stages)
         self._local, self._whole, self._links_of = local_profile(profile, layout), traces, links_of
         self._stages = [Needs(functools.partial(self._rank_trace, stage=stage)) for stage in range(layout.stages)]
         super().__init__(
@@ -178,7 +184,7 @@ class SpreadForecasts(TracedForecasts):
     def state(self, plan: Plan, rank: int = 0) -> RankState:
         """What a process keeps from update to update."""
         moments = Moments.of(self._whole(self._settings(plan)), self.parts)
-        return rank_state(self.parts, self.layout, rank, moments)
+        return rank_state(self.parts, self.layout, rank, moments, self._cuts)
 
     def breakdown(self, plan: Plan) -> Breakdown:
         """Where bytes and time of an update go in the first process, messages that show among them."""
@@ -192,7 +198,9 @@ class SpreadForecasts(TracedForecasts):
     def traffic(self, plan: Plan) -> tuple[Traffic, ...]:
         """What processes tell each other in an update."""
         layout, passes = self.layout, self._micro_batches(plan)
-        mine = of_stage(self.parts, 0, layout.stages)
+        if self._is_apart:
+            return ()
+        mine = of_stage(self.parts, 0, layout.stages, self._cuts)
         found: list[Traffic] = [loss_traffic()]
         if layout.shards > 1:
             found += sharded_traffic(mine, layout, passes)
@@ -295,14 +303,14 @@ class SpreadForecasts(TracedForecasts):
         layout, parts = self.layout, self.parts
         trace = self._whole(settings)
         if layout.stages > 1:
-            cuts = even_cuts(len(parts.blocks), layout.stages)
-            trace = of_blocks(trace, parts, cuts, stage)
-            parts = of_stage(parts, stage, layout.stages)
+            trace = of_blocks(trace, parts, self._cuts, stage)
+            parts = of_stage(parts, stage, layout.stages, self._cuts)
         if layout.tensor > 1:
             trace = with_divided_layers(trace, parts, layout)
         if layout.shards > 1:
             return with_shards(trace, parts, layout)
-        return with_buckets(trace) if layout.replicas > 1 and layout.stages == 1 else trace
+        has_buckets = layout.replicas == layout.world_size and not self._is_apart
+        return with_buckets(trace) if has_buckets else trace
 
     def _device_bytes(self, plan: Plan) -> tuple[float, float]:
         """Of the stage whose processes need the most."""
@@ -316,7 +324,7 @@ class SpreadForecasts(TracedForecasts):
     def _beside(self, plan: Plan, stage: int) -> int:
         """What no trace of a process shows [bytes]: buffers of messages, and of stages state and what waits."""
         layout = self.layout
-        mine = of_stage(self.parts, stage, layout.stages)
+        mine = of_stage(self.parts, stage, layout.stages, self._cuts)
         found = communication_buffers(mine, layout)
         if layout.stages == 1:
             return found

@@ -1,7 +1,7 @@
 """What layouts cost a process on a CPU besides arithmetic and messages: Python, hooks, DTensor's dispatch.
 
-On a GPU the host runs ahead and most of this is hidden; it is left out there. Constants are measured with PyTorch 2.13
-on one x86-64 core by `bench/many/overheads.py`, models and sizes of which are none of those that forecasts are held to.
+On a GPU the host runs ahead and most of this is hidden; it is left out there. Constants are judgements, of PyTorch 2.13
+on one x86-64 core; `bench/many/overheads.py` measures them, on models that forecasts are not held to.
 """
 
 from __future__ import annotations

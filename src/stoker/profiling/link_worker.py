@@ -29,6 +29,9 @@ _SLICE_S, _MOST_CALLS, _LONGEST_S = 0.12, 40, 0.4
 _BESIDE_BYTES = 1 << 24
 _PATIENCE = timedelta(seconds=120)
 _ROUNDS = 5
+# PyTorch 2.13 has new names for these, and warns of the old ones.
+_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def measure(device: torch.device) -> dict[str, Any]:
@@ -60,12 +63,12 @@ def _collectives(device: torch.device) -> Iterator[tuple[str, list[tuple[int, fl
 
 def _all_gather(whole: torch.Tensor) -> Callable[[], object]:
     part = whole.view(dist.get_world_size(), -1)[0].clone()
-    return lambda: dist.all_gather_into_tensor(whole, part)
+    return lambda: _GATHER(whole, part)
 
 
 def _reduce_scatter(whole: torch.Tensor) -> Callable[[], object]:
     part = whole.view(dist.get_world_size(), -1)[0].clone()
-    return lambda: dist.reduce_scatter_tensor(part, whole)
+    return lambda: _SCATTER(part, whole)
 
 
 def _all_to_all(whole: torch.Tensor) -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -45,6 +46,16 @@ class ModelParts:
     blocks: tuple[str, ...] = ()
     divided: dict[str, Division] = field(default_factory=dict)
     buffer_bytes: int = 0
+
+    def in_blocks(self, blocks: tuple[str, ...]) -> ModelParts:
+        """The same model, other modules of which count as its blocks."""
+        numbered = tuple(
+            dataclasses.replace(
+                one, block=next((n for n, block in enumerate(blocks) if one.name.startswith(f"{block}.")), None)
+            )
+            for one in self.parameters
+        )
+        return dataclasses.replace(self, parameters=numbered, blocks=blocks)
 
     @property
     def trained_bytes(self) -> int:

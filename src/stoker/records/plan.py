@@ -205,8 +205,8 @@ class Breakdown:
 class Decision:
     """The planner's answer: the chosen plan first, why, and what was rejected.
 
-    `candidates` has one plan for each device, best first. `advice` is one sentence for somebody who asks which device
-    to take.
+    `candidates` has one plan for each device, or for each layout over several, best first. `advice` is one sentence for
+    somebody who asks which device to take.
     """
 
     schema: ClassVar[int] = 2

@@ -73,11 +73,20 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPiece:
-    """A block of a tensor: it begins at `offsets` of the tensor, has the sizes `sizes`, and lies in `file`."""
+    """A block of a tensor: it begins at `offsets` of the tensor, has the sizes `sizes`, and lies in `file`.
+
+    There it has the tensor's name; of several blocks in one file, the ones after the first have a number behind it, as
+    `name#1`.
+    """
 
     file: str
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    number: int = 0
+
+    def key(self, name: str) -> str:
+        """What this block of the tensor `name` is called in its file."""
+        return f"{name}#{self.number}" if self.number else name
 
 
 @dataclass(frozen=True, kw_only=True)

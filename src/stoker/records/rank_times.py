@@ -22,6 +22,7 @@ class SampledUpdates:
     done at `began_s + compute_s`, had it never waited.
     """
 
+    schema: ClassVar[int] = 1
     update: tuple[int, ...] = ()
     began_s: tuple[float, ...] = ()
     data_s: tuple[float, ...] = ()

@@ -11,12 +11,13 @@ from stoker.units import format_seconds
 
 LANE_COLOURS = {
     "compute": "ember",
+    "waiting": "grey",
     "exposed": "violet",
-    "waiting": "amber",
     "optimiser": "teal",
     "data": "blue",
+    "other": "muted",
 }
-"""The colour of each part of an update; parts that are not named here are grey."""
+"""The colour of each part of an update."""
 
 _MOST_LANES = 8
 _WIDTH, _LABEL, _LANE, _GAP, _TOP, _AXIS = 940, 70, 20, 6, 24, 26
@@ -56,11 +57,10 @@ def _drawn(lane: Lane, y: float, start_s: float, scale: float) -> Markup:
     at, shapes = lane.start_s - start_s, []
     for part, seconds in lane.parts:
         if seconds * scale >= 0.2:
-            colour = LANE_COLOURS.get(part, "grey")
             shapes.append(
                 Markup(
                     f'<rect x="{_LABEL + at * scale:.1f}" y="{y}" width="{max(0.6, seconds * scale - 0.5):.1f}" '
-                    f'height="{_LANE}" style="fill:var(--{colour})"><title>{escaped(part)} '
+                    f'height="{_LANE}" style="fill:var(--{LANE_COLOURS[part]})"><title>{escaped(part)} '
                     f"{escaped(format_seconds(seconds))}</title></rect>"
                 )
             )
@@ -80,7 +80,8 @@ def _tick(at_s: float, y: float, scale: float) -> Markup:
     x = _LABEL + at_s * scale
     line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 5}" style="stroke:var(--muted)"/>'
     words = format_seconds(at_s) if at_s else "0"
-    return joined([Markup(line), _text(x, y + 19, words, "muted", anchor="middle" if at_s else "start")])
+    anchor = "start" if at_s == 0 else "end" if x > _WIDTH - 30 else "middle"
+    return joined([Markup(line), _text(x, y + 19, words, "muted", anchor=anchor)])
 
 
 def _text(x: float, y: float, words: str, colour: str, *, weight: int = 400, anchor: str = "start") -> Markup:

@@ -143,8 +143,8 @@ class MergedRanks:
             held = f"the others wait {format_seconds(wait)} ({100 * wait / whole:.0f} %) for it"
             return f"Rank {slowest.times.rank} is the slowest {share}: {held}. {talk}"
         return (
-            f"No process is always the slowest (rank {slowest.times.rank} {share}), but waiting for whoever it is "
-            f"takes {100 * waiting:.0f} % of the time. {talk}"
+            f"The slowest changes from update to update (rank {slowest.times.rank} {share}); waiting for it takes "
+            f"{100 * waiting:.0f} % of the training time. {talk}"
         )
 
 

@@ -15,14 +15,15 @@ from stoker.units import format_rate, format_seconds
 
 LABELS = {
     "compute": "forward and backward",
-    "exposed": "communication not hidden",
     "waiting": "waiting for the slowest",
+    "exposed": "communication not hidden",
     "optimiser": "optimiser",
     "data": "waiting for data",
     "other": "other",
 }
 """The parts of training and what people call them, in the order they are shown."""
 
+_HEADS = ("compute", "waiting", "communication", "optimiser", "data", "other")
 _MOST_ROWS = 32
 _IN_A_ROW = 3
 
@@ -47,10 +48,11 @@ def efficiency(found: MergedRanks, report: Report) -> str:
         return words
     one, threads = alone.forecast.samples_per_s, alone.plan.threads
     times = rate / one.value
-    words += f" All {found.size} train {format_rate(rate)}, {times:.2f} times the {format_rate(one.value)} forecast for"
+    words += f" The {found.size} of them train {format_rate(rate)}, {times:.2f} times what is forecast for"
+    known = f"({format_rate(one.value)}, {one.basis})"
     if alone.plan.device == "cpu" and threads != report.decision.chosen.plan.threads:
-        return f"{words} one with {threads} threads ({one.basis})."
-    return f"{words} one ({one.basis}): a scaling efficiency of {100 * times / found.size:.0f} %."
+        return f"{words} one with {threads} threads {known}."
+    return f"{words} one {known}: a scaling efficiency of {100 * times / found.size:.0f} %."
 
 
 def ranks_together(report: Report) -> Markup:
@@ -60,10 +62,10 @@ def ranks_together(report: Report) -> Markup:
         return Markup("")
     content = [
         element("p", element("strong", escaped(found.sentence())), css="level"),
-        element("p", escaped(efficiency(found, report))),
+        element("p", escaped(efficiency(found, report)), style="margin-bottom:14px"),
         _mean_split(found),
         *(element("div", picture, css="scroll", style="margin-top:18px") for picture in _pictures(found)),
-        element("div", _totals(found), style="margin-top:18px"),
+        element("div", _totals(found), style="margin-top:18px;white-space:nowrap"),
         *(element("p", escaped(note), css="note") for note in _notes(found, report)),
     ]
     return section("Ranks", *content)
@@ -93,7 +95,7 @@ def _mean_split(found: MergedRanks) -> Markup:
     whole = sum(seconds.values()) or 1.0
     return stacked_bar(
         [
-            Segment(label, LANE_COLOURS.get(part, "grey"), seconds[part], seconds[part] / whole)
+            Segment(label, LANE_COLOURS[part], seconds[part], seconds[part] / whole)
             for part, label in LABELS.items()
             if seconds[part] > 0
         ]
@@ -104,8 +106,8 @@ def _pictures(found: MergedRanks) -> list[Markup]:
     """A few updates in a row, and the one in which the others waited longest for the slowest."""
     drawn: list[Markup] = []
     if row := _in_a_row(found.updates):
-        last = f" to {row[-1].update + 1}" if len(row) > 1 else ""
-        drawn.append(lanes_picture(f"Update {row[0].update + 1}{last}", row))
+        first, last = row[0].update + 1, row[-1].update + 1
+        drawn.append(lanes_picture(f"Updates {first} to {last}" if last > first else f"Update {first}", row))
     longest = max(found.regular, key=lambda one: one.waiting_s, default=None)
     if longest is not None and longest not in row:
         title = f"Update {longest.update + 1}, with the longest wait of those looked at: for rank {longest.slowest}"
@@ -128,7 +130,7 @@ def _totals(found: MergedRanks) -> Markup:
     shown = list(found.ranks)
     if len(shown) > _MOST_ROWS:
         shown = sorted(shown, key=lambda one: -one.slowest_in)[:_MOST_ROWS]
-    head = ("rank", "where", *LABELS.values(), "evaluation and checkpoints", "the slowest in")
+    head = ("rank", *_HEADS, "evaluation, checkpoints", "the slowest in")
     return table(head, [_cells(one) for one in shown])
 
 
@@ -139,8 +141,7 @@ def _cells(one: RankTotals) -> Sequence[Markup]:
         for part in LABELS
     ]
     return (
-        escaped(one.times.rank),
-        escaped(f"{one.times.host}, worker {one.times.worker}"),
+        escaped(f"{one.times.rank}: worker {one.times.worker} on {one.times.host}"),
         *parts,
         escaped(format_seconds(apart)),
         escaped(f"{100 * one.slowest_in:.0f} % of updates"),
@@ -161,6 +162,7 @@ def _notes(found: MergedRanks, report: Report) -> list[str]:
         f"{len(found.regular):,} updates that all processes kept in full. Where passes communicate within, a lane "
         "shows all of that after its own work."
     )
+    lines += _what_is_not_seen(report)
     if (doubt := max(one.times.uncertainty_s for one in found.ranks)) > 0:
         lines.append(
             f"Clocks of different hosts agree to {format_seconds(doubt)} at the start: lanes may be shifted by that, "
@@ -168,4 +170,16 @@ def _notes(found: MergedRanks, report: Report) -> list[str]:
         )
     if len(found.ranks) > _MOST_ROWS:
         lines.append(f"{len(found.ranks) - _MOST_ROWS} processes that were slowest less often are left out.")
+    return lines
+
+
+def _what_is_not_seen(report: Report) -> list[str]:
+    """What the numbers hide under this plan's layout and device."""
+    if report.decision is None:
+        return []
+    plan, lines = report.decision.chosen.plan, []
+    if plan.layout.stages > 1:
+        lines.append("Communication includes the bubble: the time in which a stage has no micro-batch to work on.")
+    if plan.device != "cpu" and not plan.layout.is_replicated:
+        lines.append("On a GPU, communication within passes counts as compute here; a profile tells them apart.")
     return lines

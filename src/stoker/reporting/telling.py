@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stoker.records import Event
+from stoker.records import Event, Layout, from_json
 from stoker.records.codec import JSON
 from stoker.reporting.history import (
     evaluation_metrics,
@@ -107,8 +107,16 @@ def _replanned(event: Event) -> str:
 def _changes(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> str:
     """What differs between two plans: `micro_batch 512 → 256`."""
     return ", ".join(
-        f"{name.replace('_', ' ')} {old.get(name)} → {new[name]}" for name in new if old.get(name) != new[name]
+        f"{name.replace('_', ' ')} {_in_words(old.get(name))} → {_in_words(new[name])}"
+        for name in new
+        if old.get(name) != new[name]
     )
+
+
+def _in_words(value: JSON) -> JSON:
+    """A setting of a plan; a layout by what it is called."""
+    is_layout = isinstance(value, dict) and value.get("record") == "Layout"
+    return (from_json(value, Layout).in_words() or "one process") if is_layout else value
 
 
 def _recovered(event: Event) -> str:

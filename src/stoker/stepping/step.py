@@ -41,7 +41,7 @@ from stoker.stepping.compiling import compile_in_place, uncompiled
 from stoker.stepping.fused_update import fused_update
 from stoker.stepping.layouts import spread
 from stoker.stepping.layouts.base import noted
-from stoker.stepping.layouts.legal import require_legal, require_no_closure
+from stoker.stepping.layouts.legal import add_penalty, require_legal, require_no_closure
 from stoker.stepping.layouts.sync_batch_norm import SyncBatchNorm
 from stoker.stepping.local_tensors import all_local
 from stoker.stepping.losses import Objective
@@ -89,6 +89,7 @@ class Step:
         require_precision(plan.precision, self.device)
         model = build_model(job) if model is None else model
         self.model = _placed(model, self.device, plan, dtype)
+        checkpoint(self.model, plan.checkpointed_blocks, self._precision)  # before stages lose blocks
         self.world, self._spread = world, spread(plan, self.model, world, job, is_apart=job.sync is not None)
         self.outer = None if job.sync is None else Outer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
@@ -113,7 +114,6 @@ class Step:
             self._synced = SyncBatchNorm(self.model, sharing)
         elif coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
-        checkpoint(self.model, plan.checkpointed_blocks, self._precision)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
         self._captured: CapturedPass | None = None
         if plan.captured:
@@ -192,7 +192,7 @@ class Step:
         if mean is None:
             mean = self._passed(batch, update)
         if self.job.penalty is not None:
-            self.job.penalty(self.model).backward()
+            add_penalty(self.job.penalty, self.model)
         return mean.detach()
 
     def _passed(self, batch: Batch, update: int) -> torch.Tensor:

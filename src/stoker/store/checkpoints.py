@@ -44,6 +44,7 @@ from stoker.store.files import (
 MANIFEST = "manifest.json"
 _BEST = "best.json"
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
+_ONE_DIRECTORY = "All processes must see one directory of the run, on a file system that tells each what others wrote."
 _READABLE = (1, 2)
 """Schema versions of manifests that can be read."""
 _START_ANEW = "Restore one of them from a copy, or start another run with --new; they were left as they are."
@@ -197,6 +198,17 @@ class CheckpointStore:
             raise BadRun(f"No checkpoint in {self.directory} is usable: {'; '.join(reasons)}.", remedy=_START_ANEW)
         return None
 
+    def named(self, name: str) -> tuple[Path, CheckpointManifest]:
+        """A checkpoint that another process found whole; only sizes are looked at, not digests.
+
+        Raises:
+            BadRun: it is not whole here.
+        """
+        found = _inspect(self.directory / name, with_digests=False)
+        if isinstance(found, CheckpointManifest):
+            return self.directory / name, found
+        raise BadRun(f"{self.directory / name} is not whole for every process: {found}.", remedy=_ONE_DIRECTORY)
+
     def best(self) -> tuple[Path, CheckpointManifest] | None:
         """The checkpoint marked best, checked as by `newest`; None if none was marked.
 
@@ -234,7 +246,8 @@ class CheckpointStore:
         disk().make_directory(draft.aside)
 
     def _complete(self, draft: Draft, manifest: CheckpointManifest) -> None:
-        write_file(draft.aside / MANIFEST, dumps(manifest).encode())
+        indent = None if manifest.tensors else 2  # a table of pieces is long, and not for people
+        write_file(draft.aside / MANIFEST, dumps(manifest, indent=indent).encode())
         disk().sync_directory(draft.aside)
         disk().rename(draft.aside, draft.target)
         disk().sync_directory(self.directory)
@@ -328,8 +341,7 @@ def _require_whole(draft: Draft, file: FileDigest) -> None:
         here = "is not there" if found is None else f"has {found:,} of {file.num_bytes:,} bytes"
         raise RunFailed(
             f"Checkpoint {draft.target.name} is not whole: {file.name} {here} for the process that completes it.",
-            remedy="All processes must see one directory of the run, on a file system that tells each what others "
-            "wrote. The last checkpoint is intact.",
+            remedy=f"{_ONE_DIRECTORY} The last checkpoint is intact.",
         )
 
 

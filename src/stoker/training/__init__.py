@@ -1,11 +1,14 @@
 """Doing it: the loop, evaluation, checkpoints, recovery, events."""
 
+from stoker.training.agreement import require_seen_by_all
 from stoker.training.carrying import Carried, given_by_the_furthest
-from stoker.training.checkpoints import Checkpointer, kept_weights, load_weights, model_weights, restore
+from stoker.training.checkpoints import Checkpointer
 from stoker.training.evaluation import evaluate, evaluation_batch
 from stoker.training.interrupts import StopRequest, stop_on_signals
 from stoker.training.loop import Best, Called, Loop
 from stoker.training.recovery import Recovery, Replanned, RollBack, Together, tell_replanned
+from stoker.training.resuming import kept_weights, model_weights, newest_together, restore
+from stoker.training.snapshots import load_weights
 from stoker.training.telemetry import Sink, Telemetry
 from stoker.training.threads import ThreadKeeper, thread_keeper
 from stoker.training.watchdog import Watchdog
@@ -13,5 +16,6 @@ from stoker.training.watchdog import Watchdog
 __all__ = [
     "Best", "Called", "Carried", "Checkpointer", "Loop", "Recovery", "Replanned", "RollBack", "Sink", "StopRequest",
     "Telemetry", "ThreadKeeper", "Together", "Watchdog", "evaluate", "evaluation_batch", "given_by_the_furthest",
-    "kept_weights", "load_weights", "model_weights", "restore", "stop_on_signals", "tell_replanned", "thread_keeper",
+    "kept_weights", "load_weights", "model_weights", "newest_together", "require_seen_by_all", "restore",
+    "stop_on_signals", "tell_replanned", "thread_keeper",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from stoker.stepping import NotFinite
 from stoker.stepping.world import World
 from stoker.store import disk_errors
 
-_APPEARS_S = 5.0
+APPEARS_S = 5.0
 """How long a network file system may take to show one machine what another one wrote [s]."""
 
 Said = tuple[str, str, str | None]
@@ -52,14 +53,19 @@ def raise_together(world: World, problem: StokerError | None) -> None:
     Raises:
         StokerError: of the same class and in the same words everywhere.
     """
-    for told in gathered(world, None if problem is None else said(problem)):
-        if told is not None:
-            raise heard(told) from problem
+    raise_first(gathered(world, None if problem is None else said(problem)), problem)
+
+
+def raise_first(told: Sequence[Said | None], cause: BaseException | None = None) -> None:
+    """Raise the first of the errors that processes told, if there are any."""
+    for one in told:
+        if one is not None:
+            raise heard(one) from cause
 
 
 def appears(path: Path) -> bool:
     """Whether a path that another process just made is there, or comes to be soon."""
-    until = time.monotonic() + _APPEARS_S
+    until = time.monotonic() + APPEARS_S
     while not path.exists():
         if time.monotonic() > until:
             return False
@@ -86,22 +92,24 @@ def require_seen_by_all(world: World, directory: Path) -> None:
     name = gathered(world, nonce.name)[0]
     raise_together(world, problem)
     try:
-        problem = unseen(world, directory, is_seen=appears(directory / name))
+        sees = gathered(world, appears(directory / name))
     finally:
         if world.is_first:
             nonce.unlink(missing_ok=True)
-    if problem is not None:
-        raise problem
+    require_all_see(directory, sees)
 
 
-def unseen(world: World, directory: Path, *, is_seen: bool) -> BadRun | None:
-    """The error where some process does not see what the first one wrote in `directory`; each of them calls this."""
-    blind = [str(rank) for rank, sees in enumerate(gathered(world, is_seen)) if not sees]
-    if not blind:
-        return None
-    who = f"process {blind[0]} does" if len(blind) == 1 else f"processes {', '.join(blind)} do"
-    return BadRun(
-        f"{directory} is not one directory for all {world.layout.world_size} processes: what process 0 writes there, "
-        f"{who} not find.",
-        remedy="Put the run on a disk that all machines share, under the same path (--run-dir DIR, or STOKER_RUNS).",
-    )
+def require_all_see(directory: Path, sees: Sequence[bool]) -> None:
+    """Refuse a directory in which not every process finds what the first one wrote; `sees` is by rank.
+
+    Raises:
+        BadRun: the processes are named that do not.
+    """
+    blind = [str(rank) for rank, does in enumerate(sees) if not does]
+    if blind:
+        who = f"process {blind[0]} does" if len(blind) == 1 else f"processes {', '.join(blind)} do"
+        raise BadRun(
+            f"{directory} is not one directory for all {len(sees)} processes: what process 0 writes there, "
+            f"{who} not find.",
+            remedy="Put the run on a disk that all machines share, under one path (--run-dir DIR, or STOKER_RUNS).",
+        )

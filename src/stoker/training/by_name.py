@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from stoker.errors import RunFailed
 from stoker.records.codec import JSON
 from stoker.stepping import Step
+from stoker.stepping.local_tensors import is_spread, local
 from stoker.training.state import entries
 
 _STANDARD = ("state", "param_groups")
@@ -40,9 +42,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def tree_of(step: Step) -> dict[str, Any]:
-    """The optimiser's state under names."""
+    """The optimiser's state under names.
+
+    Raises:
+        RunFailed: it keeps parts of tensors as if they were whole ones.
+    """
     names, saved = names_of(step), step.optimizer.state_dict()
     state: dict[Any, Any] = saved["state"]
+    for number, parameter in enumerate(parameters_of(step.optimizer)):
+        _require_spread_alike(names[number], parameter, state.get(number, {}))
     return {
         "state": {names[key]: value for key, value in state.items() if isinstance(key, int)},
         "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
@@ -50,6 +58,21 @@ def tree_of(step: Step) -> dict[str, Any]:
                    for group in saved["param_groups"]],
         **{key: value for key, value in saved.items() if key not in _STANDARD},
     }  # fmt: skip
+
+
+def _require_spread_alike(name: str | int, parameter: torch.Tensor, state: Any) -> None:
+    """Refuse a part of a tensor that does not say which part it is, as an optimiser of a user's may keep it."""
+    if not is_spread(parameter) or not isinstance(state, dict):
+        return
+    sizes = local(parameter).shape
+    for key, value in state.items():
+        is_whole = not isinstance(value, torch.Tensor) or is_spread(value) or value.shape != sizes
+        if not is_whole and sizes != parameter.shape:
+            raise RunFailed(
+                f"the optimiser keeps {key!r} of {name}, of which this process holds a part, as a tensor of its own "
+                f"of shape {list(sizes)}; a checkpoint could not tell which part it is",
+                remedy="Make it by torch.zeros_like(parameter), or train with replicas.",
+            )
 
 
 def numbered(step: Step, tree: dict[str, Any]) -> dict[str, Any]:
@@ -81,9 +104,9 @@ def renamed(skeleton: JSON, step: Step) -> JSON:
                          "resume it once without stages")  # fmt: skip
     if sorted(set(numbers)) != list(range(len(names))):
         raise ValueError(f"it is of {len(set(numbers))} parameters, the job's is of {len(names)}")
-    state = entries(kept["state"])
-    by_name = [[names[key], value] for key, value in state.items() if isinstance(key, int)]
-    beside = [[key, value] for key, value in state.items() if not isinstance(key, int)]
+    state: list[tuple[Any, JSON]] = [(key, value) for key, value in kept["state"]["of"]]
+    by_name = [[names[key], value] for key, value in state if isinstance(key, int)]
+    beside = [[key, value] for key, value in state if not isinstance(key, int)]
     for group in groups:
         group["params"] = {"is": "list", "of": [names[number] for number in group["params"]["of"]]}
     return _dict({
@@ -100,8 +123,6 @@ def united(skeletons: list[JSON]) -> JSON:
     Groups of different stages that have the same settings are one.
     """
     trees = [entries(skeleton) for skeleton in skeletons]
-    if len(trees) == 1:
-        return skeletons[0]
     groups: list[tuple[dict[str, JSON], list[JSON]]] = []
     for tree in trees:
         free = list(groups)

@@ -20,18 +20,9 @@ from stoker.records.codec import JSON
 from stoker.stepping import Step
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, Draft, checkpoint_name
-from stoker.training.agreement import appears, gathered, heard, raise_together, said, unseen
-from stoker.training.handover import broadcast_state
+from stoker.training.agreement import appears, gathered, heard, raise_first, require_all_see, said
 from stoker.training.mailbox import Mailbox, meeting_store
 from stoker.training.shares import Share, merged, share_of
-from stoker.training.snapshots import Snapshot, load_weights, put_back, restore_snapshot, snapshot_of
-from stoker.training.state import Tensors, unpack
-from stoker.training.stored import opened, whole_tree
-
-__all__ = [
-    "Checkpointer", "Snapshot", "Written", "broadcast_state", "kept_weights", "load_weights", "model_weights",
-    "restore", "restore_snapshot", "snapshot_of",
-]  # fmt: skip
 
 GRACE_S = 0.5
 """How long the first process waits for the others' shares of a checkpoint once training came to nothing [s]."""
@@ -166,23 +157,24 @@ class Checkpointer:
         Raises:
             StokerError: in all of them, where one of them cannot go on.
         """
-        world, problem, draft = step.world, None, None
+        world, draft, share, problem = step.world, None, None, None
         if world.is_first:
             try:
                 draft = self._store.begin(checkpoint_name(position))
             except StokerError as error:
-                problem = error
-        told = gathered(world, None if draft is None else (draft.target.name, draft.aside.name))[0]
-        raise_together(world, problem)
-        draft = Draft(*(self._store.directory / name for name in told))
+                problem = said(error)
+        names = None if draft is None else (draft.target.name, draft.aside.name)
+        told = gathered(world, (names, problem))
+        raise_first([one for _, one in told])
+        draft = Draft(*(self._store.directory / name for name in told[0][0]))
         try:
-            blind = unseen(world, self._store.directory, is_seen=appears(draft.aside))
-            share = None
             try:
                 share = share_of(step, progress)
             except StokerError as error:
-                problem = error
-            raise_together(world, blind or problem)
+                problem = said(error)
+            told = gathered(world, (appears(draft.aside), problem))
+            require_all_see(self._store.directory, [sees for sees, _ in told])
+            raise_first([one for _, one in told])
         except BaseException:
             if world.is_first:
                 self._store.discard(draft)
@@ -209,16 +201,13 @@ class Checkpointer:
     def _complete(self, order: _Order, draft: Draft, mailbox: Mailbox, started: float) -> Written:
         letters = mailbox.letters(lambda: time.monotonic() > self._waits_until, lambda letter: "problem" in letter)
         told = [letter["problem"] for letter in letters or [] if "problem" in letter]
-        if letters is None or told:
+        if told or letters is None:
             self._store.discard(draft)
-            raise (
-                heard(told[0])
-                if told
-                else RunFailed(
-                    f"checkpoint {draft.target.name} was given up: not every process wrote its share",
-                    remedy="The last checkpoint is intact.",
-                )
-            )
+        if told:
+            raise heard(told[0])
+        if letters is None:
+            raise RunFailed(f"checkpoint {draft.target.name} was given up: not every process wrote its share",
+                            remedy="The last checkpoint is intact.")  # fmt: skip
         return self._done(order, self._store.complete(draft, self._manifest(order, letters)), started)
 
     def _manifest(self, order: _Order, letters: list[JSON]) -> CheckpointManifest:
@@ -250,43 +239,14 @@ class Checkpointer:
         while True:
             if pending is not None:
                 concurrent.futures.wait([pending], timeout=_LOOK_EVERY_S)
-            if all(gathered(self._world, pending is None or pending.done())):
+            is_done = pending is None or pending.done()
+            error = pending.exception() if pending is not None and is_done else None
+            told = gathered(self._world, (is_done, None if error is None else said(_as_told(error))))
+            if all(done for done, _ in told):
                 break
         self._pending = None
-        error = None if pending is None else pending.exception()
-        raise_together(self._world, None if error is None else _as_told(error))
+        raise_first([one for _, one in told], error)
         return [] if pending is None else _finished(pending)
-
-
-def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:
-    """Put the checkpoint's state into `step`, in place; returns the progress that was kept with it.
-
-    Whichever processes wrote it, in whichever layout: each reads what it holds. An average that the checkpoint lacks
-    begins at its weights.
-
-    Raises:
-        BadRun: the checkpoint is of another model or optimiser.
-    """
-    with opened(path, manifest) as source:
-        put_back(step, manifest.skeleton, source, path)
-    progress: dict[str, JSON] = unpack(manifest.skeleton["progress"], {})
-    return progress
-
-
-def model_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
-    """The model's weights in a checkpoint, whole, as they were trained on."""
-    return _weights(path, manifest, "model")
-
-
-def kept_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
-    """The weights of a checkpoint worth keeping, whole: the average's if there is one."""
-    return _weights(path, manifest, "average" if "average" in manifest.skeleton else "model")
-
-
-def _weights(path: Path, manifest: CheckpointManifest, part: str) -> Tensors:
-    with opened(path, manifest) as source:
-        weights: Tensors = whole_tree(manifest.skeleton[part], source)
-    return weights
 
 
 def _finished(pending: Future[Written | None]) -> list[Written]:

@@ -63,11 +63,11 @@ def _taken(giver: int, device: torch.device) -> Snapshot:
     return Snapshot(told["skeletons"], tensors)
 
 
-def _chunks(sizes: dict[str, int]) -> Iterator[list[str]]:
-    """Names of tensors that go together."""
+def _chunks(sizes: dict[str, int], limit: int = _CHUNK_BYTES) -> Iterator[list[str]]:
+    """Names of tensors that go together, of so many bytes at most or one alone."""
     names: list[str] = []
     for name, size in sizes.items():
-        if names and sum(sizes[one] for one in names) + size > _CHUNK_BYTES:
+        if names and sum(sizes[one] for one in names) + size > limit:
             yield names
             names = []
         if size:

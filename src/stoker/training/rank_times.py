@@ -17,10 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+import torch
+
 from stoker.errors import StokerError
 from stoker.records.rank_times import FIRST_IN_FULL, PARTS, RankTimes, SampledUpdates
-from stoker.training.alignment import Alignment, this_host
-from stoker.training.moments import HostMoments, Moments
+from stoker.stepping.world import World
+from stoker.training.alignment import Alignment, align, this_host
+from stoker.training.mailbox import meeting_store
+from stoker.training.moments import HostMoments, Moments, moments_on
 from stoker.training.waits import Waits
 
 MOST_SAMPLED = 3000
@@ -62,7 +66,7 @@ class RankClock:
     Args:
         rank, size: of this process, and how many they are.
         worker: see `RankTimes`.
-        first_update: the number of the first update to come.
+        first_update: the number of the first update to come; set it before `running`.
         alignment: of this process's clock with the first one's.
         moments: how moments are noted; see `training.moments`.
         write: called with what is known, now and then and at the end.
@@ -183,6 +187,33 @@ class RankClock:
     def _is_kept(self, update: int) -> bool:
         """The same in all processes, so that they keep the same updates."""
         return update < self.first_update + FIRST_IN_FULL or update % self._stride == 0
+
+
+def rank_clock(
+    world: World, *, worker: int, device: torch.device, write: Callable[[RankTimes], None] | None = None
+) -> RankClock:
+    """A clock for this process of a world that has just been joined; every process of it has to ask.
+
+    Its `first_update` is to be set once it is known, and its `mark` given to the world, before a Step is made.
+
+    Args:
+        world: of several processes.
+        worker: see `RankTimes`.
+        device: this process's.
+        write: see RankClock; such as `RunDirectory.write_rank_times`.
+
+    Raises:
+        torch.distributed.DistStoreError: another process does not answer in time.
+    """
+    return RankClock(
+        rank=world.rank,
+        size=world.layout.world_size,
+        worker=worker,
+        first_update=0,
+        alignment=align(meeting_store(), world.rank, world.layout.world_size),
+        moments=moments_on(device),
+        write=write,
+    )
 
 
 def _reckoned(

@@ -1,15 +1,17 @@
 """Which part of the state a process holds, who else holds the same, and which of them writes it. No communication.
 
-A tensor is whole in every process of a stage, or a DTensor, whose placements say which block of it is here. Processes
-that hold the same block are counted from the layout, so all of them know alike which one writes it: the one that has
+A tensor is whole in every process of a stage, or a DTensor, whose placements say which part of it is here. Processes
+that hold the same part are counted from the layout, so all of them know alike which one writes it: the one that has
 least to write so far.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,83 +19,94 @@ import torch
 
 from stoker.errors import RunFailed
 from stoker.records import Layout
+from stoker.stepping.local_tensors import is_spread, local
 from stoker.stepping.world import World
-from stoker.training.state import Tensors, held_here
+from stoker.training.state import Tensors
+
+Sizes = tuple[int, ...]
+Runs = tuple[tuple[int, int], ...]
+"""Where the indices held of a dimension start and stop, run after run."""
+Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class Block:
-    """What a process holds of a tensor of `shape`: it begins at `offsets`, and has the sizes of `local`.
+class Part:
+    """What a process holds of a tensor of `shape`: the indices `runs` of each dimension, laid together in `local`.
 
     `holders` are the processes that hold the same, ascending.
     """
 
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
+    shape: Sizes
+    runs: tuple[Runs, ...]
     local: torch.Tensor
     holders: tuple[int, ...]
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of the block."""
-        return tuple(self.local.shape)
+    def blocks(self) -> Iterator[tuple[Sizes, Sizes, Index]]:
+        """The blocks of the tensor that are here: offsets, sizes, and the index in `local`."""
+        runs_with_places = [_placed(runs) for runs in self.runs]
+        for block in itertools.product(*runs_with_places):
+            offsets, sizes = tuple(start for start, _, _ in block), tuple(stop - start for start, stop, _ in block)
+            if math.prod(sizes) or not math.prod(self.shape):
+                yield offsets, sizes, region(tuple(at for _, _, at in block), sizes)
 
 
-def block_of(tensor: torch.Tensor, world: World) -> Block:
+def part_of(tensor: torch.Tensor, world: World) -> Part:
     """What this process holds of `tensor`.
 
     Raises:
-        RunFailed: what it holds is not one block of the tensor.
+        RunFailed: its placements do not say so.
     """
-    local, shape = held_here(tensor), tuple(tensor.shape)
+    here, shape = local(tensor).detach(), tuple(tensor.shape)
     if not is_spread(tensor):
-        return Block(shape, (0,) * len(shape), local, _stage(world.layout, world.rank))
+        return Part(shape, tuple(((0, size),) for size in shape), here, _stage(world.layout, world.rank))
     spread: Any = tensor
-    holders = _holders(spread.device_mesh, tuple(spread.placements), world.layout, world.rank)
-    return Block(shape, _offsets(spread, tuple(local.shape)), local, holders)
+    mesh, placements = spread.device_mesh, tuple(spread.placements)
+    if any(placement.is_partial() for placement in placements):
+        raise RunFailed(f"the state holds a tensor of shape {list(shape)} that is still to be added up over processes",
+                        remedy="An optimiser's state is to be whole, or spread as its parameters.")  # fmt: skip
+    runs = _runs(mesh, tuple(mesh.get_coordinate()), placements, shape)
+    if tuple(sum(stop - start for start, stop in each) for each in runs) != tuple(here.shape):
+        raise RunFailed(
+            f"of a tensor of shape {list(shape)}, spread as {placements} over {mesh.size()} processes, a part of shape "
+            f"{list(here.shape)} is here, which these placements do not explain, so that no checkpoint can hold it",
+            remedy="Use a number of shards and of tensor processes whose product divides the model's sizes.",
+        )
+    return Part(shape, runs, here, _holders(mesh, placements, world.layout, world.rank))
 
 
-def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is a DTensor."""
-    return hasattr(tensor, "to_local")
+def to_write(tensors: Tensors, world: World) -> dict[str, Part]:
+    """What this process writes of the tensors it holds, by name: each part is written by one of its holders.
 
-
-def to_write(tensors: Tensors, world: World) -> dict[str, Block]:
-    """What this process writes of the tensors it holds, by name: each block is written by one of its holders.
-
-    All holders of a block have to name the same tensors in the same order.
+    All holders of a part have to name the same tensors in the same order.
     """
     written: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
-    mine: dict[str, Block] = {}
+    mine: dict[str, Part] = {}
     for name, tensor in tensors.items():
-        block = block_of(tensor, world)
-        loads = written[block.holders]
-        writer = min(block.holders, key=lambda rank: (loads.get(rank, 0), rank))
-        loads[writer] = loads.get(writer, 0) + block.local.nbytes
-        if writer == world.rank and block.local.numel() >= min(1, math.prod(block.shape)):
-            mine[name] = block
+        part = part_of(tensor, world)
+        loads = written[part.holders]
+        writer = min(part.holders, key=lambda rank: (loads.get(rank, 0), rank))
+        loads[writer] = loads.get(writer, 0) + part.local.nbytes
+        if writer == world.rank and (part.local.numel() or not math.prod(part.shape)):
+            mine[name] = part
     return mine
 
 
-def like(target: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """`local` as this process's part of a tensor spread like `target`, laid out like its part."""
-    if not is_spread(target):
-        return local
+def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tensor], world: World) -> torch.Tensor:
+    """A tensor spread and laid out like a DTensor `target`, made of the blocks that `block(offsets, sizes)` gives."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes time to import, and is there already
 
     spread: Any = target
-    placed = torch.empty_like(held_here(target), dtype=local.dtype).copy_(local)
+    part = part_of(target, world)
+    found: torch.Tensor | None = None
+    for offsets, sizes, index in part.blocks():
+        one = block(offsets, sizes)
+        found = torch.empty_like(part.local, dtype=one.dtype) if found is None else found
+        found[index] = one
+    if found is None:  # nothing of it is here, but its dtype
+        found = torch.empty_like(part.local, dtype=block((0,) * len(part.shape), (0,) * len(part.shape)).dtype)
     return DTensor.from_local(
-        placed, spread.device_mesh, spread.placements, run_check=False, shape=target.shape, stride=target.stride()
+        found, spread.device_mesh, spread.placements, run_check=False, shape=target.shape, stride=target.stride()
     )
-
-
-def part_like(target: torch.Tensor, whole: torch.Tensor, world: World) -> torch.Tensor:
-    """Of a whole tensor what this process holds of `target`, spread like it."""
-    if not is_spread(target) or is_spread(whole):
-        return whole
-    block = block_of(target, world)
-    return like(target, whole[region(block.offsets, block.sizes)])
 
 
 def region(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
@@ -107,32 +120,58 @@ def _stage(layout: Layout, rank: int) -> tuple[int, ...]:
     return tuple(other for other in range(layout.world_size) if layout.coordinates(other)[0] == stage)
 
 
-def _offsets(spread: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Where this process's block begins.
+@functools.lru_cache(maxsize=1024)
+def _runs(mesh: Any, coordinate: Sizes, placements: tuple[Any, ...], shape: Sizes) -> tuple[Runs, ...]:
+    """The indices of each dimension that the process at `coordinate` of the mesh holds.
 
-    Matrices are split first and their parts sharded then, which `_StridedShard` stands for; only where all of it
-    divides is a part of a part one block.
+    Placements cut one after the other, except that a shard of a layer that was divided among tensor processes cuts what
+    they left: FSDP2 calls it a `_StridedShard` by as many as they are.
     """
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415 - as above
-
-    shape, mesh = tuple(spread.shape), spread.device_mesh
-    expected, offsets = compute_local_shape_and_global_offset(shape, mesh, spread.placements)
-    strided = {placement.dim for placement in spread.placements if hasattr(placement, "split_factor")}
-    uneven = [dim for dim in strided if shape[dim] % _num_parts(spread, dim)]
-    if uneven or tuple(expected) != sizes:
-        raise RunFailed(
-            f"a tensor of shape {list(shape)} spread as {spread.placements} over {mesh.size()} processes is here "
-            f"{list(sizes)}, which is not one block of it, so that no checkpoint can hold it",
-            remedy="Use a number of shards and of tensor processes whose product divides the model's sizes.",
-        )
-    return tuple(int(offset) for offset in offsets) if math.prod(sizes) else (0,) * len(shape)
+    held: dict[int, torch.Tensor] = {}
+    later = [dim for dim in range(len(placements)) if _is_of_divided(mesh, placements, dim)]
+    for dim in [*(dim for dim in range(len(placements)) if dim not in later), *later]:
+        placement = placements[dim]
+        if placement.is_replicate():
+            continue
+        axis, count, at = placement.dim, mesh.size(dim), coordinate[dim]
+        indices = held.get(axis, torch.arange(shape[axis]))
+        held[axis] = _cut(indices, 1 if dim in later else getattr(placement, "split_factor", 1), count, at)
+    return tuple(_runs_in(held[axis]) if axis in held else ((0, size),) for axis, size in enumerate(shape))
 
 
-def _num_parts(spread: Any, dim: int) -> int:
-    """Into how many parts a dimension is cut."""
-    sizes = [spread.device_mesh.size(axis) for axis, one in enumerate(spread.placements) if not one.is_replicate()
-             and one.dim == dim]  # fmt: skip
-    return math.prod(sizes)
+def _is_of_divided(mesh: Any, placements: tuple[Any, ...], dim: int) -> bool:
+    """Whether a dimension of the mesh shards what others, further in, have divided before."""
+    factor = getattr(placements[dim], "split_factor", 1)
+    if factor == 1:
+        return False
+    inner = [mesh.size(other) for other in range(dim + 1, len(placements))
+             if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
+    return bool(factor == math.prod(inner))
+
+
+def _cut(indices: torch.Tensor, factor: int, count: int, at: int) -> torch.Tensor:
+    """Part number `at` of `count` of each of `factor` parts, as `torch.chunk` cuts: earlier ones are the larger."""
+    return torch.cat([_chunks(whole, count)[at] for whole in _chunks(indices, factor)])
+
+
+def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """`count` parts; the last ones may be empty."""
+    size = max(1, math.ceil(len(indices) / count))
+    return [indices[start * size : (start + 1) * size] for start in range(count)]
+
+
+def _runs_in(indices: torch.Tensor) -> Runs:
+    if not len(indices):
+        return ((0, 0),)
+    ends = (indices[1:] != indices[:-1] + 1).nonzero().flatten()
+    firsts, lasts = [0, *(ends + 1).tolist()], [*ends.tolist(), len(indices) - 1]
+    return tuple((int(indices[a]), int(indices[b]) + 1) for a, b in zip(firsts, lasts, strict=True))
+
+
+def _placed(runs: Runs) -> list[tuple[int, int, int]]:
+    """Start and stop of each run, and where it lies in the local tensor."""
+    places = itertools.accumulate((stop - start for start, stop in runs), initial=0)
+    return [(start, stop, at) for (start, stop), at in zip(runs, places, strict=False)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,16 +181,15 @@ def _holders(mesh: Any, placements: tuple[Any, ...], layout: Layout, rank: int) 
     Its mesh is a part of the world's: processes that differ only in axes of the world that it lacks hold the same, as
     do those that differ only along dimensions of the mesh over which the tensor is replicated.
     """
-    place = {int(other): index for index, other in _indexed(mesh.mesh)}
     cut = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-    at = {layout.coordinates(other): index for other, index in place.items()}
+    at: dict[Sizes, Sizes] = {layout.coordinates(other): index for index, other in _indexed(mesh.mesh)}
     mine = layout.coordinates(rank)
     is_spanned = [len({coordinates[axis] for coordinates in at}) > 1 for axis in range(len(mine))]
     holders = []
     for other in _stage(layout, rank):
         theirs = layout.coordinates(other)
-        twin = tuple(them if spans else me for them, me, spans in zip(theirs, mine, is_spanned, strict=True))
-        if all(at[twin][dim] == place[rank][dim] for dim in cut):
+        twin: Sizes = tuple(them if spans else me for them, me, spans in zip(theirs, mine, is_spanned, strict=True))
+        if all(at[twin][dim] == at[mine][dim] for dim in cut):
             holders.append(other)
     return tuple(holders)
 

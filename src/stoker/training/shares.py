@@ -13,22 +13,25 @@ from typing import Any
 
 import safetensors.torch
 
+from stoker.loading import generator_states
 from stoker.records import FileDigest, Position, StoredPiece, StoredTensor, from_json, to_json
 from stoker.records.codec import JSON
 from stoker.stepping import NotFinite, Step
-from stoker.stepping.world import World
+from stoker.stepping.world import ALONE
+from stoker.training import sites
 from stoker.training.by_name import united
-from stoker.training.shards import to_write
-from stoker.training.snapshots import named_parts
-from stoker.training.state import Tensors, copied, entries, pack
+from stoker.training.shards import Index, Part, to_write
+from stoker.training.sites import prefix_of
+from stoker.training.snapshots import parts_of
+from stoker.training.state import Tensors, copied, entries, named, pack
 
 
 @dataclass(frozen=True)
 class Share:
     """What a process writes, copied: tensors by part, and what is told of them.
 
-    `stored` says of each tensor's block where it is; `skeletons` are empty where another process gives them; `trained`
-    names the weights that are trained.
+    `stored` says of each tensor's blocks where they are; `skeletons` are empty where another process gives them;
+    `trained` names the weights that are trained, which are of the part `model`.
     """
 
     rank: int
@@ -37,6 +40,7 @@ class Share:
     stored: dict[str, StoredTensor]
     skeletons: dict[str, JSON]
     trained: tuple[str, ...]
+    model: str
 
     def write(self, folder: Path) -> list[str]:
         """Write the files; their names."""
@@ -57,10 +61,11 @@ class Share:
         Raises:
             NotFinite: a trained weight is not finite.
         """
-        for name in self.trained:
-            # Absent where another process writes it, or where it is another one, stored under that one's name.
-            tensor = self.tensors.get("model", {}).get(f"model.{name}")
-            if tensor is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        # What another process writes is absent, and what is another weight is stored under that one's name.
+        names = {f"{self.model}.{name}": name for name in self.trained}
+        for key, tensor in self.tensors.get(self.model, {}).items():
+            name = names.get(key) or names.get(key.rpartition("#")[0])
+            if name is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise NotFinite(
                     f"{name} is not finite after {position.samples} samples; the checkpoint was not written",
                     remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
@@ -73,29 +78,32 @@ def share_of(step: Step, progress: dict[str, JSON]) -> Share:
     Raises:
         RunFailed: the state holds something that a checkpoint cannot keep.
     """
-    world, tensors, stored = step.world, {}, {}
+    world = step.world
+    prefix, is_apart = prefix_of(step), step.outer is not None
+    trees = {f"{prefix}{part}": tree for part, tree in parts_of(step).items()} | sites.parts_of(step)
+    if world.is_first:
+        trees["generators"] = generator_states()
+    tensors: dict[str, Tensors] = {}
+    stored: dict[str, StoredTensor] = {}
     skeletons: dict[str, JSON] = {}
-    for part, (skeleton, live) in named_parts(step).items():
-        skeletons[part] = skeleton
-        size = 1 if part == "generators" else world.layout.world_size
-        blocks = to_write(live, world if size > 1 else World())
-        if not blocks and size > 1:
-            continue
-        tensors[part] = {name: copied(block.local) for name, block in blocks.items()}
+    for part, tree in trees.items():
+        skeletons[part], live = named(tree, part)
+        is_own = is_apart or part == "generators"  # what only this process has
+        mine = to_write(live, ALONE if is_own else world)
         file = _file_name(part, world.rank, world.layout.world_size)
-        stored |= {
-            name: StoredTensor(
-                shape=block.shape,
-                dtype=str(block.local.dtype).removeprefix("torch."),
-                pieces=(StoredPiece(file=file, offsets=block.offsets, sizes=block.sizes),),
-            )
-            for name, block in blocks.items()
-        }
+        if mine or world.layout.world_size == 1:
+            tensors[part] = {}
+        for name, one in mine.items():
+            pieces = _pieces(one, file)
+            tensors[part] |= {piece.key(name): copied(one.local[index]) for piece, index in pieces}
+            dtype = str(one.local.dtype).removeprefix("torch.")
+            stored[name] = StoredTensor(shape=one.shape, dtype=dtype, pieces=tuple(piece for piece, _ in pieces))
     if world.is_first:
         skeletons["progress"] = pack(progress, "progress")[0]
     trained = tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad)
-    is_first_of_stage = world.layout.coordinates(world.rank)[1:] == (0, 0, 0)
-    return Share(world.rank, world.layout.world_size, tensors, stored, skeletons if is_first_of_stage else {}, trained)
+    if not is_apart and world.layout.coordinates(world.rank)[1:] != (0, 0, 0):
+        skeletons = {}
+    return Share(world.rank, world.layout.world_size, tensors, stored, skeletons, trained, f"{prefix}model")
 
 
 def merged(letters: list[JSON]) -> dict[str, Any]:
@@ -109,11 +117,20 @@ def merged(letters: list[JSON]) -> dict[str, Any]:
             pieces = one.pieces if known is None else known.pieces + one.pieces
             tensors[name] = StoredTensor(shape=one.shape, dtype=one.dtype, pieces=pieces)
     given = [letter["skeletons"] for letter in letters if letter["skeletons"]]
-    skeleton = dict(given[0])
-    for part in set(skeleton) - {"generators", "progress"}:
+    skeleton: dict[str, JSON] = {}
+    for part in dict.fromkeys(part for one in given for part in one):
         unite = united if part == "optimizer" else _united
-        skeleton[part] = unite([one[part] for one in given])
+        alike = [one[part] for one in given if part in one]
+        skeleton[part] = alike[0] if len(alike) == 1 else unite(alike)
     return {"files": files, "skeleton": skeleton, "tensors": tensors}
+
+
+def _pieces(part: Part, file: str) -> list[tuple[StoredPiece, Index]]:
+    """The blocks that a process holds, as they are stored, and where each of them lies in its tensor."""
+    return [
+        (StoredPiece(file=file, offsets=offsets, sizes=sizes, number=number), index)
+        for number, (offsets, sizes, index) in enumerate(part.blocks())
+    ]
 
 
 def _united(skeletons: list[JSON]) -> JSON:

@@ -7,7 +7,6 @@ them over, as all begin with the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,12 @@ from stoker.jobs import Optimizer
 from stoker.loading import generator_states, restore_generators
 from stoker.records.codec import JSON
 from stoker.stepping import Step
+from stoker.stepping.local_tensors import is_spread
 from stoker.stepping.world import ALONE, World
 from stoker.training.by_name import numbered, parameters_of, renamed, tree_of
-from stoker.training.shards import block_of, is_spread, like, part_like
-from stoker.training.state import Tensors, copied, entries, laid_out, named, rebuilt
-from stoker.training.stored import InMemory, Source
-
-_Give = Callable[[str, list[int]], torch.Tensor]
-"""Gives the tensor of this name, with these strides."""
+from stoker.training.shards import filled_like, region
+from stoker.training.state import Tensors, copied, entries, named, rebuilt
+from stoker.training.stored import Give, InMemory, Source, whole_from
 
 
 @dataclass(frozen=True)
@@ -37,20 +34,18 @@ class Snapshot:
     tensors: Tensors
 
 
-def named_parts(step: Step) -> dict[str, tuple[JSON, Tensors]]:
-    """Skeleton and tensors of each part of the step's state, not copied."""
+def parts_of(step: Step) -> dict[str, Any]:
+    """The trees of what the step's state has of its own, by part; no copies."""
     trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": tree_of(step)}
     if step.average is not None:
         trees["average"] = step.average.weights
-    if step.world.is_first:
-        trees["generators"] = generator_states()
-    return {name: named(tree, name) for name, tree in trees.items()}
+    return trees
 
 
 def snapshot_of(step: Step) -> Snapshot:
-    """A copy of all of the step's state, in a process that holds all of it."""
-    parts = named_parts(step)
-    parts.setdefault("generators", named(generator_states(), "generators"))
+    """A copy of all of the step's state, in a process that holds all of it; without what sites share."""
+    trees = {**parts_of(step), "generators": generator_states()}
+    parts = {name: named(tree, name) for name, tree in trees.items()}
     tensors = {name: copied(tensor) for _, own in parts.values() for name, tensor in own.items()}
     return Snapshot({name: skeleton for name, (skeleton, _) in parts.items()}, tensors)
 
@@ -82,7 +77,7 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: Source, where: Path
     if step.average is not None:
         average = skeletons.get("average", skeletons["model"])
         step.average.load(_weights(step.average.weights, average, source, step.world))
-    restore_generators(rebuilt(skeletons["generators"], _whole_from(source)))
+    restore_generators(rebuilt(skeletons["generators"], whole_from(source)))
 
 
 def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, world: World = ALONE) -> None:
@@ -103,7 +98,7 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
         {name: _shape(tensor) for name, tensor in weights.items()},
         source, is_part=world.layout.stages > 1,
     )  # fmt: skip
-    model.load_state_dict({name: part_like(target, weights[name], world) for name, target in here.items()})
+    model.load_state_dict({name: _part_like(target, weights[name], world) for name, target in here.items()})
 
 
 def _require_same_model(step: Step, skeleton: JSON, source: Source, where: Path | str) -> None:
@@ -127,7 +122,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: Source, worl
     """The kept tensors of the names that are here, each as its namesake is spread."""
     kept = entries(skeleton)
     return {
-        name: rebuilt(kept[name], _spread_like(target, source, world, _whole_from(source)))
+        name: rebuilt(kept[name], _spread_like(target, source, world, whole_from(source)))
         for name, target in here.items()
     }
 
@@ -135,7 +130,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: Source, worl
 def _put_back_optimizer(step: Step, skeleton: JSON, source: Source) -> None:
     """Take over an optimiser's state; the settings of Stoker's own optimisers stay those of the job and the plan."""
     optimizer, kept = step.optimizer, entries(skeleton)
-    of_name, whole = dict(step.model.named_parameters()), _whole_from(source)
+    of_name, whole = dict(step.model.named_parameters()), whole_from(source)
     tree = {key: rebuilt(item, whole) for key, item in kept.items() if key != "state"}
     names = {name for group in tree["groups"] for name in group["params"]}
     tree["state"] = {
@@ -157,31 +152,24 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: Source) -> None:
                 optimizer.state[parameter][name] = value.to(loaded.device)
 
 
-def _whole_from(source: Source) -> _Give:
-    """Gives whole tensors, laid out as they were; one that is there twice is one."""
-    known: Tensors = {}
-
-    def whole(name: str, strides: list[int]) -> torch.Tensor:
-        if name not in known:
-            shape = source.shape(name)
-            known[name] = source.block(name, (0,) * len(shape), shape)
-        return laid_out(known[name], strides)
-
-    return whole
-
-
-def _spread_like(target: Any, source: Source, world: World, whole: _Give) -> _Give:
+def _spread_like(target: Any, source: Source, world: World, whole: Give) -> Give:
     """Gives of tensors that have the shape of `target` what this process holds of it; of others all."""
     if not is_spread(target):
         return whole
-    block = block_of(target, world)
 
     def part(name: str, strides: list[int]) -> torch.Tensor:
-        if source.shape(name) != block.shape:
+        if source.shape(name) != tuple(target.shape):
             return whole(name, strides)
-        return like(target, source.block(name, block.offsets, block.sizes))
+        return filled_like(target, lambda offsets, sizes: source.block(name, offsets, sizes), world)
 
     return part
+
+
+def _part_like(target: torch.Tensor, weight: torch.Tensor, world: World) -> torch.Tensor:
+    """Of a weight, whole or spread, what this process holds of `target`."""
+    if is_spread(weight) or not is_spread(target):
+        return weight
+    return filled_like(target, lambda offsets, sizes: weight[region(offsets, sizes)], world)
 
 
 def _is_tensor(item: JSON) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from stoker.errors import RunFailed
 from stoker.records.codec import JSON
+from stoker.stepping.local_tensors import local
 
 Tensors = dict[str, torch.Tensor]
 
@@ -38,12 +39,6 @@ def named(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU, laid out alike, that training does not change."""
     return tensor.detach().to("cpu", copy=True)
-
-
-def held_here(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor: its part where it is spread over several, else all of it."""
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def unpack(skeleton: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -89,7 +84,7 @@ def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], s
 
 def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> str:
     """What `tensor` is stored under: the name it has already, or a new one like `path`."""
-    here = held_here(tensor)
+    here = local(tensor.detach())
     memory = (here.device, here.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     if here.numel() and memory in seen:
         return seen[memory]

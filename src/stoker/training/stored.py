@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,9 +12,8 @@ import torch
 
 from stoker.errors import BadRun
 from stoker.records import CheckpointManifest, StoredPiece, StoredTensor
-from stoker.records.codec import JSON
 from stoker.training.shards import region
-from stoker.training.state import Tensors, laid_out, rebuilt
+from stoker.training.state import Tensors, laid_out
 
 _DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
@@ -24,6 +23,10 @@ _DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
 """PyTorch's names of dtypes by safetensors' own."""
+
+
+Give = Callable[[str, list[int]], torch.Tensor]
+"""Gives the tensor of this name, with these strides."""
 
 
 class Source(Protocol):
@@ -80,18 +83,13 @@ class OnDisk:
         for piece in stored.pieces:
             if (overlap := _overlap(piece, offsets, sizes)) is not None:
                 within, here = overlap
-                part = self._read(piece.file, name, within)
+                part = self._read(piece.file, piece.key(name), within)
                 found[here] = part
                 num_filled += part.numel()
         if num_filled != found.numel():
             raise BadRun(f"{self._path} holds {num_filled:,} of {found.numel():,} elements of {name}",
                          remedy="The checkpoint is damaged; use another one.")  # fmt: skip
         return found
-
-    def whole(self, name: str) -> torch.Tensor:
-        """All of a tensor."""
-        shape = self.shape(name)
-        return self.block(name, (0,) * len(shape), shape)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -109,7 +107,7 @@ class OnDisk:
 
     def _open(self, file_name: str) -> Any:
         if file_name not in self._files:
-            file = safetensors.safe_open(self._path / file_name, framework="pt", device="cpu")
+            file: Any = safetensors.safe_open(self._path / file_name, framework="pt", device="cpu")
             self._files[file_name] = file.__enter__()
         return self._files[file_name]
 
@@ -143,16 +141,17 @@ def opened(path: Path, manifest: CheckpointManifest) -> Iterator[OnDisk]:
         disk.close()
 
 
-def whole_tree(skeleton: JSON, source: OnDisk) -> Any:
-    """What was packed, with all tensors whole and laid out as they were; one that is there twice is one."""
+def whole_from(source: Source) -> Give:
+    """Gives whole tensors, laid out as they were; one that is there twice is one."""
     known: Tensors = {}
 
-    def tensor(name: str, strides: list[int]) -> torch.Tensor:
+    def whole(name: str, strides: list[int]) -> torch.Tensor:
         if name not in known:
-            known[name] = source.whole(name)
+            shape = source.shape(name)
+            known[name] = source.block(name, (0,) * len(shape), shape)
         return laid_out(known[name], strides)
 
-    return rebuilt(skeleton, tensor)
+    return whole
 
 
 def _overlap(

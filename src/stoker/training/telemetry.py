@@ -19,6 +19,10 @@ _HALF_LIFE_S = 20.0
 """Half-life of what was seen, in the recent rate that the time to go rests on."""
 
 
+def _nobody_looks(_part: str) -> None:
+    """Laps are booked here alone."""
+
+
 class Telemetry:
     """Collects figures between progress events and sends events to `sink`.
 
@@ -60,6 +64,7 @@ class Telemetry:
         self._num_losses = 0
         self._recent_samples = self._recent_s = 0.0
         self.peak_bytes = 0
+        self.on_lap: Callable[[str], None] = _nobody_looks
 
     @property
     def wall_s(self) -> float:
@@ -77,6 +82,7 @@ class Telemetry:
         self._split[part] = self._split.get(part, 0.0) + took
         self.num_laps += 1
         self.longest_s = max(self.longest_s, took)
+        self.on_lap(part)
         return took
 
     def beat(self) -> None:

@@ -64,7 +64,7 @@ def loss(model: Odd, batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
 
 def penalty(model: nn.Module) -> torch.Tensor:
     """Of some of the weights."""
-    return 1e-2 * sum(p.square().sum() for name, p in model.named_parameters() if "weight" in name and "exp" not in name)
+    return 1e-2 * sum(p.square().sum() for name, p in model.named_parameters() if name.startswith(("head", "blocks")))
 
 
 def odd_job() -> Job:

@@ -26,11 +26,12 @@ CASES: dict[str, tuple[str, torch.dtype | None, dict[str, Any]]] = {
     "gpt in bf16": ("gpt", None, {"micro_batch": 8, "precision": "bf16"}),
     "gpt checkpointed": ("gpt", torch.float64, {"micro_batch": 8, "checkpointed_blocks": 2}),
     "gpt in chunks": ("gpt", torch.float64, {"micro_batch": 8, "loss_chunks": 2}),
-    "momentum": ("momentum", torch.float64, {"micro_batch": 8}),
-    "cnn": ("cnn", torch.float64, {"micro_batch": 8}),
+    "momentum": ("momentum", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
+    "cnn": ("cnn", torch.float64, {"micro_batch": 8, "optimizer_implementation": "fused"}),
     "cnn in fp32": ("cnn", torch.float32, {"micro_batch": 8, "memory_format": "channels_last"}),
     "cnn in groups": ("cnn in groups", torch.float64, {"micro_batch": 3}),
     "odd": ("odd", torch.float64, {"micro_batch": 3}),
+    "odd, fused": ("odd", torch.float64, {"micro_batch": 3, "optimizer_implementation": "fused"}),
 }
 """Job, dtype and plan of what is trained, by name."""
 

@@ -86,10 +86,10 @@ def ended(step: Step, found: Learned) -> Learned:
     return replace(found, own=own, shared=shared, sent_bytes=step.outer.sent_bytes)
 
 
-def learned(world: World, syncs: list[Sync], dtype: torch.dtype = torch.float64) -> list[Learned]:
-    """Train once under each of `syncs`."""
+def learned(world: World, cases: list[tuple[Sync, torch.dtype]]) -> list[Learned]:
+    """Train once in each of the cases."""
     found = []
-    for sync in syncs:
+    for sync, dtype in cases:
         step = make_step(world, gpt_job(sync), dtype)
         found.append(ended(step, train(step, 0, UPDATES)))
     return found

@@ -12,7 +12,7 @@ from stoker.jobs import SGD, DiLoCo, LocalSGD
 from stoker.loading import datasets_of
 from stoker.records import Layout, Plan
 from stoker.stepping import Step
-from stoker.stepping.world import ALONE, World
+from stoker.stepping.world import ALONE, SIGNALS, World
 from stoker.testing.ranks import RankFailed, on_ranks
 from stoker.units import samples, updates
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference
@@ -42,34 +42,47 @@ EXACT = {
 """Ways to come together without rounding, and their intervals [updates]."""
 
 
-def test_two_sites_learn_what_is_written_by_hand() -> None:
+ROUNDED = {
+    "twice": (DiLoCo(every=updates(4), fragments=2, overlap=1), torch.float32),
+    "once more": (DiLoCo(every=updates(4), fragments=2, overlap=1), torch.float32),
+    "whole": (DiLoCo(every=updates(5)), torch.float32),
+}
+"""Ways to come together in 8 bits, with the dtype of training."""
+
+
+@pytest.fixture(scope="module")
+def sites() -> dict[str, tuple[Learned, Learned]]:
+    """What both sites learned, by case: all of them in one pair of processes."""
+    cases = [*((sync, torch.float64) for sync, _ in EXACT.values()), *ROUNDED.values()]
+    return dict(zip([*EXACT, *ROUNDED], zip(*on_ranks(TWO_SITES, learned, cases), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_two_sites_learn_what_is_written_by_hand(case: str, sites: dict[str, tuple[Learned, Learned]]) -> None:
     """Shared weights are those of an independent DiLoCo to 1e-9, with an epoch's last batch of one sample included."""
-    one, other = on_ranks(TWO_SITES, learned, [sync for sync, _ in EXACT.values()])
-    for number, (sync, interval) in enumerate(EXACT.values()):
-        hand = ByHand(sync, interval).trained()
-        module = gpt().double()
-        module.load_state_dict(one[number].shared)
-        assert float((vector(module) - hand).abs().max()) < 1e-9 * float(hand.abs().max())
-        assert [*map(list, zip(one[number].indices, other[number].indices, strict=True))]
-        assert equal(one[number].shared, other[number].shared)
-        assert not equal(one[number].own, other[number].own)
+    one, other = sites[case]
+    hand = ByHand(*EXACT[case]).trained()
+    module = gpt().double()
+    module.load_state_dict(one.shared)
+    assert float((vector(module) - hand).abs().max()) < 1e-9 * float(hand.abs().max())
+    assert equal(one.shared, other.shared)
+    assert not equal(one.own, other.own)
 
 
-def test_sites_are_equal_bit_for_bit_and_so_is_a_second_run() -> None:
+def test_sites_are_equal_bit_for_bit_and_so_is_a_second_run(sites: dict[str, tuple[Learned, Learned]]) -> None:
     """Compressed, in fp32: both sites end with the same shared weights, and two runs with the same of everything."""
-    syncs = [DiLoCo(every=updates(4), fragments=2, overlap=1)] * 2
-    one, other = on_ranks(TWO_SITES, learned, syncs, torch.float32)
-    assert equal(one[0].shared, other[0].shared)
-    for site in (one, other):
-        assert equal(site[0].shared, site[1].shared)
-        assert site[0].losses == site[1].losses
+    assert equal(sites["twice"][0].shared, sites["twice"][1].shared)
+    for first, second in zip(sites["twice"], sites["once more"], strict=True):
+        assert equal(first.own, second.own)
+        assert equal(first.shared, second.shared)
+        assert first.losses == second.losses
 
 
-def test_what_goes_over_the_link_is_counted() -> None:
+def test_what_goes_over_the_link_is_counted(sites: dict[str, tuple[Learned, Learned]]) -> None:
     """A byte a parameter, four for each 1,024 and a note; an exchange tells loss and samples of all sites."""
-    (one, *_), (other, *_) = on_ranks(TWO_SITES, learned, [DiLoCo(every=updates(5))], torch.float32)
+    one, other = sites["whole"]
     count = sum(p.numel() for p in gpt().parameters())
-    message = 8 * 6 + count + 4 * math.ceil(count / 1024)
+    message = 8 * (3 + len(SIGNALS)) + count + 4 * math.ceil(count / 1024)
     assert one.sent_bytes == other.sent_bytes == 3 * message  # after 5, 10 and the last update
     assert [exchange.update for exchange in one.exchanges] == [4, 9]
     first = one.exchanges[0]
@@ -85,7 +98,7 @@ def test_what_goes_over_the_link_is_counted() -> None:
 
 def resumed(world: World, sync: DiLoCo) -> tuple[Learned, Learned]:
     """Unbroken, and stopped after every third update: saved, made anew and loaded."""
-    whole = learned(world, [sync])[0]
+    whole = learned(world, [(sync, torch.float64)])[0]
     step = make_step(world, gpt_job(sync))
     for begin in range(0, UPDATES, 3):
         last = train(step, begin, min(begin + 3, UPDATES))
@@ -104,54 +117,51 @@ def test_a_site_resumes_bit_for_bit() -> None:
         assert equal(whole.shared, broken.shared)
 
 
-def rejoined(world: World, sync: DiLoCo) -> tuple[Learned, bool]:
+def rejoined(world: World, syncs: list[DiLoCo]) -> list[tuple[Learned, bool]]:
     """Site 1 is lost after 7 updates; a new one comes in its place; whether its weights are the shared ones then."""
-    step = make_step(world, gpt_job(sync))
-    train(step, 0, 7)
-    if world.rank == 1:
+    found = []
+    for sync in syncs:
         step = make_step(world, gpt_job(sync))
-    step.outer.regroup(world)
-    live = step.model.state_dict()
-    is_shared = all(torch.equal(live[name], one) for name, one in step.whole_weights().items())
-    assert step.outer.shared.update == 6
-    return ended(step, train(step, 7, UPDATES)), is_shared
+        train(step, 0, 7)
+        if world.rank == 1:
+            step = make_step(world, gpt_job(sync))
+        step.outer.regroup(world)
+        is_shared = equal(dict(step.model.state_dict()), step.whole_weights())
+        assert step.outer.shared.update == 6
+        found.append((ended(step, train(step, 7, UPDATES)), is_shared))
+    return found
 
 
-@pytest.mark.parametrize("sync", [DiLoCo(every=updates(4)), DiLoCo(every=updates(4), fragments=2, overlap=3)])
-def test_a_site_that_comes_anew_takes_over_what_is_shared(sync: DiLoCo) -> None:
+def test_a_site_that_comes_anew_takes_over_what_is_shared() -> None:
     """It begins from the shared weights, whatever was on its way then, and the sites end as one."""
-    (one, was_shared), (other, is_shared) = on_ranks(TWO_SITES, rejoined, sync)
-    assert is_shared
-    assert not was_shared
-    assert equal(one.shared, other.shared)
+    syncs = [DiLoCo(every=updates(4)), DiLoCo(every=updates(4), fragments=2, overlap=3)]
+    for (one, was_shared), (other, is_shared) in zip(*on_ranks(TWO_SITES, rejoined, syncs), strict=True):
+        assert is_shared
+        assert not was_shared
+        assert equal(one.shared, other.shared)
 
 
-def bereaved(world: World, sync: DiLoCo) -> dict[str, torch.Tensor] | None:
-    """Site 1 is lost while an exchange is on its way; site 0 goes on alone. Its shared weights after that exchange."""
-    step = make_step(world, gpt_job(sync))
-    train(step, 0, 5)
+def bereaved(world: World) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
+    """Site 1 is lost while an exchange is on its way, and site 0 goes on alone.
+
+    Its own weights when they were sent, and the shared ones after that exchange.
+    """
+    step = make_step(world, gpt_job(DiLoCo(every=updates(4), overlap=3, compress="none", outer=SGD(lr=1.0))))
+    train(step, 0, 4)
+    own = {name: tensor.detach().clone() for name, tensor in step.model.state_dict().items()}
+    train(step, 4, 5)
     if world.rank == 1:
         return None
-    lonely = Plan(device="cpu", micro_batch=16)
-    step.outer.regroup(World(lonely.layout))
+    step.outer.regroup(ALONE)
     assert step.split().parts == 1
     train(step, 5, 7)
-    return step.whole_weights()
+    return own, step.whole_weights()
 
 
 def test_a_site_that_is_left_goes_on_from_its_own() -> None:
-    """What was sent counts for nothing unless all have it: the survivor's own pseudo-gradient moves what was shared."""
-    sync = DiLoCo(every=updates(4), overlap=3, compress="none", outer=SGD(lr=1.0))
-    (left, _) = on_ranks(TWO_SITES, bereaved, sync)
-    (alone, _) = on_ranks(TWO_SITES, learned_apart, sync)
-    assert largest_difference(left, alone) < 1e-12
-
-
-def learned_apart(world: World, sync: DiLoCo) -> dict[str, torch.Tensor]:
-    """A site's own weights after 4 updates."""
-    step = make_step(world, gpt_job(sync))
-    train(step, 0, 4)
-    return {name: tensor.detach().clone() for name, tensor in step.model.state_dict().items()}
+    """What was sent counts for nothing unless all have it: the survivor's own pseudo-gradient moves what is shared."""
+    (own, shared), _ = on_ranks(TWO_SITES, bereaved)
+    assert largest_difference(shared, own) < 1e-12
 
 
 def spoilt(world: World) -> None:

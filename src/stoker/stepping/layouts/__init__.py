@@ -42,4 +42,6 @@ def spread(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bo
         from stoker.stepping.layouts.tensor_parallel import tensor_parallel  # noqa: PLC0415 - DTensor takes long as well
 
         return tensor_parallel(plan, model, world, job)
-    raise BadJob(f"there is no such layout yet: {layout.in_words()}")
+    from stoker.stepping.layouts.pipeline import pipeline  # noqa: PLC0415 - and so do its parts
+
+    return pipeline(plan, model, world, job)

@@ -7,6 +7,7 @@ an update, in messages of BUCKET_BYTES, which nothing hides. Does not combine wi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from stoker.stepping.layouts.base import LossOf, MeasuresOf, backward, summed
 from stoker.stepping.layouts.global_norm import clip_to_global_norm
 from stoker.stepping.local_tensors import is_spread, local
 from stoker.stepping.world import World
+
+_REDISTRIBUTION = logging.getLogger("torch.distributed.tensor._redistribute")
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that go in one message [bytes], as in DistributedDataParallel."""
@@ -87,8 +90,14 @@ def whole_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {name: _full(tensor) if is_spread(tensor) else tensor for name, tensor in tensors.items()}
 
 
+@torch.no_grad()
 def _full(tensor: Any) -> torch.Tensor:
-    full: torch.Tensor = tensor.full_tensor()
+    """A DTensor's whole tensor; without PyTorch's warning that it takes a message for each dimension of the mesh."""
+    was_disabled, _REDISTRIBUTION.disabled = _REDISTRIBUTION.disabled, True
+    try:
+        full: torch.Tensor = tensor.full_tensor()
+    finally:
+        _REDISTRIBUTION.disabled = was_disabled
     return full
 
 

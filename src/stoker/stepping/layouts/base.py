@@ -96,16 +96,22 @@ def noted(loss: Loss, world: World) -> Loss:
     return loss
 
 
-def summed(losses: Sequence[Loss], world: World) -> Loss:
-    """Sum and count over all passes that count, of all processes, in float64, in one message with the signals."""
+def summed(losses: Sequence[Loss], world: World, beside: torch.Tensor | None = None) -> Loss:
+    """Sum and count over all passes that count, of all processes, in float64, in one message with the signals.
+
+    The numbers `beside` (float64) go with them, and are replaced by their sums over all processes.
+    """
     world.mark("summing")
     device = losses[0].sum.device
     parts = [torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in (one.sum, one.count)])
              for one in losses]  # fmt: skip
     own = torch.stack(parts).sum(0)
-    total = world.total(torch.cat([own, world.signals.words(own)]))
+    words = world.signals.words(own)
+    total = world.total(torch.cat([own, words] if beside is None else [own, words, beside]))
+    if beside is not None:
+        beside.copy_(total[len(own) + len(words) :])
     if world.is_all_data:
-        world.signals.hear(total[2:])
+        world.signals.hear(total[len(own) : len(own) + len(words)])
     else:
         world.share_signals(own)
     world.mark("agreed")

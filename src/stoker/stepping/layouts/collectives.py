@@ -16,6 +16,10 @@ from torch.autograd.function import once_differentiable
 
 Group = dist.ProcessGroup
 
+# PyTorch 2.13 calls them so, and warns of the names they had before.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def shared(x: torch.Tensor, group: Group) -> torch.Tensor:
     """`x` itself, of which each process uses a part only: its gradient is the sum of theirs."""
@@ -124,12 +128,12 @@ def _own(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
 def _gather(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     mine = x.movedim(dim, 0).contiguous()
     found = mine.new_empty((group.size() * mine.shape[0], *mine.shape[1:]))
-    dist.all_gather_into_tensor(found, mine, group=group)
+    _ALL_GATHER(found, mine, group=group)
     return found.movedim(0, dim).contiguous()
 
 
 def _scatter_sum(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
     whole = x.movedim(dim, 0).contiguous()
     found = whole.new_empty((whole.shape[0] // group.size(), *whole.shape[1:]))
-    dist.reduce_scatter_tensor(found, whole, group=group)
+    _REDUCE_SCATTER(found, whole, group=group)
     return found.movedim(0, dim).contiguous()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import torch
+from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
 from stoker.errors import BadJob
@@ -66,6 +69,24 @@ def require_no_closure(optimizer: TorchOptimizer, layout: Layout) -> None:
         )
 
 
+def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) -> None:
+    """Add the gradient of a penalty on the model's weights, of which there may be parts here.
+
+    Raises:
+        BadJob: it mixes such weights with other tensors.
+    """
+    try:
+        penalty(model).backward()
+    except RuntimeError as problem:
+        if "mixed torch.Tensor and DTensor" not in str(problem):
+            raise
+        raise BadJob(
+            "Job(penalty=…) mixes weights, which lie in parts on several processes, with tensors that do not: "
+            f"{str(problem).splitlines()[0]}",
+            remedy="Compute it from the weights alone (sums, norms, products of them), or use a layout of replicas.",
+        ) from problem
+
+
 def _require_spreadable(job: Job, plan: Plan) -> None:
     layout = plan.layout
     where = f"{layout.world_size} processes ({layout.in_words()})"
@@ -79,6 +100,3 @@ def _require_spreadable(job: Job, plan: Plan) -> None:
             f"Muon orthogonalises whole matrices, and {layout.in_words()} hold parts of them",
             remedy="Use replicas or stages, which hold matrices whole, or another optimiser.",
         )
-    if plan.captured:
-        raise BadJob(f"a captured pass is one process's, and the plan is for {where}",
-                     remedy="Use a plan whose captured is false.")  # fmt: skip

@@ -6,13 +6,13 @@ on divided features lies between a colwise layer and the rowwise one that ends i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -23,6 +23,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from stoker.errors import BadJob
 from stoker.records import Layout
 from stoker.stepping.layouts import collectives
+from stoker.stepping.layouts.divided_layers import SEQUENCE, Columns, Embedding, Output, Region, Rows, piece_of
 from stoker.stepping.layouts.draws import DROPOUTS, OwnDraws, may_draw
 from stoker.stepping.layouts.tensor_plans import (
     Fused,
@@ -34,32 +35,6 @@ from stoker.stepping.layouts.tensor_plans import (
     is_divided_by_vocabulary,
     rules_of,
 )
-
-_SEQUENCE = 1
-"""The dimension of tokens: activations are [B, T, D]."""
-
-Forward = Callable[..., Any]
-
-
-class Output:
-    """The output layer, divided by vocabulary: gathers logits, unless the loss takes them divided."""
-
-    def __init__(self, module: nn.Linear, mesh: DeviceMesh, *, sequence: bool) -> None:
-        self._module, self._mesh, self._group = module, mesh, mesh.get_group()
-        self._has_parts = sequence
-        self.keeps_divided = False
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits [..., V], or the DTensor of them divided by V."""
-        group = self._group
-        if self._has_parts:
-            x = collectives.gathered(x, _SEQUENCE, group, is_shared=True)
-        else:
-            x = collectives.shared(x, group)
-        logits = F.linear(x, _own(self._module.weight), _own(self._module.bias))
-        if self.keeps_divided:
-            return DTensor.from_local(logits, self._mesh, [Shard(logits.dim() - 1)], run_check=False)
-        return collectives.gathered(logits, -1, group, is_shared=False)
 
 
 @dataclass(eq=False)
@@ -124,6 +99,15 @@ def split_matrices(model: nn.Module, mesh: DeviceMesh, *, sequence: bool = False
     return _Division(model, mesh, rules, sequence=sequence).made()
 
 
+def beside(parameter: nn.Parameter) -> Shard | None:
+    """Along which dimension shards divide a parameter, where it is not the first.
+
+    Of the rows of fused matrices a process of the tensor group has several runs already.
+    """
+    is_fused = isinstance(parameter, DTensor) and any(isinstance(p, _StridedShard) for p in parameter.placements)
+    return Shard(1) if is_fused else None
+
+
 class _Division:
     """The work of `split_matrices`."""
 
@@ -132,7 +116,7 @@ class _Division:
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
         self._found = Divided(model, mesh.get_group())
-        self._regions: dict[str, _Region] = {}
+        self._regions: dict[str, Region] = {}
         self._device = next(model.parameters()).device
 
     def made(self) -> Divided:
@@ -140,43 +124,44 @@ class _Division:
         self._note_partial()
         self._divide_parameters()
         for name, rule in self._rules.items():
-            style = _Style(lambda module, name=name, rule=rule: self._change(name, module, rule))
-            is_own = isinstance(rule, str | Fused)
-            parallelize_module(self._model, self._mesh, {name: style if is_own else rule})
+            style = rule
+            if isinstance(style, str | Fused):
+                style = _Style(functools.partial(self._change, name, style))
+            parallelize_module(self._model, self._mesh, {name: style})
         if self._sequence:
             first = next(name for name, rule in self._rules.items() if rule == "sequence")
             self._modules[first].register_forward_pre_hook(self._take_part, with_kwargs=True)
             self._draw_apart_along_sequence()
         return self._found
 
-    def _change(self, name: str, module: Any, rule: Rule) -> None:
+    def _change(self, name: str, rule: Rule, module: Any) -> None:
         """Let a module do what its rule says."""
         group, parts = self._mesh.get_group(), self._sequence
         if isinstance(rule, Fused) or rule == "colwise":
-            module.forward = _Columns(module, self._region(name), group, rule.parts if isinstance(rule, Fused) else 1)
+            module.forward = Columns(module, self._region(name), group, rule.parts if isinstance(rule, Fused) else 1)
         elif rule == "rowwise":
-            module.forward = _Rows(module, self._region(name), group, sequence=parts)
+            module.forward = Rows(module, self._region(name), group, sequence=parts)
         elif rule == "embedding" and is_divided_by_vocabulary(module, group.size()):
-            module.forward = _Embedding(module, group)
+            module.forward = Embedding(module, group)
         elif rule == "output" and is_divided_by_vocabulary(module, group.size()):
             self._found.output = module.forward = Output(module, self._mesh, sequence=parts)
         elif rule == "output" and parts:
-            gather = lambda x: collectives.gathered(x, _SEQUENCE, group, is_shared=False)  # noqa: E731 - one of two like it
+            gather = lambda x: collectives.gathered(x, SEQUENCE, group, is_shared=False)  # noqa: E731 - one of two like it
             module.register_forward_pre_hook(_on_first_tensor(gather), with_kwargs=True)
         elif rule == "region" and parts:
-            gather = lambda x: collectives.gathered(x, _SEQUENCE, group, is_shared=True)  # noqa: E731 - see above
+            gather = lambda x: collectives.gathered(x, SEQUENCE, group, is_shared=True)  # noqa: E731 - see above
             module.register_forward_pre_hook(_on_first_tensor(gather), with_kwargs=True)
         elif rule == "region":
             module.register_forward_pre_hook(_on_first_tensor(lambda x: collectives.shared(x, group)), with_kwargs=True)
 
-    def _region(self, name: str) -> _Region:
+    def _region(self, name: str) -> Region:
         """What the layers of one parent share."""
         parent = name.rpartition(".")[0]
         if parent not in self._regions:
             module = self._modules[parent]
             draws = OwnDraws(self._mesh.get_local_rank(), len(self._regions), self._device)
             is_entered = self._rules.get(parent) == "region"
-            self._regions[parent] = _Region(module, draws if may_draw(module) else None, is_entered=is_entered)
+            self._regions[parent] = Region(module, draws if may_draw(module) else None, is_entered=is_entered)
         return self._regions[parent]
 
     def _note_partial(self) -> None:
@@ -209,13 +194,13 @@ class _Division:
         group = self._mesh.get_group()
 
         def own(x: torch.Tensor) -> torch.Tensor:
-            if x.dim() < 3 or x.shape[_SEQUENCE] % group.size():
+            if x.dim() < 3 or x.shape[SEQUENCE] % group.size():
                 raise BadJob(
                     f"{self._names[id(module)]} is given {list(x.shape)}: {group.size()} processes cannot divide its "
                     "tokens, dimension 1",
                     remedy="Use a layout with sequence=False, or windows of a length that divides.",
                 )
-            return collectives.part(x, _SEQUENCE, group)
+            return collectives.part(x, SEQUENCE, group)
 
         return _on_first_tensor(own)(module, args, kwargs)
 
@@ -241,87 +226,10 @@ class _Style(ParallelStyle):
         return module
 
 
-class _Region:
-    """What lies between the colwise and the rowwise layers of one module: divided features, and draws of their own.
-
-    Where the module is no "region" itself, its colwise layers share what they are given: one sum of gradients for all.
-    """
-
-    def __init__(self, module: nn.Module, draws: OwnDraws | None, *, is_entered: bool) -> None:
-        self._module, self._draws, self._is_entered = module, draws, is_entered
-        self._shared: tuple[torch.Tensor, torch.Tensor] | None = None
-        module.register_forward_hook(lambda *_: self.end(), always_call=True)
-
-    def enter(self, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """The input of a colwise layer."""
-        if self._draws is not None and self._module.training:
-            self._draws.begin()
-        if self._is_entered:
-            return x
-        if self._shared is None or self._shared[0] is not x:
-            self._shared = x, collectives.shared(x, group)
-        return self._shared[1]
-
-    def end(self) -> None:
-        """Features are whole again."""
-        self._shared = None
-        if self._draws is not None:
-            self._draws.end()
-
-
-class _Columns:
-    """A linear layer that computes this process's features of all."""
-
-    def __init__(self, module: nn.Linear, region: _Region, group: dist.ProcessGroup, parts: int) -> None:
-        self._module, self._region, self._group, self._parts = module, region, group, parts
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Features [..., D / tensor] of [..., D']."""
-        bias: torch.Tensor | None = self._module.bias
-        if bias is not None and not isinstance(bias, DTensor):
-            bias = _piece(bias, 0, self._parts, self._group.size(), self._group.rank())
-        return F.linear(self._region.enter(x, self._group), _own(self._module.weight), _own(bias))
-
-
-class _Rows:
-    """A linear layer over this process's features, summed over all processes'; the bias is added once, after that."""
-
-    def __init__(self, module: nn.Linear, region: _Region, group: dist.ProcessGroup, *, sequence: bool) -> None:
-        self._module, self._region, self._group, self._leaves_parts = module, region, group, sequence
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D'] of [..., D / tensor]; of this process's tokens where the sequence is divided."""
-        out = F.linear(x, _own(self._module.weight))
-        self._region.end()
-        if self._leaves_parts:
-            out = collectives.part_of_sum(out, _SEQUENCE, self._group)
-        else:
-            out = collectives.summed(out, self._group)
-        return out if self._module.bias is None else out + self._module.bias.to(out.dtype)
-
-
-class _Embedding:
-    """A table of which this process holds some rows: of other tokens it finds zeros, and all are added up."""
-
-    def __init__(self, module: nn.Embedding, group: dist.ProcessGroup) -> None:
-        self._module, self._group = module, group
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows [..., D] of tokens [...]."""
-        module, rows = self._module, self._module.num_embeddings // self._group.size()
-        own = tokens - rows * self._group.rank()
-        is_elsewhere = (own < 0) | (own >= rows)
-        padding = None if module.padding_idx is None else module.padding_idx - rows * self._group.rank()
-        if padding is not None and not 0 <= padding < rows:
-            padding = None
-        found = F.embedding(own.masked_fill(is_elsewhere, 0), _own(module.weight), padding)
-        return collectives.summed(found.masked_fill(is_elsewhere.unsqueeze(-1), 0), self._group)
-
-
 def _divided(parameter: nn.Parameter, mesh: DeviceMesh, dim: int, parts: int) -> nn.Parameter:
     """The DTensor of which each process holds an equal part along `dim`, of each of `parts` parts."""
     with torch.no_grad():
-        piece = _piece(parameter, dim, parts, mesh.size(), mesh.get_local_rank()).clone(
+        piece = piece_of(parameter, dim, parts, mesh.size(), mesh.get_local_rank()).clone(
             memory_format=torch.contiguous_format
         )
         placement = Shard(dim) if parts == 1 else _StridedShard(dim, split_factor=parts)
@@ -329,17 +237,6 @@ def _divided(parameter: nn.Parameter, mesh: DeviceMesh, dim: int, parts: int) ->
             piece, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
         )
     return nn.Parameter(whole, requires_grad=parameter.requires_grad)
-
-
-def _piece(tensor: torch.Tensor, dim: int, parts: int, size: int, rank: int) -> torch.Tensor:
-    """Part `rank` of `size` along `dim`, of each of `parts` parts."""
-    own = tensor.unflatten(dim, (parts, -1)).chunk(size, dim + 1)[rank]
-    return own.flatten(dim, dim + 1)
-
-
-def _own(tensor: torch.Tensor | None) -> Any:
-    """This process's part of a DTensor, with its gradient; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _on_first_tensor(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
 """Data parallel: each process holds the whole model and takes a part of every batch.
 
-What: PyTorch's DistributedDataParallel adds up gradients in buckets while the backward pass still goes on. Which
-parameters a pass used is looked up in its graph every time, so that one without a gradient on some process, or on all,
-neither hangs nor is moved; and buckets stay as they are, so that a resumed run adds up in the same order.
+What: PyTorch's DistributedDataParallel adds up gradients in buckets while the backward pass still goes on. A parameter
+without a gradient in some process, which it would wait for, gets a zero there after the pass; one without a gradient in
+any process has none afterwards, and no optimiser moves it. Buckets are in one order from the first update on, so that
+a resumed run adds up as it would have.
 Use when: model, gradients and optimiser state fit on each device. Costs: one sum over all gradients an update, hidden
 behind the backward pass as far as links allow. Does not combine with: steps of the job's own, closure optimisers.
 Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
@@ -10,10 +11,10 @@ Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import inspect
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,19 +40,27 @@ class Replicated:
     def __init__(self, model: nn.Module, world: World) -> None:
         self.model = model
         self._world = world
-        self._first = next(p for p in model.parameters() if p.requires_grad)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
         self._whole_pass = DistributedDataParallel(
-            WholePass(model), process_group=world.data, gradient_as_bucket_view=True, find_unused_parameters=True,
-            **_BUFFERS_STAY,
-        )  # fmt: skip
-        self._has_passed = False
+            WholePass(model), process_group=world.data, gradient_as_bucket_view=True, **_BUFFERS_STAY
+        )
+        # What each pass leaves here: a parameter that got a gradient, in its place. Noted without a line of Python.
+        self._used: list[torch.Tensor | None] = [None] * len(self._trained)
+        for at, parameter in enumerate(self._trained):
+            parameter.register_post_accumulate_grad_hook(functools.partial(operator.setitem, self._used, at))
+        self._order_buckets()
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Spread.accumulate`."""
-        losses = [self._pass(one, loss_of) for one in passes[:-1]]
-        with self._told_nothing():
-            losses.append(self._pass(passes[-1], loss_of, is_last=True))
-        return summed(losses, self._world)
+        self._used[:] = [None] * len(self._used)
+        with self._whole_pass.no_sync():
+            losses = [self._pass(one, loss_of) for one in passes[:-1]]
+        before = [used is not None for used in self._used]
+        self._used[:] = [None] * len(self._used)
+        losses.append(self._pass(passes[-1], loss_of))
+        now = [used is not None for used in self._used]
+        self._give_zeros([p for p, is_used in zip(self._trained, now, strict=True) if not is_used])
+        return self._summed(losses, [one or other for one, other in zip(before, now, strict=True)])
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Spread.clip`."""
@@ -65,29 +74,41 @@ class Replicated:
         """As `Spread.measures`."""
         return measure(self.model, content, size)
 
-    def _pass(self, one: Pass, loss_of: LossOf, *, is_last: bool = False) -> Loss:
-        """Make a pass, forward and backward, the last of a batch with the sum over all processes."""
+    def _pass(self, one: Pass, loss_of: LossOf) -> Loss:
+        """Make a pass, forward and backward."""
         found: list[Loss] = []
 
         def work() -> torch.Tensor:
-            loss = loss_of(one)
-            found.append(loss)
-            # What depends on no parameter here may do so elsewhere: the sum over processes begins in a backward pass.
-            return loss.sum if loss.sum.requires_grad else loss.sum + 0.0 * self._first.flatten()[0]
+            found.append(loss_of(one))
+            return found[0].sum
 
-        with contextlib.nullcontext() if is_last else self._whole_pass.no_sync():
-            total = self._whole_pass(work)
+        loss = Loss(self._whole_pass(work), found[0].count)
+        if loss.sum.requires_grad:  # it may depend on parameters in other processes alone
             # DistributedDataParallel divides by the number of processes.
-            loss = backward(Loss(total, found[0].count), self._world.layout.data_size if one.counts else 0.0)
+            loss = backward(loss, self._world.layout.data_size if one.counts else 0.0)
         return loss if one.counts else Loss(torch.zeros_like(loss.sum), 0)
 
-    @contextlib.contextmanager
-    def _told_nothing(self) -> Iterator[None]:
-        """Within the first sum over processes PyTorch does not warn that every parameter was used."""
-        if self._has_passed:
-            yield
-            return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
-            yield
-        self._has_passed = True
+    def _summed(self, losses: Sequence[Loss], is_used: Sequence[bool]) -> Loss:
+        """The loss over all processes; gradients of what none of them used are forgotten."""
+        uses = torch.tensor(is_used, dtype=torch.float64, device=self._trained[0].device)
+        loss = summed(losses, self._world, uses)
+        if not all(is_used):  # else nobody need wait for the device
+            for parameter, count in zip(self._trained, uses.tolist(), strict=True):
+                if count == 0:
+                    parameter.grad = None
+        return loss
+
+    def _order_buckets(self) -> None:
+        """Let gradients of zero come once, the last parameter's first.
+
+        DistributedDataParallel orders its buckets by when the first gradients came: here in the same way in every run.
+        """
+        self._whole_pass(lambda: None)
+        self._give_zeros(self._trained[::-1])
+        for parameter in self._trained:
+            parameter.grad = None
+
+    def _give_zeros(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add a gradient of zero to each, in a backward pass, by which the sum over processes comes to its end."""
+        if parameters:
+            torch.autograd.backward(list(parameters), [torch.zeros_like(p) for p in parameters])

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
@@ -30,6 +31,9 @@ from stoker.stepping.layouts.whole_pass import WholePass
 from stoker.stepping.local_tensors import is_spread
 from stoker.stepping.world import World
 
+Along = Callable[[nn.Parameter], Shard | None]
+"""Which dimension of a parameter is sharded; None is its first."""
+
 
 class Sharded:
     """See `stoker.stepping.layouts.base.Spread`; the parameters of `model` become DTensors, in place.
@@ -37,17 +41,18 @@ class Sharded:
     Args:
         model: on its device; its matrices may be DTensors already, over the tensor dimension of the same mesh.
         world: over whose replicas and shards it is spread.
+        along: the dimension of a parameter to shard, where that is not its first.
 
     Raises:
         BadJob: parameters that are gathered together have several dtypes.
     """
 
-    def __init__(self, model: nn.Module, world: World) -> None:
+    def __init__(self, model: nn.Module, world: World, *, along: Along | None = None) -> None:
         self.model = model
         self._world = world
         self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes none
         self._root = WholePass(model)
-        self._parts = _fully_sharded(self._root, separate_blocks(model), world, set(self._scalars))
+        self._parts = _fully_sharded(self._root, separate_blocks(model), world, set(self._scalars), along)
         self._gathers_once = not world.layout.reshard
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._used: set[str] = set()
@@ -110,18 +115,15 @@ class Sharded:
 
         FSDP2 gives such parameters zeros, by which an optimiser would move them.
         """
-        unused = [name for name in self._trained if name not in self._used]
         device = next(iter(self._trained.values())).device
-        uses = torch.ones(len(self._trained), dtype=torch.float64, device=device)
-        for at, name in enumerate(self._trained):
-            if name not in self._used:
-                uses[at] = 0
+        is_used = [name in self._used for name in self._trained]
+        uses = torch.tensor(is_used, dtype=torch.float64, device=device)
         trained = [p for p in self._scalars if p.requires_grad]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
         total = self._world.total(torch.cat([uses, *(one.detach().double().reshape(1) for one in gradients)]))
         for parameter, gradient in zip(trained, total[len(uses) :], strict=True):
             parameter.grad = gradient.to(parameter.dtype)
-        if unused:  # else all are used, and nobody waits for the device
+        if not all(is_used):  # else nobody need wait for the device
             for parameter, count in zip(self._trained.values(), total[: len(uses)].tolist(), strict=True):
                 if count == 0:
                     parameter.grad = None
@@ -168,7 +170,9 @@ def separate_blocks(model: nn.Module) -> list[nn.Module]:
     return [] if inside & outside else blocks
 
 
-def _fully_sharded(root: nn.Module, blocks: Sequence[nn.Module], world: World, left: set[nn.Parameter]) -> list[Any]:
+def _fully_sharded(
+    root: nn.Module, blocks: Sequence[nn.Module], world: World, left: set[nn.Parameter], along: Along | None
+) -> list[Any]:
     """Shard each block, and the rest with the root, in place; the modules that gather parameters, blocks first."""
     assert world.mesh is not None
     for parameter in root.parameters():
@@ -176,11 +180,12 @@ def _fully_sharded(root: nn.Module, blocks: Sequence[nn.Module], world: World, l
             parameter.data = parameter.data.contiguous()
     layout = world.layout
     mesh = world.mesh["shards"] if layout.replicas == 1 else world.mesh["replicas", "shards"]
+    settings: dict[str, Any] = {"mesh": mesh, "ignored_params": left, "shard_placement_fn": along}
     for block in blocks:
         block.register_forward_hook(_without_views)
-        fully_shard(block, mesh=mesh, reshard_after_forward=layout.reshard, ignored_params=left)
+        fully_shard(block, reshard_after_forward=layout.reshard, **settings)
     # What the root holds is wanted again as soon as the backward pass begins.
-    fully_shard(root, mesh=mesh, reshard_after_forward=False, ignored_params=left)
+    fully_shard(root, reshard_after_forward=False, **settings)
     parts: list[Any] = [*blocks, root]
     for part in parts:
         _require_one_dtype(part)

@@ -129,7 +129,7 @@ def _merged(own: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, 
     """Mean [C], biased variance [C] and number of values over all processes, from what each has [2C + 1]."""
     everyone_R = own.new_zeros(dist.get_world_size(group), len(own))
     everyone_R[dist.get_rank(group)] = own
-    dist.all_reduce(everyone_R, group=group)  # sums with zeros are exact; gathering has other names from release to release
+    dist.all_reduce(everyone_R, group=group)  # gathers: sums with zeros are exact
     channels = len(own) // 2
     mean_RC, variance_RC, count_R1 = everyone_R.split([channels, channels, 1], dim=1)
     count = count_R1.sum()

@@ -25,14 +25,15 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from stoker.errors import BadJob
-from stoker.jobs import Job, Loss, Muon
+from stoker.jobs import Job, Loss
 from stoker.loading import Content, Pass
 from stoker.records import Plan
 from stoker.stepping.layouts.after_backward import AfterBackward, sum_over, whole_tensors
 from stoker.stepping.layouts.base import LossOf, MeasuresOf, Spread
 from stoker.stepping.layouts.global_norm import clip_to_global_norm
-from stoker.stepping.layouts.matrices import Divided, split_matrices
+from stoker.stepping.layouts.matrices import Divided, beside, split_matrices
 from stoker.stepping.layouts.sharded import Sharded
+from stoker.stepping.layouts.terms import problem_with_job
 from stoker.stepping.local_tensors import local
 from stoker.stepping.world import World
 
@@ -42,14 +43,11 @@ _MOST_APART = 1e-2
 
 def _require_tensor_parallel(job: Job, plan: Plan) -> None:
     """Raise BadJob for what a tensor group does not go with."""
-    for is_asked, what in (
-        (job.penalty is not None, "Job(penalty=…), which would see parts of matrices"),
-        (isinstance(job.optimizer, Muon), "Muon, which needs whole matrices"),
-        (plan.loss_chunks > 1, f"loss_chunks {plan.loss_chunks}: logits are divided already"),
-    ):
-        if is_asked:
-            raise BadJob(f"a layout of {plan.layout.in_words()} does not go with {what}",
-                         remedy="Use replicas or shards, or leave it out.")  # fmt: skip
+    problem = problem_with_job(job, plan.layout)
+    if problem is None and plan.loss_chunks > 1:
+        problem = f"the plan has loss_chunks {plan.loss_chunks}, but a tensor group has divided logits already"
+    if problem is not None:
+        raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
 
 
 def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> TensorParallel:
@@ -61,7 +59,7 @@ def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> Ten
     _require_tensor_parallel(job, plan)
     assert world.mesh is not None
     divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
-    inner: Spread = Sharded(model, world) if plan.layout.shards > 1 else AfterBackward(model, world)
+    inner: Spread = Sharded(model, world, along=beside) if plan.layout.shards > 1 else AfterBackward(model, world)
     return TensorParallel(inner, divided, world, job)
 
 
@@ -151,7 +149,9 @@ class TensorParallel:
 
 def _whole_loss(loss: Loss) -> Loss:
     """The loss with its sum as a plain tensor."""
-    return Loss(loss.sum.full_tensor(), loss.count) if isinstance(loss.sum, DTensor) else loss
+    if not isinstance(loss.sum, DTensor):
+        return loss
+    return Loss(loss.sum.full_tensor().clone(), loss.count)  # FSDP2 wants what it returns to be nobody's view
 
 
 def _largest(tensor: torch.Tensor) -> torch.Tensor:

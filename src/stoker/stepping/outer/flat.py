@@ -52,7 +52,8 @@ class Fragment:
             tensors[id(piece.parameter)][piece.start : piece.stop] = part
 
     def _parted(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return values.split([piece.stop - piece.start for piece in self._pieces])
+        parts: tuple[torch.Tensor, ...] = values.split([piece.stop - piece.start for piece in self._pieces])
+        return parts
 
 
 def fragments_of(parameters: Iterable[nn.Parameter], count: int) -> tuple[Fragment, ...]:

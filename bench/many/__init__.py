@@ -1,0 +1,1 @@
+"""Several processes: what they survive, and what they cost."""

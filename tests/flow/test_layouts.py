@@ -1,0 +1,162 @@
+"""`stoker.plan` for several devices, from end to end: layouts compared, and what cannot be spread."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import stoker
+from stoker.devices import Place, attached_devices, cheapest, planned_devices
+from stoker.errors import BadJob
+from stoker.flow.decision import decide_many
+from stoker.flow.layouts import Layouts
+from stoker.flow.links import links_between
+from stoker.flow.planner import Planner
+from stoker.flow.preparation import prepare
+from stoker.jobs import SGD, AdamW, Job
+from stoker.loading import BatchSource, datasets_of
+from stoker.records import Coupling, Layout, Plan, Position
+from stoker.stepping import Step
+from stoker.stepping.local_tensors import local
+from stoker.stepping.world import World
+from stoker.testing.ranks import on_ranks
+from stoker.zoo import GPT
+from tests.stepping.models import make_job, texts
+
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+
+
+def gpt_job(**changes: object) -> Job:
+    """A GPT of two blocks with a head of an odd number of rows."""
+    given = {"data": texts(40), "loss": "token_cross_entropy", "optimizer": AdamW(lr=1e-3), "clip_norm": 1.0}
+    return make_job(lambda: GPT(layers=2, width=16, heads=2, context=8, vocab=13), **{**given, **changes})
+
+
+def two_on_this_cpu() -> Place:
+    """Two processes, which compute in fp32."""
+    (place,) = planned_devices("2xcpu", attached_devices())
+    return dataclasses.replace(place, device=dataclasses.replace(place.device, fast_dtypes=("fp32",)))
+
+
+def test_layouts_for_gpus_elsewhere_are_compared_without_running_anything() -> None:
+    """All that two can do, the best first; prices and energy are those of both; links are told."""
+    found = stoker.plan(gpt_job(), on="2xt4")  # which computes in fp32 alone: few traces
+    layouts = [one.plan.layout for one in found.candidates]
+    assert {Layout(replicas=2), Layout(shards=2), Layout(tensor=2), Layout(stages=2)} <= set(layouts)
+    assert found.device == found.chosen.device == "2xt4"
+    each, price = cheapest("t4"), found.chosen.price
+    assert each is not None
+    assert price is not None
+    assert price.usd_per_hour == pytest.approx(2 * each.usd_per_hour)
+    for candidate in found.candidates:
+        forecast = candidate.forecast
+        assert forecast.exposed_s is not None
+        assert forecast.communication_bytes
+        assert forecast.exposed_s.value < forecast.step_s.value
+        assert 14 * 2**30 < candidate.memory_bytes < 16 * 2**30
+    times = [candidate.forecast.total_s.value for candidate in found.candidates]
+    assert times[1:] == sorted(times[1:])
+    assert any("PCI Express is assumed, 16 GB/s each way" in line for line in found.explanation)
+    assert all("x the time" in one.reason for one in found.rejected[: len(layouts) - 1])
+
+
+def test_the_plan_for_processes_here_can_be_run() -> None:
+    """Each on its share of the cores, on the CPU; the coupling is found once."""
+    place = two_on_this_cpu()
+    decision, coupling = decide_many(prepare(gpt_job()), place)
+    plan = decision.chosen.plan
+    assert plan.layout.world_size == 2
+    assert (plan.device, plan.threads, plan.captured, plan.loader) == ("cpu", place.cores_each, False, "memory")
+    assert coupling.kind == "separable"
+    assert decision.chosen.is_here
+    assert decision.chosen.memory_bytes == place.memory_bytes_each
+    assert any("stoker doctor --on" in line for line in decision.explanation)
+
+
+def test_a_plan_that_was_given_is_taken() -> None:
+    """With its forecast; one for another number of processes, or that is not legal, is refused with both numbers."""
+    (place,) = planned_devices("2xcpu", attached_devices())
+    prepared = prepare(gpt_job())
+    given = Plan(device="cpu", micro_batch=4, layout=Layout(shards=2))
+    decision, _ = decide_many(prepared, place, given)
+    assert decision.chosen.plan == given
+    with pytest.raises(BadJob, match=r"4 processes \(4 replicas\), but --on 2xcpu has 2"):
+        decide_many(prepared, place, dataclasses.replace(given, layout=Layout(replicas=4)))
+    with pytest.raises(BadJob, match="3 stages need 3 blocks at least, but GPT has 2"):
+        decide_many(prepared, planned_devices("3xcpu", attached_devices())[0],
+                    dataclasses.replace(given, layout=Layout(stages=3)))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "on", "says"),
+    [
+        ({"batch": 2}, "4xh100", "4 processes cannot take parts of a batch of 2 samples: at most 2 can"),
+        ({"optimizer": torch.optim.LBFGS}, "2xh100", "LBFGS computes the loss anew within its step"),
+        ({"loss_scope": "batch"}, "2xh100", "groups of 16 by the loss"),
+    ],
+)
+def test_what_cannot_be_spread_says_why(changes: dict[str, object], on: str, says: str) -> None:
+    """The number, and what would do; tensor groups and stages are closed to a job of two samples on four as well."""
+    job = gpt_job(**changes)
+    places = planned_devices(on, attached_devices())
+    problem = Layouts(Planner(prepare(job), is_all_elsewhere=True), places[0]).terms.problem_with(
+        Layout(replicas=places[0].count)
+    )
+    assert problem is not None
+    assert says in problem
+
+
+def test_a_job_that_no_layout_takes_is_refused_once() -> None:
+    """With the reasons."""
+    job = gpt_job(optimizer=torch.optim.LBFGS)
+    with pytest.raises(BadJob, match="2 devices cannot share this job"):
+        stoker.plan(job, on="2xh100")
+
+
+def test_links_of_what_is_not_here_cannot_be_measured() -> None:
+    """One device has no links, and those elsewhere are out of reach."""
+    assert links_between("here") == ()
+    with pytest.raises(stoker.errors.NoDevice, match="8xh100 is not here"):
+        links_between("8xh100")
+
+
+def state_bytes(world: World, plan: Plan) -> tuple[int, int, int]:
+    """Bytes of parameters as stored, gradients and optimiser state of this process, after an update."""
+    job = gpt_job(optimizer=SGD(lr=0.1, momentum=0.9) if plan.micro_batch == 3 else AdamW(lr=1e-3))
+    step = Step(job, plan, SEPARABLE, world=world)
+    data = datasets_of(job)
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan,
+                         split=world.split(SEPARABLE))  # fmt: skip
+    batch, again = source.batches(Position(), 2)
+    step.update(batch, 0, 0.0)
+    step.gradients(again, 1)
+    parameters = [p for group in step.optimizer.param_groups for p in group["params"]]
+    storages = [local(p.detach()).untyped_storage() for p in parameters]
+    stored = {one.data_ptr(): one.nbytes() for one in storages}
+    gradients = sum(local(p.grad).nbytes for p in parameters if p.grad is not None)
+    state = [v for s in step.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    return sum(stored.values()), gradients, sum(local(v).nbytes for v in state)
+
+
+@pytest.mark.parametrize(
+    ("layout", "micro_batch"),
+    [(Layout(replicas=2), 8), (Layout(shards=2, reshard=False), 3)],
+    ids=lambda value: value.in_words() if isinstance(value, Layout) else str(value),
+)
+def test_bytes_of_a_process_are_exact(layout: Layout, micro_batch: int) -> None:
+    """Parameters with their padding, gradients and optimiser state, of each process, as they are after an update."""
+    plan = Plan(device="cpu", micro_batch=micro_batch, layout=layout)
+    found = on_ranks(layout, state_bytes, plan)
+    job = gpt_job(optimizer=SGD(lr=0.1, momentum=0.9) if micro_batch == 3 else AdamW(lr=1e-3))
+    forecasts = Layouts(Planner(prepare(job)), two_on_this_cpu()).forecasts(layout)
+    for rank, measured in enumerate(found):
+        state = forecasts.state(dataclasses.replace(plan, layout=Layout()), rank)
+        assert (state.parameters, state.gradients, state.optimizer) == measured

@@ -1,0 +1,105 @@
+"""What processes tell each other: volumes of each layout, and what of them arithmetic hides."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.planning.communication import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    Traffic,
+    gradient_buckets,
+    group_of,
+    passing,
+    replicated_traffic,
+    sharded_traffic,
+    sharding_groups,
+)
+from stoker.records import Layout
+from tests.planning.spreading import PARTS, links, parameter
+
+
+def seconds(
+    traffic: Traffic, *, overlap: float = 0.0, forward_s: float = 0.0, backward_s: float = 0.0
+) -> tuple[float, float]:
+    """In all, and of that what shows [s]."""
+    found = passing(
+        traffic, Layout(replicas=2), lambda size, _: links(size, overlap=overlap), forward_s=forward_s,
+        backward_s=backward_s, passes=1,
+    )  # fmt: skip
+    return found.seconds, found.exposed_s
+
+
+def test_buckets_are_filled_in_the_order_of_registration_and_summed_in_the_opposite_one() -> None:
+    """The first registered fill the small bucket, which is summed last; a tensor is never cut."""
+    quarter = 2**16  # scalars of a quarter of a MiB
+    many = [parameter(str(number), quarter) for number in range(120)]
+    found = gradient_buckets(many)
+    assert found[-1] == FIRST_BUCKET_BYTES
+    assert found[-2] == BUCKET_BYTES
+    assert sum(found) == 120 * 2**18
+    large = parameter("large", 40 * 2**18)
+    assert gradient_buckets([large, many[0]]) == (2**18, 40 * 2**20)
+
+
+def test_replicas_sum_their_gradients_once_however_many_passes_there_are() -> None:
+    """All trained bytes, and which parameters were used."""
+    gradients, used = replicated_traffic(PARTS.parameters)
+    assert gradients.num_bytes == PARTS.trained_bytes
+    assert used.num_bytes == 4 * len(PARTS.parameters)
+
+
+def test_shards_gather_in_each_pass_and_blocks_twice_where_they_let_go() -> None:
+    """Root once, blocks twice; kept gathered, all of it once an update."""
+    whole = PARTS.trained_bytes
+    root = 4 * (10 * 8 + 6 * 8)  # the head's five rows are padded to six
+    sizes = sharding_groups(PARTS, 2)
+    assert sizes == (root, 4 * 256, 4 * 256)
+    gathered, again, scattered, _ = sharded_traffic(PARTS, Layout(shards=2), passes=3)
+    assert gathered.num_bytes == 3 * sum(sizes)
+    assert again.num_bytes == 3 * 2 * 4 * 256
+    assert scattered.num_bytes == 3 * sum(sizes)
+    assert sum(sizes) == whole + 4 * 8
+    kept = sharded_traffic(PARTS, Layout(shards=2, reshard=False), passes=3)
+    assert [one.num_bytes for one in kept[:2]] == [sum(sizes)] * 2
+
+
+def test_hybrid_shards_sum_their_parts_over_replicas() -> None:
+    """A shard's part of the gradients, once an update."""
+    *_, summed = sharded_traffic(PARTS, Layout(replicas=2, shards=2), passes=1)
+    assert (summed.collective, summed.axis) == ("all-reduce", "replicas")
+    assert summed.num_bytes == sum(sharding_groups(PARTS, 2)) // 2
+
+
+def test_groups_lie_as_far_apart_as_the_mesh_says() -> None:
+    """The last axis is the closest together."""
+    layout = Layout(stages=2, replicas=2, shards=2, tensor=4)
+    assert group_of(layout, "tensor") == (4, 1)
+    assert group_of(layout, "shards") == (2, 4)
+    assert group_of(layout, "replicas") == (2, 8)
+    assert group_of(layout, "data") == (4, 4)
+    assert group_of(layout, "stages") == (2, 16)
+
+
+def test_messages_of_the_backward_pass_hide_behind_what_is_left_of_it() -> None:
+    """Of two seconds of messages in two buckets, the last one's second shows; without overlap all does."""
+    traffic = Traffic(
+        what="gradients", collective="all-reduce", axis="replicas", sizes=(10**9, 10**9), beside="backward"
+    )
+    assert seconds(traffic, backward_s=4.0) == (2.0, 2.0)
+    assert seconds(traffic, backward_s=4.0, overlap=1.0) == pytest.approx((2.0, 1.0))
+    assert seconds(traffic, backward_s=4.0, overlap=0.5) == pytest.approx((2.0, 1.5))
+    assert seconds(traffic, backward_s=0.0, overlap=1.0) == pytest.approx((2.0, 2.0))
+
+
+def test_messages_of_blocks_hide_behind_the_block_before() -> None:
+    """The first gather shows, the others as far as a block takes less than they do."""
+    traffic = Traffic(what="parameters", collective="all-gather", axis="replicas", sizes=(10**9,) * 4, beside="blocks")
+    assert seconds(traffic, forward_s=40.0, overlap=1.0) == pytest.approx((4.0, 1.0))
+    assert seconds(traffic, forward_s=2.0, overlap=1.0) == pytest.approx((4.0, 1.0 + 3 * 0.5))
+
+
+def test_what_nothing_can_stand_beside_shows() -> None:
+    """Partial outputs are waited for."""
+    traffic = Traffic(what="outputs", collective="all-reduce", axis="replicas", sizes=(10**9,), times=3)
+    assert seconds(traffic, forward_s=9.0, backward_s=9.0, overlap=1.0) == pytest.approx((3.0, 3.0))

@@ -1,0 +1,178 @@
+"""Forecasts of layouts: what one process computes, what shows of messages, and what it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+from stoker.planning import Extents, Needs, TracedForecasts, traced
+from stoker.planning.spread_forecast import SpreadForecasts, local_profile
+from stoker.planning.spread_words import why_slower, words_on_message, words_on_messages
+from stoker.records import Coupling, Hardware, Layout, Operation, Plan
+from stoker.records.links import Links
+from tests.planning.spreading import PARTS, links, trace
+from tests.planning.trials import CPU, GPU, NORMS, profile
+
+FACTS = profile(num_train=640, num_valid=0, num_test=0, batch=64, parameter_bytes=PARTS.trained_bytes)
+RUN = Extents(total_samples=6400, total_updates=100, evaluations=0)
+PLAN = Plan(device="cuda:0", micro_batch=32)
+ON_CPU = dataclasses.replace(PLAN, device="cpu")
+
+
+class ByFlops:
+    """A FLOP takes a microsecond; what has none takes nothing."""
+
+    def seconds(self, operation: Operation) -> float:
+        """Of one execution [s]."""
+        return 1e-6 * operation.flops
+
+    def relative_error(self, _operation: Operation) -> float:
+        """None."""
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def times_by_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model of a device: what an operation takes is known."""
+    monkeypatch.setattr(traced, "operation_times", lambda _hardware: ByFlops())
+
+
+def hardware(kind: str) -> Hardware:
+    """A device of which little is known, with nothing but arithmetic."""
+    device = GPU if kind == "cuda" else CPU
+    return Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, compute_capability="8.0")
+
+
+def forecasts(layout: Layout, kind: str = "cuda", known: Links | None = None, **changes: Any) -> SpreadForecasts:
+    """Of jobs with FACTS."""
+    found = links() if known is None else known
+    facts = dataclasses.replace(FACTS, **changes)
+    return SpreadForecasts(
+        layout, facts, PARTS, lambda _threads: hardware(kind), trace, lambda _rate: RUN, lambda _size, _stride: found
+    )
+
+
+def alone(kind: str = "cuda") -> TracedForecasts:
+    """Of one process."""
+    return TracedForecasts(FACTS, lambda _threads: hardware(kind), Needs(trace), lambda _rate: RUN)
+
+
+def compute_s(layout: Layout, plan: Plan = PLAN) -> float:
+    """Of one process, waiting for others included [s]."""
+    return forecasts(layout).spread(plan).compute_s
+
+
+def test_two_replicas_compute_half_and_sum_the_rest() -> None:
+    """An update of the half, and the gradients' bytes at a gigabyte a second, none hidden."""
+    found = forecasts(Layout(replicas=2))
+    spread, whole = found.spread(PLAN), alone().update(dataclasses.replace(PLAN, micro_batch=64)).step_s.value
+    assert spread.compute_s == pytest.approx(whole / 2, rel=0.01)
+    forecast = found.forecast(PLAN)
+    assert forecast.exposed_s is not None
+    assert forecast.exposed_s.value == pytest.approx(1e-9 * (PARTS.trained_bytes + 24 + 40))
+    assert forecast.communication_bytes == PARTS.trained_bytes + 24 + 40
+    assert forecast.step_s.value == pytest.approx(spread.compute_s + forecast.exposed_s.value)
+    assert forecast.samples_per_s.value == pytest.approx(64 / forecast.step_s.value)
+
+
+def test_smaller_micro_batches_are_more_passes_of_the_same_arithmetic() -> None:
+    """And as many sums of gradients: one."""
+    small = dataclasses.replace(PLAN, micro_batch=8)
+    layout = Layout(replicas=2)
+    assert compute_s(layout, small) == pytest.approx(compute_s(layout), rel=0.02)
+    assert forecasts(layout).forecast(small).communication_bytes == forecasts(layout).forecast(PLAN).communication_bytes
+
+
+def test_a_tensor_group_computes_less_of_the_whole_batch() -> None:
+    """The blocks' products in half: between a half and the whole."""
+    whole = alone().update(dataclasses.replace(PLAN, micro_batch=64)).step_s.value
+    half = compute_s(Layout(tensor=2), dataclasses.replace(PLAN, micro_batch=64))
+    assert whole / 2 < half < whole
+    assert [one.what for one in forecasts(Layout(tensor=2)).traffic(PLAN)][-1] == "partial outputs summed"
+    sequence = forecasts(Layout(tensor=2, sequence=True)).traffic(PLAN)
+    assert [one.collective for one in sequence[-2:]] == ["all-gather", "reduce-scatter"]
+
+
+def test_stages_wait_for_each_other() -> None:
+    """With m micro-batches m + 1 turns of the slower of two stages; more micro-batches wait less."""
+    many, few = (dataclasses.replace(PLAN, micro_batch=size) for size in (8, 32))
+    layout = Layout(stages=2)
+    one, other = forecasts(layout).spread(many), forecasts(layout).spread(few)
+    assert one.bubble_s == pytest.approx((one.compute_s - 1e-3) / 9, rel=0.15)
+    assert other.bubble_s / other.compute_s == pytest.approx(1 / 3, rel=0.15)
+    assert one.compute_s < other.compute_s
+
+
+def test_company_slows_arithmetic_down() -> None:
+    """Processes on one CPU share its memory."""
+    together = forecasts(Layout(replicas=2), "cpu", links(slowdown=1.5)).update(ON_CPU)
+    apart = forecasts(Layout(replicas=2), "cpu").update(ON_CPU)
+    assert together.backward_s == pytest.approx(1.5 * apart.backward_s, rel=0.05)
+
+
+def test_shards_hold_less_and_stages_too() -> None:
+    """Whole copies need the most of a device."""
+    needed = {layout: forecasts(layout).needed_bytes(PLAN) for layout in (
+        Layout(replicas=2), Layout(shards=2), Layout(stages=2)
+    )}  # fmt: skip
+    assert all(value > 0 for value in needed.values())
+    state = {layout: forecasts(layout).state(PLAN).total for layout in needed}
+    assert state[Layout(shards=2)] < 0.6 * state[Layout(replicas=2)]
+    assert state[Layout(stages=2)] < 0.7 * state[Layout(replicas=2)]
+    assert (
+        forecasts(Layout(replicas=2), "cpu").needed_bytes(ON_CPU)
+        > forecasts(Layout(replicas=2), "cpu").state(ON_CPU).total
+    )
+
+
+def test_batch_statistics_are_messages_too() -> None:
+    """Of coupled samples; none here, since the toy has no norms, but their kinds are spoken of."""
+    found = forecasts(Layout(replicas=2), coupling=NORMS).traffic(PLAN)
+    assert {"batch statistics gathered", "gradients of batch statistics"} <= {one.what for one in found}
+    separable = forecasts(Layout(replicas=2)).traffic(PLAN)
+    assert not {one.what for one in separable} & {"batch statistics gathered"}
+
+
+def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:
+    """They come together after an interval."""
+    found = SpreadForecasts(
+        Layout(replicas=2), FACTS, PARTS, lambda _: hardware("cuda"), trace, lambda _: RUN, lambda *_: links(),
+        is_apart=True,
+    )  # fmt: skip
+    assert found.traffic(PLAN) == ()
+    assert found.forecast(PLAN).communication_bytes == 0
+
+
+def test_a_process_has_its_part_of_a_batch_and_of_each_group() -> None:
+    """Rounded up: the largest part counts."""
+    coupled = Coupling(kind="batch_norm", group=10, causes=("BatchNorm",), evidence="probed")
+    local = local_profile(dataclasses.replace(FACTS, batch=30, coupling=coupled), Layout(replicas=4))
+    assert (local.batch, local.coupling.group) == (8, 3)
+    assert local_profile(FACTS, Layout(tensor=2)).batch == FACTS.batch
+
+
+def test_the_breakdown_names_messages_and_waiting() -> None:
+    """Beside the operations, the largest first."""
+    shares = forecasts(Layout(stages=2), "cpu").breakdown(dataclasses.replace(ON_CPU, micro_batch=16)).step_s
+    assert {"stages waiting", "activations handed on", "the layout's own work"} <= {one.what for one in shares}
+    assert all(one.value >= other.value for one, other in itertools.pairwise(shares))
+
+
+def test_words_tell_how_much_and_how_long() -> None:
+    """Bytes, messages, time, what is hidden; what the links rest on; and what a layout loses by."""
+    hidden = links(overlap=1.0)
+    plan, found = dataclasses.replace(PLAN, micro_batch=4), forecasts(Layout(shards=2), known=hidden)
+    spread = found.spread(plan)
+    gathered = next(one for one in spread.messages if one.traffic.what == "parameters gathered")
+    said = words_on_message(gathered)
+    assert said.startswith("parameters gathered, ")
+    assert "in 24 messages" in said
+    assert "of it hidden" in said
+    lines = words_on_messages(spread, [dataclasses.replace(hidden, note="assumed")])
+    assert lines[-1] == "links: a wire, measured here; assumed"
+    best = forecasts(Layout(replicas=2)).forecast(PLAN)
+    slower = forecasts(Layout(stages=2)).forecast(PLAN)
+    assert "of stages waiting" in why_slower(forecasts(Layout(stages=2)).spread(PLAN), slower, best)

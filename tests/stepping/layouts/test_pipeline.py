@@ -1,0 +1,205 @@
+"""Stages of a pipeline learn what one process learns."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import AdamW, Job, Muon
+from stoker.loading import in_order
+from stoker.records import Coupling, Layout, Schedule
+from stoker.stepping import Step
+from stoker.stepping.layouts.pipeline import turns
+from stoker.stepping.not_finite import NotFinite
+from stoker.stepping.world import ALONE, World
+from stoker.testing.ranks import on_ranks
+from stoker.zoo import GPT, Llama
+from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of
+from tests.stepping.layouts.conformance import Learned, cnn_job, largest_loss_difference, learned, taught
+from tests.stepping.models import VOCAB, make_job, samples_of, texts
+
+STAGES, GPIPE = Layout(stages=2), Layout(stages=2, schedule="gpipe")
+
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-6}
+
+
+def text_job(model: Any, **changed: Any) -> Job:
+    """A job over texts whose last batch has 7 samples."""
+    given = {"optimizer": AdamW(lr=1e-3), "loss": "token_cross_entropy", "clip_norm": 1.0}
+    return make_job(model, data=texts(23, masked=0.3), **{**given, **changed})
+
+
+def gpt(**changed: Any) -> GPT:
+    """Two blocks."""
+    return GPT(**{"layers": 2, "width": 16, "heads": 2, "context": 8, "vocab": VOCAB, **changed})
+
+
+class Skipping(nn.Module):
+    """Adds the embedding to what the blocks have found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        self.last = nn.Linear(8, VOCAB)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        first_BTD = x_BTD = self.embedding(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.last(x_BTD + first_BTD)
+
+
+CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64))
+
+
+def _learned(world: World, layout: Layout, micro_batch: int) -> list[Learned]:
+    """What a process learns of each of CASES."""
+    return [learned(world, job, plan_of(micro_batch, layout=layout), dtype) for job, dtype in CASES]
+
+
+@functools.cache
+def alone() -> list[Learned]:
+    """As `_learned`, in one process, with each batch in one piece."""
+    return _learned(ALONE, Layout(), 16)
+
+
+@given(st.sampled_from(["1f1b", "gpipe"]), st.integers(1, 5), st.integers(1, 9))
+def test_every_micro_batch_goes_forward_and_back_once_and_few_wait(
+    schedule: Schedule, stages: int, passes: int
+) -> None:
+    """Backward after forward, in order; under 1F1B a stage holds as many as there are stages from it on."""
+    for stage in range(stages):
+        done = list(turns(schedule, stage, stages, passes))
+        for kind in ("forward", "backward"):
+            assert [number for turn, number in done if turn == kind] == list(range(passes))
+        waiting = [sum(1 if turn == "forward" else -1 for turn, _ in done[: at + 1]) for at in range(len(done))]
+        assert min(waiting) >= 0
+        assert all(done.index(("forward", n)) < done.index(("backward", n)) for n in range(passes))
+        assert max(waiting) == (passes if schedule == "gpipe" else min(passes, stages - stage))
+
+
+@pytest.mark.parametrize("layout", [STAGES, GPIPE], ids=Layout.in_words)
+def test_stages_learn_what_one_process_does(layout: Layout) -> None:
+    """Losses of 30 updates, and the weights after them, are one process's, micro-batches of two sizes included."""
+    for found in on_ranks(layout, _learned, layout, 3):
+        for one, expected, (_, dtype) in zip(found, alone(), CASES, strict=True):
+            assert largest_loss_difference(one, expected) < LIMITS[dtype]
+            assert one.indices == expected.indices
+            if dtype == torch.float64:
+                assert largest_difference(one.weights, expected.weights) < LIMITS[dtype]
+                assert largest_difference(one.averages, expected.averages) < LIMITS[dtype]
+
+
+def llama_job() -> Job:
+    """Rotary positions, computed in every stage; a group of the optimiser that has weights in both."""
+    optimizer = AdamW(lr=1e-3, weight_decay=0.1, groups={"*norm.weight": {"weight_decay": 0.0}})
+    return text_job(lambda: Llama(2, 16, 4, 2, 24, VOCAB, 8), optimizer=optimizer)
+
+
+OTHERS: dict[str, tuple[Any, Coupling, dict[str, Any]]] = {
+    "cnn": (cnn_job, grouped(16), {"micro_batch": 16}),
+    "llama": (llama_job, SEPARABLE, {"micro_batch": 5}),
+    "checkpointed": (lambda: text_job(gpt), SEPARABLE, {"micro_batch": 8, "checkpointed_blocks": 2}),
+    "in chunks": (lambda: text_job(gpt), SEPARABLE, {"micro_batch": 8, "loss_chunks": 2}),
+}
+"""Batch norm in a Sequential, a model whose blocks take more than activations, and plans that change passes."""
+
+
+def _others(world: World, layout: Layout) -> dict[str, Learned]:
+    """What each of OTHERS learns in six updates."""
+    return {name: taught(world, make(), plan_of(layout=layout, **plan), coupling, torch.float64, 6)
+            for name, (make, coupling, plan) in OTHERS.items()}  # fmt: skip
+
+
+def test_other_models_and_plans_learn_what_one_process_does() -> None:
+    """Weights and running statistics after six updates are one process's, whatever the plan."""
+    expected = _others(ALONE, Layout())
+    for found in on_ranks(STAGES, _others, STAGES):
+        for name, one in found.items():
+            assert largest_loss_difference(one, expected[name]) < LIMITS[torch.float64], name
+            assert largest_difference(one.weights, expected[name].weights) < LIMITS[torch.float64], name
+
+
+def _looked_at(world: World, layout: Layout) -> dict[str, Any]:
+    """What a process holds, what evaluation finds there, and what is raised when a weight is not finite."""
+    job = text_job(lambda: gpt(dropout=0.5), metrics=["token_accuracy"])
+    step = Step(job, plan_of(8, layout=layout), SEPARABLE, dtype=torch.float64, world=world)
+    samples = samples_of(job)
+    pipeline = step.pipeline(samples, augmented=False)
+    held = {name: tensor.numel() for name, tensor in step.model.state_dict().items()}
+    drawn = []
+    for block in step.model.blocks:
+        block.dropout.register_forward_hook(lambda *_: drawn.append(torch.initial_seed()))
+    sums = []
+    for size in (23, 6, 6):
+        with step.evaluation() as measure:
+            batches = list(in_order(samples, pipeline, size, world.split(SEPARABLE)))
+            found = [measure(batch.cut(0, batch.size), batch.size) for batch in batches]
+        sums.append({name: sum(float(one[name].sum) for one in found) for name in found[0]})
+    drawn.clear()
+    batch = next(iter(in_order(samples, pipeline, 16)))
+    loss = float(step.update(batch, 0, 0.0))
+    seeds = sorted(set(drawn))
+    with torch.no_grad():
+        for name, parameter in step.model.named_parameters():
+            if name == "head.weight":
+                parameter[0, 0] = torch.inf
+    try:
+        step.update(batch, 1, 0.0)
+    except NotFinite as problem:
+        return {"held": held, "sums": sums, "loss": loss, "raised": problem.message, "seeds": seeds}
+    return {"raised": None}
+
+
+def test_each_stage_holds_its_own_and_all_know_the_same() -> None:
+    """Weights are one stage's each; measures, loss and a loss that is not finite are told to all; draws differ."""
+    expected = _looked_at(ALONE, Layout())
+    first, last = on_ranks(STAGES, _looked_at, STAGES)
+    assert not first["held"].keys() & last["held"].keys()
+    assert first["held"] | last["held"] == expected["held"]
+    assert first["sums"] == last["sums"]
+    for mine, theirs in zip(last["sums"], expected["sums"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-12)
+    assert first["loss"] == last["loss"]
+    assert first["raised"] == last["raised"] == expected["raised"]
+    assert not set(first["seeds"]) & set(last["seeds"])
+
+
+def _refusals(world: World) -> list[str]:
+    """What is said of jobs that stages do not go with."""
+    from_model = text_job(gpt, loss=_of_model)
+    jobs = [
+        (text_job(Skipping), {}), (from_model, {}), (text_job(gpt, penalty=lambda model: model.norm.weight.sum()), {}),
+        (text_job(gpt, optimizer=Muon(lr=0.01, rest=AdamW(lr=1e-3))), {}),
+        (text_job(gpt, optimizer=AdamW(lr=1e-3, groups={"tokens*": {"lr": 0.1}})), {}),
+        (text_job(gpt), {"compile": True}),
+    ]  # fmt: skip
+    said = []
+    for job, plan in jobs:
+        try:
+            taught(world, job, plan_of(8, layout=STAGES, **plan), SEPARABLE, None, 1)
+        except BadJob as problem:
+            said.append(problem.message)
+    return said
+
+
+def _of_model(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return model(batch[0]).flatten(1).square().mean(1)
+
+
+def test_what_stages_do_not_go_with_is_refused_in_all_processes() -> None:
+    """A skip around the blocks at the first update; losses of the model, penalties and the like before that."""
+    first, last = on_ranks(STAGES, _refusals)
+    assert first == last
+    parts = ["cannot be cut into stages", "_of_model", "penalty", "Muon", "stage 2 of 2.*tokens", "compile"]
+    assert len(first) == len(parts)
+    for said, part in zip(first, parts, strict=True):
+        assert part.split(".*", maxsplit=1)[0] in said

@@ -1,0 +1,168 @@
+"""Fully sharded data parallel beside training: evaluation, errors in the middle of a pass, and what is held where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import AdamW, Loss
+from stoker.loading import BatchSource, datasets_of
+from stoker.records import Layout, Plan
+from stoker.stepping import Step
+from stoker.stepping.layouts.sharded import Sharded
+from stoker.stepping.local_tensors import local
+from stoker.stepping.world import ALONE, World
+from stoker.testing.ranks import on_ranks
+from tests.stepping.driving import SEPARABLE
+from tests.stepping.layouts.odd import Block
+from tests.stepping.models import CLASSES, FEATURES, make_job
+
+TWO = Layout(shards=2)
+
+
+class Stack(nn.Module):
+    """Equal blocks between two layers; the first parameter has 9 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 9)
+        self.between = nn.Linear(9, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        x = self.between(torch.relu(self.first(x_BF)))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def reads_weights(model: Stack, batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
+    """A metric that calls parts of a model and reads its weights."""
+    inputs, _ = batch
+    found = model.first(inputs).sum() + model.head.weight.sum()
+    return Loss(found * len(inputs), len(inputs))
+
+
+def stack_job(**changed: object):
+    """Trains a `Stack`, with an average of its weights."""
+    return make_job(Stack, optimizer=AdamW(lr=1e-2), metrics=["accuracy", reads_weights], ema=0.5, **changed)
+
+
+class Stumbles(Exception):
+    """What goes wrong in a pass."""
+
+
+def update_with(step: Step, update: int, *, stumbles: bool = False) -> float:
+    """Make an update; it may fail after the forward pass of the second block, in every process."""
+    job = step.job
+    data = datasets_of(job)
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, step.plan,
+                         split=step.split())  # fmt: skip
+    batch = next(source.batches(data.extent(job).position(update), update + 1))
+    blocks: Any = getattr(step.model, "blocks", None)
+    if stumbles:
+        handle = blocks[1].register_forward_pre_hook(_stumble)
+        try:
+            return float(step.update(batch, update, update / 30))
+        finally:
+            handle.remove()
+    return float(step.update(batch, update, update / 30))
+
+
+def _stumble(*_: Any) -> None:
+    raise Stumbles
+
+
+def life(world: World, layout: Layout, *, stumbles: bool) -> dict[str, Any]:
+    """Three updates with an evaluation in between, and an error in the second; what came out."""
+    step = Step(stack_job(), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE,
+                dtype=torch.float64, world=world)  # fmt: skip
+    losses = [update_with(step, 0)]
+    if stumbles:
+        with pytest.raises(Stumbles):
+            update_with(step, 1, stumbles=True)
+        step.forget_gradients()
+    losses.append(update_with(step, 1))
+    measured = _measured(step)
+    losses.append(update_with(step, 2))
+    held = {name: tuple(local(p).shape) for name, p in step.model.named_parameters()}
+    moments = {tuple(local(one["exp_avg"]).shape) for one in step.optimizer.state.values()}
+    return {"losses": losses, "measured": measured, "weights": step.whole_weights(), "held": held, "moments": moments}
+
+
+def _measured(step: Step) -> dict[str, float]:
+    """Every measure of the first eight samples, under the averaged weights."""
+    data = datasets_of(step.job).train
+    source = step.pipeline(data, augmented=False)
+    with step.evaluation() as measure:
+        indices = torch.arange(8).numpy()
+        found = measure(source(data.fetch(indices, 0), 0, indices), 8)
+    return {name: float(one.sum) / float(one.count) for name, one in found.items()}
+
+
+def life_in_two(world: World) -> dict[str, Any]:
+    """`life` with an error."""
+    return life(world, TWO, stumbles=True)
+
+
+@pytest.fixture(scope="module")
+def in_two() -> list[dict[str, Any]]:
+    """The lives of two processes."""
+    return on_ranks(TWO, life_in_two)
+
+
+def test_evaluation_sees_whole_weights(in_two: list[dict[str, Any]]) -> None:
+    """Losses, and metrics that read weights or call parts of the model, are those of one process, under the average."""
+    expected = life(ALONE, Layout(), stumbles=False)
+    for one in in_two:
+        assert one["measured"] == pytest.approx(expected["measured"], rel=1e-9)
+
+
+def test_an_error_in_a_pass_leaves_nothing_behind(in_two: list[dict[str, Any]]) -> None:
+    """The update is made again, and training goes on, as if nothing had happened."""
+    expected = life(ALONE, Layout(), stumbles=False)
+    for one in in_two:
+        assert one["losses"] == pytest.approx(expected["losses"], rel=1e-9)
+        for name, tensor in expected["weights"].items():
+            torch.testing.assert_close(one["weights"][name], tensor, rtol=1e-9, atol=1e-12)
+
+
+def test_each_process_holds_its_rows_of_weights_and_state(in_two: list[dict[str, Any]]) -> None:
+    """Half of them, of an odd number one more in the first process."""
+    assert [one["held"]["first.weight"] for one in in_two] == [(5, FEATURES), (4, FEATURES)]
+    for rank, one in enumerate(in_two):
+        whole = Stack().state_dict()
+        rows = {name: -(-len(p) // 2) if rank == 0 else len(p) // 2 for name, p in whole.items()}
+        assert one["held"] == {name: (rows[name], *p.shape[1:]) for name, p in whole.items()}
+        assert one["moments"] == set(one["held"].values())
+
+
+def far_from_orthogonal(model: nn.Module) -> torch.Tensor:
+    """A penalty that compares a weight with another tensor."""
+    weight = model.blocks[0].inner.weight
+    return (weight @ weight.t() - torch.eye(len(weight), dtype=weight.dtype)).square().sum()
+
+
+def refused(world: World) -> list[str]:
+    """What is said of a model whose layers differ in dtype, and of a penalty that needs whole weights."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.float64))
+    with pytest.raises(BadJob) as dtypes:
+        Sharded(model, world)
+    plan = Plan(device="cpu", micro_batch=8, layout=TWO)
+    step = Step(stack_job(penalty=far_from_orthogonal), plan, SEPARABLE, world=world)
+    with pytest.raises(BadJob) as penalty:
+        update_with(step, 0)
+    return [str(dtypes.value), str(penalty.value)]
+
+
+def test_what_cannot_be_sharded_is_said_in_plain_words() -> None:
+    """Parameters of two dtypes, which are gathered together, and a penalty that mixes parts of weights with others."""
+    for dtypes, penalty in on_ranks(TWO, refused):
+        assert "torch.float32" in dtypes
+        assert "torch.float64" in dtypes
+        assert "mixes weights, which lie in parts" in penalty

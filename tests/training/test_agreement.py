@@ -1,0 +1,73 @@
+"""What processes tell each other between two updates; with several of them in `test_saving_together.py`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import BadRun, RunFailed
+from stoker.stepping import NotFinite
+from stoker.stepping.world import ALONE
+from stoker.training import agreement
+from stoker.training.agreement import (
+    appears,
+    gathered,
+    heard,
+    raise_first,
+    raise_together,
+    require_all_see,
+    require_seen_by_all,
+    said,
+)
+
+
+@pytest.mark.parametrize("kind", [RunFailed, BadRun, NotFinite])
+def test_an_error_is_the_same_where_it_is_heard(kind: type[RunFailed]) -> None:
+    """In class, words and remedy: recovery tells a number that is not finite from other failures by its class."""
+    error = heard(said(kind("a", remedy="b")))
+    assert (type(error), error.message, error.remedy) == (kind, "a", "b")
+
+
+def test_the_first_error_is_raised_and_without_any_nothing() -> None:
+    """Everywhere the same one."""
+    raise_first([None, None])
+    with pytest.raises(BadRun, match="second"):
+        raise_first([None, said(BadRun("second")), said(RunFailed("third"))])
+
+
+def test_alone_there_is_nobody_to_ask() -> None:
+    """One process agrees with itself."""
+    assert gathered(ALONE, 3) == [3]
+    raise_together(ALONE, None)
+    with pytest.raises(RunFailed, match="mine"):
+        raise_together(ALONE, RunFailed("mine"))
+
+
+def test_processes_that_do_not_see_are_named() -> None:
+    """All of them, and the directory."""
+    require_all_see(Path("d"), [True, True])
+    with pytest.raises(BadRun, match=r"for all 4 processes: .* processes 1, 3 do not find") as one:
+        require_all_see(Path("d"), [True, False, True, False])
+    assert "disk that all machines share" in (one.value.remedy or "")
+
+
+def test_what_comes_late_is_waited_for_a_while(tmp_path: Path, monkeypatch: Any) -> None:
+    """A network file system may show it later; what never comes is not there."""
+    monkeypatch.setattr(agreement, "APPEARS_S", 0.1)
+    assert not appears(tmp_path / "never")
+    monkeypatch.setattr(agreement, "APPEARS_S", 60.0)
+    later = threading.Timer(0.1, (tmp_path / "late").touch)
+    later.start()
+    assert appears(tmp_path / "late")
+    later.join()
+
+
+def test_a_directory_is_left_as_it_was(tmp_path: Path) -> None:
+    """Looking whether all see it leaves nothing; one that cannot be written to is told."""
+    require_seen_by_all(ALONE, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunFailed, match="Cannot write a file that all processes look for"):
+        require_seen_by_all(ALONE, tmp_path / "gone")

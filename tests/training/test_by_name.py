@@ -1,0 +1,155 @@
+"""Optimisers' states under the names of parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import stoker
+from stoker.errors import BadRun, RunFailed
+from stoker.records import to_json
+from stoker.stepping import Step
+from stoker.store import CheckpointStore, sha256_file
+from stoker.training import restore
+from stoker.training.by_name import _require_spread_alike, names_of, numbered, tree_of, united
+from stoker.training.state import pack, unpack
+from tests.training.builders import advance, assert_bit_equal, everything_of, saved, step_of, tiny_job
+
+
+def test_state_goes_by_the_names_of_the_models_parameters() -> None:
+    """Whatever groups they are in, and whatever the optimiser's order."""
+    step = step_of(tiny_job(optimizer=stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}})))
+    advance(step, 0, 1)
+    tree = tree_of(step)
+    assert names_of(step) == ["0.weight", "3.weight", "0.bias", "3.bias"]
+    assert torch.equal(tree["state"]["0.bias"]["exp_avg"], step.optimizer.state[step.model[0].bias]["exp_avg"])
+    assert [group["params"] for group in tree["groups"]] == [["0.weight", "3.weight"], ["0.bias", "3.bias"]]
+
+
+def test_what_is_of_no_parameter_is_kept_beside(tmp_path: Path) -> None:
+    """An optimiser may keep state of its own, and step tensors that are not the model's."""
+    extra = nn.Parameter(torch.ones(2))
+
+    class Counting(torch.optim.SGD):
+        """Keeps a count under a name."""
+
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            self.state["count"] = {"steps": torch.ones(())}
+
+    step = step_of(tiny_job(optimizer=lambda params: Counting([*params, extra], lr=0.1, momentum=0.9)))
+    advance(step, 0, 1)
+    assert names_of(step)[-1] == 4
+    fresh = step_of(tiny_job(optimizer=lambda params: Counting([*params, nn.Parameter(torch.ones(2))], lr=0.1)))
+    restore(fresh, *saved(step, tmp_path, 1))
+    assert fresh.optimizer.state["count"] == {"steps": torch.ones(())}
+    assert_bit_equal(everything_of(fresh), everything_of(step))
+
+
+def in_version_1(folder: Path, step: Step) -> None:
+    """Turn a checkpoint of `step` in `folder` into what Stoker wrote while an optimiser's state went by numbers."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    skeleton, tensors = pack(step.optimizer.state_dict(), "optimizer")
+    file = folder / "optimizer.safetensors"
+    safetensors.torch.save_file(tensors, file)
+    manifest["skeleton"]["optimizer"] = skeleton
+    for one in manifest["files"]:
+        if one["name"] == file.name:
+            one |= {"num_bytes": file.stat().st_size, "sha256": sha256_file(file)}
+    del manifest["layout"], manifest["tensors"]
+    path.write_text(json.dumps({**manifest, "schema": 1}))
+
+
+@pytest.mark.parametrize("optimizer", [stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}}),
+                                       stoker.SGD(lr=0.1)], ids=["in groups", "without a state"])  # fmt: skip
+def test_checkpoints_of_earlier_versions_are_resumed(tmp_path: Path, optimizer: Any) -> None:
+    """They kept an optimiser's state under numbers; training goes on bit-equal."""
+    job = tiny_job(optimizer=optimizer)
+    step = step_of(job)
+    advance(step, 0, 3)
+    path, _ = saved(step, tmp_path, 3)
+    in_version_1(path, step)
+    found = CheckpointStore(tmp_path).newest()
+    assert found is not None
+    fresh = step_of(job)
+    restore(fresh, *found)
+    assert_bit_equal(everything_of(fresh), everything_of(step))
+    advance(step, 3, 6)
+    advance(fresh, 3, 6)
+    assert_bit_equal(everything_of(fresh), everything_of(step))
+
+
+def test_numbers_of_another_optimiser_are_refused(tmp_path: Path) -> None:
+    """Then no number says whose state it is."""
+    frozen = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+    frozen[0].requires_grad_(False)
+    step = step_of(tiny_job())
+    advance(step, 0, 1)
+    path, _ = saved(step, tmp_path, 1)
+    in_version_1(path, step)
+    found = CheckpointStore(tmp_path).newest()
+    assert found is not None
+    with pytest.raises(BadRun, match="it is of 4 parameters, the job's is of 2"):
+        restore(step_of(tiny_job(model=frozen)), *found)
+
+
+def stage(names: list[str], **settings: Any) -> dict[str, Any]:
+    """One stage's tree: a group of these parameters, and a number as the state of each."""
+    groups = [{"lr": 0.1, **settings, "params": names}]
+    return {"state": {name: {"step": len(name)} for name in names}, "beside": {}, "groups": groups}
+
+
+def test_groups_of_stages_with_the_same_settings_are_one() -> None:
+    """So a process alone finds the groups it knows; those with other settings stay apart."""
+    first = stage(["a.weight"])
+    first["groups"].append({"lr": 0.5, "params": ["a.bias"]})
+    trees = [first, stage(["b.weight", "b.bias"]), stage(["c.weight"], weight_decay=0.1)]
+    whole = unpack(united([pack(tree, "optimizer")[0] for tree in trees]), {})
+    assert [group["params"] for group in whole["groups"]] == [
+        ["a.weight", "b.weight", "b.bias"], ["a.bias"], ["c.weight"],
+    ]  # fmt: skip
+    assert [group["lr"] for group in whole["groups"]] == [0.1, 0.5, 0.1]
+    assert list(whole["state"]) == ["a.weight", "b.weight", "b.bias", "c.weight"]
+    assert whole == json.loads(json.dumps(to_json(whole)))
+
+
+def test_two_groups_of_one_stage_stay_two_though_their_settings_are_the_same() -> None:
+    """A schedule of the user's may tell them apart by their place."""
+    first = stage(["a"])
+    first["groups"].append({"lr": 0.1, "params": ["b"]})
+    whole = unpack(united([pack(tree, "optimizer")[0] for tree in (first, stage(["c"]))]), {})
+    assert [group["params"] for group in whole["groups"]] == [["a", "c"], ["b"]]
+
+
+def test_other_groups_of_as_many_parameters_are_refused() -> None:
+    """A state goes back only to an optimiser that is divided alike."""
+    step = step_of(tiny_job(optimizer=stoker.AdamW(lr=0.01, groups={"*bias": {"weight_decay": 0.0}})))
+    tree = tree_of(step)
+    first, second = tree["groups"]
+    first["params"], second["params"] = [first["params"][0], second["params"][0]], [first["params"][1], "3.bias"]
+    with pytest.raises(ValueError, match=r"no group of it is that of '0\.weight' and 1 more"):
+        numbered(step, tree)
+
+
+class Spread:
+    """A parameter of four elements, two of which are here."""
+
+    shape = torch.Size([4])
+
+    def to_local(self) -> torch.Tensor:
+        """These two."""
+        return torch.zeros(2)
+
+
+def test_a_part_that_does_not_say_which_it_is_is_refused() -> None:
+    """A user's optimiser may keep plain tensors of the size that it was given; scalars and whole ones are fine."""
+    _require_spread_alike("w", Spread(), {"step": torch.zeros(()), "whole": torch.zeros(4), "count": 3})
+    with pytest.raises(RunFailed, match=r"keeps 'momentum' of w, .* of shape \[2\]"):
+        _require_spread_alike("w", Spread(), {"momentum": torch.zeros(2)})
