@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.planning.communication import sharding_groups
 from stoker.planning.rank_state import (
     Moments,
     communication_buffers,
     even_cuts,
+    gloo_buffers,
     local_bytes,
     of_stage,
     rank_state,
@@ -70,3 +72,10 @@ def test_buffers_of_shards_are_two_blocks_and_the_gradients_of_one() -> None:
     assert communication_buffers(PARTS, Layout(shards=2)) == root + 2 * block + 2 * block
     assert communication_buffers(PARTS, Layout(shards=2, reshard=False)) == root + 2 * block + 2 * block
     assert communication_buffers(PARTS, Layout(replicas=2)) == 0
+
+
+def test_gloo_keeps_several_copies_of_what_it_gathers() -> None:
+    """More where blocks are gathered twice; none without shards."""
+    gathered = sum(sharding_groups(PARTS, 2))
+    assert gloo_buffers(PARTS, Layout(replicas=2)) == 0
+    assert gathered < gloo_buffers(PARTS, Layout(shards=2, reshard=False)) < gloo_buffers(PARTS, Layout(shards=2))

@@ -36,7 +36,7 @@ def final_metrics(session: Session) -> dict[str, float]:
     else:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
     step.average = None
-    training.load_weights(step.model, weights, session.directory.path)
+    training.load_weights(step.model, weights, session.directory.path, world=step.world)
     found: dict[str, float] = {}
     for split, samples in (("valid", data.valid), ("test", data.test)):
         if samples is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,7 +32,7 @@ from stoker.jobs import Entry, Job
 from stoker.launching import INTERRUPTED, Dismissed, Meeting, Member
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.records.codec import JSON
-from stoker.stepping.world import World, is_broken, join, leave
+from stoker.stepping.world import PATIENCE_S, SITES_PATIENCE_S, World, is_broken, join, leave
 from stoker.store import RunDirectory
 from stoker.training import Called, Carried, Replanned, Sink, StopRequest
 from stoker.training.rank_times import rank_clock
@@ -66,13 +67,25 @@ def lead(
 ) -> Run:
     """As the first of processes that a launcher started: say where the run is, and take part in it."""
     member.store.set(_WHERE, str(directory.path.resolve()))
-    return take_part(prepared, directory, device, member, sinks, meeting=meeting)
+    return _unless_dismissed(lambda: take_part(prepared, directory, device, member, sinks, meeting=meeting))
 
 
 def follow(prepared: Prepared, device: Device, member: Member, meeting: Meeting) -> Run:
     """As another of them: learn where the run is, and take part in it."""
-    directory = RunDirectory(Path(member.store.get(_WHERE).decode()))
-    return take_part(prepared, directory, device, member, [], meeting=meeting)
+
+    def run() -> Run:
+        directory = RunDirectory(Path(member.store.get(_WHERE).decode()))
+        return take_part(prepared, directory, device, member, [], meeting=meeting)
+
+    return _unless_dismissed(run)
+
+
+def _unless_dismissed(run: Callable[[], Run]) -> Run:
+    """What `run` gives; whoever is dismissed leaves without a word, since another process says why."""
+    try:
+        return run()
+    except Dismissed as dismissed:
+        raise SystemExit(dismissed.exit_code) from None
 
 
 def take_part_in(directory: Path, job: Job, entry: Entry) -> int:
@@ -142,18 +155,12 @@ def take_part(
 
 def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     """Train with those who met: the session, where training came to its end; else the next meeting."""
-    life.member.require_same(_facts(life.prepared))
-    _adapt(life, meeting)
     session: Session | None = None
     notes: dict[str, JSON] = {}
     try:
-        world = join(
-            life.plan.layout,
-            meeting.rank,
-            life.member.store,
-            device=torch.device(life.device.torch_name),
-            name=meeting.name,
-        )
+        life.member.require_same(_facts(life.prepared))
+        _adapt(life, meeting)
+        world = _joined(life, meeting)
         clock = rank_clock(
             world, worker=life.member.worker, device=torch.device(life.device.torch_name),
             write=life.directory.write_rank_times,
@@ -169,7 +176,7 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     except Called:
         assert session is not None
         why = "called"
-        life.carried = Carried.of(session.loop) if life.plan.layout.is_replicated else None
+        life.carried = Carried.of(session.loop) if session.step.is_replicated else None
     except (training.Together, training.RollBack) as request:
         why, notes = request.change.why, {"plan": records.to_json(request.change.new)}
         life.carried = _kept(life, session) if isinstance(request, training.Together) else None
@@ -187,6 +194,16 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     del session
     leave()
     return life.member.lost(why, notes)
+
+
+def _joined(life: _Life, meeting: Meeting) -> World:
+    """The world of those who met."""
+    patience_s = PATIENCE_S if life.prepared.job.sync is None else SITES_PATIENCE_S
+    device = torch.device(life.device.torch_name)
+    with life.member.joining():
+        return join(
+            life.plan.layout, meeting.rank, life.member.store, device=device, name=meeting.name, patience_s=patience_s
+        )
 
 
 def _facts(prepared: Prepared) -> dict[str, str]:
@@ -241,7 +258,7 @@ def _kept(life: _Life, session: Session | None) -> Carried | None:
     loop = session.loop
     is_complete = loop.unevaluated is not None  # the update is made; what is due after it is not
     is_whole = is_complete or (loop.recovery is not None and loop.recovery.drop())
-    return Carried.of(loop) if is_whole and life.plan.layout.is_replicated else None
+    return Carried.of(loop) if is_whole and session.step.is_replicated else None
 
 
 def _evaluate(session: Session) -> None:

@@ -81,13 +81,15 @@ def ready(  # noqa: PLR0913 - what a session is made of
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
     plan, store = decision.chosen.plan, CheckpointStore(directory.checkpoints)
+    if world.layout.world_size > 1:
+        training.require_seen_by_all(world, directory.path)
     step = Step(prepared.job, plan, coupling, world=world)
     seed_generators(key_of(Stream.MICRO_BATCH, prepared.job.seed))
     start, given = None, training.given_by_the_furthest(step, carried)
     if given is not None:
         position, progress = given.position, given.progress
     else:
-        start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates)
+        start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates, world)
         position = Position() if start is None else start.position
         progress = {} if start is None else _restored(step, start)
         if start is not None and progress and progress["best"]["samples"] == position.samples and world.is_first:
@@ -95,7 +97,7 @@ def ready(  # noqa: PLR0913 - what a session is made of
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
     source = BatchSource(
         prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
-        plan, split=world.split(coupling),
+        plan, split=step.split(),
     )  # fmt: skip
     checkpointer = training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
     loop = training.Loop(
@@ -154,24 +156,24 @@ def _restored(step: Step, start: _Start) -> dict[str, JSON]:
         progress = training.restore(step, start.path, start.manifest)
         return progress if start.is_own else {}
     weights = training.model_weights(start.path, start.manifest)
-    training.load_weights(step.model, weights, start.path)
+    training.load_weights(step.model, weights, start.path, world=step.world)
     if step.average is not None:
         step.average.load(weights)
     return {}
 
 
 def _start_from(
-    directory: RunDirectory, prepared: Prepared, store: CheckpointStore, total_updates: int
+    directory: RunDirectory, prepared: Prepared, store: CheckpointStore, total_updates: int, world: World
 ) -> _Start | None:
     """The checkpoint to start from: this run's newest, or its parent's."""
-    found = store.newest()
+    found = training.newest_together(world, store)
     if found is not None:
         return _Start(*found, found[1].position, is_own=True)
     run = directory.read_run()
     if run.forked_from is None:
         return None
     parent = find_run(runs_root(), run.forked_from)
-    found = CheckpointStore(parent.checkpoints).newest()
+    found = training.newest_together(world, CheckpointStore(parent.checkpoints))
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
     position = found[1].position if _goes_on(parent.read_spec(), prepared.spec) else Position()

@@ -12,6 +12,7 @@ from stoker.flow.opening import tell
 from stoker.flow.preparation import Prepared
 from stoker.flow.runs import Run
 from stoker.records import Decision, Event
+from stoker.stepping.world import PATIENCE_S
 from stoker.store import RunDirectory
 from stoker.training import Sink
 
@@ -45,7 +46,7 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
     code = launching.Supervisor(
         command, workers=plan.layout.world_size, usable=plan.layout.usable,
         environment={"OMP_NUM_THREADS": str(plan.threads)}, on_line=listener.on_line, tell=listener.on_loss,
-        show=words.show,
+        show=words.show, answer_s=PATIENCE_S,
     ).run()  # fmt: skip
     if code not in (0, launching.INTERRUPTED):
         raise words.as_error(code)

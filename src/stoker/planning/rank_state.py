@@ -7,10 +7,12 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from stoker.planning.communication import gradient_buckets, local_shape, padded_shard_bytes
+from stoker.planning.communication import gradient_buckets, local_shape, padded_shard_bytes, sharding_groups
 from stoker.records import Layout, Trace
 from stoker.records.model_parts import ModelParts, Parameter
 
+_GLOO_ONCE, _GLOO_TWICE = 6.0, 9.0
+"""See `gloo_buffers`."""
 SCALAR_BYTES = 8
 """A tensor of an optimiser's state up to this size counts something, and is there once for each parameter."""
 
@@ -124,6 +126,18 @@ def communication_buffers(parts: ModelParts, layout: Layout) -> int:
     root, largest = sizes[None], blocks[0] if blocks else 0
     gathered = root + (2 * largest if layout.reshard else sum(blocks))
     return gathered + 2 * max(root, largest)
+
+
+def gloo_buffers(parts: ModelParts, layout: Layout) -> int:
+    """The same on a CPU [bytes]: gloo copies what it gathers and scatters, in threads that keep the memory they had.
+
+    In multiples of all that is gathered, fitted on `calibration` of `bench/many/forecast.py`, PyTorch 2.13: 6 where
+    parameters stay gathered, 8 and 10 where blocks are gathered twice.
+    """
+    if layout.shards == 1:
+        return 0
+    whole = sum(sharding_groups(parts, layout.shards, layout.tensor))
+    return round((_GLOO_TWICE if layout.reshard and parts.blocks else _GLOO_ONCE) * whole)
 
 
 def buckets_bytes(parts: ModelParts) -> int:

@@ -33,6 +33,7 @@ from stoker.planning.rank_state import (
     buckets_bytes,
     communication_buffers,
     even_cuts,
+    gloo_buffers,
     of_stage,
     rank_state,
 )
@@ -325,7 +326,8 @@ class SpreadForecasts(TracedForecasts):
         """What no trace of a process shows [bytes]: buffers of messages, and of stages state and what waits."""
         layout = self.layout
         mine = of_stage(self.parts, stage, layout.stages, self._cuts)
-        found = communication_buffers(mine, layout)
+        is_on_cpu = self._hardware.device.kind == "cpu"
+        found = gloo_buffers(mine, layout) if is_on_cpu else communication_buffers(mine, layout)
         if layout.stages == 1:
             return found
         state = self.state(plan, rank=stage * layout.data_size * layout.tensor).total

@@ -87,7 +87,7 @@ class ChunkedLoss:
             )
         layer, flat = self._layer, target.flatten()
         size = math.ceil(max(1, flat.numel()) / self._chunks)
-        inputs = [features.flatten(0, -2), layer.weight, layer.bias]
+        inputs: list[torch.Tensor | None] = [features.flatten(0, -2), layer.weight, layer.bias]
         if not torch.is_grad_enabled():  # what needs a gradient says so even then, and would be given one
             inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
         summed: torch.Tensor = _ChunkedCrossEntropy.apply(*inputs, flat, size, self._label_smoothing)  # type: ignore[no-untyped-call]

@@ -167,6 +167,11 @@ class Step:
             self.outer.after(update, samples_here(batch), loss)
         return loss
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every process holds all of the state: not where each learns by itself between exchanges."""
+        return self.plan.layout.is_replicated and self.job.sync is None
+
     def settle(self) -> None:
         """End training: where sites make updates of their own, they come together for the last time.
 

@@ -30,6 +30,9 @@ AXES = ("stages", "replicas", "shards", "tensor")
 PATIENCE_S = 20.0
 """Longest that a process waits for the others within one call [s]; whoever has not come then counts as lost."""
 
+SITES_PATIENCE_S = 600.0
+"""The same where processes meet only now and then, and one may be slower than another over all the time between [s]."""
+
 
 SIGNALS = ("stop", "save", "meet")
 """What a process can tell the others with each update: that it was asked to stop, that a checkpoint is due, that

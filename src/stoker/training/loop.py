@@ -114,6 +114,8 @@ class Loop:
             if is_due or (position.updates == 1 and loss is not None):
                 self._report_progress(position)
             is_last = position.updates == self.total_updates
+            if is_last:
+                self.step.settle()
             is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
             is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
             is_due = self._agreed("save", mine=telemetry.wall_s >= next_save_s)
@@ -141,8 +143,8 @@ class Loop:
         return is_heard
 
     def _keep_for_the_next_meeting(self, position: Position) -> None:
-        """Save a state that no single process holds; any that does carries it over itself."""
-        if not self.step.plan.layout.is_replicated:
+        """Save a state that no single process holds; where each does, it carries it over itself."""
+        if not self.step.is_replicated:
             self._save(position, is_best=False)
             self._announce(self.checkpointer.collect(wait=True))
 
