@@ -20,7 +20,17 @@ from stoker.cli.main import app
 from stoker.jobs import Job, load_job
 from stoker.planning.ranking import SURE_ENOUGH
 from stoker.planning.search import LEAST_GAIN, LEAST_PLANNING_S, PLANNING_SHARE
-from stoker.records import LARGEST_GRADIENT_ERROR, Candidate, Decision, EventKind, Forecast, Plan, Rejection, loads
+from stoker.records import (
+    ONE_PROCESS,
+    LARGEST_GRADIENT_ERROR,
+    Candidate,
+    Decision,
+    EventKind,
+    Forecast,
+    Plan,
+    Rejection,
+    loads,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS, PACKAGE = ROOT / "README.md", ROOT / "docs", ROOT / "src" / "stoker"
@@ -242,4 +252,5 @@ def test_the_plan_on_the_page_can_be_read() -> None:
     defaults = dict(re.findall(r"^\| `(\w+)` \| [^|]*\| `?([^|`]+?)`? \|", _section(page, "Plan"), re.MULTILINE))
     for field in dataclasses.fields(Plan):
         shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+        shown = "one process" if field.default == ONE_PROCESS else shown
         assert defaults[field.name] == ("required" if field.default is dataclasses.MISSING else shown), field.name

@@ -203,7 +203,7 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
     if layout.tensor > 1 and problem_with(model, layout) is not None:
         return None
     parts = parts_of.model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
-    if layout.stages > len(parts.blocks):
+    if layout.stages > max(1, len(parts.blocks)):
         return None
     data = datasets_of(job)
     facts = profile(job, data, SEPARABLE, model, device_kind="cpu")
@@ -315,8 +315,10 @@ def main() -> None:
     rows = [row_of(one) for one in compared]
     show(rows)
     after = sample_cpu()
-    load = None if before is None or after is None else to_json(load_between(before, after))
-    found |= {"bars": BARS, "summary": summary(rows), "load": load, "links": to_json(links), "rows": rows}
+    load = None if before is None or after is None else load_between(before, after)
+    if load is not None and not load.is_quiet:
+        print(f"others used {load.others:.0%} of the CPU meanwhile: times say nothing, bytes do")
+    found |= {"bars": BARS, "summary": summary(rows), "load": to_json(load), "links": to_json(links), "rows": rows}
     print(found["summary"])
     write(path, found)
 

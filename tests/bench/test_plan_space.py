@@ -17,8 +17,8 @@ def grid(coupling: Coupling = GROUPS) -> list[Plan]:
 
 
 def test_the_grid_has_every_combination_once() -> None:
-    """Three micro-batches and six settings of two values each."""
-    assert len(grid()) == len(set(grid())) == 3 * 2**6
+    """Three micro-batches, three ways to have memory, and five settings of two values each."""
+    assert len(grid()) == len(set(grid())) == 3 * 3 * 2**5
 
 
 def test_every_plan_is_legal() -> None:
@@ -30,7 +30,7 @@ def test_every_plan_is_legal() -> None:
 def test_what_a_job_has_not_makes_no_plans() -> None:
     """Without convolutions, blocks, or a second core, those settings have one value."""
     plans = every_plan(coupling=SEPARABLE, batch=2, cores=1, num_blocks=0, has_convolutions=False)
-    assert len(plans) == 2 * 2 * 2 * 2  # micro-batches 2 and 1, precision, optimiser, malloc
+    assert len(plans) == 2 * 2 * 2 * 3  # micro-batches 2 and 1, precision, optimiser, malloc
     assert {plan.memory_format for plan in plans} == {"contiguous"}
 
 

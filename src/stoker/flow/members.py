@@ -11,13 +11,14 @@ import dataclasses
 import platform
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import DistError  # type: ignore[attr-defined]  # missing from the stubs
 
 from stoker import profiling, records, training
 from stoker.devices import attached_devices, resolve_place
@@ -61,13 +62,18 @@ class _Life:
 _WHERE = "run"
 """Under this name the first process tells the others, in their store, where the run is."""
 
+_ENDED = "run/ended"
+"""Under this name, that it has finished the run, or left it to be continued."""
+
 
 def lead(
     prepared: Prepared, directory: RunDirectory, device: Device, member: Member, meeting: Meeting, sinks: list[Sink]
 ) -> Run:
     """As the first of processes that a launcher started: say where the run is, and take part in it."""
     member.store.set(_WHERE, str(directory.path.resolve()))
-    return _unless_dismissed(lambda: take_part(prepared, directory, device, member, sinks, meeting=meeting))
+    run = _unless_dismissed(lambda: take_part(prepared, directory, device, member, sinks, meeting=meeting))
+    member.store.set(_ENDED, "")
+    return run
 
 
 def follow(prepared: Prepared, device: Device, member: Member, meeting: Meeting) -> Run:
@@ -75,7 +81,10 @@ def follow(prepared: Prepared, device: Device, member: Member, meeting: Meeting)
 
     def run() -> Run:
         directory = RunDirectory(Path(member.store.get(_WHERE).decode()))
-        return take_part(prepared, directory, device, member, [], meeting=meeting)
+        take_part(prepared, directory, device, member, [], meeting=meeting)
+        with suppress(DistError):  # the first process is gone, and with it the store: it has ended the run
+            member.store.wait([_ENDED])
+        return Run(directory, prepared.job)
 
     return _unless_dismissed(run)
 

@@ -1,7 +1,7 @@
 """What layouts cost a process on a CPU besides arithmetic and messages: Python, hooks, DTensor's dispatch.
 
-On a GPU the host runs ahead and most of this is hidden; it is left out there. Constants are judgements, of PyTorch 2.13
-on one x86-64 core; `bench/many/overheads.py` measures them, on models that forecasts are not held to.
+On a GPU the host runs ahead and most of this is hidden; it is left out there. Constants are what
+`bench/many/overheads.py` found under PyTorch 2.13 on one x86-64 core, on models that forecasts are not held to.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from __future__ import annotations
 from stoker.records import Layout
 from stoker.records.model_parts import ModelParts
 
-_REPLICATED_S, _REPLICATED_PARAMETER_S = 4e-4, 1.5e-5
-"""Of DistributedDataParallel: an update, and each parameter of it [s]."""
-_SHARDED_S, _SHARDED_GROUP_S, _SHARDED_PARAMETER_S = 1e-3, 6e-4, 1e-4
-"""Of `fully_shard`: an update, each group in each pass, and each parameter's step of the optimiser as a DTensor [s]."""
-_TENSOR_LAYER_S, _TENSOR_PARAMETER_S = 6e-4, 1e-4
-"""Of DTensor: a divided layer in each pass, and each parameter in an update [s]."""
-_STAGE_S = 5e-4
-"""Of a pipeline's schedule: each micro-batch [s]."""
+_REPLICATED_PASS_S, _REPLICATED_PARAMETER_S = 2.6e-4, 2.4e-5
+"""Of DistributedDataParallel: a pass, and each parameter in an update [s]."""
+_SHARDED_S, _SHARDED_GROUP_S, _KEPT_GROUP_S, _SHARDED_PARAMETER_S = 5e-4, 2.1e-3, 1.7e-3, 3e-5
+"""Of `fully_shard`: an update; in each pass each group, which lets go of its parameters or keeps them; and each
+parameter in an update [s]."""
+_TENSOR_S, _TENSOR_LAYER_S, _SEQUENCE_LAYER_S = 3e-3, 4.5e-4, 7.9e-4
+"""Of DTensor: an update, and in each pass a divided layer, without or with divided sequences [s]."""
+_STAGE_S = 1.2e-3
+"""Of a pipeline's schedule: an update [s]."""
 
 
 def overhead_s(parts: ModelParts, layout: Layout, passes: int) -> float:
     """What a process of a layout takes beside arithmetic and messages in an update [s]."""
     num_parameters = sum(one.is_trained for one in parts.parameters) / layout.stages
-    found = 0.0
+    found = _STAGE_S if layout.stages > 1 else 0.0
     if layout.shards > 1:
-        groups = (1 + len(parts.blocks)) / layout.stages
-        found += _SHARDED_S + passes * groups * _SHARDED_GROUP_S + num_parameters * _SHARDED_PARAMETER_S
+        groups = passes * (1 + len(parts.blocks)) / layout.stages
+        found += _SHARDED_S + groups * (_SHARDED_GROUP_S if layout.reshard else _KEPT_GROUP_S)
+        found += num_parameters * _SHARDED_PARAMETER_S
     elif layout.replicas > 1:
-        found += _REPLICATED_S + num_parameters * _REPLICATED_PARAMETER_S
+        found += passes * _REPLICATED_PASS_S + num_parameters * _REPLICATED_PARAMETER_S
     if layout.tensor > 1:
-        layers = len(parts.divided) / layout.stages
-        found += passes * layers * _TENSOR_LAYER_S + num_parameters * _TENSOR_PARAMETER_S
-    if layout.stages > 1:
-        found += passes * _STAGE_S
+        found += _TENSOR_S + passes * len(parts.divided) * (_SEQUENCE_LAYER_S if layout.sequence else _TENSOR_LAYER_S)
     return found

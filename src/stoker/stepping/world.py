@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # missing from the stubs
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout  # settable nowhere else
 
 from stoker.errors import BadJob
 from stoker.loading import Split
@@ -147,6 +148,8 @@ def join(
     shape = tuple(getattr(layout, axis) for axis in AXES)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=AXES)
     data = mesh["replicas", "shards"]._flatten("data").get_group()  # noqa: SLF001 - as FSDP2's own guides do
+    for group in (*mesh.get_all_groups(), data):  # those of a mesh would wait for half an hour
+        _set_pg_timeout(patience, group)
     return World(layout, rank, mesh, data)
 
 

@@ -121,7 +121,8 @@ class TensorParallel:
         for parameter in self._divided.parameters():
             _as_placed(parameter)
         alike = _gradients(self._divided.alike())
-        torch._foreach_mul_(alike, 1 / size)
+        if alike:  # where the sequence is divided too, a model may have none
+            torch._foreach_mul_(alike, 1 / size)
         before = None if self._is_checked else [gradient.clone() for gradient in alike]
         sum_over([*_gradients(self._divided.partial()), *alike], group)
         if before is not None:
