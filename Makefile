@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu clean
+.PHONY: help demo test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,6 +53,14 @@ bench-train: $(INSTALLED) ## Training speed beside other trainers and loops tune
 	-$(BIN)/python -m bench.train.startup
 	$(BIN)/python -m bench.train.equal_accuracy
 	$(BIN)/python -m bench.train.table
+
+bench-many: $(INSTALLED) ## Several processes: equality, resuming, kills, throughput, forecasts (45 minutes; a quiet machine)
+	$(BIN)/python -m bench.many.parity
+	$(BIN)/python -m bench.many.reshard
+	$(BIN)/python -m bench.many.kill
+	$(BIN)/python -m bench.many.layout_throughput --sets 6
+	$(BIN)/python -m bench.many.forecast
+	$(BIN)/python -m bench.many.slow_link
 
 bench-gpu: $(INSTALLED) ## The same beside compiled loops on the GPU here, with MFU
 	$(BIN)/python -m bench.train.gpu

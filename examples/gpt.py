@@ -1,8 +1,8 @@
 """A small GPT learns to write Python, byte by byte, from the source of Python's own library.
 
-    stoker train examples/gpt.py
-    stoker train examples/gpt.py --on 2xhere            # two processes, which learn what one does
-    stoker plan examples/gpt.py --on 8xh100             # layouts compared; no GPU needed
+stoker train examples/gpt.py
+stoker train examples/gpt.py --on 2xhere            # two processes, which learn what one does
+stoker plan examples/gpt.py --on 8xh100             # layouts compared; no GPU needed
 """
 
 import stoker

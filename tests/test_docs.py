@@ -21,8 +21,8 @@ from stoker.jobs import Job, load_job
 from stoker.planning.ranking import SURE_ENOUGH
 from stoker.planning.search import LEAST_GAIN, LEAST_PLANNING_S, PLANNING_SHARE
 from stoker.records import (
-    ONE_PROCESS,
     LARGEST_GRADIENT_ERROR,
+    ONE_PROCESS,
     Candidate,
     Decision,
     EventKind,

@@ -316,9 +316,8 @@ def main() -> None:
     show(rows)
     after = sample_cpu()
     load = None if before is None or after is None else load_between(before, after)
-    if load is not None and not load.is_quiet:
-        print(f"others used {load.others:.0%} of the CPU meanwhile: times say nothing, bytes do")
-    found |= {"bars": BARS, "summary": summary(rows), "load": to_json(load), "links": to_json(links), "rows": rows}
+    stolen = None if load is None else load.stolen  # what others used cannot be told: it has our own processes in it
+    found |= {"bars": BARS, "summary": summary(rows), "stolen_share": stolen, "links": to_json(links), "rows": rows}
     print(found["summary"])
     write(path, found)
 

@@ -131,7 +131,7 @@ CASES = {
     ),
     "unknown device": Case(("no device named 'hhere'", "Did you mean 'here'?"), options=("--on", "hhere")),
     "a device that is not here": Case(("t4 is in the catalogue", "not attached", "--on here"), options=("--on", "t4")),
-    "several devices": Case(("asks for 2 devices", "--on here"), options=("--on", "2xhere")),
+    "several devices": Case(("the plan is for one process", "--on here"), options=("--on", "2xhere")),
     "new and resume": Case(("exclude each other",), options=("--new", "--resume", "latest")),
     "resume of an unknown run": Case(("no run 'nothing'", "no runs in runs"), options=("--resume", "nothing")),
     "fork of an unknown run": Case(("no run 'nothing'",), options=("--fork", "nothing")),

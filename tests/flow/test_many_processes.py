@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +103,16 @@ def test_what_cannot_be_is_said_once_before_anything_is_spent() -> None:
     assert outcome.err.count("error:") == 1
     assert "batch of 1" in outcome.err
     assert not Path("runs").exists()
+
+
+def test_a_launchers_processes_find_each_other() -> None:
+    """Started by torchrun, they train one run, told by one of them, and all leave with exit code 0."""
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stoker", "train"]
+    done = subprocess.run(
+        [sys.executable, *words, str(job_file()), "--plan", str(plan_over(TWO)), "--run-dir", "run", "--json"],
+        capture_output=True, text=True, check=False, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kinds = [json.loads(line)["event"] for line in done.stdout.splitlines()]
+    assert (kinds[0], kinds[-1], kinds.count("finished")) == ("planned", "finished", 1)
+    assert stoker.load("run").status == "finished"

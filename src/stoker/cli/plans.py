@@ -45,11 +45,12 @@ def _candidates(decision: Decision, *, is_wide: bool) -> Table:
     table = _table()
     table.add_column("", width=1, no_wrap=True)
     is_spread = any(c.plan.layout.world_size > 1 for c in decision.candidates)
-    table.add_column("layout" if is_spread else "device", no_wrap=not is_spread)
+    table.add_column("layout" if is_spread else "device", no_wrap=not is_spread, min_width=14 if is_spread else None)
     if is_wide:
         table.add_column("plan", ratio=1)
     is_priced = any(not c.is_here for c in decision.candidates)
-    columns = ["memory", *["messages"] * is_spread, "step", "to finish",
+    messages = "messages" if is_wide else "exposed"
+    columns = ["memory", *[messages] * is_spread, "step", "to finish",
                *(["energy"] * is_wide + ["cost"] if is_priced else [])]  # fmt: skip
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
@@ -107,6 +108,7 @@ def _figures(candidate: Candidate) -> dict[str, str]:
     return {
         "memory": f"{_needed(forecast) / GIB:.1f} / {candidate.memory_bytes / GIB:.0f} GiB",
         "messages": _messages(forecast),
+        "exposed": "–" if forecast.exposed_s is None else format_seconds(forecast.exposed_s.value),
         "step": format_seconds(forecast.step_s.value),
         "to finish": format_seconds(forecast.total_s.value),
         "energy": "–" if forecast.energy_kwh is None else format_energy(forecast.energy_kwh.value),

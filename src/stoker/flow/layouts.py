@@ -185,9 +185,10 @@ class Layouts:
         """
         layout, place = plan.layout, self.place
         if layout.world_size != place.count:
-            words = f"{layout.world_size} processes ({layout.in_words() or 'alone'})"
-            raise BadJob(f"the plan is for {words}, but --on {place.name} has {place.count}",
-                         remedy=f"Use --on {layout.world_size}xhere, or another plan.")  # fmt: skip
+            count = layout.world_size
+            words = "one process" if count == 1 else f"{count} processes ({layout.in_words()})"
+            raise BadJob(f"the plan is for {words}, but --on {place.name} means {place.count}",
+                         remedy=f"Use --on {'here' if count == 1 else f'{count}xhere'}, or another plan.")  # fmt: skip
         if (problem := self.terms.problem_with(layout)) is not None:
             raise BadJob(f"{layout.in_words()}: {problem}")
         forecast = self.forecasts(layout).forecast(dataclasses.replace(plan, layout=Layout()))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import DistError  # type: ignore[attr-defined]  # missing from the stubs
+from torch.distributed import DistError
 
 from stoker import profiling, records, training
 from stoker.devices import attached_devices, resolve_place

@@ -109,8 +109,11 @@ def profile(
 
 def _one_place(on: str) -> Place:
     places = planned_devices(on, attached_devices())
-    if len(places) == 1:
+    if len(places) == 1 and places[0].count == 1:
         return places[0]
+    if len(places) == 1:
+        raise NoDevice(f"on={on!r} means {places[0].count} devices, and a profile is of one",
+                       remedy="stoker.plan(job, on=…) forecasts several.")  # fmt: skip
     names = ", ".join(place.name for place in places)
     remedy = f"Name one, such as on={places[0].name!r}."
     raise NoDevice(f"on={on!r} means {len(places)} devices: {names}", remedy=remedy)

@@ -29,7 +29,8 @@ _IMPORT = "import"
 class Entry:
     """Where a Job came from: its file, the local modules it imports, and its parameters' values.
 
-    `settings` are the texts that gave the parameters. `sources` maps paths relative to the job file's folder to their text; `digest` is their SHA-256 (hex).
+    `settings` are the texts that gave the parameters. `sources` maps paths relative to the job file's folder to their
+    text; `digest` is their SHA-256 (hex).
     """
 
     path: Path

@@ -269,9 +269,7 @@ class SpreadForecasts(TracedForecasts):
         )  # fmt: skip
         overhead = overhead_s(self.parts, self.layout, passes) if self._hardware.device.kind == "cpu" else 0.0
         overhead += self._norms_s(plan)
-        spread = SpreadUpdate(
-            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages
-        )
+        spread = SpreadUpdate(compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages)
         return spread, self._with_messages(slowest, spread, passes)
 
     def _with_messages(self, slowest: UpdateTime, spread: SpreadUpdate, passes: int) -> UpdateTime:

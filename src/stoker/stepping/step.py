@@ -269,6 +269,10 @@ class Step:
             with products_in(self.plan.precision, self.device):
                 self._captured.check()
 
+    def forget_constants(self) -> None:
+        """Drop what is kept only to be used again: an update of other micro-batches has others."""
+        self._reciprocals.clear()
+
     def forget_gradients(self) -> None:
         """Drop what an update that came to nothing left in the parameters."""
         self._forget_gradients()

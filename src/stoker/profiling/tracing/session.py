@@ -35,16 +35,21 @@ class Session:
     answers: Answers
     started: float
 
-    def trace(self, run: Callable[[], object], hold: Callable[[], None]) -> tuple[Trace, Recording]:
-        """The trace of the second call of `run`, and what was recorded, which also says whose each storage is.
+    def trace(
+        self, run: Callable[[], object], hold: Callable[[], None], begin: Callable[[], object] | None = None
+    ) -> tuple[Trace, Recording]:
+        """The trace of a call of `run`, and what was recorded, which also says whose each storage is.
 
-        `hold` is called between the two: it tells the recorder what lives from update to update.
+        Args:
+            run: what is traced.
+            hold: tells the recorder what lives from update to update; called before.
+            begin: brings about what is there from the first update on; `run` itself by default.
 
         Raises:
             BadJob: an operation cannot be traced, or sizes depend on the data.
         """
         with self.recorder.following():
-            run_traced(self, run)
+            run_traced(self, begin or run)
             recording = self._recorded(run, hold)
             if self.answers.lines_of_numbers:
                 self._require_same(recording, run, hold)
