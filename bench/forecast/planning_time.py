@@ -31,7 +31,7 @@ from stoker.profiling import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
 from stoker.store.traces import packed, unpacked
 
-DATE = "2026-11-21"
+DATE = "2026-11-22"
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "llama8b.py"
 RESULTS = ROOT / "bench" / "results"

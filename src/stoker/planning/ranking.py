@@ -158,6 +158,8 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         return forecasts.probability_it_fits(plan) >= SURE_ENOUGH
 
     sizes = profile.coupling.legal_micro_batches(profile.batch)
+    if most == MOST_SIZES_ELSEWHERE and profile.parameter_bytes > LARGE_BYTES:
+        sizes = sizes[-max(1, len(sizes) - 1) :]  # products of half the batch are as fast, and are traced anyway
     if not sizes or not fits(ways(sizes[-1])[-1]):
         return
     # The whole batch at once is looked at last: it is an update of another kind, and has to be traced for itself.
