@@ -66,6 +66,13 @@ def test_closures_are_one_process_own() -> None:
     require_no_closure(closure, Layout())
 
 
+def test_compiled_plans_are_one_process_own() -> None:
+    """Nobody has shown yet that a compiled model learns the same under a layout."""
+    job = make_job(mlp)
+    with pytest.raises(BadJob, match="compiled plans are one process's"):
+        require_legal(job, Plan(device="cpu", micro_batch=16, layout=TWO, compile=True), SEPARABLE)
+
+
 class Tied(nn.Module):
     """Blocks one of whose weights is also the head's."""
 

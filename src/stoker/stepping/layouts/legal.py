@@ -95,6 +95,9 @@ def _require_spreadable(job: Job, plan: Plan) -> None:
             f"the job's own step makes a whole update by itself, and cannot be divided over {where}",
             remedy=f"{_ALONE}, or give Job(loss=…) in place of step=…",
         )
+    if plan.compile:
+        raise BadJob(f"compiled plans are one process's so far, and this one is for {where}",
+                     remedy="Use the plan without compile.")  # fmt: skip
     if isinstance(job.optimizer, Muon) and layout.shards * layout.tensor > 1:
         raise BadJob(
             f"Muon orthogonalises whole matrices, and {layout.in_words()} hold parts of them",
