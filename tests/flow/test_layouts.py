@@ -88,7 +88,7 @@ def test_a_plan_that_was_given_is_taken() -> None:
     given = Plan(device="cpu", micro_batch=4, layout=Layout(shards=2))
     decision, _ = decide_many(prepared, place, given)
     assert decision.chosen.plan == given
-    with pytest.raises(BadJob, match=r"4 processes \(4 replicas\), but --on 2xcpu has 2"):
+    with pytest.raises(BadJob, match=r"4 processes \(4 replicas\), but --on 2xcpu means 2"):
         decide_many(prepared, place, dataclasses.replace(given, layout=Layout(replicas=4)))
     with pytest.raises(BadJob, match="3 stages need 3 blocks at least, but GPT has 2"):
         decide_many(prepared, planned_devices("3xcpu", attached_devices())[0],

@@ -29,6 +29,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+LONG = "settings['evaluate_every'] = stoker.epochs(50)"
+"""For runs that are cut into: few evaluations, so that most of the time is updates."""
+
+
 def plan_over(layout: Layout, name: str = "plan.json") -> Path:
     """A file with PLAN in this layout."""
     path = Path(name)
@@ -60,7 +64,7 @@ def test_two_processes_end_where_one_does() -> None:
 
 def test_a_run_goes_on_when_a_process_is_killed() -> None:
     """SIGKILL of the second process, or of the first: the run says so, and ends by itself with every sample once."""
-    path = job_file()
+    path = job_file(LONG)
     plan = plan_over(TWO)
     for number in (0, 1):
         name = f"killed{number}"
@@ -81,7 +85,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
 
 def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
     """One interrupt: all processes save and leave; then one process alone may go on from the checkpoint of two."""
-    path, plan = job_file(), plan_over(TWO)
+    path, plan = job_file(LONG), plan_over(TWO)
     settings = ("train", path, "--set", "epochs=300", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
     with Running(*settings) as run:
         run.until("progress", 2)
