@@ -30,6 +30,9 @@ MOST_SIZES, MOST_SIZES_ELSEWHERE = 4, 2
 LARGE_BYTES = 2**30
 """Weights of a model whose time is that of its products."""
 
+MANY_SAMPLES = 16
+"""A batch of a large model that is no faster at once than by halves; a process's share of one may have fewer."""
+
 COMPILING_PAYS_BACK = 1.5
 """A compiled plan must be forecast to save at least this many times what compiling may take, the interval's high end:
 what is saved is the less certain of the two."""
@@ -158,7 +161,8 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
         return forecasts.probability_it_fits(plan) >= SURE_ENOUGH
 
     sizes = profile.coupling.legal_micro_batches(profile.batch)
-    if most == MOST_SIZES_ELSEWHERE and profile.parameter_bytes > LARGE_BYTES:
+    is_large = profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
+    if most == MOST_SIZES_ELSEWHERE and is_large:
         sizes = sizes[-max(1, len(sizes) - 1) :]  # products of half the batch are as fast, and are traced anyway
     if not sizes or not fits(ways(sizes[-1])[-1]):
         return
