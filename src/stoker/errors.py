@@ -86,6 +86,12 @@ class ServiceError(StokerError):
     http_status = 503
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word most like `word` as ` Did you mean 'x'?`, or the whole list if none is near."""
     names = sorted(known)

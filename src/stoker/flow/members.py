@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed import DistError
@@ -23,10 +21,11 @@ from torch.distributed import DistError
 from stoker import profiling, records, training
 from stoker.devices import attached_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
-from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.flow.finishing import final_metrics, finish, stopped
+from stoker.flow.opening import tell
 from stoker.flow.preparation import Prepared, prepare, users_code
-from stoker.flow.recovering import in_force, with_plan
+from stoker.flow.recovering import in_force, noting, with_plan
 from stoker.flow.runs import Run
 from stoker.flow.starting import Session, ready
 from stoker.jobs import Entry, Job
@@ -187,16 +186,17 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
         why = "called"
         life.carried = Carried.of(session.loop) if session.step.is_replicated else None
     except (training.Together, training.RollBack) as request:
-        why, notes = request.change.why, {"plan": records.to_json(request.change.new)}
+        why = request.change.why
+        notes = {"plan": records.to_json(request.change.new), "why": why}
         life.carried = _kept(life, session) if isinstance(request, training.Together) else None
+        noting(life.prepared, life.directory, life.device, life.decision)(request.change)
         if not life.member.can_reform:
-            life.directory.write_changed_plan(request.change.new)
             raise RunFailed(why, remedy="The same command goes on under a plan that needs less.") from request
     except Exception as error:
         if not (is_broken(error) and life.member.can_reform):
             with users_code("training", life.prepared.entry, RunFailed):
                 raise
-        why = f"lost touch with another process: {_first_line(error)}"
+        why = f"lost touch with another process: {first_line(error)}"
         life.carried = _kept(life, session)
     else:
         return session
@@ -240,7 +240,7 @@ def _adapt(life: _Life, meeting: Meeting) -> None:
         life.directory.write_changed_plan(new)
         change = Replanned(old=old, new=new, why=str(meeting.notes.get("why", "other processes are here now")))
         samples = 0 if life.carried is None else life.carried.position.samples
-        training.tell_replanned(lambda kind, **fields: _tell(life.sinks, kind, fields), change, samples)
+        training.tell_replanned(lambda kind, **fields: tell(life.sinks, kind, **fields), change, samples)
 
 
 def _begin(life: _Life, world: World) -> Session:
@@ -290,19 +290,9 @@ def _ended(life: _Life, session: Session, peak: profiling.PeakMemory) -> Run:
     return Run(life.directory, life.prepared.job)
 
 
-def _tell(sinks: list[Sink], kind: records.EventKind, fields: dict[str, Any]) -> None:
-    event = Event(kind=kind, at=time.time(), fields=fields)
-    for sink in sinks:
-        sink(event)
-
-
 def _silent(_event: Event) -> None:
     """Only the first process tells."""
 
 
 def _unexpected(change: Replanned) -> None:
     raise RunFailed(f"one process of several changed its plan by itself: {change.why}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -159,11 +159,13 @@ def spread_over(
     old = decision.chosen.plan
     if old.layout.world_size == count:
         return chosen
-    layout = ONE_PROCESS if count == 1 else old.layout.resized(count)
+    began = directory.read_decision()
+    first = old.layout if began is None else began.chosen.plan.layout  # `old` may have lost processes, or been one
+    layout = ONE_PROCESS if count == 1 else first.resized(count)
     if layout is None:
         raise BadRun(
-            f"{directory.name} was spread over {old.layout.in_words()}, which {count} processes cannot take over",
-            remedy=f"Use a multiple of {old.layout.stages * old.layout.tensor} processes, one (`--on here`), or start "
+            f"{directory.name} was spread over {first.in_words()}, which {count} processes cannot take over",
+            remedy=f"Use a multiple of {first.stages * first.tensor} processes, one (`--on here`), or start "
             "another run with --new.",
         )
     threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads

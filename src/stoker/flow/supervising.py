@@ -50,6 +50,7 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
     ).run()  # fmt: skip
     if code not in (0, launching.INTERRUPTED):
         raise words.as_error(code)
+    words.release()
     return Run(directory, prepared.job)
 
 
@@ -99,7 +100,12 @@ class _Words:
         if line.startswith("error: ") or self._error:
             self._error.append(line)
         else:
-            print(line, file=sys.stderr, flush=True)  # noqa: T201 - what a job prints is the user's own
+            _print(line)
+
+    def release(self) -> None:
+        """Show what looked like the beginning of an error, and was the job's own."""
+        for line in self._error:
+            _print(line)
 
     def as_error(self, code: int) -> StokerError:
         """The error that they ended with, in its own words."""
@@ -107,3 +113,7 @@ class _Words:
         remedy = next((line.removeprefix("try: ").strip() for line in self._error if line.startswith("try: ")), None)
         kind = next((one for one in (BadJob, DoesNotFit, NoDevice, BadRun) if one.exit_code == code), RunFailed)
         return kind("\n".join(words) or f"a process ended with exit code {code}", remedy=remedy)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - what a job prints is the user's own

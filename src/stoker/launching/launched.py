@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import BadJob, RunFailed, first_line
 from stoker.launching.meeting import Dismissed, Meeting
 from stoker.launching.stores import connect, wait_for
 from stoker.units import format_seconds
@@ -113,11 +113,11 @@ class Launched:
             where, took = f"{place.host}:{place.port}", format_seconds(time.monotonic() - began)
             if is_server:
                 raise RunFailed(
-                    f"rank 0 cannot serve the meeting of {place.size} processes at {where}: {_first_line(problem)}",
+                    f"rank 0 cannot serve the meeting of {place.size} processes at {where}: {first_line(problem)}",
                     remedy="Give a MASTER_PORT that is free, and a MASTER_ADDR of this machine.",
                 ) from problem
             raise RunFailed(
-                f"rank {place.rank} of {place.size} got no answer from {where} in {took}: {_first_line(problem)}",
+                f"rank {place.rank} of {place.size} got no answer from {where} in {took}: {first_line(problem)}",
                 remedy="See that rank 0 was started, and that MASTER_ADDR and MASTER_PORT can be reached from here; "
                 f"{PATIENCE_VARIABLE}=SECONDS waits longer.",
             ) from problem
@@ -210,7 +210,3 @@ def _number(environ: Mapping[str, str], name: str) -> int:
             f"{name}={environ[name]} in the environment is no whole number",
             remedy=f"Launchers set it; unset {', '.join(USUAL_VARIABLES)} to train in one process.",
         ) from None
-
-
-def _first_line(problem: BaseException) -> str:
-    return (str(problem).splitlines() or [type(problem).__name__])[0]

@@ -50,19 +50,8 @@ class Terms:
 
     def _samples(self, layout: Layout) -> str | None:
         """Of parts of a batch."""
-        profile, size = self.profile, layout.data_size
-        if size == 1:
-            return None
-        batch = min(profile.batch, profile.num_train)
-        if size > batch:
-            return f"{size} processes cannot take parts of a batch of {batch} samples: at most {batch} can"
-        group = profile.coupling.group
-        if profile.coupling.kind == "whole_group":
-            through = ", ".join(profile.coupling.causes)
-            return f"samples are coupled in groups of {group} by {through}, which one process has to see whole"
-        if group is not None and size > group:
-            return f"{size} processes cannot take parts of a group of {group} coupled samples: at most {group} can"
-        return None
+        profile = self.profile
+        return layout.problem_with(profile.coupling, min(profile.batch, profile.num_train))
 
     def _tensor(self, layout: Layout) -> str | None:
         """Of tensor groups, which are of no use over slow links."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from stoker.records.profile import Coupling
+
 Schedule = Literal["1f1b", "gpipe"]
 """The order in which a pipeline's stages take their micro-batches."""
 
@@ -91,6 +93,27 @@ class Layout:
     def usable(self, world_size: int) -> int:
         """How many of so many processes can be used, in this layout resized; 0 where they are too few."""
         return next((size for size in range(world_size, 0, -1) if self.resized(size) is not None), 0)
+
+    def problem_with(self, coupling: Coupling, batch: int) -> str | None:
+        """Why a batch cannot be shared so, with the numbers and what would be; None where it can.
+
+        A process without a sample would never have one, and samples that are coupled through the loss or the model as a
+        whole have to be seen by one process.
+        """
+        size, group = self.data_size, coupling.group
+        if size == 1:
+            return None
+        if size > batch:
+            return f"{size} processes cannot take parts of a batch of {batch} samples: at most {batch} can"
+        if coupling.kind == "whole_group":
+            causes = ", ".join(coupling.causes)
+            return (
+                f"samples are coupled in groups of {group} by {causes}, which one process has to see whole: "
+                f"replicas × shards must be 1, not {self.replicas} × {self.shards}"
+            )
+        if group is not None and size > group:
+            return f"{size} processes cannot take parts of a group of {group} coupled samples: at most {group} can"
+        return None
 
     def in_words(self) -> str:
         """`2 replicas`, `8 shards`, `2 stages (1f1b) × 4-way tensor with sequence`; empty for one process."""

@@ -17,7 +17,6 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # settable nowhere else
 
-from stoker.errors import BadJob
 from stoker.loading import Split
 from stoker.records import ONE_PROCESS, Coupling, Layout
 
@@ -178,16 +177,3 @@ def leave() -> None:
     """Part from the other processes, whether they are still there or not."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def require_divisible(layout: Layout, batch: int) -> None:
-    """Refuse a layout with more parts than samples.
-
-    Raises:
-        BadJob: some process would never have a sample.
-    """
-    if layout.data_size > batch:
-        raise BadJob(
-            f"{layout.data_size} processes cannot take parts of a batch of {batch} samples: some would have none",
-            remedy=f"Use at most {batch} replicas and shards together, or a larger batch, which is a change of Job.",
-        )

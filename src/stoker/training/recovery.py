@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading import Batch
 from stoker.records import EventKind, Plan, Position, to_json
 from stoker.stepping import NotFinite, Step, free_bytes, ran_out_of_memory, reachable_bytes
@@ -126,7 +126,7 @@ class Recovery:
             except Exception as error:
                 if not ran_out_of_memory(error):
                     raise
-                said, free = _first_line(error), free_bytes(self.step.device)
+                said, free = first_line(error), free_bytes(self.step.device)
             else:
                 self._skipped = 0
                 return loss
@@ -152,7 +152,7 @@ class Recovery:
             except Exception as error:
                 if not ran_out_of_memory(error):
                     raise
-                said, free = _first_line(error), free_bytes(self.step.device)
+                said, free = first_line(error), free_bytes(self.step.device)
             # The update before it is made: there is nothing to put back.
             change = self._smaller(self.step.plan.micro_batch, said, free, position, is_put_back=True)
             self._replan(change, position)
@@ -259,11 +259,6 @@ def _give_back(device: torch.device) -> None:
     gc.collect()  # what was computed may refer to itself
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _with(free: int | None) -> str:

@@ -30,7 +30,7 @@ TWO = Layout(replicas=2)
         (grouped(6), 3, TWO, None),
         (grouped(6), 2, TWO, "at least 3 samples, not 2"),
         (grouped(16), 8, Layout(tensor=2), "whole number of groups, not 8"),
-        (WHOLE, 16, TWO, "cannot be divided over 2 processes: replicas × shards must be 1, not 2 × 1"),
+        (WHOLE, 16, TWO, "which one process has to see whole: replicas × shards must be 1, not 2 × 1"),
         (WHOLE, 16, Layout(tensor=2), None),
     ],
 )

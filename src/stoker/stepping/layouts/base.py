@@ -22,8 +22,7 @@ MeasuresOf = Callable[[Any, Content, int], dict[str, Loss]]
 class Spread(Protocol):
     """A model spread over the processes of a world.
 
-    Parameters of the module it was made from are this process's: whole ones,
-    or DTensors.
+    Parameters of the module it was made from are this process's: whole ones, or DTensors.
     """
 
     @property

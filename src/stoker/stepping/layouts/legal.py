@@ -13,7 +13,6 @@ from stoker.errors import BadJob
 from stoker.jobs import Job, Muon
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
 from stoker.stepping.optimizers import needs_closure
-from stoker.stepping.world import require_divisible
 
 _ALONE = "Use a plan for one process"
 
@@ -23,17 +22,14 @@ def problem_with(coupling: Coupling, micro_batch: int, batch: int, layout: Layou
 
     Processes that share a batch take a part of each group of coupled samples, all in one pass.
     """
+    if (problem := layout.problem_with(coupling, batch)) is not None:
+        return problem
     parts = layout.data_size
     if parts == 1 or coupling.group is None:
         return coupling.problem_with(micro_batch, batch)
-    causes = ", ".join(coupling.causes)
-    if coupling.kind == "whole_group":
-        return (
-            f"samples are coupled in groups of {coupling.group} by {causes}, and a group cannot be divided over "
-            f"{parts} processes: replicas × shards must be 1, not {layout.replicas} × {layout.shards}"
-        )
     part = math.ceil(min(coupling.group, batch) / parts)
     if micro_batch < part:
+        causes = ", ".join(coupling.causes)
         return (
             f"samples are coupled in groups of {coupling.group} by {causes}, of which each of {parts} processes takes "
             f"{part} samples: a micro-batch has at least {part} samples, not {micro_batch}"
@@ -49,7 +45,6 @@ def require_legal(job: Job, plan: Plan, coupling: Coupling) -> None:
     """
     layout = plan.layout if job.sync is None else ONE_PROCESS  # sites that train apart are each like one process
     if layout.world_size > 1:
-        require_divisible(layout, job.batch)
         _require_spreadable(job, plan)
     if problem := problem_with(coupling, plan.micro_batch, job.batch, layout):
         raise BadJob(f"this plan would change what is learned: {problem}")
