@@ -110,6 +110,28 @@ def test_a_model_whose_path_may_change_is_refused(model) -> None:
     assert "captured false" in str(problem.value.remedy)
 
 
+class _Recurrent(nn.Module):
+    """oneDNN's LSTM keeps what its backward pass reads only where autograd is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.squeeze(1))[0][:, -1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_cannot_be_repeated_without_autograd_is_refused_or_equal(precision) -> None:
+    """An operation that fails when it is repeated is a pass that cannot be captured, not an error of the user's."""
+    try:
+        captured = _trained(_job(_Recurrent), 5, captured=True, precision=precision)
+    except RunFailed as refused:
+        assert "cannot be captured" in str(refused)  # noqa: PT017 - where the library can repeat it, weights are equal
+    else:
+        assert not _states_differ(captured, _trained(_job(_Recurrent), 5, precision=precision))
+
+
 def test_a_branch_on_values_is_told_with_its_line() -> None:
     """In words about the model, not about PyTorch's tracing."""
     with pytest.raises(RunFailed, match=r"depends on the values of a tensor, at test_capture\.py:\d+ \(`return out if"):

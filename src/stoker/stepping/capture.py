@@ -70,8 +70,9 @@ class CapturedPass:
         """
         leaves, form = _leaves(content), _form_of(content)
         if self._repeat is None:
-            self._form, self._repeat = form, self._captured(content, leaves)
-            self._check(content, update)
+            with _in_capture():
+                self._form, self._repeat = form, self._captured(content, leaves)
+                self._check(content, update)
         if form != self._form:
             return None
         if update % CHECK_EVERY == 0:
@@ -110,27 +111,20 @@ class CapturedPass:
             return (mean, *(gradient for gradient in gradients if gradient is not None))
 
         before, buffers = self._python_state(), self._buffers()
-        try:
-            with self._undone(leaves):
-                from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
+        with self._undone(leaves):
+            from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415 - where it is gone, nothing else is
 
-                graph = make_fx(work)(*leaves)
-                is_changed = self._python_state() != before or any(
-                    one is not other for one, other in zip(self._buffers(), buffers, strict=True)
-                )
-            if is_changed:
-                raise _uncapturable(
-                    "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
-                    "Python's or NumPy's generators"
-                )
-            _drop_aliases(graph)
-            return graph.forward if leaves[0].device.type == "cpu" else self._on_gpu(graph.forward, leaves)
-        except RunFailed:
-            raise
-        except Exception as problem:  # whatever a model does that cannot be noted
-            if ran_out_of_memory(problem):
-                raise
-            raise _uncapturable(_in_words(problem)) from problem
+            graph = make_fx(work)(*leaves)
+            is_changed = self._python_state() != before or any(
+                one is not other for one, other in zip(self._buffers(), buffers, strict=True)
+            )
+        if is_changed:
+            raise _uncapturable(
+                "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
+                "Python's or NumPy's generators"
+            )
+        _drop_aliases(graph)
+        return graph.forward if leaves[0].device.type == "cpu" else self._on_gpu(graph.forward, leaves)
 
     def _on_gpu(self, forward: _Pass, leaves: list[torch.Tensor]) -> _Pass:
         """The pass as a CUDA graph, which reads its inputs from, and leaves its results in, memory of its own."""
@@ -245,6 +239,19 @@ def _distance(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
         return 0.0
     apart = torch.stack([(one.float() - other.float()).norm() for one, other in zip(found, expected, strict=True)])
     return float(apart.norm() / torch.stack([one.float().norm() for one in expected]).norm().clamp_min(1e-30))
+
+
+@contextlib.contextmanager
+def _in_capture() -> Iterator[None]:
+    """Say of whatever a model does that cannot be noted, or not be repeated without autograd, where it stood."""
+    try:
+        yield
+    except RunFailed:
+        raise
+    except Exception as problem:
+        if ran_out_of_memory(problem):
+            raise
+        raise _uncapturable(_in_words(problem)) from problem
 
 
 def _uncapturable(why: str) -> RunFailed:
