@@ -109,6 +109,38 @@ def test_what_cannot_be_is_said_once_before_anything_is_spent() -> None:
     assert not Path("runs").exists()
 
 
+CRAMPED = """\
+import torch
+
+
+class Cramped(torch.nn.Linear):
+    def forward(self, inputs):
+        is_second = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
+        if is_second and self.training and torch.is_grad_enabled() and len(inputs) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return super().forward(inputs)
+
+
+"""
+"""A layer for which more than four samples at once are too many, in one of two processes."""
+
+
+def test_out_of_memory_in_one_process_makes_all_take_smaller_parts() -> None:
+    """The processes agree on a smaller micro-batch, say so once, and end where one process does."""
+    path = job_file("settings['model'] = lambda: nn.Sequential(Cramped(6, width), nn.ReLU(), nn.Linear(width, 2))",
+                    head=CRAMPED)  # fmt: skip
+    one = stoker_process("train", path, "--plan", plan_over(Layout()), "--run-dir", "one", "--json")
+    two = stoker_process("train", path, "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "two", "--json")
+    assert (one.code, two.code) == (0, 0), two.err
+    (change,) = two.of("replanned")
+    assert change["new"]["micro_batch"] <= 4 < change["old"]["micro_batch"]
+    assert "memory" in change["why"]
+    alone, together = stoker.load("one"), stoker.load("two")
+    assert together.record.samples == alone.record.samples
+    for name, value in alone.metrics.items():
+        assert together.metrics[name] == pytest.approx(value, abs=1e-5)
+
+
 def test_a_launchers_processes_find_each_other() -> None:
     """Started by torchrun, they train one run, told by one of them, and all leave with exit code 0."""
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stoker", "train"]
