@@ -1,5 +1,17 @@
 """The nouns: frozen dataclasses of the standard library, each with a schema version, and one JSON codec."""
 
+from stoker.records.artifact import (
+    BATCH,
+    ArtifactSource,
+    Datatype,
+    DynamicDim,
+    EngineName,
+    Manifest,
+    Proof,
+    ServingPrecision,
+    TensorSpec,
+    Tolerance,
+)
 from stoker.records.bottleneck import Achieved, Bottleneck, Bound
 from stoker.records.codec import digest, dumps, from_json, loads, to_json
 from stoker.records.device import Ceilings, Device, Environment, Precision
@@ -34,6 +46,7 @@ from stoker.records.progress import (
 )
 from stoker.records.rank_times import RankTimes, SampledUpdates
 from stoker.records.run import Calibration, Quantity, Report, Run, RunStatus, Verdict
+from stoker.records.service import ServiceSettings
 from stoker.records.trace import (
     Category,
     Occurrence,
@@ -49,12 +62,13 @@ from stoker.records.trace import (
 )
 
 __all__ = [
-    "LARGEST_GRADIENT_ERROR", "ONE_PROCESS", "Achieved", "Basis", "Bottleneck", "Bound", "Breakdown", "Calibration",
-    "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling", "CouplingKind", "DataClass", "Decision",
-    "Device", "Environment", "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec",
-    "Kernel", "KernelTable", "Layout", "Loader", "Malloc", "Measurement", "MicroBenchmark", "Occurrence", "Operation",
-    "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Quantity", "RankTimes", "Rejection", "Repetition",
-    "Report", "Run", "RunStatus", "SampledUpdates", "Schedule", "Segment", "Share", "Storage", "StoredPiece",
-    "StoredTensor", "TensorShape", "Timing", "Trace", "TraceSettings", "Verdict", "Widened", "digest", "dumps",
-    "from_json", "loads", "to_json",
+    "BATCH", "LARGEST_GRADIENT_ERROR", "ONE_PROCESS", "Achieved", "ArtifactSource", "Basis", "Bottleneck", "Bound",
+    "Breakdown", "Calibration", "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling",
+    "CouplingKind", "DataClass", "Datatype", "Decision", "Device", "DynamicDim", "EngineName", "Environment",
+    "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable",
+    "Layout", "Loader", "Malloc", "Manifest", "Measurement", "MicroBenchmark", "Occurrence", "Operation", "Phase",
+    "Plan", "Position", "Precision", "Price", "Profile", "Proof", "Quantity", "RankTimes", "Rejection",
+    "Repetition", "Report", "Run", "RunStatus", "SampledUpdates", "Schedule", "Segment", "ServiceSettings",
+    "ServingPrecision", "Share", "Storage", "StoredPiece", "StoredTensor", "TensorShape", "TensorSpec", "Timing",
+    "Tolerance", "Trace", "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
 ]  # fmt: skip
