@@ -55,6 +55,7 @@ class Sharded:
         self._parts = _fully_sharded(self._root, separate_blocks(model), world, set(self._scalars), along)
         self._gathers_once = not world.layout.reshard
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._trained_scalars = [p for p in self._scalars if p.requires_grad]
         self._used: set[str] = set()
         self._watch_use()
 
@@ -66,8 +67,10 @@ class Sharded:
         except Exception:
             self._drop_what_was_begun()
             raise
-        self._settle()
-        return summed(losses, self._world)
+        settling = self._settling()
+        loss = summed(losses, self._world, settling)
+        self._settle(settling)
+        return loss
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Spread.clip`."""
@@ -110,21 +113,22 @@ class Sharded:
             root.set_requires_all_reduce(is_last)
         root.set_is_last_backward(is_last)
 
-    def _settle(self) -> None:
-        """Add up the gradients of scalars, and forget those of parameters that no process used in this batch.
+    def _settling(self) -> torch.Tensor:
+        """What processes have to add up before `_settle`: whether each parameter was used, and scalars' gradients."""
+        device = next(iter(self._trained.values())).device
+        uses = torch.tensor([name in self._used for name in self._trained], dtype=torch.float64, device=device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained_scalars]
+        return torch.cat([uses, *(one.detach().double().reshape(1) for one in gradients)])
+
+    def _settle(self, total: torch.Tensor) -> None:
+        """Give scalars their gradients' sums, and forget those of parameters that no process used in this batch.
 
         FSDP2 gives such parameters zeros, by which an optimiser would move them.
         """
-        device = next(iter(self._trained.values())).device
-        is_used = [name in self._used for name in self._trained]
-        uses = torch.tensor(is_used, dtype=torch.float64, device=device)
-        trained = [p for p in self._scalars if p.requires_grad]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
-        total = self._world.total(torch.cat([uses, *(one.detach().double().reshape(1) for one in gradients)]))
-        for parameter, gradient in zip(trained, total[len(uses) :], strict=True):
+        for parameter, gradient in zip(self._trained_scalars, total[len(self._trained) :], strict=True):
             parameter.grad = gradient.to(parameter.dtype)
-        if not all(is_used):  # else nobody need wait for the device
-            for parameter, count in zip(self._trained.values(), total[: len(uses)].tolist(), strict=True):
+        if len(self._used) < len(self._trained):  # else nobody need wait for the device
+            for parameter, count in zip(self._trained.values(), total.tolist(), strict=False):
                 if count == 0:
                     parameter.grad = None
 

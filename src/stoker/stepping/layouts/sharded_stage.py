@@ -23,7 +23,7 @@ class ShardedStage(Sharded):
 
     def finish(self) -> None:
         """See Carrier."""
-        self._settle()
+        self._settle(self._world.total(self._settling()))
         self._used.clear()
 
     def after_evaluation(self) -> None:
