@@ -1,0 +1,46 @@
+"""Types of elements: the Open Inference Protocol's names and NumPy's dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.records import Datatype
+
+Arrays = dict[str, NDArray[Any]]
+"""Tensors by name."""
+
+_DTYPES: dict[Datatype, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+}
+_DATATYPES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def dtype_of(datatype: Datatype) -> np.dtype[Any]:
+    """NumPy's dtype of an element, little-endian; BYTES are objects, each of type bytes."""
+    return _DTYPES[datatype]
+
+
+def datatype_of(dtype: np.dtype[Any]) -> Datatype:
+    """The protocol's name of a NumPy dtype; strings and objects are BYTES.
+
+    Raises:
+        KeyError: the protocol has none, as for complex numbers.
+    """
+    return "BYTES" if dtype.kind in "SUO" else _DATATYPES[dtype.newbyteorder("<")]

@@ -1,0 +1,87 @@
+"""Golden answers: inputs, and what the exported model gave for them, in one safetensors file.
+
+`in.NAME` and `out.NAME` are tensors as they are. Two types are written otherwise, as NumPy's side of the format cannot
+hold them: strings are their bytes one after another, and beside them `in.NAME/lengths`: the length of each [bytes], in
+the tensor's shape; bfloat16 numbers are their bits, as `in.NAME/bf16`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from stoker.artifacts.elements import Arrays, dtype_of
+from stoker.errors import BadArtifact
+
+_INPUT, _OUTPUT = "in.", "out."
+_LENGTHS, _BF16 = "/lengths", "/bf16"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Inputs of at least two samples, and the outputs that the exported model gave for them."""
+
+    inputs: Arrays
+    outputs: Arrays
+
+    def as_tensors(self) -> Arrays:
+        """All of them in one dict, as they are stored."""
+        named = {f"{_INPUT}{name}": array for name, array in self.inputs.items()}
+        named |= {f"{_OUTPUT}{name}": array for name, array in self.outputs.items()}
+        stored: Arrays = {}
+        for name, array in named.items():
+            stored |= _stored(name, array)
+        return stored
+
+
+def read_golden(path: Path) -> Golden:
+    """The golden answers in a file.
+
+    Raises:
+        BadArtifact: they cannot be read.
+    """
+    try:
+        stored = load_file(path)
+        tensors = dict(_restored(name, array, stored) for name, array in stored.items() if not name.endswith(_LENGTHS))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
+    return Golden(_beginning_with(_INPUT, tensors), _beginning_with(_OUTPUT, tensors))
+
+
+def _beginning_with(prefix: str, tensors: Arrays) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
+
+
+def _stored(name: str, array: NDArray[Any]) -> Arrays:
+    if array.dtype.hasobject:
+        return _with_lengths(name, array)
+    array = np.ascontiguousarray(array)  # of other arrays the library would write the memory, not the content
+    if array.dtype == dtype_of("BF16"):
+        return {name + _BF16: array.view(np.uint16)}
+    return {name: array}
+
+
+def _restored(name: str, array: NDArray[Any], stored: Arrays) -> tuple[str, NDArray[Any]]:
+    if name.endswith(_BF16):
+        return name.removesuffix(_BF16), array.view(dtype_of("BF16"))
+    return name, _strings(array, stored[name + _LENGTHS]) if name + _LENGTHS in stored else array
+
+
+def _with_lengths(name: str, strings: NDArray[Any]) -> Arrays:
+    each = [bytes(one) for one in strings.flat]
+    lengths = np.array([len(one) for one in each], dtype=np.int64).reshape(strings.shape)
+    return {name: np.frombuffer(b"".join(each), dtype=np.uint8), name + _LENGTHS: lengths}
+
+
+def _strings(joined: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
+    ends = np.cumsum(lengths.reshape(-1))
+    content, strings = joined.tobytes(), np.empty(lengths.size, dtype=object)
+    for at, (end, length) in enumerate(zip(ends, lengths.reshape(-1), strict=True)):
+        strings[at] = content[end - length : end]
+    return strings.reshape(lengths.shape)

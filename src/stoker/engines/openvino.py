@@ -1,0 +1,135 @@
+"""OpenVINO on the CPU: reads ONNX and its own IR (`model.xml`), the fastest measured on x86.
+
+One compiled model serves all instances: a stream of its own for each, one copy of the weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.artifacts.elements import Arrays, dtype_of
+from stoker.engines.base import Graph
+from stoker.engines.problems import cannot_load, cannot_run, not_installed, require_names
+from stoker.errors import BadArtifact
+from stoker.records import Datatype, ServingPrecision
+
+try:
+    import openvino
+except ImportError as error:
+    raise not_installed("openvino") from error
+
+_HINTS: dict[ServingPrecision, str] = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
+_TYPES: dict[str, Datatype] = {
+    "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
+    "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64", "string": "BYTES",
+}  # fmt: skip
+_BF16 = dtype_of("BF16")
+
+
+class OpenVino:
+    """One infer request of a compiled model."""
+
+    def __init__(self, compiled: Any, graph: Graph) -> None:
+        self._request = compiled.create_infer_request()
+        self._inputs = {spec.name: compiled.input(spec.name) for spec in graph.inputs}
+        self._outputs = [(spec.name, compiled.output(spec.name), dtype_of(spec.datatype)) for spec in graph.outputs]
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Every output for these inputs."""
+        # OpenVINO's tensors point into these arrays without holding them: they must live until it has answered.
+        held = {name: _in_place(inputs[name]) for name in self._inputs}
+        try:
+            for name, port in self._inputs.items():
+                self._request.set_tensor(port, _tensor(held[name]))
+            self._request.infer(share_outputs=True)
+            return {name: _copy(self._request.get_tensor(port), dtype) for name, port, dtype in self._outputs}
+        except RuntimeError as error:
+            raise cannot_run("openvino", error) from error
+
+    def close(self) -> None:
+        """Forget the request; the compiled model goes with the last of them."""
+        del self._request, self._inputs, self._outputs
+
+
+def load_all(graph: Graph) -> tuple[OpenVino, ...]:
+    """As many engines as the graph asks for.
+
+    Raises:
+        BadArtifact: OpenVINO cannot load it, it has other inputs or outputs, or this CPU lacks the precision.
+    """
+    if graph.where != "cpu":
+        raise BadArtifact("openvino runs on the CPU here", remedy="Use onnxruntime for an NVIDIA GPU.")
+    core = openvino.Core()
+    hint = _HINTS[graph.precision]
+    try:
+        model = core.read_model(graph.path)
+        compiled = core.compile_model(
+            model,
+            "CPU",
+            {
+                # Never left to the engine: where the CPU has bf16 it would compute fp32 graphs in it, unasked.
+                "INFERENCE_PRECISION_HINT": hint,
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+                "NUM_STREAMS": graph.instances,
+                "INFERENCE_NUM_THREADS": graph.instances * graph.threads,
+                # Two services on one machine would pin their threads to the same cores.
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
+    except RuntimeError as error:
+        raise cannot_load(graph.path, "openvino", error) from error
+    _require_precision(compiled, hint, graph)
+    _require_signature(compiled, graph)
+    return tuple(OpenVino(compiled, graph) for _ in range(graph.instances))
+
+
+def _require_precision(compiled: Any, hint: str, graph: Graph) -> None:
+    """OpenVINO takes f16 for bf16, or f32, where the CPU cannot compute in it, and says so only here."""
+    found = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if found != hint:
+        raise BadArtifact(
+            f"{graph.path} is to be computed in {graph.precision}; OpenVINO computes in {found} on this CPU",
+            remedy="Serve another precision of this model here, or compress it again on this machine.",
+        )
+
+
+def _require_signature(compiled: Any, graph: Graph) -> None:
+    for what, wanted, ports in (
+        ("input", graph.inputs, compiled.inputs),
+        ("output", graph.outputs, compiled.outputs),
+    ):
+        found = {name: _datatype(port) for port in ports for name in port.get_names()}
+        several = {name for port in ports for name in port.get_names() if len(port.get_names()) > 1}
+        known = {spec.name for spec in wanted}
+        require_names(graph.path, what, wanted, {n: d for n, d in found.items() if n in known or n not in several})
+
+
+def _datatype(port: Any) -> str:
+    name = port.get_element_type().get_type_name()
+    return _TYPES.get(name, name)
+
+
+def _in_place(array: NDArray[Any]) -> NDArray[Any]:
+    """The array itself, or a copy where OpenVINO could not read it where it lies."""
+    return array if array.flags.c_contiguous and array.flags.writeable else array.copy()
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    """The array as OpenVINO's tensor, in its memory but for strings."""
+    if array.dtype.hasobject:
+        return openvino.Tensor(np.array(array.tolist(), dtype=np.bytes_).reshape(array.shape))
+    if array.dtype == _BF16:
+        return openvino.Tensor(array.view(np.int16), array.shape, openvino.Type.bf16)
+    return openvino.Tensor(array, shared_memory=True)
+
+
+def _copy(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The caller's own copy of a tensor, which the next run overwrites."""
+    if dtype.hasobject:
+        return np.array(tensor.bytes_data.tolist(), dtype=object).reshape(tuple(tensor.shape))
+    if dtype == _BF16:
+        return np.array(tensor.data).view(_BF16)
+    return np.array(tensor.data)

@@ -1,0 +1,108 @@
+"""An exported model: what it takes, what it gives, and what was proved of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from stoker.records.progress import FileDigest
+
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",
+    "BYTES",
+]  # fmt: skip
+"""Types of elements, as the Open Inference Protocol names them; BYTES are strings of any length."""
+
+EngineName = Literal["openvino", "onnxruntime", "torch"]
+"""What can run a model."""
+
+ServingPrecision = Literal["fp32", "bf16", "fp16", "int8"]
+"""What an engine computes in; always stated, never left to the engine."""
+
+BATCH = "batch"
+"""The name of the dimension that samples are stacked in; always the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """An input or output.
+
+    `shape` has a number for a fixed dimension and a name for one that may vary (`("batch", 3, 224, 224)`,
+    `("batch", "tokens")`); equal names have equal sizes in one request. `pad` is what an input is filled up with along
+    its named dimensions, so that samples of several sizes share a batch; None: samples of one size alone do.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int | str, ...]
+    pad: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicDim:
+    """A dimension that varies, and the sizes it may have, both ends included; without `high` there is no limit."""
+
+    name: str
+    low: int = 1
+    high: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far two answers to one request may lie apart: |a - b| <= absolute + relative × |b|, of every element."""
+
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Something that was checked, the error found and the most that was allowed, in the unit that `what` names."""
+
+    what: str
+    error: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactSource:
+    """Where an artifact came from: a run, a live module, an ONNX file made elsewhere, or another artifact; its SHA-256."""
+
+    kind: Literal["run", "module", "onnx", "artifact"]
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """An exported model, in the directory of one version; written last, so that without one there is no artifact.
+
+    `graph` is the file that the engine loads. `golden` is a safetensors file with inputs (`in.NAME`) and the outputs
+    that they gave (`out.NAME`); a service asks for these before it answers anyone. Outputs that have a named dimension
+    of a padded input are cut back to what was asked. `labels` names the classes of an output, by the output's name.
+    `proved_on` is the CPU or GPU the proofs hold for.
+    """
+
+    schema: ClassVar[int] = 1
+    name: str
+    engine: EngineName
+    precision: ServingPrecision
+    graph: str
+    golden: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dims: tuple[DynamicDim, ...] = ()
+    tolerance: Tolerance
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    proofs: tuple[Proof, ...] = ()
+    proved_on: str
+    source: ArtifactSource
+    libraries: dict[str, str] = field(default_factory=dict)
+    made_at: str
+    files: tuple[FileDigest, ...]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether samples can be stacked: every input and output begins with the batch."""
+        return all(spec.shape[:1] == (BATCH,) for spec in (*self.inputs, *self.outputs))

@@ -1,0 +1,50 @@
+"""How a model is served: what `stoker bench-serve` finds and a server loads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings:
+    """How one model of a repository is served; lies beside its versions as `service.json`.
+
+    None leaves a choice to the server. `instances` run batches at the same time, each with `threads` threads.
+    A batch has at most `max_batch_rows` samples; a request waits for others at most `max_delay_s` while an instance is
+    idle. What waits has at most `max_queue_rows` and `max_queue_bytes`. `deadline_s` is for requests that state none.
+    One caller with an API key may hold `max_caller_share` of that, so that it cannot fill the queue alone.
+    `buckets` are the sizes that varying dimensions are padded to; empty: to the largest in the batch.
+    `versions` are those to serve; empty: the newest.
+    """
+
+    schema: ClassVar[int] = 1
+    instances: int | None = None
+    threads: int | None = None
+    max_batch_rows: int = 32
+    max_delay_s: float = 0.0
+    max_queue_rows: int = 1024
+    max_queue_bytes: int = 256 * 1024 * 1024
+    max_caller_share: float = 1.0
+    deadline_s: float | None = None
+    buckets: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
+    basis: str = ""
+    """Where these were measured, in words; empty where nobody measured them."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers no server can follow."""
+        for name in ("instances", "threads", "max_batch_rows", "max_queue_rows", "max_queue_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.max_delay_s < math.inf:
+            raise ValueError(f"max_delay_s must be from 0, got {self.max_delay_s}")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise ValueError(f"deadline_s must be above 0, got {self.deadline_s}")
+        if not 0 < self.max_caller_share <= 1:
+            raise ValueError(f"max_caller_share must be above 0 and at most 1, got {self.max_caller_share}")
+        for name in ("buckets", "versions"):
+            if any(one < 1 for one in getattr(self, name)):
+                raise ValueError(f"{name} must each be at least 1, got {list(getattr(self, name))}")
