@@ -51,7 +51,10 @@ class ArraySource(ABC):
         fields: the entries of one sample.
         num_classes: how many values the labels take, from 0; None where samples have no labels.
         note: something the user should be told about this choice of data, in one line.
+        classes: what the values of the labels are called, in order; empty where they have no names.
     """
+
+    classes: tuple[str, ...] = ()
 
     def __init__(
         self, name: str, fields: tuple[Field, ...], *, num_classes: int | None, note: str | None = None
@@ -123,6 +126,7 @@ class Slice(ArraySource):
             )
         super().__init__(f"{whole.name}[{start}:{stop}]", whole.fields, num_classes=whole.num_classes, note=whole.note)
         self._whole, self._start, self._stop = whole, start, stop
+        self.classes = whole.classes
 
     def __len__(self) -> int:
         """Number of samples in the part."""

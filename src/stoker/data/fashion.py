@@ -45,6 +45,11 @@ FILES: dict[Part, tuple[IdxFile, IdxFile]] = {
 }
 """Images and labels of each part."""
 
+CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+"""What labels 0 to 9 mean, as the project's README lists them."""
+
 _MEAN, _STD = 72.9404, 90.0212
 """Of the training images' pixels, in units of 0 to 255 (0.2860 and 0.3530 of 255)."""
 
@@ -57,6 +62,8 @@ _REMEDY = (
 @final
 class FashionMnist(ArraySource):
     """One part of Fashion-MNIST: image uint8 [1, 28, 28] (prepared: float32, standardised), label int64 [] of 0..9."""
+
+    classes = CLASSES
 
     def __init__(self, part: Part, places: Places, files: tuple[IdxFile, IdxFile] | None = None) -> None:
         self._images, self._labels = FILES[part] if files is None else files

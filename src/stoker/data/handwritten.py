@@ -34,6 +34,8 @@ _MEAN, _STD = 4.8944, 6.0211
 class Digits(ArraySource):
     """One part of the digits: image uint8 [1, 8, 8] of 0..16 (prepared: float32, standardised), label int64 []."""
 
+    classes = tuple("0123456789")
+
     def __init__(self, part: Part, *, note: str | None = None) -> None:
         fields = (Field("image", (1, 8, 8), "uint8"), Field("label", (), "int64"))
         super().__init__(f"digits/{part}", fields, num_classes=10, note=note)

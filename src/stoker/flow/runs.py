@@ -78,9 +78,17 @@ class Run:
         Raises:
             BadRun: the run has no weights yet, or they do not fit the model.
         """
-        model = build_model(job or self._job or self._job_from_copy())
+        model = build_model(job or self.job())
         training.load_weights(model, self.weights(), self.path / WEIGHTS)
         return model.eval()
+
+    def job(self) -> Job:
+        """The job this run was trained with, or that of the run's own copy of its job file, which then runs as code.
+
+        Raises:
+            BadRun: it was made in Python, without a job file.
+        """
+        return self._job or self._job_from_copy()
 
     def __repr__(self) -> str:
         """Name, status and metrics."""

@@ -1,0 +1,224 @@
+"""What the wire costs: CPU time of the server's process for each request, over a service that computes nothing.
+
+    python -m bench.serving.wire_overhead [--requests 4000] [--rounds 5]
+
+A process of its own serves a model of one 28 × 28 FP32 image that gives ten scores at once, always the same ones. This
+process asks it, in closed loops over eight connections, with bodies that are made beforehand. What is counted is the
+CPU time of the server's process (user and system, all its threads) divided by the requests, so that the client and
+other people's work count less; printed and written to bench/results/: the median over rounds, and the least and most.
+"Floor" is an ASGI application that reads the body and answers as many bytes, under uvicorn alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import orjson
+import uvicorn
+
+from bench.train.results import document, save
+from stoker.artifacts.elements import Arrays
+from stoker.records import ArtifactSource, Manifest, TensorSpec, Tolerance
+from stoker.serving.edge import Edge, Limits
+from stoker.serving.grpc import messages, server
+from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.http.exchange import Receive, Scope, Send
+from stoker.serving.service import Request, Response
+from stoker.serving.wire import fit
+
+CONNECTIONS = 8
+IMAGE = np.random.default_rng(0).standard_normal((1, 28, 28), np.float32)
+SCORES = np.linspace(0, 1, 10, dtype=np.float32).reshape(1, 10)
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@dataclass
+class NoModel:
+    """A service that checks a request and gives the same scores to all."""
+
+    fixed: Manifest = field(
+        default_factory=lambda: Manifest(
+            name="digits",
+            engine="torch",
+            precision="fp32",
+            graph="none",
+            golden="none",
+            inputs=(TensorSpec(name="image", datatype="FP32", shape=("batch", 28, 28)),),
+            outputs=(TensorSpec(name="scores", datatype="FP32", shape=("batch", 10)),),
+            tolerance=Tolerance(absolute=0.0, relative=0.0),
+            proved_on="nothing",
+            source=ArtifactSource(kind="run", name="none", digest=""),
+            made_at="",
+            files=(),
+        )
+    )
+
+    def manifest(self, model: str, version: str = "") -> Manifest:
+        """The one there is."""
+        return self.fixed
+
+    async def infer(self, request: Request) -> Response:
+        """The same scores."""
+        fit(request, self.fixed)
+        outputs: Arrays = {"scores": SCORES}
+        return Response(model="digits", version="1", id=request.id, outputs=outputs)
+
+
+async def floor(scope: Scope, receive: Receive, send: Send) -> None:
+    """Read the body, answer 160 bytes."""
+    while (await receive()).get("more_body"):
+        pass
+    headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"160")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"0" * 160})
+
+
+def serve(kind: str) -> None:
+    """Serve until killed; the port goes to standard output."""
+    edge = Edge(service=NoModel())  # type: ignore[arg-type] - of the protocol, what inference needs
+    if kind == "grpc":
+        asyncio.run(_serve_grpc(edge))
+        return
+    listening = socket.create_server(("127.0.0.1", 0))
+    print(listening.getsockname()[1], flush=True)
+    plain = uvicorn.Config(
+        floor, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
+    )
+    config = plain if kind == "floor" else uvicorn_config(Application(edge), Limits())
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+async def _serve_grpc(edge: Edge) -> None:
+    made = server(edge)
+    port = made.add_insecure_port("127.0.0.1:0")
+    await made.start()
+    print(port, flush=True)
+    await made.wait_for_termination()
+
+
+def http_request(*, binary: bool) -> bytes:
+    """A whole request, headers and body."""
+    tensor: dict[str, Any] = {"name": "image", "datatype": "FP32", "shape": IMAGE.shape}
+    asked: dict[str, Any] = {"inputs": [tensor]}
+    tail = b""
+    if binary:
+        tail = IMAGE.tobytes()
+        tensor["parameters"] = {"binary_data_size": len(tail)}
+        asked["parameters"] = {"binary_data_output": True}
+    else:
+        tensor["data"] = IMAGE.reshape(-1).tolist()
+    text = orjson.dumps(asked)
+    head = (
+        f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(text) + len(tail)}\r\n"
+        + (f"Inference-Header-Content-Length: {len(text)}\r\n" if binary else "")
+        + "User-Agent: bench\r\nAccept: */*\r\n\r\n"
+    )
+    return head.encode() + text + tail
+
+
+def ask_http(port: int, request: bytes) -> Callable[[int], None]:
+    """Asks over eight connections, in turns."""
+    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
+
+    def ask(requests: int) -> None:
+        for _ in range(requests // CONNECTIONS):
+            for one in sockets:
+                one.sendall(request)
+            for one in sockets:
+                _read_answer(one)
+
+    return ask
+
+
+def _read_answer(one: socket.socket) -> None:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += one.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200"):
+        raise SystemExit(received.decode(errors="replace"))
+    length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))[15:])
+    while len(body) < length:
+        body += one.recv(65536)
+
+
+def ask_grpc(port: int) -> Callable[[int], None]:
+    """Asks through one channel, eight at a time."""
+    method = messages.INFERENCE.methods_by_name["ModelInfer"]
+    asked = messages.taken(method)(model_name="digits", raw_input_contents=[IMAGE.tobytes()])
+    asked.inputs.add(name="image", datatype="FP32", shape=IMAGE.shape)
+    content = asked.SerializeToString()
+    call = grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(INFER)
+
+    def ask(requests: int) -> None:
+        for _ in range(requests // CONNECTIONS):
+            for pending in [call.future(content) for _ in range(CONNECTIONS)]:
+                pending.result()
+
+    return ask
+
+
+def cpu_s(process: int) -> float:
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(kind: str, asking: Callable[[int], Callable[[int], None]], requests: int, rounds: int) -> dict[str, float]:
+    """CPU time of a request [µs] over rounds."""
+    command = [sys.executable, "-m", "bench.serving.wire_overhead", "--serve", kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ask = asking(int(process.stdout.readline()))
+        ask(requests // 4)
+        found = []
+        for _ in range(rounds):
+            before = cpu_s(process.pid)
+            ask(requests)
+            found.append((cpu_s(process.pid) - before) / requests * 1e6)
+        process.kill()
+    return {"median_us": round(statistics.median(found), 1), "least_us": round(min(found), 1), "most_us": round(max(found), 1)}
+
+
+def main() -> None:
+    """Measure all, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--serve")
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return
+    binary, text = http_request(binary=True), http_request(binary=False)
+    cases: dict[str, tuple[str, Callable[[int], Callable[[int], None]]]] = {
+        "floor": ("floor", lambda port: ask_http(port, binary)),
+        "http_binary": ("http", lambda port: ask_http(port, binary)),
+        "http_json": ("http", lambda port: ask_http(port, text)),
+        "grpc_raw": ("grpc", ask_grpc),
+    }
+    found = {name: measure(kind, asking, options.requests, options.rounds) for name, (kind, asking) in cases.items()}
+    for name, row in found.items():
+        print(f"{name:12} {row['median_us']:7.1f} µs  ({row['least_us']:.1f} to {row['most_us']:.1f})")
+    command = f"python -m bench.serving.wire_overhead --requests {options.requests} --rounds {options.rounds}"
+    versions = {"uvicorn": uvicorn.__version__, "grpc": grpc.__version__, "numpy": np.__version__}
+    content = document("CPU time of the server for each request, over a service that computes nothing", command, versions)
+    content |= {"cases": found, "connections": CONNECTIONS, "requests": options.requests, "rounds": options.rounds}
+    save(Path(f"bench/results/wire_overhead_{datetime.now(UTC):%Y-%m-%d}.json"), content)
+
+
+if __name__ == "__main__":
+    main()

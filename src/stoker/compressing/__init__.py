@@ -1,0 +1,1 @@
+"""Making an exported model smaller and faster, with proof of accuracy and speed."""

@@ -1,0 +1,105 @@
+"""Candidates that ONNX Runtime runs: in fp32, in int8 with fixed scales, and in int8 with scales taken per batch.
+
+What: QDQ graphs (QuantizeLinear and DequantizeLinear around each operator), weights per channel, activations as
+calibrated: by their extremes, or by a percentile or the entropy of their histogram.
+Use when: OpenVINO cannot read the graph, or a GPU is meant.
+Costs: seconds. Scales taken per batch ("dynamic") make an answer depend on its neighbours, which the search refuses
+where it shows.
+Source: ONNX Runtime's documentation, "Quantize ONNX models".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.compressing.candidates.base import CannotMake, Made, Workshop, explained
+
+Calibration = Literal["MinMax", "Percentile", "Entropy"]
+
+
+def as_it_is(workshop: Workshop, directory: Path) -> Made:
+    """The graph as it is."""
+    onnx = _onnx()
+    with explained("ONNX"):
+        path = directory / "model.onnx"
+        onnx.save(onnx.load(workshop.source.graph_path), path)
+        return Made(path, (path,))
+
+
+def dynamic(workshop: Workshop, directory: Path) -> Made:
+    """Weights in int8, activations quantised by their extremes in each batch."""
+    tools = _tools()
+    path = directory / "model.onnx"
+    with explained("ONNX Runtime's quantiser"), _quietly():
+        tools.quantize_dynamic(
+            workshop.source.graph_path, path, per_channel=True, weight_type=tools.QuantType.QInt8
+        )  # fmt: skip
+    return Made(path, (path,))
+
+
+def static(workshop: Workshop, directory: Path, calibration: Calibration) -> Made:
+    """Weights and activations in int8, scales as calibrated."""
+    tools = _tools()
+    path = directory / "model.onnx"
+    with explained("ONNX Runtime's quantiser"), _quietly(), tempfile.TemporaryDirectory() as aside:
+        prepared = Path(aside) / "prepared.onnx"
+        tools.quant_pre_process(str(workshop.source.graph_path), str(prepared), skip_symbolic_shape=True)
+        tools.quantize_static(
+            prepared,
+            path,
+            _Reader(workshop),
+            quant_format=tools.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=tools.QuantType.QUInt8,
+            weight_type=tools.QuantType.QInt8,
+            calibrate_method=tools.CalibrationMethod[calibration],
+        )
+    return Made(path, (path,))
+
+
+class _Reader:
+    """Calibration rows, in the form that ONNX Runtime asks for."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._rows = workshop.calibration_inputs()
+
+    def get_next(self) -> Any:
+        """The next row's inputs; None at the end."""
+        return next(self._rows, None)
+
+    def __iter__(self) -> _Reader:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._rows)
+
+
+def _tools() -> Any:
+    try:
+        from onnxruntime import quantization  # noqa: PLC0415 - an extra, which is loaded where it is used
+    except ImportError as error:
+        raise CannotMake("onnxruntime's quantiser is not installed", remedy="pip install 'stoker[compress]'") from error
+    return quantization
+
+
+def _onnx() -> Any:
+    try:
+        import onnx  # noqa: PLC0415 - an extra, which is loaded where it is used
+    except ImportError as error:
+        raise CannotMake("onnx is not installed", remedy="pip install 'stoker[compress]'") from error
+    return onnx
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the advice that the quantiser logs."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,145 @@
+"""A candidate under examination: made, loaded, asked, timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stoker.artifacts import Artifact
+from stoker.artifacts.elements import Arrays
+from stoker.compressing.answers import answers
+from stoker.compressing.candidates import Candidate, Made
+from stoker.compressing.drops import Scores
+from stoker.compressing.rows import Material, Rows, cut_to, row_lengths
+from stoker.compressing.scores import Metric
+from stoker.compressing.timing import Race, race, speed_up
+from stoker.engines import Engine, Graph, load_graph
+from stoker.records import Manifest
+from stoker.records.compression import CompressionTrial, Gate, Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a search is asked for.
+
+    `max_drop` is in the user's words, such as `0.5%`; `seconds` is for the whole search. `threads` are what an engine
+    computes with, as the service would give it.
+    """
+
+    max_drop: str = "0.5%"
+    batch_sizes: tuple[int, ...] = (1, 32)
+    threads: int = 1
+    seconds: float = 180.0
+    confidence: float = 0.95
+
+
+@dataclass
+class Contender:
+    """What is known of a candidate so far; `trial` is the record of it."""
+
+    trial: CompressionTrial
+    manifest: Manifest
+    made: Made
+    engine: Engine
+    scores: Scores
+    pace: float = 1.0
+    """How much faster than the model given."""
+
+    def note(self, *gates: Gate, **changes: Any) -> None:
+        """Write down more of what was found."""
+        self.trial = dataclasses.replace(self.trial, gates=(*self.trial.gates, *gates), **changes)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where contenders are examined: the rows, the metric, the model given and the clock."""
+
+    source: Artifact
+    material: Material
+    metric: Metric
+    terms: Terms
+    clock: Callable[[], float]
+
+    def load(self, candidate: Candidate, made: Made) -> tuple[Manifest, Engine]:
+        """A candidate's graph, loaded as a service would.
+
+        Raises:
+            BadArtifact: the engine refuses it.
+        """
+        manifest = dataclasses.replace(
+            self.source.manifest, engine=candidate.engine, precision=candidate.precision, graph=made.graph.name
+        )
+        return manifest, self.engine_of(manifest, made.graph)
+
+    def engine_of(self, manifest: Manifest, graph: Path) -> Engine:
+        """An engine with the threads of the search's terms."""
+        wanted = Graph(
+            path=graph, precision=manifest.precision, inputs=manifest.inputs, outputs=manifest.outputs,
+            threads=self.terms.threads,
+        )  # fmt: skip
+        return load_graph(manifest.engine, wanted)[0]
+
+    def scores(self, found: Arrays, rows: Rows) -> Scores:
+        """The metric's scores of answers for rows."""
+        return self.metric.scores(found, rows.targets, len(rows))
+
+    def answers(self, engine: Engine, rows: Rows) -> Arrays:
+        """An engine's answers for rows, in batches of the largest size asked for."""
+        return answers(engine, rows, self.source.manifest, batch=max(self.terms.batch_sizes))
+
+    def races(self, one: Engine, rival: Engine, *, seconds: float) -> tuple[Race, ...]:
+        """Rounds of two engines at each batch size, by the names `own` and `rival`, for about so long in all."""
+        share = seconds / len(self.terms.batch_sizes)
+        return tuple(
+            race(
+                {"own": lambda b=batch: one.run(b), "rival": lambda b=batch: rival.run(b)}, self.clock, seconds=share
+            )  # fmt: skip
+            for batch in map(self.request, self.terms.batch_sizes)
+        )
+
+    def request(self, rows: int) -> Arrays:
+        """Inputs of so many rows of the selection, again from the first where there are fewer, cut to their longest."""
+        chosen = self.material.selection.take(np.arange(rows) % len(self.material.selection))
+        longest = int(row_lengths(chosen, self.source.manifest).max())
+        return cut_to(chosen.inputs, self.source.manifest, longest)
+
+
+def gain_of(races: tuple[Race, ...], confidence: float) -> Interval:
+    """How much faster `own` was than `rival`."""
+    return speed_up(races, "own", "rival", confidence=confidence)
+
+
+def latencies(races: tuple[Race, ...], sizes: tuple[int, ...]) -> dict[str, float]:
+    """Median seconds of `own` by rows of a batch."""
+    return {str(size): one.latency("own") for size, one in zip(sizes, races, strict=True)}
+
+
+def is_finite_like(found: Arrays, reference: Arrays) -> bool:
+    """Whether answers are finite wherever the reference's are, and of the same shapes."""
+    return all(
+        name in found
+        and found[name].shape == right.shape
+        and not bool((~np.isfinite(_numbers(found[name])) & np.isfinite(_numbers(right))).any())
+        for name, right in reference.items()
+    )
+
+
+def likeness(found: Arrays, reference: Arrays) -> float:
+    """The cosine between answers and the reference's, all elements in one vector; the least over outputs."""
+    return min((_cosine(_numbers(found[name]), _numbers(right)) for name, right in reference.items()), default=1.0)
+
+
+def _cosine(a: Any, b: Any) -> float:
+    norm = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    cosine = float(np.vdot(a, b)) / norm if norm > 0 else float(np.array_equal(a, b))
+    return cosine if math.isfinite(cosine) else 0.0
+
+
+def _numbers(array: Any) -> Any:
+    return array.astype(np.float64)

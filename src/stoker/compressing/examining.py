@@ -1,0 +1,162 @@
+"""One candidate through the gates, cheap ones first: made, loaded, sane, good enough on the selection, steady, fast."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.compressing.candidates import Candidate, Made, Workshop
+from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies, likeness
+from stoker.compressing.invariance import steadiness
+from stoker.compressing.judging import MOST_FINALISTS, Judgement, fast_enough, selected
+from stoker.compressing.drops import Scores, corrected, drop_of
+from stoker.artifacts.elements import Arrays
+from stoker.engines import Engine
+from stoker.errors import StokerError
+from stoker.records import Manifest
+from stoker.records.compression import CompressionTrial, Gate
+
+LEAST_LIKENESS = 0.8
+"""Answers whose cosine with the original's is lower have little to do with them, whatever the metric says."""
+
+RACE_SHARE = 0.015
+"""Each race takes about this share of the search's time."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What candidates are held against: the original's answers and scores on the selection, and the drop allowed."""
+
+    answers: Arrays
+    scores: Scores
+    allowed: float
+
+
+def reference(course: Course) -> Contender:
+    """The model given, as the first contender."""
+    source = course.source
+    manifest = source.manifest
+    own = manifest.files
+    graph_bytes = sum(file.num_bytes for file in own if file.name not in {manifest.golden, "compression.json"})
+    trial = CompressionTrial(
+        name="original",
+        how=f"version {source.version} as it is",
+        engine=manifest.engine,
+        precision=manifest.precision,
+        outcome="reference",
+        reason="what the others are held against",
+        num_bytes=_engine_bytes(source.path, manifest) or graph_bytes,
+        pace=1.0,
+        selection_drop=0.0,
+        tolerance=manifest.tolerance,
+    )
+    engine = course.engine_of(manifest, source.graph_path)
+    found = course.answers(engine, course.material.selection)
+    scores = course.scores(found, course.material.selection)
+    return Contender(trial, manifest, Made(source.graph_path, (source.graph_path,)), engine, scores)
+
+
+def examine(
+    candidate: Candidate, course: Course, bar: Bar, rival: Contender, workshop: Workshop, directory: Path
+) -> Contender | CompressionTrial:
+    """A contender that passed every gate but acceptance, or the record of one that did not.
+
+    Whatever a library raises rejects the candidate, and not the search.
+    """
+    started = course.clock()
+    contender: Contender | None = None
+    trial = CompressionTrial(
+        name=candidate.name, how=candidate.how, engine=candidate.engine, precision=candidate.precision,
+        outcome="rejected", reason="",
+    )  # fmt: skip
+    try:
+        made = candidate.make(workshop, directory)
+        trial = dataclasses.replace(trial, num_bytes=made.num_bytes)
+        manifest, engine = course.load(candidate, made)
+        contender = Contender(trial, manifest, made, engine, bar.scores)
+        refusal = _judge(contender, candidate, course, bar, rival)
+    except StokerError as error:
+        refusal = error.message
+    found = trial if contender is None else contender.trial
+    found = dataclasses.replace(found, took_s=course.clock() - started, reason=refusal or "")
+    if contender is None or refusal is not None:
+        if contender is not None:
+            contender.engine.close()
+        return found
+    contender.trial = found
+    return contender
+
+
+def _judge(contender: Contender, candidate: Candidate, course: Course, bar: Bar, rival: Contender) -> str | None:
+    """Why a contender is rejected; None if it passes. What was found is written down as far as it got."""
+    selection = course.material.selection
+    found = course.answers(contender.engine, selection)
+    if not is_finite_like(found, bar.answers):
+        contender.note(Gate(what="answers that are not finite, or missing", passed=False, found=1, limit=0))
+        return "gives answers that are not finite, or of another shape, where the original's are"
+    alike = likeness(found, bar.answers)
+    contender.note(
+        Gate(what="cosine with the original's answers", passed=alike >= LEAST_LIKENESS, found=alike,
+             limit=LEAST_LIKENESS)
+    )  # fmt: skip
+    if alike < LEAST_LIKENESS:
+        return f"computes something else: the cosine with the original's answers is {alike:.2f}"
+    judged = _by_metric(contender, course, bar, found)
+    if not judged.passed:
+        return judged.reason
+    steady = steadiness(contender.engine, selection, contender.manifest)
+    contender.note(*steady.gates(), tolerance=steady.tolerance)
+    if not all(gate.passed for gate in steady.gates()):
+        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
+    raced = _by_time(contender, candidate, course, rival)
+    return None if raced.passed else raced.reason
+
+
+def _by_metric(contender: Contender, course: Course, bar: Bar, found: Arrays) -> Judgement:
+    contender.scores = course.scores(found, course.material.selection)
+    judged = selected(
+        bar.scores,
+        contender.scores,
+        allowed=bar.allowed,
+        rows=len(course.material.acceptance),
+        confidence=corrected(course.terms.confidence, MOST_FINALISTS),
+    )
+    contender.note(judged.gate, selection_drop=drop_of(bar.scores, contender.scores))
+    return judged
+
+
+def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: Contender) -> Judgement:
+    terms = course.terms
+    races = course.races(contender.engine, rival.engine, seconds=RACE_SHARE * terms.seconds)
+    gain = gain_of(races, terms.confidence)
+    contender.pace = gain.value * rival.pace
+    judged = fast_enough(gain, rival.trial.name, is_int8=candidate.is_reduced)
+    contender.note(
+        judged.gate, latency_s=latencies(races, terms.batch_sizes), speed_up=gain, rival=rival.trial.name,
+        pace=contender.pace,
+    )  # fmt: skip
+    if not rival.trial.latency_s:
+        medians = {str(size): one.latency("rival") for size, one in zip(terms.batch_sizes, races, strict=True)}
+        rival.note(latency_s=medians)
+    return judged
+
+
+def quick_drop(engine: Engine, course: Course, bar: Bar) -> Judgement:
+    """Whether a graph would be selected, by the metric alone."""
+    found = course.answers(engine, course.material.selection)
+    if not is_finite_like(found, bar.answers):
+        return Judgement(Gate(what="answers that are not finite", passed=False, found=1, limit=0), "not finite")
+    return selected(
+        bar.scores,
+        course.scores(found, course.material.selection),
+        allowed=bar.allowed,
+        rows=len(course.material.acceptance),
+        confidence=corrected(course.terms.confidence, MOST_FINALISTS),
+    )
+
+
+def _engine_bytes(directory: Path, manifest: Manifest) -> int:
+    """What the files take that the engine reads: the graph, and what lies beside it under its name [bytes]."""
+    graph = directory / manifest.graph
+    return sum(one.stat().st_size for one in directory.glob(f"{graph.stem}.*") if one.suffix != ".safetensors")

@@ -1,0 +1,102 @@
+"""Does a model answer a row alike whatever shares its batch, and however far it is filled up?
+
+A service stacks requests, so a model whose answer depends on its neighbours answers at random. Quantised models do so to
+some extent: kernels of other batch sizes round elsewhere, and scales that are taken from the batch itself ("dynamic"
+quantisation) change with every neighbour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.artifacts.elements import Arrays
+from stoker.compressing.answers import answers
+from stoker.compressing.rows import Rows, cut_to, row_lengths
+from stoker.engines import Engine
+from stoker.records import Manifest, Tolerance
+from stoker.records.compression import Gate
+
+BATCHES = (2, 3, 8)
+"""Batch sizes that answers are compared at, with each row alone."""
+
+ROWS = 16
+"""Rows that are asked alone."""
+
+MARGIN = 4.0
+"""The manifest's tolerance is so many times the deviation found: some rows of many deviate more than ROWS showed."""
+
+FLOOR = 1e-5
+"""The tolerance is at least so much of the outputs' scale: rounding of fp32 sums in another order."""
+
+CEILING = 0.05
+"""The most that an answer may deviate, of the outputs' scale (their root mean square)."""
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """The largest deviation of an answer in company from the same answer alone, and the outputs' scale, by output."""
+
+    deviation: dict[str, float]
+    scale: dict[str, float]
+    is_finite: bool
+
+    @property
+    def share(self) -> float:
+        """The largest deviation of any output, in its scale."""
+        return max((self.deviation[name] / (self.scale[name] or 1.0) for name in self.deviation), default=0.0)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What two answers to one request may differ by."""
+        largest = max(self.deviation.values(), default=0.0)
+        scale = max(self.scale.values(), default=0.0)
+        return Tolerance(absolute=max(MARGIN * largest, FLOOR * scale), relative=1e-4)
+
+    def gates(self) -> tuple[Gate, ...]:
+        """Finite, and steady enough."""
+        infinite = 0.0 if self.is_finite else 1.0
+        what = "an answer in a batch from the answer alone, of the outputs' root mean square"
+        return (
+            Gate(what="answers that are not finite", passed=self.is_finite, found=infinite, limit=0.0),
+            Gate(what=what, passed=self.share <= CEILING, found=self.share, limit=CEILING),
+        )
+
+
+def steadiness(engine: Engine, rows: Rows, manifest: Manifest) -> Steadiness:
+    """Ask some rows alone, each cut to its own length, and the same in batches, filled up to the longest.
+
+    Raises:
+        ServiceError: the engine could not.
+    """
+    few = rows.take(np.arange(min(ROWS, len(rows))))
+    alone = [_alone(engine, few, manifest, row) for row in range(len(few))]
+    deviation = dict.fromkeys(alone[0], 0.0)
+    for size in BATCHES:
+        together = answers(engine, few, manifest, batch=size)
+        longest = _at_full_length(engine, few, manifest, size)
+        for row, single in enumerate(alone):
+            for name, one in single.items():
+                region = (row, *(slice(0, length) for length in one.shape[1:]))
+                for other in (together, longest):
+                    off = float(np.max(np.abs(other[name][region].astype(np.float64) - one[0]), initial=0.0))
+                    deviation[name] = max(deviation[name], off)
+    stacked = {name: np.concatenate([one[name].ravel() for one in alone]).astype(np.float64) for name in deviation}
+    scale = {name: float(np.sqrt(np.mean(np.square(values)))) for name, values in stacked.items()}
+    finite = all(np.isfinite(values).all() for values in stacked.values()) and all(map(np.isfinite, deviation.values()))
+    return Steadiness(deviation, scale, bool(finite))
+
+
+def _alone(engine: Engine, rows: Rows, manifest: Manifest, row: int) -> Arrays:
+    one = rows.take(np.array([row]))
+    return engine.run(cut_to(one.inputs, manifest, int(row_lengths(one, manifest)[0])))
+
+
+def _at_full_length(engine: Engine, rows: Rows, manifest: Manifest, size: int) -> Arrays:
+    """Answers in batches, in the rows' order, without cutting what they are filled up with."""
+    parts = [
+        engine.run({name: np.ascontiguousarray(array[at : at + size]) for name, array in rows.inputs.items()})
+        for at in range(0, len(rows), size)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

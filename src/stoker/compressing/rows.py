@@ -1,0 +1,163 @@
+"""Rows that a search calibrates, selects and accepts on, and batches of them as a service would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.artifacts import dtype_of
+from stoker.artifacts.elements import Arrays
+from stoker.errors import BadJob
+from stoker.loading.keys import Stream, key_of
+from stoker.loading.order import Indices, KeyedPermutation
+from stoker.records import BATCH, Manifest, TensorSpec
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples of one set, stacked: inputs by the manifest's names [N, ...], and targets [N, ...] where there are any.
+
+    Samples of several sizes are filled up with the manifest's `pad`.
+    """
+
+    inputs: Arrays
+    targets: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.inputs.values())))
+
+    def take(self, indices: Indices) -> Rows:
+        """The rows of these indices [M], in that order."""
+        targets = None if self.targets is None else self.targets[indices]
+        return Rows({name: array[indices] for name, array in self.inputs.items()}, targets)
+
+
+@dataclass(frozen=True)
+class Material:
+    """All rows of a search: to calibrate on, to choose by, and to accept by; no row has two of these uses."""
+
+    calibration: Rows
+    selection: Rows
+    acceptance: Rows
+    seed: int
+
+
+def dealt(training: Rows | None, validation: Rows, *, seed: int, calibration: int, selection: float = 0.3) -> Material:
+    """Deal rows out by a keyed permutation.
+
+    Args:
+        training: what may be calibrated on; None: a quarter of `validation`, at most, is set aside for it.
+        validation: rows the model was not trained on.
+        seed: of the permutation; equal seeds deal alike.
+        calibration: rows to calibrate with, where there are as many.
+        selection: the share of the other validation rows that the search may look at; the rest is for acceptance.
+
+    Raises:
+        BadJob: too few rows for three parts.
+    """
+    order = _order(len(validation), seed)
+    if training is None:
+        aside = min(calibration, len(validation) // 4)
+        calibrating, order = validation.take(order[:aside]), order[aside:]
+    else:
+        calibrating = training.take(_order(len(training), seed)[:calibration])
+    at = round(len(order) * selection)
+    if min(len(calibrating), at, len(order) - at) < 2:
+        raise BadJob(
+            f"{len(validation)} rows are too few to choose a candidate by some and accept it by others",
+            remedy="Give more validation data: some hundred rows at least.",
+        )
+    return Material(calibrating, validation.take(order[:at]), validation.take(order[at:]), seed)
+
+
+def check_fit(rows: Rows, manifest: Manifest, what: str) -> Rows:
+    """The rows with the manifest's dtypes, if they are what the model takes.
+
+    Raises:
+        BadJob: an input is missing, too much, of another shape, or of a type that cannot stand for the model's.
+    """
+    names = {spec.name for spec in manifest.inputs}
+    if names != set(rows.inputs):
+        raise BadJob(f"{what}: the model takes {_listed(names)}, the data has {_listed(set(rows.inputs))}")
+    counts = {len(array) for array in rows.inputs.values()} | ({len(rows.targets)} if rows.targets is not None else set())
+    if len(counts) > 1:
+        raise BadJob(f"{what}: inputs and targets have different numbers of rows: {_listed(map(str, counts))}")
+    return Rows({spec.name: _fitted(rows.inputs[spec.name], spec, what) for spec in manifest.inputs}, rows.targets)
+
+
+def batches(rows: Rows, manifest: Manifest, size: int) -> Iterator[tuple[Indices, Arrays]]:
+    """Which rows, and their inputs cut to the longest among them: rows of like length share a batch."""
+    lengths = row_lengths(rows, manifest)
+    order = np.argsort(lengths, kind="stable")
+    for start in range(0, len(rows), size):
+        chosen = order[start : start + size]
+        yield chosen, cut_to(rows.take(chosen).inputs, manifest, int(lengths[chosen].max()))
+
+
+def row_lengths(rows: Rows, manifest: Manifest) -> Indices:
+    """How far each row goes along the named dimension that is filled up [N]; 0 everywhere where none is.
+
+    A place is filled up where every input that has this dimension holds its `pad`.
+    """
+    longest = np.zeros(len(rows), np.int64)
+    for name, specs in _padded(manifest).items():
+        used = np.zeros((len(rows), 0), bool)
+        for spec in specs:
+            axis, array = spec.shape.index(name), rows.inputs[spec.name]
+            differs = array != np.asarray(spec.pad).astype(array.dtype)
+            along = np.moveaxis(differs, axis, 1).reshape(len(rows), array.shape[axis], -1).any(axis=2)
+            used = along if used.shape[1] == 0 else used | along
+        places = np.arange(1, used.shape[1] + 1)
+        longest = np.maximum(longest, np.max(used * places, axis=1, initial=1))
+    return longest
+
+
+def cut_to(inputs: Arrays, manifest: Manifest, length: int) -> Arrays:
+    """Inputs [B, ...] whose filled-up dimensions are `length` long; as they are where the model has none."""
+    out = dict(inputs)
+    for name, specs in _padded(manifest).items():
+        low = next((dim.low for dim in manifest.dims if dim.name == name), 1)
+        for spec in specs:
+            axis = spec.shape.index(name)
+            keep = [slice(None)] * out[spec.name].ndim
+            keep[axis] = slice(0, max(length, low))
+            out[spec.name] = np.ascontiguousarray(out[spec.name][tuple(keep)])
+    return out
+
+
+def _padded(manifest: Manifest) -> dict[str, list[TensorSpec]]:
+    """The inputs with the one named dimension that can be filled up; none where there are several, such as H and W."""
+    found: dict[str, list[TensorSpec]] = {}
+    for spec in manifest.inputs:
+        for dim in spec.shape[1:]:
+            if isinstance(dim, str) and dim != BATCH:
+                found.setdefault(dim, []).append(spec)
+    can_fill = {name: specs for name, specs in found.items() if all(spec.pad is not None for spec in specs)}
+    return can_fill if len(can_fill) == 1 else {}
+
+
+def _fitted(array: NDArray[Any], spec: TensorSpec, what: str) -> NDArray[Any]:
+    wanted = dtype_of(spec.datatype)
+    fits = array.ndim == len(spec.shape) and all(
+        isinstance(dim, str) or dim == size for dim, size in zip(spec.shape[1:], array.shape[1:], strict=True)
+    )
+    if not fits:
+        raise BadJob(f"{what}: {spec.name} has shape {list(array.shape)}, the model takes {list(spec.shape)}")
+    if array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind"):
+        raise BadJob(f"{what}: {spec.name} is {array.dtype}, the model takes {spec.datatype}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise BadJob(f"{what}: {spec.name} has values that are not finite")
+    return np.ascontiguousarray(array.astype(wanted, copy=False))
+
+
+def _order(size: int, seed: int) -> Indices:
+    return KeyedPermutation(size, key_of(Stream.HOLDOUT, seed, size))(np.arange(size, dtype=np.int64))
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,80 @@
+"""Holding an exported model against what it came from, in numbers.
+
+Errors are the largest difference of any element, as a share of its output's largest value (`artifacts.difference`).
+What cannot be asked at all is infinitely far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from stoker.artifacts import difference
+from stoker.artifacts.answers import has_nan
+from stoker.artifacts.elements import Arrays
+from stoker.artifacts.variations import cut, filled, num_rows, rows, stacked
+from stoker.errors import ServiceError
+from stoker.exporting.trial import Trial
+from stoker.records import Proof, TensorSpec
+
+LIMIT = 1e-3
+"""The most that fp32 answers may differ. Engines that were right differed by up to 2e-5, what was wrong by 0.02 up."""
+
+Answer = Callable[[Arrays], Arrays]
+"""Whatever answers: an engine's `run`."""
+
+
+def prove_equal(who: str, answer: Answer, oracle: Answer, trial: Trial, limit: float = LIMIT) -> Proof:
+    """That it answers as the oracle does, at every size of batch."""
+    asked = list(trial.requests())
+    words = f"{who}, {'; '.join(words for words, _ in asked)}"
+    return _worst(
+        words, ((words, _apart(answer, request, lambda r=request: oracle(r))) for words, request in asked), limit
+    )
+
+
+def prove_alone(who: str, answer: Answer, trial: Trial, limit: float = LIMIT) -> Proof:
+    """That every sample has the same answer alone as in a batch with others."""
+    count = num_rows(trial.samples)
+
+    def alone() -> Arrays:
+        return stacked(answer(rows(trial.samples, slice(at, at + 1))) for at in range(count))
+
+    return _worst(f"{who}: each sample alone and among {count}", [("", _apart(answer, trial.samples, alone))], limit)
+
+
+def prove_padding(who: str, answer: Answer, trial: Trial, outputs: Iterable[TensorSpec], limit: float = LIMIT) -> Proof:
+    """That a sample which is filled up, to share a batch with a longer one, has the answer that it has alone."""
+    specs = tuple(outputs)
+    short = rows(cut(trial.samples, trial.inputs, trial.shorter), slice(1))
+    long = rows(trial.samples, slice(1, 2))
+    shared = stacked([filled(short, trial.inputs, trial.sizes), long])
+
+    def cut_back(request: Arrays) -> Arrays:
+        return cut(rows(answer(request), slice(1)), specs, trial.shorter)
+
+    sizes = ", ".join(f"{dim} {trial.shorter[dim]} in {size}" for dim, size in trial.sizes.items())
+    return _worst(f"{who}: padded ({sizes})", [("", _apart(cut_back, shared, lambda: answer(short)))], limit)
+
+
+def is_held(proof: Proof) -> bool:
+    """Whether what was checked holds."""
+    return proof.error <= proof.limit
+
+
+def _apart(answer: Answer, request: Arrays, wanted: Callable[[], Arrays]) -> tuple[float, str]:
+    """How far the answer is from what is wanted, and why where no number says it."""
+    try:
+        found, right = answer(request), wanted()
+    except ServiceError as error:
+        return math.inf, error.message
+    if has_nan(found):
+        return math.inf, "the answer has NaN"
+    return difference(found, right), ""
+
+
+def _worst(what: str, errors: Iterable[tuple[str, tuple[float, str]]], limit: float) -> Proof:
+    """One proof of several errors; where one is infinite, with the reason."""
+    at, (error, why) = max(errors, key=lambda one: one[1][0])
+    reason = f": {at}{': ' * bool(at)}{why}" if why else ""
+    return Proof(what=f"{what}{reason}", error=error, limit=limit)

@@ -1,0 +1,229 @@
+"""Taking over an ONNX graph made elsewhere: from TensorFlow, JAX, MXNet, scikit-learn, or PyTorch long ago.
+
+What a graph says of its dimensions is a proposal. A batch is what it has if its samples have the same answers alone as
+together, at several sizes; else it is served request by request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.artifacts import Artifact, dtype_of
+from stoker.artifacts.elements import Arrays
+from stoker.engines import Graph, default_threads, load_graph
+from stoker.errors import BadArtifact, ServiceError
+from stoker.exporting.about import About
+from stoker.exporting.checking import Answer, is_held, prove_alone
+from stoker.exporting.drawing import drawn, likely_sizes
+from stoker.exporting.onnx_file import OnnxFile, named_batch, read_onnx
+from stoker.exporting.padding import padded_specs
+from stoker.exporting.signature import output_specs, ranges, require_varied
+from stoker.exporting.trial import NUM_SAMPLES, Trial, contiguous, eight
+from stoker.exporting.writing import Exported, require_place, write_version
+from stoker.records import BATCH, ArtifactSource, EngineName, Proof, ServingPrecision, TensorSpec
+from stoker.store import sha256_file
+
+_REFERENCES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
+"""Who says what a graph means: the first that can load it."""
+
+
+def import_onnx(
+    path: Path, model: Path, *, inputs: Mapping[str, NDArray[Any]] | None = None, about: About | None = None
+) -> Artifact:
+    """Take over an ONNX file as the next version of a model.
+
+    Args:
+        path: the file; weights in files beside it are taken along.
+        model: the model's directory, such as `models/digits`.
+        inputs: example inputs, first dimension samples; drawn where there are none.
+        about: names, dimensions that vary, labels, and how much answers may differ.
+
+    Raises:
+        BadArtifact: it is damaged, no engine can load it or answer the examples, or engines disagree.
+    """
+    require_place(model)
+    about = about or About()
+    found = read_onnx(path)
+    with _candidates(found) as candidates:
+        problem: BadArtifact | None = None
+        for candidate, specs in candidates:
+            try:
+                return _take_over(found, candidate, specs, model, inputs, about)
+            except _NoBatch as error:
+                problem = error
+        assert problem is not None, "the last candidate has no batch to be wrong about"
+        raise problem
+
+
+class _NoBatch(BadArtifact):
+    """The first dimension is not the samples."""
+
+
+Candidate = tuple[OnnxFile, tuple[TensorSpec, ...]]
+
+
+@contextmanager
+def _candidates(found: OnnxFile) -> Iterator[tuple[Candidate, ...]]:
+    """The graph with its first dimension as the batch, where that could be; then as it is, without one."""
+    inputs = found.inputs
+    firsts = {spec.shape[0] if spec.shape else None for spec in inputs}
+    alone = tuple(dataclasses.replace(spec, shape=_renamed(spec)) for spec in inputs)
+    batched = tuple(dataclasses.replace(spec, shape=(BATCH, *spec.shape[1:])) for spec in inputs)
+    if None in firsts:
+        yield ((found, alone),)
+    elif all(isinstance(first, str) for first in firsts):
+        yield ((found, batched), (found, alone))
+    elif firsts == {1} and not found.external:
+        with TemporaryDirectory(prefix="stoker-import-") as folder:
+            changed = OnnxFile(Path(folder) / "model.onnx", named_batch(found.model))
+            changed.path.write_bytes(changed.model.SerializeToString())
+            yield ((changed, batched), (found, alone))
+    else:
+        yield ((found, alone),)
+
+
+def _renamed(spec: TensorSpec) -> tuple[int | str, ...]:
+    """A shape in which no dimension is called the batch."""
+    return tuple(f"{spec.name}_{at}" if dim == BATCH else dim for at, dim in enumerate(spec.shape))
+
+
+def _take_over(
+    found: OnnxFile,
+    file: OnnxFile,
+    specs: tuple[TensorSpec, ...],
+    model: Path,
+    given: Mapping[str, NDArray[Any]] | None,
+    about: About,
+) -> Artifact:
+    """Write the graph of one candidate, if it holds what its signature says."""
+    samples = _drawn(file, specs) if given is None else _fitting(given, specs)
+    dims = ranges([dim for spec in specs for dim in spec.shape if isinstance(dim, str)], about.dims)
+    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims)
+    if trial.is_batched:
+        trial = dataclasses.replace(trial, samples=eight(trial.samples))
+        require_varied(trial)
+    name, answer = _reference(file, specs)
+    proofs = _batch(name, answer, trial, about.limit)
+    outputs = _outputs(answer, trial)
+    inputs, padding = padded_specs(name, answer, trial, outputs, about.pad, about.limit)
+    exported = Exported(
+        name=about.name or model.name,
+        graph="model.onnx",
+        inputs=inputs,
+        outputs=outputs,
+        dims=trial.dims,
+        oracle=answer,
+        oracle_name=name,
+        trial=trial.with_inputs(inputs),
+        source=ArtifactSource(kind="onnx", name=found.path.name, digest=sha256_file(found.path)),
+        precision=_precision(file),
+        labels={output: tuple(classes) for output, classes in about.labels.items()},
+        metrics=about.metrics,
+        proofs=(*proofs, *padding),
+        limit=about.limit,
+    )
+
+    def write_files(directory: Path) -> None:
+        for place, source in file.files.items():
+            (directory / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, directory / place)
+
+    return write_version(model, exported, write_files)
+
+
+def _drawn(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> Arrays:
+    return drawn(file.model, specs, {**likely_sizes(specs), BATCH: NUM_SAMPLES})
+
+
+def _fitting(given: Mapping[str, NDArray[Any]], specs: tuple[TensorSpec, ...]) -> Arrays:
+    """The user's examples, held against what the graph takes.
+
+    Raises:
+        BadArtifact: a name, a type or a shape does not fit.
+    """
+    names = {spec.name for spec in specs}
+    if set(given) != names:
+        raise BadArtifact(
+            f"The example inputs are {', '.join(sorted(given))}; the graph takes {', '.join(sorted(names))}",
+            remedy="Save them under its names: np.savez('inputs.npz', NAME=array, …).",
+        )
+    for spec in specs:
+        array, wanted = given[spec.name], dtype_of(spec.datatype)
+        fits = len(array.shape) == len(spec.shape) and all(
+            isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, array.shape, strict=True)
+        )
+        if not fits or array.dtype != wanted:
+            raise BadArtifact(
+                f"The example input {spec.name!r} is {array.dtype} {list(array.shape)}; the graph takes {wanted} "
+                f"{list(spec.shape)}"
+            )
+    return {spec.name: np.asarray(given[spec.name]) for spec in specs}
+
+
+def _reference(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> tuple[EngineName, Answer]:
+    """The engine that says what the graph means.
+
+    Raises:
+        BadArtifact: none can load it; with what each says.
+    """
+    problems: list[str] = []
+    for name in _REFERENCES:
+        graph = Graph(
+            path=file.path, precision=_precision(file), inputs=specs, outputs=file.outputs, threads=default_threads(1)
+        )
+        try:
+            return name, load_graph(name, graph)[0].run
+        except BadArtifact as error:
+            problems.append(error.message)
+    raise BadArtifact(
+        "\n  ".join((f"No engine can load {file.path.name} (opset {file.opset}):", *problems)),
+        remedy="Operations that an engine names are missing there: export with others, or with a newer opset.",
+    )
+
+
+def _precision(file: OnnxFile) -> ServingPrecision:
+    return "int8" if file.is_quantised else "fp32"
+
+
+def _batch(name: EngineName, answer: Answer, trial: Trial, limit: float) -> tuple[Proof, ...]:
+    """What must hold of a batch.
+
+    Raises:
+        _NoBatch: samples have other answers alone than together, or cannot be asked so.
+    """
+    if not trial.is_batched:
+        return ()
+    proof = prove_alone(name, answer, trial, limit)
+    if not is_held(proof):
+        raise _NoBatch(f"{proof.what} differ by {proof.error:.2g}, at most {limit:g} is allowed")
+    return (proof,)
+
+
+def _outputs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
+    """What the graph gives, as found by asking.
+
+    Raises:
+        _NoBatch: not every output begins with the samples, or sizes cannot be varied.
+        BadArtifact: the example cannot be answered.
+    """
+    try:
+        found = output_specs(answer, trial)
+    except ServiceError as error:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in trial.samples.items())
+        kind = _NoBatch if trial.is_batched else BadArtifact
+        remedy = "Give real examples: --inputs FILE.npz."
+        raise kind(
+            f"The graph cannot answer inputs of these shapes ({shapes}): {error.message}", remedy=remedy
+        ) from error
+    if trial.is_batched and any(spec.shape[:1] != (BATCH,) for spec in found):
+        raise _NoBatch("not every output begins with the samples")
+    return found

@@ -1,0 +1,162 @@
+"""What a job's data hold, as an exported model takes it.
+
+An exported model takes samples as the data source stores them, such as images of bytes: the source's own preparation
+(conversion, standardisation) becomes the first part of the graph, so that a client sends raw bytes and cannot prepare
+them wrongly. Augmentation is for training, and has no part in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from stoker.artifacts.elements import Arrays
+from stoker.engines.torch_module import as_array
+from stoker.errors import BadArtifact
+from stoker.exporting.flat import Call, names_of_arguments
+from stoker.jobs import Job
+from stoker.loading.fields import Content, Fields
+from stoker.loading.samples import Samples
+
+Key = Any
+"""Where an input lies in a batch: a dict's key, a tuple's place, or None where the batch is the input."""
+
+
+@dataclass(frozen=True)
+class JobInputs:
+    """The inputs of a job's model in batches of its samples.
+
+    Attributes:
+        names: what the exported model calls them, in the model's order.
+        keys: where each lies in a batch.
+        samples: whose preparation belongs to the model.
+        fields: how the model is called with a batch.
+        template: a batch in which everything but the inputs is empty.
+        is_prepared: whether the exported model takes samples already prepared, its graph leaving that out.
+    """
+
+    names: tuple[str, ...]
+    keys: tuple[Key, ...]
+    samples: Samples
+    fields: Fields
+    template: Content
+    is_prepared: bool = False
+
+    def prepared(self) -> JobInputs:
+        """The same, of a model that takes samples already prepared."""
+        return dataclasses.replace(self, is_prepared=True)
+
+    def arrays(self, rows: Sequence[int], samples: Samples | None = None) -> Arrays:
+        """Samples by their index, as the exported model takes them; of other samples of the job, if they are given."""
+        chosen = samples or self.samples
+        content = chosen.fetch(np.asarray(rows, dtype=np.int64), 0)
+        if self.is_prepared:
+            content = chosen.prepare(content)
+        entries = entries_of(content)
+        return {name: as_array(entries[key]) for name, key in zip(self.names, self.keys, strict=True)}
+
+    @property
+    def has_preparation(self) -> bool:
+        """Whether the samples are stored otherwise than a model takes them."""
+        content = self.samples.fetch(np.zeros(1, dtype=np.int64), 0)
+        return self.samples.prepare(content) is not content
+
+    @property
+    def call(self) -> Call:
+        """How the job's model is called with these inputs in order."""
+
+        def call(module: nn.Module, *inputs: torch.Tensor) -> Any:
+            content = with_entries(self.template, dict(zip(self.keys, inputs, strict=True)))
+            return self.fields.call(module, content if self.is_prepared else self.samples.prepare(content))
+
+        return call
+
+
+def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
+    """Where the inputs of a job's model lie in its data, and what they are called.
+
+    Names are the data source's, a dict's keys, or those of the model's arguments.
+
+    Raises:
+        BadArtifact: an input is no tensor whose first dimension is the samples.
+    """
+    content = samples.fetch(np.arange(min(2, len(samples))), 0)
+    fields, entries = Fields(job.inputs, job.target), entries_of(content)
+    keys = _keys(fields, content, entries)
+    for key in keys:
+        if not isinstance(entries[key], torch.Tensor) or entries[key].dim() == 0:
+            raise BadArtifact(
+                f"The model's input {key!r} is a {type(entries[key]).__name__}; an exported model takes tensors",
+                remedy="Name the tensors that go into the model: Job(inputs=…).",
+            )
+    return JobInputs(_names(job, module, content, keys), keys, samples, fields, _emptied(content, keys))
+
+
+def entries_of(content: Content) -> dict[Key, Any]:
+    """The entries of a batch by their keys."""
+    if isinstance(content, Mapping):
+        return dict(content)
+    if isinstance(content, tuple | list):
+        return dict(enumerate(content))
+    return {None: content}
+
+
+def with_entries(content: Content, changed: Mapping[Key, Any]) -> Content:
+    """The batch with some entries replaced."""
+    entries = {**entries_of(content), **changed}
+    if isinstance(content, Mapping):
+        return entries
+    if isinstance(content, tuple) and hasattr(content, "_fields"):
+        return type(content)(*entries.values())
+    return type(content)(entries.values()) if isinstance(content, tuple | list) else entries[None]
+
+
+def varying(first: Arrays, second: Arrays) -> dict[str, dict[int, str]]:
+    """Names for the dimensions in which two batches differ; those of equal sizes in both share a name.
+
+    Two-dimensional inputs of whole numbers are tokens.
+    """
+    found: dict[str, dict[int, str]] = {}
+    names: dict[tuple[int, int], str] = {}
+    for name, array in first.items():
+        for at, sizes in enumerate(zip(array.shape, second[name].shape, strict=True)):
+            if at > 0 and sizes[0] != sizes[1]:
+                is_tokens = array.ndim == 2 and array.dtype.kind in "iu"
+                dim = names.setdefault(
+                    sizes, "tokens" if is_tokens and "tokens" not in names.values() else f"{name}_{at}"
+                )
+                found.setdefault(name, {})[at] = dim
+    return found
+
+
+def _keys(fields: Fields, content: Content, entries: Mapping[Key, Any]) -> tuple[Key, ...]:
+    """Where the entries that go into the model lie: those it would be called with."""
+    arguments: list[Any] = []
+
+    def capture(*positional: Any, **named: Any) -> None:
+        arguments.extend((*positional, *named.values()))
+
+    fields.call(capture, content)
+    return tuple(next(key for key, entry in entries.items() if entry is one) for one in arguments)
+
+
+def _names(job: Job, module: nn.Module, content: Content, keys: Sequence[Key]) -> tuple[str, ...]:
+    if isinstance(content, Mapping):
+        return tuple(map(str, keys))
+    described = getattr(job.data, "fields", ())
+    if isinstance(content, tuple) and len(described) == len(content):
+        return tuple(described[key].name for key in keys)
+    return names_of_arguments(module, len(keys))
+
+
+def _emptied(content: Content, keys: Sequence[Key]) -> Content:
+    others = {key: entry for key, entry in entries_of(content).items() if key not in keys}
+    return with_entries(
+        content, {k: e[:0] if isinstance(e, torch.Tensor) and e.dim() else e for k, e in others.items()}
+    )

@@ -1,0 +1,97 @@
+"""Which engines compute what the model does: an export is checked in numbers, or it did not happen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.artifacts.answers import scale_of
+from stoker.artifacts.elements import Arrays
+from stoker.engines import Graph, load_graph
+from stoker.errors import BadArtifact
+from stoker.exporting.checking import Answer, is_held, prove_alone, prove_equal, prove_padding
+from stoker.exporting.trial import Trial
+from stoker.records import EngineName, Proof, Tolerance
+
+PREFERRED: tuple[EngineName, ...] = ("openvino", "onnxruntime")
+"""The first that computes what the model does is the one that an export names."""
+
+_FLOOR = 1e-4
+"""Engines pick kernels by shape, and so differ between sizes that were not asked here."""
+_ROOM = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """The engine of an export, what was checked of every engine, and the golden answers of the one."""
+
+    engine: EngineName
+    proofs: tuple[Proof, ...]
+    golden: Arrays
+    tolerance: Tolerance
+
+
+def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: Arrays, limit: float) -> Proven:
+    """Check every engine against the oracle, and take the first that holds.
+
+    Args:
+        graph: what the engines load.
+        oracle: what the model answers.
+        oracle_name: what to call it.
+        trial: samples to ask.
+        golden: inputs whose answers are kept.
+        limit: see `checking`.
+
+    Raises:
+        BadArtifact: none holds, or none is installed.
+    """
+    chosen: tuple[EngineName, tuple[Proof, ...], Arrays] | None = None
+    proofs: list[Proof] = []
+    for name in PREFERRED:
+        found, answers = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
+        proofs += found
+        if chosen is None and answers is not None and all(map(is_held, found)):
+            chosen = name, found, answers
+    if chosen is None:
+        raise _nobody(graph, proofs)
+    name, own, answers = chosen
+    return Proven(engine=name, proofs=tuple(proofs), golden=answers, tolerance=_tolerance(own, answers, limit))
+
+
+def _examined(
+    name: EngineName, graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: Arrays, limit: float
+) -> tuple[tuple[Proof, ...], Arrays | None]:
+    """What was checked of one engine, and its golden answers; None where it cannot load the graph."""
+    try:
+        (engine,) = load_graph(name, graph)
+    except BadArtifact as error:
+        return (Proof(what=f"{name}: {error.message}", error=math.inf, limit=limit),), None
+    try:
+        proofs = [prove_equal(f"{name} and {oracle_name}", engine.run, oracle, trial, limit)]
+        if trial.is_batched:
+            proofs.append(prove_alone(name, engine.run, trial, limit))
+        if trial.sizes and any(spec.pad is not None for spec in graph.inputs):
+            proofs.append(prove_padding(name, engine.run, trial.with_inputs(graph.inputs), graph.outputs, limit))
+        answers = engine.run(golden) if all(map(is_held, proofs)) else None
+        return tuple(proofs), answers
+    finally:
+        engine.close()
+
+
+def _tolerance(proofs: Sequence[Proof], answers: Arrays, limit: float) -> Tolerance:
+    """Ten times what was measured, not below a floor nor above what was allowed.
+
+    The absolute part is that share of the largest answer, so that it covers elements near zero as well.
+    """
+    share = min(max(_FLOOR, _ROOM * max(proof.error for proof in proofs)), max(limit, _FLOOR))
+    return Tolerance(absolute=share * (scale_of(answers) or 1.0), relative=share)
+
+
+def _nobody(graph: Graph, proofs: Sequence[Proof]) -> BadArtifact:
+    failed = [proof for proof in proofs if not is_held(proof)]
+    listed = "\n".join(f"  {proof.what}: {proof.error:.2g}, at most {proof.limit:g}" for proof in failed)
+    return BadArtifact(
+        f"The graph {graph.path.name} does not compute what the model does, so nothing was exported:\n{listed}",
+        remedy="What fixes a size, or depends on values, in `forward` is the usual cause; the first line says where.",
+    )

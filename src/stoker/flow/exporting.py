@@ -1,0 +1,121 @@
+"""Export: from a run, a module or a graph made elsewhere to an artifact that engines can run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from stoker import exporting
+from stoker.artifacts import Artifact
+from stoker.engines.torch_module import as_tensor
+from stoker.errors import BadArtifact
+from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
+from stoker.flow.generators import generators_kept
+from stoker.flow.preparation import users_code
+from stoker.flow.runs import WEIGHTS, Run, load
+from stoker.jobs import Job
+from stoker.loading import datasets_of
+from stoker.loading.samples import Samples
+from stoker.recipes import resolved
+from stoker.records import ArtifactSource
+from stoker.store import sha256_file
+
+_NUM_EXAMPLES = 8
+
+
+def export(
+    what: Run | nn.Module | str | Path,
+    out: str | Path,
+    *,
+    inputs: Inputs | Mapping[str, np.ndarray] | None = None,
+    about: About | None = None,
+    job: Job | None = None,
+) -> Artifact:
+    """Export a model as the next version in a directory of its own; nothing is written unless engines compute the same.
+
+    Args:
+        what: a run, its directory or name; an ONNX file; or a module.
+        out: the model's directory, such as `models/digits`.
+        inputs: example inputs, first dimension samples; of a run they come from its data.
+        about: names, dimensions that vary, labels, and how much answers may differ.
+        job: the job of a run that was made in Python.
+
+    Returns:
+        The artifact: engine, signature, golden answers, and what was proved of it.
+
+    Raises:
+        BadArtifact: it cannot be exported, or no engine computes the same; with the numbers.
+        BadRun: there is no such run, or it is not finished.
+    """
+    out = Path(out)
+    if isinstance(what, nn.Module):
+        if inputs is None:
+            raise BadArtifact("A module is exported with examples of its inputs", remedy="Give inputs=…, two or more.")
+        with generators_kept(), users_code("the model", None, error=BadArtifact):
+            return exporting.export_module(what, inputs, out, about)
+    if not isinstance(what, Run) and Path(what).suffix == ".onnx":
+        return exporting.import_onnx(Path(what), out, inputs=inputs, about=about)
+    return export_run(what if isinstance(what, Run) else load(what), out, about or About(), job)
+
+
+def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Artifact:
+    """Export what a run learned; see `export`."""
+    exporting.require_place(out)
+    job = resolved(job or run.job())
+    with generators_kept(), users_code("the model or its data", None, error=BadArtifact):
+        module = run.model(job)
+        data = datasets_of(job)
+        samples = data.valid or data.test or data.train
+        taken = job_inputs(job, module, samples)
+        about = dataclasses.replace(
+            about,
+            name=about.name or out.name,
+            metrics=about.metrics or run.metrics,
+            source=ArtifactSource(kind="run", name=run.name, digest=sha256_file(run.path / WEIGHTS)),
+            dynamic=about.dynamic or _varying(taken),
+            labels=about.labels or _labels(job, module, taken),
+        )
+        return _export(module, taken, out, about)
+
+
+def _export(module: nn.Module, taken: JobInputs, out: Path, about: About) -> Artifact:
+    """With the data's preparation in the graph; without, where that cannot be exported."""
+    rows = _examples(taken.samples)
+    try:
+        return exporting.export_call(module, taken.call, taken.arrays(rows), out, about)
+    except exporting.Untraceable:
+        if not taken.has_preparation:
+            raise
+        taken = taken.prepared()
+        return exporting.export_call(module, taken.call, taken.arrays(rows), out, about)
+
+
+def _examples(samples: Samples) -> Sequence[int]:
+    """Samples from all over the data, in order."""
+    return [int(at) for at in np.linspace(0, len(samples) - 1, num=min(_NUM_EXAMPLES, len(samples)))]
+
+
+def _varying(taken: JobInputs) -> dict[str, dict[int, str]]:
+    """Dimensions in which batches of the data differ; arrays in memory have one size."""
+    if taken.samples.is_in_memory:
+        return {}
+    half = max(1, len(taken.samples) // 2)
+    first, second = taken.arrays(range(min(half, 4))), taken.arrays(range(half, min(len(taken.samples), half + 4)))
+    return varying(first, second)
+
+
+def _labels(job: Job, module: nn.Module, taken: JobInputs) -> dict[str, tuple[str, ...]]:
+    """The data's own names of classes, for a single output that has one value for each."""
+    classes: tuple[str, ...] = tuple(getattr(job.data, "classes", ()))
+    if not classes:
+        return {}
+    with torch.no_grad():
+        asked = (as_tensor(array) for array in taken.arrays([0]).values())
+        outputs = named_outputs(taken.call(module, *asked))
+    wide = [name for name, tensor in outputs.items() if tensor.shape == (1, len(classes))]
+    return {wide[0]: classes} if len(outputs) == len(wide) == 1 else {}

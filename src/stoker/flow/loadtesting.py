@@ -1,0 +1,249 @@
+"""How much load does a model's service hold? Of one that runs already, or of one that is started here to find out."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stoker import artifacts
+from stoker.artifacts import Artifact
+from stoker.artifacts.elements import Arrays
+from stoker.devices import attached_cpu
+from stoker.errors import BadArtifact, BadJob, ServiceError
+from stoker.loadtesting.child import cpu_seconds, serving
+from stoker.loadtesting.connection import Address, address_of
+from stoker.loadtesting.inputs import from_file, in_requests, made_up, sized
+from stoker.loadtesting.limit import Search
+from stoker.loadtesting.measuring import Target, at_rate, greet, with_callers
+from stoker.loadtesting.metadata import input_specs
+from stoker.loadtesting.payloads import infer_payload
+from stoker.loadtesting.rates import highest_rate
+from stoker.records import ServiceSettings, TensorSpec, dumps, loads
+from stoker.records.loadtest import LoadMeasurement, Objective, ServingLimit, SettingsTrial
+from stoker.store.files import write_atomic
+
+SETTINGS = "service.json"
+"""What the search writes and a server loads, beside a model's versions."""
+
+_FIRST_RATE = 0.7
+_CAPACITY_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What requests are like.
+
+    Args:
+        inputs: a `.npz` file of arrays with rows; None: the model's golden inputs, or made up where these are not here.
+        rows: samples in each request.
+        sizes: of named dimensions, drawn anew for each request; see `stoker.loadtesting.inputs.sizes_of`.
+        connections: at most so many at once.
+        headers: sent with each request, such as an API key.
+        is_constant: whether requests come at equal distances instead of at random.
+    """
+
+    inputs: Path | None = None
+    rows: int = 1
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    connections: int = 128
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_constant: bool = False
+
+
+def bench_serve(
+    models: Path,
+    objective: Objective,
+    *,
+    model: str = "",
+    seconds: float = 180.0,
+    load: Load | None = None,
+    writes: bool = True,
+    told: Callable[[SettingsTrial], None] = lambda _: None,
+) -> ServingLimit:
+    """Find the highest rate a model's service holds here, and the settings that hold it.
+
+    Args:
+        models: a model (`models/digits`) or a directory of models.
+        objective: what has to be held, such as `p99=20ms`.
+        model: which of several.
+        seconds: the time it may take.
+        load: what requests are like.
+        writes: whether to write the settings to the model's `service.json`, which `stoker serve` loads.
+        told: called with each trial, when it has ended.
+
+    Raises:
+        BadArtifact: there is no such model.
+        BadJob: the inputs cannot be used.
+        ServiceError: the service does not come up, or does not answer.
+    """
+    directory, artifact = _chosen(models, model)
+    load = load or Load()
+    machine = attached_cpu()
+    kept, plain = _kept_settings(directory), ServiceSettings()
+    cores = machine.cores or 1
+    found = Search(
+        start=lambda settings: _served(directory, artifact, settings, load, objective),
+        objective=objective,
+        default=replace(
+            kept,
+            instances=None,
+            threads=None,
+            max_batch_rows=plain.max_batch_rows,
+            max_delay_s=plain.max_delay_s,
+            basis="",
+        ),
+        cores=cores,
+        seconds=seconds,
+        told=told,
+    ).run(model=artifact.manifest.name, machine=f"{machine.model}, {cores} cores")
+    if not writes or found.chosen.rate == 0.0 or found.chosen.settings is None:
+        return found
+    path = directory / SETTINGS
+    write_atomic(path, dumps(replace(found.chosen.settings, basis=basis(found, artifact))) + "\n", error=BadArtifact)
+    return replace(found, written_to=str(path))
+
+
+def measure_models(
+    models: Path, *, rate: float | None, callers: int | None, seconds: float, model: str = "",
+    objective: Objective | None = None, load: Load | None = None,
+) -> LoadMeasurement:  # fmt: skip
+    """One measurement of a model's service, started here with the settings it has; see `measure_url`."""
+    directory, artifact = _chosen(models, model)
+    load = load or Load()
+    with _served(directory, artifact, _kept_settings(directory), load, objective) as target:
+        return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
+
+
+def measure_url(
+    url: str, model: str, *, rate: float | None, callers: int | None, seconds: float,
+    objective: Objective | None = None, load: Load | None = None,
+) -> LoadMeasurement:  # fmt: skip
+    """One measurement of a server that runs, at a rate or with so many callers that wait for their answers.
+
+    Raises:
+        BadJob: neither or both of them, or the URL or the inputs cannot be used.
+        ServiceError: the server does not answer, or refuses the request.
+    """
+    load = load or Load()
+    target = _target(address_of(url), model, None, load, objective)
+    return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
+
+
+def highest_rate_of_url(
+    url: str, model: str, objective: Objective, *, seconds: float, load: Load | None = None
+) -> SettingsTrial:
+    """The highest rate that a server which runs already holds within the objective.
+
+    Raises:
+        BadJob: the URL or the inputs cannot be used.
+        ServiceError: the server does not answer, or refuses the request.
+    """
+    load = load or Load()
+    target = _target(address_of(url), model, None, load, objective)
+    greet(target)
+    capacity = with_callers(target, min(32, load.connections), _CAPACITY_S)
+    until = time.monotonic() + seconds - _CAPACITY_S
+    seeds = itertools.count(1)
+    found = highest_rate(
+        lambda rate, duration_s: at_rate(
+            target, rate, duration_s, is_constant=load.is_constant, cuts=True, seed=next(seeds)
+        ),
+        first=_FIRST_RATE * max(1.0, capacity.throughput),
+        has_time=lambda needed: until - time.monotonic() >= needed,
+    )
+    return SettingsTrial(settings=None, rate=found.rate, why=found.why, tried=(capacity, *found.tried))
+
+
+def basis(found: ServingLimit, artifact: Artifact) -> str:
+    """Where settings were measured, in a sentence for `service.json`."""
+    day = datetime.now(UTC).date().isoformat()
+    libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
+    return (
+        f"{found.chosen.rate:.4g} requests/s held {found.objective} on {found.machine}, {day}, by stoker bench-serve: "
+        f"version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
+        + (f", exported with {libraries}" if libraries else "")
+    )
+
+
+def _measured(
+    target: Target, *, rate: float | None, callers: int | None, seconds: float, load: Load
+) -> LoadMeasurement:
+    if (rate is None) == (callers is None):
+        raise BadJob("a measurement needs a rate or a number of callers, not both", remedy="Give --rate or --callers.")
+    greet(target)
+    if rate is not None:
+        return at_rate(target, rate, seconds, is_constant=load.is_constant)
+    assert callers is not None
+    if not 1 <= callers <= 1000:
+        raise BadJob(f"--callers {callers}: wanted 1 to 1000")
+    return with_callers(target, callers, seconds)
+
+
+def _chosen(models: Path, name: str) -> tuple[Path, Artifact]:
+    """A model's directory and its newest version; by name, where there are several."""
+    if artifacts.versions(models):
+        found = {models.resolve().name: models}
+    else:
+        inside = sorted(models.iterdir()) if models.is_dir() else []
+        found = {one.name: one for one in inside if not one.name.startswith(".") and artifacts.versions(one)}
+    if not found:
+        artifacts.read(models)  # says what is missing
+    if not name and len(found) > 1:
+        raise BadJob(f"{models} has several models: {', '.join(found)}", remedy=f"Add --model {next(iter(found))}.")
+    name = name or next(iter(found))
+    if name not in found:
+        raise BadJob(f"{models} has no model {name!r}, but {', '.join(found)}", remedy="Name one of these.")
+    return found[name], artifacts.read(found[name])
+
+
+def _kept_settings(directory: Path) -> ServiceSettings:
+    path = directory / SETTINGS
+    try:
+        return loads(path.read_bytes(), ServiceSettings) if path.exists() else ServiceSettings()
+    except (OSError, ValueError) as error:
+        raise BadArtifact(f"{path} cannot be read: {error}", remedy="Mend or remove it.") from error
+
+
+@contextmanager
+def _served(
+    directory: Path, artifact: Artifact, settings: ServiceSettings, load: Load, objective: Objective | None
+) -> Iterator[Target]:
+    """The model behind a server of its own on a free port of this machine alone."""
+    from stoker.serving.options import ServerOptions  # noqa: PLC0415 - its libraries are an extra of their own
+    from stoker.serving.server import run  # noqa: PLC0415 - likewise
+
+    name = directory.resolve().name
+    options = ServerOptions(
+        places=(directory,), settings={name: settings}, http_port=0, grpc_port=None, admin_port=None, watch_s=None,
+        grace_s=2.0, is_strict=True,
+    )  # fmt: skip
+    with serving(run, options) as (started, pid):
+        if started.http is None:
+            raise ServiceError("the service has no HTTP port")
+        target = _target(address_of(started.http), name, artifact, load, objective)
+        yield replace(target, cpu_s=lambda: cpu_seconds(pid))
+
+
+def _target(address: Address, model: str, artifact: Artifact | None, load: Load, objective: Objective | None) -> Target:
+    specs = input_specs(address, model, load.headers) if artifact is None else artifact.manifest.inputs
+    payloads = [
+        infer_payload(address, model, request, headers=load.headers) for request in _requests(specs, artifact, load)
+    ]
+    return Target(address, payloads, connections=load.connections, objective=objective)
+
+
+def _requests(specs: Sequence[TensorSpec], artifact: Artifact | None, load: Load) -> list[Arrays]:
+    if load.inputs is not None:
+        arrays = from_file(load.inputs)
+    else:
+        arrays = made_up(specs) if artifact is None else artifact.golden().inputs
+    if wrong := {spec.name for spec in specs} ^ arrays.keys():
+        raise BadJob(f"the inputs do not fit the model: {sorted(wrong)}; it takes {[spec.name for spec in specs]}")
+    if artifact is not None and not artifact.manifest.is_batched:
+        return [arrays]
+    return sized(in_requests(arrays, load.rows), specs, load.sizes)

@@ -1,0 +1,1 @@
+"""Asking a service at a given rate, and finding the highest that holds a latency objective."""

@@ -1,0 +1,157 @@
+"""Answering the rows of a part with one engine: batches, padding, and rows that the engine cannot compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.artifacts.elements import Arrays, dtype_of
+from stoker.errors import RunFailed, ServiceError, first_line
+from stoker.predicting.batching import batches, cut_back, stack
+from stoker.predicting.filling import Filled
+from stoker.predicting.inputs import Input, sample_shape
+from stoker.records import Manifest, TensorSpec
+
+Run = Callable[[Arrays], Arrays]
+"""An engine's `run`."""
+
+Values = NDArray[Any] | list[NDArray[Any]]
+"""An output of many rows: one array where all have one shape."""
+
+
+@dataclass
+class Work:
+    """What was computed: batches, rows in them, and elements of the inputs, of which some were padding."""
+
+    num_batches: int = 0
+    num_rows: int = 0
+    num_elements: int = 0
+    num_padding: int = 0
+
+
+@dataclass
+class Answers:
+    """Outputs of the rows in `rows` (numbers within the part, rising), and why others have none."""
+
+    rows: list[int]
+    outputs: dict[str, Values]
+    bad: dict[int, tuple[str, str]]
+    work: Work = field(default_factory=Work)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What has to be known of a model to answer rows."""
+
+    manifest: Manifest
+    inputs: tuple[Input, ...]
+    batch_rows: int
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether samples of several sizes may share a batch."""
+        return all(one.pad is not None for one in self.inputs if one.count is None)
+
+
+def answer(
+    filled: Filled, num_rows: int, model: Model, run: Run, after_batch: Callable[[int], None] = lambda _: None
+) -> Answers:
+    """Answers to all rows that are not bad; a batch the engine fails on is halved until the rows at fault are found.
+
+    `after_batch` is called with the rows of each batch; what it raises ends the work.
+
+    Raises:
+        RunFailed: the engine's outputs are not what the manifest says.
+    """
+    good = [row for row in range(num_rows) if row not in filled.bad]
+    varying = any(one.count is None for one in model.inputs)
+    sizes = {row: filled.sizes(row, model.inputs) if varying else {} for row in good}
+    collecting = _Collecting(model, filled, sizes, run)
+    for batch in batches([tuple(sizes[row].values()) for row in good], model.batch_rows, is_padded=model.is_padded):
+        collecting.compute([good[index] for index in batch])
+        after_batch(len(batch))
+    return collecting.answers(good)
+
+
+def stacked(filled: Filled, rows: Sequence[int], model: Model) -> Arrays:
+    """The inputs of these rows as one batch, padded where they differ in size."""
+    batch: Arrays = {}
+    for one in model.inputs:
+        samples = filled.inputs[one.name]
+        if isinstance(samples.values, np.ndarray):
+            batch[one.name] = samples.values[list(rows)]
+        else:
+            batch[one.name] = stack([samples[row] for row in rows], one.pad)
+    return batch if model.manifest.is_batched else {name: array[0] for name, array in batch.items()}
+
+
+class _Collecting:
+    def __init__(self, model: Model, filled: Filled, sizes: Mapping[int, dict[str, int]], run: Run) -> None:
+        self._model = model
+        self._filled = filled
+        self._sizes = sizes
+        self._run = run
+        self._work = Work()
+        self._found: dict[str, dict[int, NDArray[Any]]] = {spec.name: {} for spec in model.manifest.outputs}
+        self._failed: dict[int, tuple[str, str]] = {}
+
+    def compute(self, rows: Sequence[int]) -> None:
+        """Run the rows as one batch; if that fails, each half."""
+        inputs = stacked(self._filled, rows, self._model)
+        try:
+            outputs = self._run(inputs)
+        except ServiceError as error:
+            if len(rows) == 1:
+                self._failed[rows[0]] = ("", f"cannot be computed: {first_line(error)}")
+                return
+            self.compute(rows[: len(rows) // 2])
+            self.compute(rows[len(rows) // 2 :])
+            return
+        self._count(inputs, rows)
+        for spec in self._model.manifest.outputs:
+            self._keep(spec, outputs, rows)
+
+    def answers(self, good: Sequence[int]) -> Answers:
+        """All that was found, in the rows' order."""
+        rows = [row for row in good if row not in self._failed]
+        outputs: dict[str, Values] = {}
+        for spec in self._model.manifest.outputs:
+            found = [self._found[spec.name][row] for row in rows]
+            shape = sample_shape(spec, self._model.manifest)
+            is_fixed = all(isinstance(size, int) for size in shape)
+            empty = np.empty((0, *(size if isinstance(size, int) else 0 for size in shape)), dtype_of(spec.datatype))
+            outputs[spec.name] = (np.stack(found) if found else empty) if is_fixed else found
+        return Answers(rows, outputs, self._filled.bad | self._failed, self._work)
+
+    def _count(self, inputs: Arrays, rows: Sequence[int]) -> None:
+        self._work.num_batches += 1
+        self._work.num_rows += len(rows)
+        for name, array in inputs.items():
+            asked = sum(self._filled.inputs[name][row].size for row in rows)
+            self._work.num_elements += array.size
+            self._work.num_padding += array.size - asked
+
+    def _keep(self, spec: TensorSpec, outputs: Arrays, rows: Sequence[int]) -> None:
+        found = outputs.get(spec.name)
+        manifest = self._model.manifest
+        shape = sample_shape(spec, manifest)
+        if found is not None and not manifest.is_batched:
+            found = found[None]
+        if found is None or found.shape[:1] != (len(rows),) or not _fits(found.shape[1:], shape):
+            got = "nothing" if found is None else f"the shape {list(found.shape)}"
+            raise RunFailed(
+                f"{manifest.name} gave {got} for {len(rows)} rows of its output {spec.name} {list(spec.shape)}",
+                remedy="The graph is not what its manifest says: export the model again.",
+            )
+        for index, row in enumerate(rows):
+            self._found[spec.name][row] = cut_back(found[index], shape, self._sizes[row])
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
+    return len(shape) == len(wanted) and all(
+        isinstance(size, str) or found == size for found, size in zip(shape, wanted, strict=True)
+    )

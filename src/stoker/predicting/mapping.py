@@ -1,0 +1,198 @@
+"""Which columns fill which input. What is not plain is refused, with what to say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from stoker.errors import BadJob, nearest
+from stoker.predicting.inputs import Input
+from stoker.predicting.rows import Field
+
+Columns = dict[str, tuple[str, ...]]
+"""For each input, the column it is read from, or one for each of its elements."""
+
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+
+
+def parse_mapping(words: Sequence[str]) -> Columns:
+    """What `--map INPUT=COLUMN` says; also `x=a,b,c` and `x=x0..x7`.
+
+    Raises:
+        BadJob: a word has another form.
+
+    >>> parse_mapping(["x=p0..p3"])
+    {'x': ('p0', 'p1', 'p2', 'p3')}
+    """
+    found: Columns = {}
+    for word in words:
+        name, equals, columns = word.partition("=")
+        if not (name and equals and columns) or name in found:
+            raise BadJob(f"--map {word}: wanted INPUT=COLUMN, each input once")
+        found[name] = tuple(one for part in columns.split(",") for one in _spread(part.strip()))
+    return found
+
+
+def resolve(
+    inputs: Sequence[Input], sources: Mapping[str, Sequence[Field]], asked: Columns, keep: Sequence[str]
+) -> Columns:
+    """The columns of each input, the same in every source.
+
+    Without being `asked`, an input is read from the column of its name, or from numbered columns of its name. The only
+    input of a model may also be read from the only column, or the only numbered columns, that fit.
+
+    Raises:
+        BadJob: a column is not there, does not fit, or more than one would do.
+    """
+    if unknown := sorted(set(asked) - {one.name for one in inputs}):
+        raise BadJob(f"The model has no input {unknown[0]!r}", remedy=nearest(unknown[0], [i.name for i in inputs]))
+    path, fields = next(iter(sources.items()))
+    resolved = {}
+    for one in inputs:
+        resolved[one.name] = asked.get(one.name) or _found(one, fields, keep, path, is_only=len(inputs) == 1)
+    for place, there in sources.items():
+        _check(place, {field.name: field for field in there}, inputs, resolved, keep)
+    _check_kept_types(sources, keep)
+    return resolved
+
+
+def misfit(field: Field, one: Input, *, is_element: bool = False) -> str:
+    """Why a column cannot fill an input, or one element of it; empty if it can, as far as its type tells."""
+    if field.type is None:
+        return ""
+    sizes, leaf = _list_sizes(field.type)
+    is_image = field.is_image or (not sizes and (_is_binary(leaf) or _is_string(leaf) or _is_image_struct(leaf)))
+    if one.datatype == "BYTES":
+        return "" if _is_string(leaf) or _is_binary(leaf) else f"holds {field.type}, wanted strings"
+    if field.is_text:
+        return ""
+    if is_image and not is_element:
+        return "" if one.image else f"holds {field.type}, and no image fits the shape"
+    if not (pa.types.is_integer(leaf) or pa.types.is_floating(leaf) or pa.types.is_boolean(leaf)):
+        return f"holds {field.type}, wanted numbers"
+    if is_element:
+        return f"holds {field.type}, wanted one number" if sizes else ""
+    return _size_misfit(sizes, one)
+
+
+def _size_misfit(sizes: tuple[int | None, ...], one: Input) -> str:
+    if len(sizes) > 1:
+        fits = len(sizes) == len(one.shape) and all(
+            size is None or isinstance(wanted, str) or size == wanted
+            for size, wanted in zip(sizes, one.shape, strict=True)
+        )
+        return "" if fits else f"has {len(sizes)} levels of lists that do not have this shape"
+    known = 1 if not sizes else sizes[0]
+    if one.count is None or known is None:
+        return "" if sizes or one.count == 1 else "holds one number, wanted lists"
+    return "" if known == one.count else f"has {known} numbers a row, wanted {one.count}"
+
+
+def _found(one: Input, fields: Sequence[Field], keep: Sequence[str], path: str, *, is_only: bool) -> tuple[str, ...]:
+    by_name = {field.name: field for field in fields}
+    if one.name in by_name:
+        return (one.name,)
+    groups = {prefix: names for prefix, names in _numbered(fields).items() if len(names) == one.count}
+    for prefix in (one.name, f"{one.name}_", f"{one.name}."):
+        if prefix in groups:
+            return groups[prefix]
+    candidates: list[tuple[str, ...]] = []
+    if is_only:
+        others = [field for field in fields if field.name not in keep]
+        candidates = [(field.name,) for field in others if _may_be_meant(field, one, is_alone=len(others) == 1)]
+        candidates += [names for names in groups.values() if len(names) > 1]
+    if len(candidates) == 1:
+        return candidates[0]
+    which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
+    raise BadJob(
+        f"{which} of {path} can be taken for the input {one} without guessing; it has: {_some(list(by_name))}",
+        remedy=f"Say which: --map {one.name}=COLUMN, or --map {one.name}=FIRST,SECOND,… with one for each element.",
+    )
+
+
+def _may_be_meant(field: Field, one: Input, *, is_alone: bool) -> bool:
+    """Whether a column that is named otherwise could be the input."""
+    if field.type is None or (field.is_text and one.count != 1):
+        return is_alone
+    if _is_string(field.type) and not field.is_image and not field.is_text and one.datatype != "BYTES":
+        return is_alone and not misfit(field, one)
+    return not misfit(field, one)
+
+
+def _numbered(fields: Sequence[Field]) -> dict[str, tuple[str, ...]]:
+    """Columns whose names are one prefix and the numbers from 0 or 1 on, by prefix."""
+    groups: dict[str, dict[int, str]] = {}
+    for field in fields:
+        if found := _NUMBERED.fullmatch(field.name):
+            groups.setdefault(found[1], {})[int(found[2])] = field.name
+    return {
+        prefix: tuple(names[number] for number in sorted(names))
+        for prefix, names in groups.items()
+        if sorted(names) in (list(range(len(names))), list(range(1, len(names) + 1)))
+    }
+
+
+def _check(
+    place: str, fields: Mapping[str, Field], inputs: Sequence[Input], columns: Columns, keep: Sequence[str]
+) -> None:
+    for name in (*(name for names in columns.values() for name in names), *keep):
+        if name not in fields:
+            raise BadJob(f"{place} has no column {name!r}", remedy=nearest(name, fields))
+    for one in inputs:
+        names = columns[one.name]
+        if len(names) > 1 and len(names) != one.count:
+            raise BadJob(f"{len(names)} columns are given for the input {one}, which takes {one.count or 'any number'}")
+        for name in names:
+            if problem := misfit(fields[name], one, is_element=len(names) > 1):
+                raise BadJob(f"The column {name!r} of {place} does not fit the input {one}: it {problem}")
+
+
+def _check_kept_types(sources: Mapping[str, Sequence[Field]], keep: Sequence[str]) -> None:
+    for name in keep:
+        types = {str(field.type) for fields in sources.values() for field in fields if field.name == name}
+        if len(types) > 1:
+            raise BadJob(
+                f"The column {name!r} has several types: {', '.join(sorted(types))}",
+                remedy="Do not keep it, or predict the files one by one.",
+            )
+
+
+def _spread(word: str) -> list[str]:
+    """`p0..p3` as its names, anything else as it is."""
+    first, dots, last = word.partition("..")
+    begin, end = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
+    if not (dots and begin and end and begin[1] == end[1]):
+        return [word]
+    width = len(begin[2]) if begin[2].startswith("0") else 0
+    return [f"{begin[1]}{number:0{width}d}" for number in range(int(begin[2]), int(end[2]) + 1)]
+
+
+def _list_sizes(kind: pa.DataType) -> tuple[tuple[int | None, ...], pa.DataType]:
+    """The sizes of nested lists, None where they vary, and the type of what is in them."""
+    sizes: list[int | None] = []
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size if pa.types.is_fixed_size_list(kind) else None)
+        kind = kind.value_type
+    return tuple(sizes), kind
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
+
+
+def _is_image_struct(kind: pa.DataType) -> bool:
+    """As data sets of images are often stored: `{bytes, path}`."""
+    return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown}, … ({len(names)} in all)"

@@ -1,0 +1,225 @@
+"""A job from where it stands to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from stoker.artifacts.elements import Arrays
+from stoker.engines import Engine
+from stoker.errors import RunFailed
+from stoker.predicting.answering import Model, Work, answer
+from stoker.predicting.directory import JOB_KEY, PART_KEY, OutputDirectory
+from stoker.predicting.filling import fill
+from stoker.predicting.identity import stamp_of
+from stoker.predicting.limits import MostBad
+from stoker.predicting.parts import Counter, Line
+from stoker.predicting.rows import Rows
+from stoker.predicting.sources import Reader, Source
+from stoker.predicting.tables import encode, table_of
+from stoker.records import digest
+from stoker.records.prediction import BadRow, PredictionEvent, PredictionJob, PredictionSummary
+
+Sink = Callable[[PredictionEvent], None]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part that is on the disk."""
+
+    part: int
+    num_bad: int
+    work: Work
+    compute_s: float
+
+
+@dataclass
+class Running:
+    """A job, its output directory, and all that works on it. Clocks: `now` [s since 1970], `clock` [s], rising."""
+
+    job: PredictionJob
+    model: Model
+    sources: Sequence[Source]
+    schema: pa.Schema
+    engines: Sequence[Engine]
+    out: OutputDirectory
+    most_bad: MostBad
+    sink: Sink
+    now: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.perf_counter
+    ahead: int = 1
+
+    def run(self) -> PredictionSummary:
+        """Compute what is not done, keep it, and tell how it goes.
+
+        Raises:
+            RunFailed: a file is damaged or changed meanwhile, the disk is full, or too many rows are bad. Parts that
+                are done stay.
+        """
+        self.out.tidy()
+        done = self.out.done_parts(self.job)
+        self._job_digest = digest(self.job)
+        self._tell_start(done)
+        state = _State(self.job, done, self.out.num_bad(done), self.clock())
+        self._check_bad(state, done)
+        todo = sorted(set(range(len(self.job.parts))) - set(done))
+        counter, reading = Counter(), _Reading(self.job, self.sources, self._columns())
+        line = Line(reading.read, lambda part, rows, engine: self._part(part, rows, engine, counter), self.engines,
+                    self.ahead)  # fmt: skip
+        with closing(reading), closing(line.results(todo, counter)) as results:
+            for result in results:
+                if result is not None:
+                    state.add(result)
+                    done.append(result.part)
+                    self._check_bad(state, done)
+                self._event("progress", **state.progress(counter.rows, self.clock()))
+        return self._finish(state)
+
+    def _part(self, number: int, rows: Rows, engine: Engine, counter: Counter) -> Done:
+        """Answer a part and keep it."""
+        job = self.job
+        filled = fill(rows, self.model.inputs, job.columns, job.pixels, allow_nan=job.allow_nan)
+        timed = _Timed(engine, self.clock)
+        answers = answer(filled, rows.num_rows, self.model, timed.run, counter.add)
+        table = table_of(rows, answers, self.model.manifest, self.schema, job.keep)
+        bad = [
+            BadRow(source=source, row=at, column=column, reason=reason)
+            for row, (column, reason) in sorted(answers.bad.items())
+            for source, at in (rows.origin(row),)
+        ]
+        content = encode(table, {JOB_KEY: self._job_digest, PART_KEY: str(number)})
+        self.out.write_part(number, content, bad)
+        return Done(number, len(bad), answers.work, timed.seconds)
+
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys([*(name for names in self.job.columns.values() for name in names), *self.job.keep]))
+
+    def _check_bad(self, state: _State, done: Sequence[int]) -> None:
+        if state.num_bad <= self.most_bad.rows_of(self.job.num_rows):
+            return
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in self.out.common_reasons(done))
+        raise RunFailed(
+            f"{state.num_bad} of {state.rows_done:,} rows are bad, --max-bad {self.most_bad} allows "
+            f"{self.most_bad.rows_of(self.job.num_rows)} of {self.job.num_rows:,}: {reasons}",
+            remedy=f"The rows are listed in {self.out.path / 'bad'}. Mend them, or continue with a larger --max-bad.",
+        )
+
+    def _finish(self, state: _State) -> PredictionSummary:
+        self.out.merge_bad_rows(len(self.job.parts))
+        summary = state.summary(self.clock(), str(self.out.path))
+        self.out.finish(summary)
+        self._event("finished", **{name: value for name, value in asdict(summary).items() if name != "schema"})
+        return summary
+
+    def _tell_start(self, done: Sequence[int]) -> None:
+        self._event(
+            "started", out=str(self.out.path), rows=self.job.num_rows, parts=len(self.job.parts),
+            done_parts=len(done), batch_rows=self.job.batch_rows, part_rows=self.job.part_rows,
+            threads=self.job.threads, instances=len(self.engines),
+        )  # fmt: skip
+
+    def _event(self, kind: str, **fields: object) -> None:
+        self.sink(PredictionEvent(kind=kind, at=self.now(), fields=fields))  # type: ignore[arg-type]
+
+
+class _Timed:
+    """An engine, and the seconds that it has computed."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.seconds = 0.0
+
+    def run(self, inputs: Arrays) -> Arrays:
+        start = self._clock()
+        try:
+            return self._engine.run(inputs)
+        finally:
+            self.seconds += self._clock() - start
+
+
+class _State:
+    """Counts of a job while it runs."""
+
+    def __init__(self, job: PredictionJob, done: Sequence[int], num_bad: int, start: float) -> None:
+        self._job = job
+        self._start = start
+        self._rows_before = sum(job.parts[number].num_rows for number in done)
+        self._rows_now = 0
+        self._work = Work()
+        self._compute_s = 0.0
+        self.parts_done = len(done)
+        self.num_bad = num_bad
+
+    @property
+    def rows_done(self) -> int:
+        """Rows of parts that are done, bad ones too."""
+        return self._rows_before + self._rows_now
+
+    def add(self, done: Done) -> None:
+        self.parts_done += 1
+        self.num_bad += done.num_bad
+        self._rows_now += self._job.parts[done.part].num_rows
+        self._compute_s += done.compute_s
+        for name, value in asdict(done.work).items():
+            setattr(self._work, name, getattr(self._work, name) + value)
+
+    def progress(self, computed: int, now: float) -> dict[str, object]:
+        """How far it is; `computed` rows are counted also where their part is not done."""
+        rows = min(self._job.num_rows, self._rows_before + max(computed, self._rows_now))
+        rate = (rows - self._rows_before) / max(1e-9, now - self._start)
+        return {
+            "rows": rows, "bad_rows": self.num_bad, "total_rows": self._job.num_rows, "parts": self.parts_done,
+            "total_parts": len(self._job.parts), "rows_per_s": rate,
+            "eta_s": (self._job.num_rows - rows) / rate if rate else None,
+        }  # fmt: skip
+
+    def summary(self, now: float, out: str) -> PredictionSummary:
+        wall_s = now - self._start
+        return PredictionSummary(
+            rows=self.rows_done - self.num_bad, bad_rows=self.num_bad, parts=self.parts_done,
+            computed_rows=self._rows_now, wall_s=wall_s, rows_per_s=self._rows_now / max(1e-9, wall_s),
+            compute_seconds=self._compute_s,
+            padding_waste_ratio=self._work.num_padding / max(1, self._work.num_elements), out=out,
+        )  # fmt: skip
+
+
+class _Reading:
+    """Reads parts of one source after the other, in one thread; only one is open."""
+
+    def __init__(self, job: PredictionJob, sources: Sequence[Source], columns: Sequence[str]) -> None:
+        self._job = job
+        self._sources = sources
+        self._columns = columns
+        self._stamps = {number: stamp_of(source) for number, source in enumerate(sources)}
+        self._open: tuple[int, Reader] | None = None
+
+    def read(self, part: int) -> Rows:
+        wanted = self._job.parts[part]
+        reader = self._reader(wanted.source)
+        rows = reader.read(wanted)
+        source = self._sources[wanted.source]
+        if stamp_of(source) != self._stamps[wanted.source]:
+            raise RunFailed(
+                f"{source.path} has changed while it was read",
+                remedy="Put back what it was: the same command then continues. Or start over with --new.",
+            )
+        return rows
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def _reader(self, number: int) -> Reader:
+        if self._open is None or self._open[0] != number:
+            self.close()
+            try:
+                self._open = (number, self._sources[number].open(self._columns))
+            except OSError as error:
+                raise RunFailed(f"{self._sources[number].path} cannot be read: {error.strerror}") from error
+        return self._open[1]

@@ -1,0 +1,252 @@
+"""From a column to what the model takes of each row, and the rows where that cannot be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stoker.artifacts.elements import dtype_of
+from stoker.predicting.casting import cast, why_refused
+from stoker.predicting.inputs import Input
+from stoker.predicting.rows import Column
+
+
+@dataclass
+class Samples:
+    """One array a row (a single one [rows, …] where all have one shape), and why rows are bad; those are zeros."""
+
+    values: NDArray[Any] | list[NDArray[Any]]
+    bad: dict[int, str] = field(default_factory=dict)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        found: NDArray[Any] = self.values[row]
+        return found
+
+
+def numbers(column: Column, one: Input, *, allow_nan: bool) -> Samples:
+    """A row's numbers from each value: a number, a list in row-major order, or nested lists of the input's shape."""
+    if isinstance(column, pa.Array):
+        flat = _flat(column)
+        if flat is None:
+            return numbers(column.to_pylist(), one, allow_nan=allow_nan)
+        return _from_flat(flat, len(column), one, allow_nan=allow_nan)
+    if one.count == 1 and one.datatype != "BYTES" and any(isinstance(value, str) for value in column):
+        return _from_texts(column, one, allow_nan=allow_nan)
+    return collected(column, one, lambda value: _of_value(value, one, allow_nan=allow_nan))
+
+
+def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, allow_nan: bool) -> Samples:
+    """A row's numbers from one column for each element."""
+    scalar = replace(one, shape=())
+    parts = [numbers(column, scalar, allow_nan=allow_nan) for column in columns]
+    bad: dict[int, str] = {}
+    for name, part in zip(names, parts, strict=True):
+        for row, reason in part.bad.items():
+            bad.setdefault(row, f"{name} {reason}")
+    stacked = np.stack([np.asarray(part.values) for part in parts], axis=1)
+    return Samples(stacked.reshape(len(stacked), *one.shape), bad)
+
+
+def collected(values: Sequence[Any], one: Input, make: Callable[[Any], NDArray[Any]]) -> Samples:
+    """Samples made one by one; `make` raises ValueError with what is wrong with a value."""
+    found: list[NDArray[Any]] = []
+    bad: dict[int, str] = {}
+    blank = np.zeros(tuple(size if isinstance(size, int) else 0 for size in one.shape), dtype_of(one.datatype))
+    for row, value in enumerate(values):
+        try:
+            found.append(make(value))
+        except ValueError as error:
+            bad[row] = str(error)
+            found.append(blank)
+    return Samples(found if one.count is None or not found else np.stack(found), bad)
+
+
+def shaped(flat: NDArray[Any], one: Input) -> NDArray[Any]:
+    """Elements of one row, flat or of the input's number of dimensions, in the input's shape.
+
+    Raises:
+        ValueError: they are too few or too many.
+    """
+    if flat.ndim > 1:
+        if len(flat.shape) != len(one.shape):
+            raise ValueError(f"has {flat.ndim} levels of lists, wanted {len(one.shape)}")
+        shape = flat.shape
+    else:
+        shape = _shape_of(flat.size, one)
+    for size, wanted in zip(shape, one.shape, strict=True):
+        if isinstance(wanted, int) and size != wanted:
+            raise ValueError(f"has the shape {list(shape)}, wanted {list(one.shape)}")
+    for dim in one.dims:
+        size = shape[one.shape.index(dim.name)]
+        if size < dim.low or (dim.high is not None and size > dim.high):
+            raise ValueError(f"has {size} {dim.name}, the model takes {dim.low} to {dim.high or 'any number'}")
+    return flat.reshape(shape)
+
+
+def _shape_of(size: int, one: Input) -> tuple[int, ...]:
+    """The shape that so many elements have; at most one dimension can be found so."""
+    rest = math.prod(known for known in one.shape if isinstance(known, int))
+    unknown = sum(isinstance(known, str) for known in one.shape)
+    if unknown == 0 and size != rest:
+        raise ValueError(f"has {size} numbers, wanted {rest}")
+    if unknown > 1:
+        raise ValueError(f"is a flat list, wanted lists in lists of shape {list(one.shape)}")
+    if unknown and (rest == 0 or size % rest):
+        raise ValueError(f"has {size} numbers, wanted a multiple of {rest}")
+    return tuple(known if isinstance(known, int) else size // rest for known in one.shape)
+
+
+def _of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
+    """The numbers, or strings, of one Python value."""
+    if value is None:
+        raise ValueError("is null")
+    if one.datatype == "BYTES":
+        return shaped(_strings(value), one)
+    if isinstance(value, str):
+        value = _parsed(value)
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        raise ValueError("has lists of several lengths in one list") from None
+    if found.dtype.kind not in "biuf":
+        raise ValueError("holds something that is no number" if _has_values(value) else "is empty or null")
+    result, refused = cast(found, one.datatype, allow_nan=allow_nan)
+    if refused.any():
+        at = int(np.argmax(refused.reshape(-1)))
+        raise ValueError(_refusal(found.reshape(-1)[at], at, found.size, one))
+    return shaped(result, one)
+
+
+def _strings(value: Any) -> NDArray[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str | bytes) for one in values):
+        raise ValueError("holds something that is no string")
+    result = np.empty(len(values), object)
+    result[:] = [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in values]
+    return result
+
+
+def _parsed(text: str) -> Any:
+    """A cell of CSV that stands for several numbers: a JSON array."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        shown = text if len(text) < 40 else f"{text[:39]}…"
+        raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
+
+
+def _has_values(value: Any) -> bool:
+    return not (value == [] or (isinstance(value, list) and None in value))
+
+
+def _refusal(value: Any, at: int, count: int, one: Input) -> str:
+    reason = why_refused(value, one.datatype)
+    return reason if count == 1 else f"element {at} {reason}"
+
+
+def _from_texts(column: Sequence[Any], one: Input, *, allow_nan: bool) -> Samples:
+    """Numbers that are written out, one a row: all at once, or one by one where one of them is none."""
+    kind = dtype_of(one.datatype).kind
+    bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
+    texts = ["0" if row in bad else text for row, text in enumerate(column)]
+    try:
+        values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
+    except (ValueError, OverflowError):
+        values = np.zeros(len(texts))
+        if kind in "iu":
+            values = np.zeros(len(texts), object)
+        for row, text in enumerate(texts):
+            try:
+                values[row] = _number(text, is_whole=kind in "iu")
+            except ValueError:
+                bad[row] = f"is {text[:40]!r}, which is no number"
+    return _checked(values, bad, one, allow_nan=allow_nan)
+
+
+def _number(text: str, *, is_whole: bool) -> float | int:
+    try:
+        return int(text) if is_whole else float(text)
+    except ValueError:
+        return float(text)
+
+
+def _checked(values: NDArray[Any], bad: dict[int, str], one: Input, *, allow_nan: bool) -> Samples:
+    if values.dtype == object:
+        return collected([None if row in bad else value for row, value in enumerate(values)], one,
+                         lambda value: _of_value(value, one, allow_nan=allow_nan))  # fmt: skip
+    result, refused = cast(values, one.datatype, allow_nan=allow_nan)
+    for row in np.flatnonzero(refused):
+        bad.setdefault(int(row), why_refused(values[row], one.datatype))
+    return Samples(result.reshape(len(values), *one.shape), bad)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """The elements of all rows that are not null, one after the other; how many each has, and which are null."""
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    nulls: NDArray[np.bool_] | None
+
+
+def _flat(column: pa.Array) -> _Flat | None:
+    """A column of numbers or of lists of them; None where lists hold lists of several lengths, or no numbers."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    inner = column.drop_null()
+    lengths = np.ones(len(inner), np.int64)
+    while _is_list(inner.type):
+        if _is_list(inner.type.value_type) and not pa.types.is_fixed_size_list(inner.type.value_type):
+            return None
+        if inner.null_count:
+            return None
+        each = pc.list_value_length(inner).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = each if len(each) == len(lengths) else lengths * (each[0] if len(each) else 0)
+        inner = inner.flatten()
+    if not (pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type) or pa.types.is_boolean(inner.type)):
+        return None
+    nulls = inner.is_null().to_numpy(zero_copy_only=False) if inner.null_count else None
+    values = (inner.fill_null(0) if inner.null_count else inner).to_numpy(zero_copy_only=False)
+    return _Flat(values, lengths, rows, nulls)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _from_flat(flat: _Flat, num_rows: int, one: Input, *, allow_nan: bool) -> Samples:
+    bad = dict.fromkeys(sorted(set(range(num_rows)) - set(flat.rows.tolist())), "is null")
+    values, refused = cast(flat.values, one.datatype, allow_nan=allow_nan)
+    starts = np.concatenate([[0], np.cumsum(flat.lengths)])
+    for at in np.flatnonzero(refused if flat.nulls is None else refused | flat.nulls)[::-1]:
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        is_null = flat.nulls is not None and bool(flat.nulls[at])
+        element = int(at - starts[index])
+        bad[int(flat.rows[index])] = (
+            f"element {element} is null"
+            if is_null
+            else _refusal(flat.values[at], element, int(flat.lengths[index]), one)
+        )
+    if not bad and one.count is not None and bool((flat.lengths == one.count).all()):
+        return Samples(values.reshape(num_rows, *one.shape))
+    pieces: list[Any] = [None] * num_rows
+    for index, row in enumerate(flat.rows.tolist()):
+        pieces[row] = values[starts[index] : starts[index + 1]]
+    found = collected(
+        [None if row in bad else piece for row, piece in enumerate(pieces)], one, lambda piece: _piece(piece, one)
+    )
+    return Samples(found.values, found.bad | bad)
+
+
+def _piece(piece: NDArray[Any] | None, one: Input) -> NDArray[Any]:
+    if piece is None:
+        raise ValueError("is null")
+    return shaped(piece, one)

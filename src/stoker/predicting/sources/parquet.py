@@ -1,0 +1,125 @@
+"""Rows from Parquet, a batch at a time: row groups may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stoker.errors import BadJob, RunFailed, first_line
+from stoker.predicting.rows import Field, Rows
+from stoker.predicting.sources.base import Extent, cut_evenly
+from stoker.records.prediction import PredictionPart, SourceFormat
+
+_BATCH_ROWS = 1024
+_BUFFER_BYTES = 1024 * 1024
+
+
+@final
+class ParquetSource:
+    """One Parquet file."""
+
+    format: SourceFormat = "parquet"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def files(self) -> Sequence[Path]:
+        """The file."""
+        return (self.path,)
+
+    def fields(self) -> tuple[Field, ...]:
+        """The columns of its schema."""
+        with _opened(self.path) as file:
+            return tuple(Field(one.name, one.type) for one in file.schema_arrow)
+
+    def extent(self, part_rows: int) -> Extent:
+        """As its footer says."""
+        with _opened(self.path) as file:
+            return cut_evenly(file.metadata.num_rows, part_rows)
+
+    def open(self, columns: Sequence[str]) -> ParquetReader:
+        """Begin reading these columns."""
+        return ParquetReader(self.path, columns)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise BadJob(
+            f"{path} cannot be read as Parquet: {first_line(error)}",
+            remedy="A file that was not copied or written to its end has no footer: copy it again.",
+        ) from error
+
+
+@final
+class ParquetReader:
+    """Goes through the file; what a part leaves of a batch begins the next."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._path = path
+        self._columns = list(columns)
+        self._file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        self._start(0)
+
+    def read(self, part: PredictionPart) -> Rows:
+        """The rows of a part; rows before it are passed over."""
+        if part.first_row < self._at:
+            self._start(part.first_row)
+        try:
+            self._take(part.first_row - self._at)
+            pieces = self._take(part.num_rows)
+        except (pa.ArrowException, OSError) as error:
+            last = part.first_row + part.num_rows - 1
+            raise RunFailed(
+                f"{self._path} is damaged at rows {part.first_row} to {last}: {first_line(error)}",
+                remedy="Copy the file again; parts that are done are kept only if its content is the same.",
+            ) from error
+        table = pa.Table.from_batches(pieces)
+        columns = {name: _whole(table.column(name)) for name in self._columns}
+        return Rows(str(self._path), part.first_row, part.num_rows, columns)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _start(self, row: int) -> None:
+        """Go to the beginning of the row group that holds `row`."""
+        metadata, first = self._file.metadata, 0
+        groups = list(range(metadata.num_row_groups))
+        while groups and first + metadata.row_group(groups[0]).num_rows <= row:
+            first += metadata.row_group(groups.pop(0)).num_rows
+        self._at = first
+        self._batches: Iterator[Any] = self._file.iter_batches(
+            _BATCH_ROWS, row_groups=groups, columns=self._columns, use_threads=False
+        )
+        self._rest: Any = None
+
+    def _take(self, num_rows: int) -> list[pa.RecordBatch]:
+        """The next rows, in pieces."""
+        pieces = []
+        while num_rows > 0:
+            batch = next(self._batches, None) if self._rest is None else self._rest
+            if batch is None:
+                raise OSError(f"it ends at row {self._at}")
+            piece = batch.slice(0, num_rows)
+            self._rest = batch.slice(num_rows) if len(batch) > num_rows else None
+            self._at += len(piece)
+            num_rows -= len(piece)
+            pieces.append(piece)
+        return pieces
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece, decoded if it was stored as a dictionary."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

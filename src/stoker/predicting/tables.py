@@ -1,0 +1,117 @@
+"""Answers as a Parquet file: where each row came from, the columns kept, every output, and labels."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stoker.artifacts.elements import dtype_of
+from stoker.errors import BadJob
+from stoker.predicting.answering import Answers, Values
+from stoker.predicting.inputs import sample_shape
+from stoker.predicting.rows import Column, Field, Rows
+from stoker.records import Datatype, Manifest
+
+SOURCE, ROW, LABEL = "source", "row", "label"
+"""Columns of every table: the file, the row in it (from 0); and the class of the only output that has labels."""
+
+
+def schema_of(manifest: Manifest, kept: Sequence[Field]) -> pa.Schema:
+    """The columns of the output; kept ones of JSON are strings, since each row may hold another type.
+
+    Raises:
+        BadJob: two of them would have one name.
+    """
+    fields = [pa.field(SOURCE, pa.string()), pa.field(ROW, pa.int64())]
+    fields += [pa.field(field.name, field.type or pa.string()) for field in kept]
+    for spec in manifest.outputs:
+        fields.append(pa.field(spec.name, _type_of(spec.datatype, sample_shape(spec, manifest))))
+    fields += [pa.field(_label_column(name, manifest), pa.string()) for name in labelled(manifest)]
+    names = [field.name for field in fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadJob(
+            f"The output would have two columns {twice[0]!r}",
+            remedy=f"Leave it out of --keep; {SOURCE}, {ROW}, the outputs and their labels are always there.",
+        )
+    return pa.schema(fields)
+
+
+def labelled(manifest: Manifest) -> tuple[str, ...]:
+    """The outputs whose largest element names a class."""
+    outputs = {spec.name: sample_shape(spec, manifest) for spec in manifest.outputs}
+    return tuple(name for name, labels in manifest.labels.items() if outputs.get(name) == (len(labels),))
+
+
+def table_of(rows: Rows, answers: Answers, manifest: Manifest, schema: pa.Schema, keep: Sequence[str]) -> pa.Table:
+    """The table of a part, without its bad rows."""
+    origins = [rows.origin(row) for row in answers.rows]
+    columns: dict[str, Any] = {SOURCE: [name for name, _ in origins], ROW: [row for _, row in origins]}
+    arrays = {name: pa.array(values, schema.field(name).type) for name, values in columns.items()}
+    for name in keep:
+        arrays[name] = _kept(rows.columns[name], answers.rows, schema.field(name).type)
+    for name, outputs in answers.outputs.items():
+        arrays[name] = _output(outputs, schema.field(name).type)
+    for name in labelled(manifest):
+        labels = manifest.labels[name]
+        chosen = np.asarray(answers.outputs[name]).reshape(-1, len(labels)).argmax(axis=1)
+        arrays[_label_column(name, manifest)] = pa.array([labels[index] for index in chosen], pa.string())
+    return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
+
+
+def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
+    """The table as a Parquet file; the same bytes for the same table and version of the library."""
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _label_column(name: str, manifest: Manifest) -> str:
+    taken = {SOURCE, ROW, *(spec.name for spec in manifest.outputs)}
+    return LABEL if len(labelled(manifest)) == 1 and LABEL not in taken else f"{name}_label"
+
+
+def _type_of(datatype: Datatype, shape: Sequence[int | str]) -> pa.DataType:
+    """Vectors are lists of fixed size, dimensions that vary are lists; BF16, which Parquet has not, becomes FP32."""
+    if datatype == "BYTES":
+        kind = pa.binary()
+    else:
+        kind = pa.float32() if datatype == "BF16" else pa.from_numpy_dtype(dtype_of(datatype))
+    for size in reversed(shape):
+        kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
+    return kind
+
+
+def _output(values: Values, kind: pa.DataType) -> pa.Array:
+    """An output of all rows as a column."""
+    if isinstance(values, list):
+        return pa.array([_storable(one).tolist() for one in values], kind)
+    column = pa.array(_storable(values).reshape(-1))
+    levels = []
+    while pa.types.is_fixed_size_list(kind):
+        levels.append(kind.list_size)
+        kind = kind.value_type
+    for size in reversed(levels):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def _storable(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(np.float32) if values.dtype == dtype_of("BF16") else values
+
+
+def _kept(column: Column, rows: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """A column that is copied, at these rows."""
+    if isinstance(column, pa.Array):
+        return column.take(pa.array(rows, pa.int64())).cast(kind)
+    return pa.array([_as_text(column[row]) for row in rows], kind)
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,120 @@
+"""API keys: a file of names and keys, and the question whose key a request brought."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import BadJob
+from stoker.serving.problems import Unauthorized
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_LEAST_LETTERS = 16
+_WANTED = "wanted one NAME:KEY or NAME:SHA256-OF-KEY (64 hexadecimal digits) in a line"
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """The keys that are accepted, as SHA-256 digests with the name of the caller each stands for."""
+
+    digests: tuple[tuple[str, bytes], ...]
+
+    def caller(self, key: str) -> str:
+        """The name of the caller whose key this is.
+
+        Every digest is compared, each in constant time, so that the time taken tells nothing of the keys.
+
+        Raises:
+            Unauthorized: it is empty, or nobody's.
+        """
+        if not key:
+            raise Unauthorized("this server wants an API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+        presented = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        found = ""
+        for name, wanted in self.digests:
+            if hmac.compare_digest(presented, wanted):
+                found = name
+        if not found:
+            raise Unauthorized("the API key is not known to this server")
+        return found
+
+    def authorize(self, headers: Mapping[str, str]) -> str:
+        """The caller, from the headers of a request or the metadata of a call; names in lower case.
+
+        Raises:
+            Unauthorized: there is no key among them, or it is nobody's.
+        """
+        return self.caller(_presented(headers))
+
+
+class KeyFile:
+    """The keys in a file, as they were when it was last read.
+
+    Raises:
+        BadJob: see `read_keys`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._ring = read_keys(path)
+
+    def read(self) -> None:
+        """Take the file's keys as they are now; where it cannot be used, those read before still hold.
+
+        Raises:
+            BadJob: see `read_keys`.
+        """
+        self._ring = read_keys(self._path)
+
+    def authorize(self, headers: Mapping[str, str]) -> str:
+        """The caller; see `KeyRing.authorize`."""
+        return self._ring.authorize(headers)
+
+
+def _presented(headers: Mapping[str, str]) -> str:
+    """The key that the headers carry; empty if none does."""
+    if key := headers.get("x-api-key", "").strip():
+        return key
+    scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def read_keys(path: Path) -> KeyRing:
+    """The keys in a file: one `NAME:KEY` or `NAME:SHA256-OF-KEY` a line; empty lines and `#` comments are passed over.
+
+    A name may have several keys, so that a key can be changed while the old one still holds.
+
+    Raises:
+        BadJob: it cannot be read, has no key, a line of another form, or a key that is too short.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadJob(f"the file of API keys {path} cannot be read: {error}") from error
+    found = tuple(
+        _parse(line.strip(), f"{path}, line {number}")
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    )
+    if not found:
+        raise BadJob(f"the file of API keys {path} has none", remedy=_WANTED)
+    return KeyRing(found)
+
+
+def _parse(line: str, where: str) -> tuple[str, bytes]:
+    """Name and digest of a line. Its content is never repeated in a message."""
+    name, colon, key = (part.strip() for part in line.partition(":"))
+    if not (name and colon and key):
+        raise BadJob(f"{where}: no NAME:KEY", remedy=_WANTED)
+    if _SHA256.fullmatch(key):
+        return name, bytes.fromhex(key)
+    if len(key) < _LEAST_LETTERS:
+        raise BadJob(
+            f"{where}: the key of {name!r} has {len(key)} letters, at least {_LEAST_LETTERS} are wanted",
+            remedy='`python -c "import secrets; print(secrets.token_urlsafe(32))"` makes one.',
+        )
+    return name, hashlib.sha256(key.encode()).digest()

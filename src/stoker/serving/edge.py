@@ -1,0 +1,77 @@
+"""What both edges, HTTP and gRPC, are handed beside the service: limits, keys, a log, metrics, a clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from stoker.serving.service import Service
+from stoker.units import KIB, MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a client may send, and how long it may take to.
+
+    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message. `body_s` is how long a
+    body may take to arrive, `header_s` its headers, and `linger_s` how long what follows a refused body is read and
+    thrown away, so that the client comes to read the refusal.
+    """
+
+    body_bytes: int = 64 * MIB
+    header_bytes: int = 64 * KIB
+    body_s: float = 60.0
+    header_s: float = 20.0
+    linger_s: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """One request and what became of it, for the access log.
+
+    `status` is HTTP's, or gRPC's by name. Bytes are those of bodies, as they came over the wire. `reason` is a
+    refusal's (`queue_full`), `error` its message; both are empty for an answer. Of a gRPC stream each request counts.
+    """
+
+    protocol: str
+    method: str
+    path: str
+    status: int | str
+    seconds: float
+    model: str = ""
+    version: str = ""
+    id: str = ""
+    caller: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    reason: str = ""
+    error: str = ""
+
+
+Authorize = Callable[[Mapping[str, str]], str]
+"""The caller's name, from a request's headers (names in lower case) or gRPC metadata; raises Unauthorized."""
+
+
+def _discard(_access: Access) -> None:
+    """Keep no log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """A service, and the terms on which an edge gives it to others.
+
+    Without `authorize` everyone may ask; questions about health never need a key. `metrics` gives a page and its
+    content type. `log` must not block. `is_admin` adds the repository's calls and the metrics.
+    """
+
+    service: Service
+    authorize: Authorize | None = None
+    log: Callable[[Access], None] = _discard
+    metrics: Callable[[], tuple[bytes, str]] | None = None
+    limits: Limits = Limits()
+    is_admin: bool = False
+    name: str = "stoker"
+    version: str = version("stoker")
+    clock: Callable[[], float] = time.perf_counter

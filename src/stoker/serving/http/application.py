@@ -1,0 +1,103 @@
+"""The ASGI application: a request in, one answer and one line of log out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from stoker.errors import StokerError
+from stoker.serving.edge import Access, Edge
+from stoker.serving.http import answers
+from stoker.serving.http.answers import Answer
+from stoker.serving.http.exchange import Exchange, Receive, Scope, Send
+from stoker.serving.http.pages import DOING, TELLING
+from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Route, find
+from stoker.serving.problems import Cancelled, Failed, NotAllowed, NotFound, Unavailable
+from stoker.serving.wire import check_form, classify, decode, decode_raw, encode
+
+DISCONNECTED = "the client went away"
+"""With this message the task of a request is cancelled whose connection is lost."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Application:
+    """The Open Inference Protocol over a service; with `edge.is_admin` the repository's calls and metrics as well."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI 3 calls for."""
+        if scope["type"] != "http":
+            return
+        clock = self._edge.clock
+        started = clock()
+        exchange = Exchange(scope, receive, self._edge.limits)
+        answer = await self._answer(exchange)
+        await answers.send(answer, send)
+        route = exchange.route
+        self._edge.log(
+            Access(
+                protocol="http",
+                method=scope["method"],
+                path=exchange.path,
+                model=route.model if route else "",
+                version=route.version if route else "",
+                status=answer.status,
+                bytes_in=exchange.bytes_in,
+                bytes_out=len(answer.body),
+                seconds=clock() - started,
+                caller=exchange.caller,
+                id=exchange.id,
+                reason=answer.reason,
+                error=answer.error,
+            )
+        )
+
+    async def _answer(self, exchange: Exchange) -> Answer:
+        """What goes back, whatever happens."""
+        try:
+            return await self._dispatch(exchange)
+        except NotAllowed as error:
+            method = exchange.route.method if exchange.route else "GET"
+            allowed = b"GET, HEAD" if method == "GET" else b"POST"
+            return answers.refusal(error, extra=((b"allow", allowed),))
+        except StokerError as error:
+            return answers.refusal(error)
+        except asyncio.CancelledError as error:
+            gone = DISCONNECTED in error.args
+            return answers.refusal(Cancelled(DISCONNECTED) if gone else Unavailable("the server is stopping"))
+        except Exception:
+            _logger.exception("%s %s failed", exchange.scope["method"], exchange.path)
+            return answers.refusal(Failed("the server failed in answering this; its log says how"))
+
+    async def _dispatch(self, exchange: Exchange) -> Answer:
+        edge = self._edge
+        route = exchange.route = find(exchange.path)
+        if route.page in ADMIN and not edge.is_admin:
+            raise NotFound(f"{exchange.path} is not on this port; the admin port has it")
+        if exchange.scope["method"] != route.method and (exchange.scope["method"], route.method) != ("HEAD", "GET"):
+            raise NotAllowed(f"{exchange.path} takes {route.method}, not {exchange.scope['method']}")
+        if edge.authorize is not None and route.page not in WITHOUT_KEY:
+            exchange.caller = edge.authorize(exchange.text_headers())
+        if route.page == "infer":
+            return await self._infer(exchange, route)
+        if doing := DOING.get(route.page):
+            return await doing(edge, route, exchange)
+        return TELLING[route.page](edge, route)
+
+    async def _infer(self, exchange: Exchange, route: Route) -> Answer:
+        service, caller = self._edge.service, exchange.caller
+        manifest = service.manifest(route.model, route.version)
+        body = await exchange.body()
+        json_bytes = exchange.number(b"inference-header-content-length")
+        if json_bytes == 0:
+            request, form = decode_raw(body, manifest=manifest, model=route.model, version=route.version, caller=caller)
+        else:
+            request, form = decode(body, json_bytes=json_bytes, model=route.model, version=route.version, caller=caller)
+        exchange.id = request.id
+        check_form(form, request, manifest)
+        response = classify(await service.infer(request), request, manifest.labels)
+        accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
+        return answers.inference(encode(response, form), accepted)

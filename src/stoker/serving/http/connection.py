@@ -1,0 +1,148 @@
+"""Connections of uvicorn with what it leaves open: limits on headers, slow clients, refusals as JSON, cancelling.
+
+Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; what is overridden here is the interface of its parser
+(httptools) and of asyncio, and `send_400_response`, `_start_asgi_task`, `on_response_complete` of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from stoker.serving.edge import Limits
+from stoker.serving.http.application import DISCONNECTED, Application
+from stoker.units import format_bytes, format_seconds
+
+
+class Connection(HttpToolsProtocol):
+    """A client's connection. Its headers are bounded in bytes and time, its requests cancelled when it is lost."""
+
+    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._in_headers = False
+        self._is_refused = False
+        self._header_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect headers before long."""
+        super().connection_made(transport)
+        self._in_headers = True
+        self._arm(self._limits.header_s, self._headers_are_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel what nobody waits for any more."""
+        super().connection_lost(exc)
+        self._disarm()
+        if self._running is not None and not self._running.done():
+            self._running.cancel(DISCONNECTED)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and stop at headers that are too long."""
+        super().data_received(data)
+        if self._in_headers and not self.transport.is_closing():
+            self._header_bytes += len(data)
+            if self._header_bytes > self._limits.header_bytes:
+                self._headers_are_long()
+            elif self._timer is None:
+                self._arm(self._limits.header_s, self._headers_are_late)
+
+    def on_message_begin(self) -> None:
+        """Headers follow."""
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Start the request, unless its headers are too long."""
+        self._in_headers = False
+        self._disarm()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
+            self._headers_are_long()
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Collect it, where a request was started."""
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The body is whole; there is nothing to wait for."""
+        self._disarm()
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Where the answer came before the body was whole, throw away what follows, for a while."""
+        cycle = self.cycle
+        super().on_response_complete()
+        if cycle.response_complete and cycle.more_body:
+            self._arm(self._limits.linger_s, self.transport.close)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """As uvicorn does, and remember the task, so that it can be cancelled."""
+        task = self._running = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, in JSON as everything else."""
+        self._refuse(400, msg)
+
+    def _headers_are_long(self) -> None:
+        self._refuse(431, f"the headers have more than {format_bytes(self._limits.header_bytes)}")
+
+    def _headers_are_late(self) -> None:
+        self._timer = None
+        if self._in_headers and not self.transport.is_closing():
+            if self._header_bytes:
+                self._refuse(408, f"the headers did not arrive within {format_seconds(self._limits.header_s)}")
+            else:
+                self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._is_refused = True
+        body = b'{"error":"%s"}' % message.encode()
+        lines = (
+            STATUS_LINE[status],
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+        )
+        self.transport.write(b"".join((*lines, body)))
+        self.transport.close()
+
+    def _arm(self, seconds: float, late: Any) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, late)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def uvicorn_config(application: Application, limits: Limits, **settings: Any) -> Config:
+    """How uvicorn runs the application: httptools, uvloop, no log of its own, none of the headers it would add.
+
+    `settings` are further ones of `uvicorn.Config` (TLS, timeouts), and win over these.
+    """
+    ours: dict[str, Any] = {
+        "http": partial(Connection, limits=limits),
+        "loop": "uvloop",
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "date_header": False,
+        "timeout_keep_alive": 75,
+    }
+    return Config(application, **(ours | settings))

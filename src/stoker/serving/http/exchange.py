@@ -1,0 +1,116 @@
+"""One request of HTTP: its headers, its body under limits, and what is known of it for the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from stoker.serving.edge import Limits
+from stoker.serving.http.routes import Route
+from stoker.serving.problems import BadRequest, Cancelled, TooLarge, TooSlow
+from stoker.serving.wire import compression
+from stoker.units import format_bytes, format_seconds
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_WORTH_A_THREAD_BYTES = 64 * 1024
+"""Compressed bytes above which the event loop is not held up while they are decompressed."""
+
+
+class Exchange:
+    """A request while it is answered. `scope` and `receive` are ASGI's."""
+
+    __slots__ = ("_receive", "bytes_in", "caller", "headers", "id", "limits", "path", "route", "scope")
+
+    def __init__(self, scope: Scope, receive: Receive, limits: Limits) -> None:
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.limits = limits
+        self.path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        self.route: Route | None = None
+        self.caller = self.id = ""
+        self.bytes_in = 0
+        self._receive = receive
+
+    def text_headers(self) -> dict[str, str]:
+        """All headers, names in lower case."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items()}
+
+    def number(self, header: bytes) -> int | None:
+        """A header that is a number of bytes; None where it is absent.
+
+        Raises:
+            BadRequest: it is no whole number.
+        """
+        value = self.headers.get(header)
+        if value is None:
+            return None
+        if not value.isdigit() or len(value) > 18:
+            raise BadRequest(f"the header {header.decode()} must be a number of bytes, got {value[:40]!r}")
+        return int(value)
+
+    async def body(self) -> bytes:
+        """The whole body, decompressed.
+
+        Raises:
+            TooLarge: it has more bytes than it may, as they came or decompressed.
+            TooSlow: it did not arrive in time.
+            Cancelled: the client went away.
+            BadRequest: it is damaged.
+            Unsupported: it is compressed in an unknown way.
+        """
+        body = await self._read()
+        self.bytes_in = len(body)
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is None:
+            return body
+        name, most = encoding.decode("latin-1"), self.limits.body_bytes
+        if len(body) < _WORTH_A_THREAD_BYTES:
+            return compression.decompress(body, name, most_bytes=most)
+        return await asyncio.to_thread(compression.decompress, body, name, most_bytes=most)
+
+    async def _read(self) -> bytes:
+        announced = self.number(b"content-length")
+        if announced is not None and announced > self.limits.body_bytes:
+            raise self._too_large(announced)
+        try:
+            async with asyncio.timeout(self.limits.body_s):
+                message = await self._receive()
+                if message["type"] == "http.request" and not message.get("more_body", False):
+                    return self._bounded([message.get("body", b"")])
+                return await self._rest(message)
+        except TimeoutError as error:
+            raise TooSlow(
+                f"the body did not arrive within {format_seconds(self.limits.body_s)}; send it faster, or in parts"
+            ) from error
+
+    async def _rest(self, message: dict[str, Any]) -> bytes:
+        """A body that comes in several pieces."""
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            if message["type"] == "http.disconnect":
+                raise Cancelled(f"the client went away after {size} bytes of the body")
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > self.limits.body_bytes or not message.get("more_body", False):
+                return self._bounded(pieces)
+            message = await self._receive()
+
+    def _bounded(self, pieces: list[bytes]) -> bytes:
+        size = sum(map(len, pieces))
+        if size > self.limits.body_bytes:
+            raise self._too_large(size)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _too_large(self, size: int) -> TooLarge:
+        most = format_bytes(self.limits.body_bytes)
+        return TooLarge(f"the body has {size} bytes or more; this server takes {most}: send fewer rows at once")
+
+
+def header_list(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI wants them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

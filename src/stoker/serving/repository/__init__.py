@@ -1,0 +1,1 @@
+"""Models of a directory, kept loaded: found, checked, swapped for newer versions, and drained."""

@@ -1,0 +1,186 @@
+"""One model of the repository: which of its versions serve, and how a newer one takes over without a gap.
+
+A version is loaded and checked on a thread while the old one answers; then the pointer is moved, on the event loop,
+and the old one drained. Whatever goes wrong before that leaves the old one where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from stoker import artifacts
+from stoker.errors import StokerError
+from stoker.records import ServiceSettings, digest
+from stoker.serving.problems import NotFound, Unavailable
+from stoker.serving.repository.choosing import versions_to_try
+from stoker.serving.repository.version import Served
+from stoker.serving.service import Entry, ModelState
+
+Start = Callable[[str, Path, ServiceSettings], Awaitable[Served]]
+"""Loads, checks and warms a version of the model of that name; raises StokerError where it does not pass."""
+
+
+class Model:
+    """Versions of one model. All methods belong to the event loop; none of them blocks it.
+
+    Args:
+        name: what it is asked for as.
+        path: its directory, with a directory for each version.
+        read_settings: gives its settings as they are now; raises StokerError.
+        start: brings up a version.
+    """
+
+    def __init__(self, name: str, path: Path, read_settings: Callable[[], ServiceSettings], start: Start) -> None:
+        self.name = name
+        self.path = path
+        self.default: Served | None = None
+        self.served: dict[int, Served] = {}
+        self.asked: tuple[int, ...] = ()
+        """Versions that the last load asked for by number; they stay until another load."""
+        self.is_wanted = True
+        """Whether it should be served: nobody unloaded it."""
+        self._read_settings = read_settings
+        self._start = start
+        self._on_disk: tuple[int, ...] = ()
+        self._problems: dict[int, str] = {}
+        self._moving: dict[int, ModelState] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its default version would answer now."""
+        return self.default is not None and not self.default.is_broken
+
+    @property
+    def needs_repair(self) -> bool:
+        """Whether a version that serves answers nobody any more."""
+        return self.is_wanted and any(one.is_broken for one in self.served.values())
+
+    def find(self, version: str) -> Served:
+        """The version of that number, or the default one for an empty text.
+
+        Raises:
+            NotFound: there is no such version.
+            Unavailable: it is not served now; the reason is told.
+        """
+        if not version:
+            if self.default is None:
+                raise Unavailable(f"model {self.name!r} is not ready: {self._why()}")
+            return self.default
+        number = int(version) if version.isascii() and version.isdigit() else -1
+        if number in self.served:
+            return self.served[number]
+        if number in self._problems:
+            raise Unavailable(f"version {version} of model {self.name!r} is not ready: {self._problems[number]}")
+        served = ", ".join(map(str, sorted(self.served))) or "none"
+        raise NotFound(f"model {self.name!r} has no version {version!r} in service; served: {served}")
+
+    def index(self) -> tuple[Entry, ...]:
+        """Every version on the disk, as of the last look, and every one in memory."""
+        absent = "another version is served" if self.is_wanted else "unloaded"
+        states: dict[int, tuple[ModelState, str]] = {
+            number: ("UNAVAILABLE", self._problems.get(number, absent)) for number in (*self._on_disk, *self._problems)
+        }
+        for number, one in self.served.items():
+            stale = self._problems.get(number, "")
+            states[number] = ("UNAVAILABLE", "its engines fail") if one.is_broken else ("READY", stale)
+        states |= {number: (state, "") for number, state in self._moving.items() if number not in self.served}
+        return tuple(
+            Entry(name=self.name, version=str(number), state=state, reason=reason)
+            for number, (state, reason) in sorted(states.items())
+        )
+
+    async def refresh(self, asked: tuple[int, ...] | None = None) -> tuple[str, ...]:
+        """Serve what the directory and the settings say now; those that serve go on until their successors have passed.
+
+        Args:
+            asked: versions to serve from now on; empty: as the settings say; None: as at the last load.
+
+        Returns:
+            Why a version that should be served is not, a sentence each.
+        """
+        async with self._lock:
+            self.is_wanted = True
+            if asked is not None:
+                self.asked = asked
+            try:
+                settings = self._read_settings()
+                self._on_disk = await asyncio.to_thread(artifacts.versions, self.path)
+            except StokerError as error:
+                return (error.message,)
+            chosen = self.asked or settings.versions
+            fresh = await self._bring_up(versions_to_try(self._on_disk, chosen), settings, enough=len(chosen) or 1)
+            self._forget({*self._on_disk, *chosen})
+            if fresh:
+                await self._swap(fresh)
+            return tuple(f"version {number}: {reason}" for number, reason in sorted(self._problems.items()))
+
+    async def unload(self) -> None:
+        """Stop serving; what was accepted is answered. The model stays unloaded until it is asked for again."""
+        async with self._lock:
+            self.is_wanted = False
+            self._problems.clear()
+            await self._swap({})
+
+    def close(self) -> None:
+        """Give back threads and memory at once."""
+        for one in self.served.values():
+            one.close()
+        self.served, self.default = {}, None
+
+    async def _bring_up(self, numbers: tuple[int, ...], settings: ServiceSettings, *, enough: int) -> dict[int, Served]:
+        """The first `enough` versions that pass, those that serve already among them."""
+        fresh: dict[int, Served] = {}
+        for number in numbers:
+            if len(fresh) == enough:
+                break
+            current = self.served.get(number)
+            if current is not None and await asyncio.to_thread(self._is_current, current, settings):
+                self._problems.pop(number, None)
+                fresh[number] = current
+                continue
+            self._moving[number] = "LOADING"
+            try:
+                fresh[number] = await self._start(self.name, self.path / str(number), settings)
+                self._problems.pop(number, None)
+            except StokerError as error:
+                self._problems[number] = error.message
+                if current is not None and not current.is_broken:
+                    fresh[number] = current
+            finally:
+                del self._moving[number]
+        return fresh
+
+    def _is_current(self, one: Served, settings: ServiceSettings) -> bool:
+        """Whether it answers, and the manifest on disk and the settings are those that it was loaded with."""
+        if one.is_broken or one.wanted_settings != settings:
+            return False
+        try:
+            return digest(artifacts.read(one.artifact.path).manifest) == one.artifact.digest
+        except StokerError:
+            return False
+
+    async def _swap(self, fresh: dict[int, Served]) -> None:
+        """Move the pointers, and then let those go that no longer serve."""
+        leaving = [one for number, one in self.served.items() if fresh.get(number) is not one]
+        self.served = fresh
+        self.default = fresh[max(fresh)] if fresh else None
+        for one in leaving:
+            number = int(one.version)
+            self._moving[number] = "UNLOADING"
+            try:
+                await one.retire()
+            finally:
+                del self._moving[number]
+
+    def _forget(self, known: set[int]) -> None:
+        """Drop reasons of versions that are gone from the disk and that nobody asks for."""
+        self._problems = {number: reason for number, reason in self._problems.items() if number in known}
+
+    def _why(self) -> str:
+        if not self.is_wanted:
+            return "it was unloaded"
+        newest = max(self._problems, default=None)
+        return "it is being loaded" if newest is None else f"version {newest}: {self._problems[newest]}"

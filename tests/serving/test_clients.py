@@ -1,0 +1,51 @@
+"""Clients that others wrote, against both edges over a fake service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from stoker.serving.edge import Edge
+from tests.serving import clients
+from tests.serving.clients import Subject
+from tests.serving.fakes import DIGITS, FakeService, scores_of
+from tests.serving.running import running
+
+
+@pytest.fixture(scope="module")
+def digits() -> Iterator[Subject]:
+    """`digits`, with the admin's calls on the same port."""
+    image = np.random.default_rng(0).standard_normal((2, 8, 8), np.float32)
+    with running(Edge(service=FakeService(), is_admin=True)) as where:
+        yield Subject(
+            http=where.http,
+            grpc=where.grpc,
+            admin=where.http,
+            grpc_admin=where.grpc,
+            model="digits",
+            inputs={"image": image},
+            outputs={"scores": scores_of(image)},
+            scores="scores",
+            labels=DIGITS.labels["scores"],
+        )
+
+
+@pytest.mark.parametrize("scenario", [*clients.OVER_HTTP, clients.triton_http_classes, clients.triton_http_repository])
+def test_over_http(digits: Subject, scenario: Callable[[Subject], None]) -> None:
+    """Clients of HTTP get what they ask for."""
+    scenario(digits)
+
+
+@pytest.mark.parametrize("scenario", [*clients.OVER_GRPC, clients.triton_grpc_classes, clients.triton_grpc_repository])
+def test_over_grpc(digits: Subject, scenario: Callable[[Subject], None]) -> None:
+    """Clients of gRPC get what they ask for."""
+    scenario(digits)
+
+
+@pytest.mark.parametrize("scenario", [clients.triton_http_aio, clients.triton_grpc_aio])
+def test_with_asyncio(digits: Subject, scenario: Callable[[Subject], object]) -> None:
+    """So do those that run in a loop of their own."""
+    asyncio.run(scenario(digits))
