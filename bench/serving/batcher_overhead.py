@@ -92,7 +92,7 @@ async def _round(engine: Busy, requests: int) -> dict[str, float]:
         async def ask(batcher: Batcher = batcher) -> object:
             return await batcher.ask(row)
 
-        await _timed(requests // 10, clients, ask)
+        await _timed(requests // 10 + clients, clients, ask)
         counts.clear()
         cpu = time.process_time()
         took[f"batcher_{clients}_us"] = await _timed(requests, clients, ask)

@@ -77,7 +77,7 @@ class NoModel:
         return Response(model="digits", version="1", id=request.id, outputs=outputs)
 
 
-async def floor(scope: Scope, receive: Receive, send: Send) -> None:
+async def floor(_scope: Scope, receive: Receive, send: Send) -> None:
     """Read the body, answer 160 bytes."""
     while (await receive()).get("more_body"):
         pass
@@ -190,7 +190,11 @@ def measure(kind: str, asking: Callable[[int], Callable[[int], None]], requests:
             ask(requests)
             found.append((cpu_s(process.pid) - before) / requests * 1e6)
         process.kill()
-    return {"median_us": round(statistics.median(found), 1), "least_us": round(min(found), 1), "most_us": round(max(found), 1)}
+    return {
+        "median_us": round(statistics.median(found), 1),
+        "least_us": round(min(found), 1),
+        "most_us": round(max(found), 1),
+    }
 
 
 def main() -> None:
@@ -215,7 +219,9 @@ def main() -> None:
         print(f"{name:12} {row['median_us']:7.1f} µs  ({row['least_us']:.1f} to {row['most_us']:.1f})")
     command = f"python -m bench.serving.wire_overhead --requests {options.requests} --rounds {options.rounds}"
     versions = {"uvicorn": uvicorn.__version__, "grpc": grpc.__version__, "numpy": np.__version__}
-    content = document("CPU time of the server for each request, over a service that computes nothing", command, versions)
+    content = document(
+        "CPU time of the server for each request, over a service that computes nothing", command, versions
+    )
     content |= {"cases": found, "connections": CONNECTIONS, "requests": options.requests, "rounds": options.rounds}
     save(Path(f"bench/results/wire_overhead_{datetime.now(UTC):%Y-%m-%d}.json"), content)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stoker import data, recipes, zoo
     from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
-    from stoker.flow import Run, doctor, load, lr_range, plan, prepare, profile, report, train, verify
+    from stoker.flow import Run, doctor, export, load, lr_range, plan, prepare, profile, report, train, verify
     from stoker.jobs import EMA, SGD, Adam, AdamW, DiLoCo, Job, LocalSGD, Loss, Muon, holdout, schedules
     from stoker.jobs.batch_size import auto
     from stoker.loading import transforms
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "stoker.errors": ("BadJob", "BadRun", "DoesNotFit", "NoDevice", "RunFailed", "StokerError"),
-    "stoker.flow": ("Run", "doctor", "load", "lr_range", "plan", "prepare", "profile", "report", "train", "verify"),
+    "stoker.flow": (
+        "Run", "doctor", "export", "load", "lr_range", "plan", "prepare", "profile", "report", "train", "verify",
+    ),
     "stoker.jobs.batch_size": ("auto",),
     "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "DiLoCo", "Job", "LocalSGD", "Loss", "Muon", "holdout"),
     "stoker.units": ("epochs", "samples", "seconds", "updates"),
-}
+}  # fmt: skip
 _MODULES = {
     "data": "stoker.data",
     "recipes": "stoker.recipes",
@@ -35,7 +37,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DiLoCo", "DoesNotFit", "Job", "LocalSGD", "Loss", "Muon",
-    "NoDevice", "Run", "RunFailed", "StokerError", "auto", "data", "doctor", "epochs", "holdout", "load",
+    "NoDevice", "Run", "RunFailed", "StokerError", "auto", "data", "doctor", "epochs", "export", "holdout", "load",
     "lr_range", "plan", "prepare", "profile", "recipes", "report", "samples", "schedules", "seconds", "train",
     "transforms", "updates", "verify", "zoo",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import json
 import subprocess
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -340,3 +341,33 @@ OVER_HTTP = (
 )
 OVER_GRPC = (triton_grpc_default, triton_grpc_one_output, triton_grpc_tells, triton_grpc_stream)
 """Those that need neither labels nor an admin port."""
+
+
+def kserve(subject: Subject, python: str) -> dict[str, Any]:
+    """KServe's clients over both protocols, in a process of the interpreter `python`; gives what they asked."""
+    question = {
+        "http": subject.http,
+        "grpc": subject.grpc,
+        "model": subject.model,
+        "inputs": _as_lists(subject.inputs),
+        "outputs": _as_lists(subject.outputs),
+    }
+    done = subprocess.run(
+        [python, str(Path(__file__).with_name("kserve_asking.py"))],
+        input=json.dumps(question), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def _as_lists(arrays: Arrays) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "datatype": datatype_of(array.dtype),
+            "data": array.reshape(-1).tolist(),
+        }
+        for name, array in arrays.items()
+    ]

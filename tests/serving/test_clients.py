@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -49,3 +50,11 @@ def test_over_grpc(digits: Subject, scenario: Callable[[Subject], None]) -> None
 def test_with_asyncio(digits: Subject, scenario: Callable[[Subject], object]) -> None:
     """So do those that run in a loop of their own."""
     asyncio.run(scenario(digits))
+
+
+@pytest.mark.skipif("STOKER_KSERVE_PYTHON" not in os.environ, reason="STOKER_KSERVE_PYTHON names no Python with kserve")
+def test_kserves_clients(digits: Subject) -> None:
+    """KServe's REST and gRPC clients, in an environment of their own, get what they ask for."""
+    told = clients.kserve(digits, os.environ["STOKER_KSERVE_PYTHON"])
+    assert "infer binary" in told["rest"]
+    assert "infer raw" in told["grpc"]

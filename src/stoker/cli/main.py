@@ -335,17 +335,18 @@ def serve(
     """Serve exported models over the Open Inference Protocol, HTTP and gRPC, until stopped."""
     with _reported(debug=debug):
         from stoker import flow
-        from stoker.cli.services import door, render_service
+        from stoker.cli.services import announce, changes_told, door
 
-        flow.serve(
-            models,
-            announce=lambda up: _print_document(to_json(up)) if as_json else render_service(up, Console()),
-            host=host, http_port=door(http_port), grpc_port=door(grpc_port), admin_host=admin_host,
-            admin_port=door(admin_port), admin_grpc_port=door(admin_grpc_port), overrides=tuple(settings or ()),
-            api_keys=api_keys, admin_keys=admin_keys,
-            tls_certificate=tls_cert, tls_key=tls_key, max_body_bytes=max_body * 2**20, watch_s=watch or None,
-            grace_s=grace, access_log=access_log, is_strict=strict,
-        )  # fmt: skip
+        with changes_told():
+            flow.serve(
+                models,
+                announce=lambda started: announce(started, as_json=as_json),
+                host=host, http_port=door(http_port), grpc_port=door(grpc_port), admin_host=admin_host,
+                admin_port=door(admin_port), admin_grpc_port=door(admin_grpc_port), overrides=tuple(settings or ()),
+                api_keys=api_keys, admin_keys=admin_keys, tls_certificate=tls_cert, tls_key=tls_key,
+                max_body_bytes=max_body * 2**20, watch_s=watch or None, grace_s=grace, access_log=access_log,
+                is_strict=strict,
+            )  # fmt: skip
 
 
 @app.command()
@@ -469,6 +470,40 @@ def runs_diff(
             _print_document(diff_document(a, b))
         else:
             render_diff(a, b, Console())
+
+
+@app.command()
+def export(
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|FILE", help="A run's directory, its name, `latest`; or a file model.onnx.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="The model's directory, such as models/digits.")
+    ],
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Example inputs for an ONNX file, as .npz.")
+    ] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option("--dynamic", metavar="INPUT.DIM=NAME", help="A dimension that may vary: input_ids.1=tokens"),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Export a trained model, or take over an ONNX file: graph, weights, golden answers, and proof that they agree."""
+    with _reported(debug=debug):
+        from stoker.cli.exports import export_document, read_dynamic, read_inputs, render_export
+
+        examples, varying = read_inputs(inputs), read_dynamic(dynamic)
+        with _output(for_json=as_json), _waiting("exporting, and checking every engine", quiet=as_json):
+            from stoker import flow
+            from stoker.exporting import About
+
+            artifact = flow.export(what, out, inputs=examples, about=About(dynamic=varying))
+        if as_json:
+            _print_document(export_document(artifact))
+        else:
+            render_export(artifact, Console())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,8 +17,7 @@ from stoker.records.prediction import PredictionEvent
 from stoker.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from stoker.flow import PredictOptions
-    from stoker.flow.predicting import Resize
+    from stoker.predicting.request import PredictOptions, Resize
 
 Sink = Callable[[PredictionEvent], None]
 
@@ -33,7 +32,7 @@ def prediction_options(
     Raises:
         BadJob: one of them has a value that it does not take.
     """
-    from stoker.flow import PredictOptions
+    from stoker.predicting.request import PredictOptions
 
     if resize not in {"", "stretch", "crop"}:
         raise BadJob(f"--resize {resize}: wanted stretch or crop")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import TensorSpec
+from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_seconds
 
@@ -26,9 +29,33 @@ def door(port: int) -> int | None:
     return port if port >= 0 else None
 
 
+@contextmanager
+def changes_told() -> Iterator[None]:
+    """Within the block, say on standard error what happens to models: a line when one is swapped, or fails."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
+    log, before = logging.getLogger("stoker.serving"), logging.getLogger("stoker.serving").level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def announce(started: Started, *, as_json: bool) -> None:
+    """Tell that the server is up, at once, also where standard output is a file or a pipe."""
+    if as_json:
+        print(json.dumps(to_json(started), indent=2, ensure_ascii=False), flush=True)
+    else:
+        render_service(started, Console())
+
+
 def render_service(started: Started, console: Console) -> None:
     """Print where the server listens, what it serves and how, and what it does not and why."""
-    for what, address in (("http", started.http), ("grpc", started.grpc), ("admin", started.admin), ("admin", started.admin_grpc)):
+    doors = (("http", started.http), ("grpc", started.grpc), ("admin", started.admin), ("admin", started.admin_grpc))
+    for what, address in doors:
         if address is not None:
             console.print(Text.assemble((f"{what:<6}", "bold"), (address, "cyan"), _remark(what, started)))
     console.print()

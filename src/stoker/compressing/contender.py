@@ -50,6 +50,8 @@ class Contender:
     scores: Scores
     pace: float = 1.0
     """How much faster than the model given."""
+    is_likely: bool = True
+    """Whether the rows of acceptance will likely show that it keeps within what is allowed."""
 
     def note(self, *gates: Gate, **changes: Any) -> None:
         """Write down more of what was found."""
@@ -92,6 +94,11 @@ class Course:
     def answers(self, engine: Engine, rows: Rows) -> Arrays:
         """An engine's answers for rows, in batches of the largest size asked for."""
         return answers(engine, rows, self.source.manifest, batch=max(self.terms.batch_sizes))
+
+    def solo(self, engine: Engine) -> tuple[Race, ...]:
+        """The fewest rounds of one engine at each batch size, by the name `own`."""
+        requests = map(self.request, self.terms.batch_sizes)
+        return tuple(race({"own": lambda b=batch: engine.run(b)}, self.clock, seconds=0.0) for batch in requests)
 
     def races(self, one: Engine, rival: Engine, *, seconds: float) -> tuple[Race, ...]:
         """Rounds of two engines at each batch size, by the names `own` and `rival`, for about so long in all."""

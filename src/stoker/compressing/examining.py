@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.compressing.candidates import Candidate, Made, Workshop
 from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies, likeness
 from stoker.compressing.invariance import steadiness
-from stoker.compressing.judging import MOST_FINALISTS, Judgement, fast_enough, selected
+from stoker.compressing.judging import MOST_FINALISTS, Judgement, fast_enough, foreseen_bound, selected
 from stoker.compressing.drops import Scores, corrected, drop_of
 from stoker.artifacts.elements import Arrays
 from stoker.engines import Engine
@@ -37,8 +37,6 @@ def reference(course: Course) -> Contender:
     """The model given, as the first contender."""
     source = course.source
     manifest = source.manifest
-    own = manifest.files
-    graph_bytes = sum(file.num_bytes for file in own if file.name not in {manifest.golden, "compression.json"})
     trial = CompressionTrial(
         name="original",
         how=f"version {source.version} as it is",
@@ -46,7 +44,7 @@ def reference(course: Course) -> Contender:
         precision=manifest.precision,
         outcome="reference",
         reason="what the others are held against",
-        num_bytes=_engine_bytes(source.path, manifest) or graph_bytes,
+        num_bytes=_engine_bytes(source.graph_path),
         pace=1.0,
         selection_drop=0.0,
         tolerance=manifest.tolerance,
@@ -115,13 +113,9 @@ def _judge(contender: Contender, candidate: Candidate, course: Course, bar: Bar,
 
 def _by_metric(contender: Contender, course: Course, bar: Bar, found: Arrays) -> Judgement:
     contender.scores = course.scores(found, course.material.selection)
-    judged = selected(
-        bar.scores,
-        contender.scores,
-        allowed=bar.allowed,
-        rows=len(course.material.acceptance),
-        confidence=corrected(course.terms.confidence, MOST_FINALISTS),
-    )
+    rows, confidence = len(course.material.acceptance), corrected(course.terms.confidence, MOST_FINALISTS)
+    contender.is_likely = foreseen_bound(bar.scores, contender.scores, rows, confidence) <= bar.allowed
+    judged = selected(bar.scores, contender.scores, bar.allowed)
     contender.note(judged.gate, selection_drop=drop_of(bar.scores, contender.scores))
     return judged
 
@@ -142,21 +136,7 @@ def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: 
     return judged
 
 
-def quick_drop(engine: Engine, course: Course, bar: Bar) -> Judgement:
-    """Whether a graph would be selected, by the metric alone."""
-    found = course.answers(engine, course.material.selection)
-    if not is_finite_like(found, bar.answers):
-        return Judgement(Gate(what="answers that are not finite", passed=False, found=1, limit=0), "not finite")
-    return selected(
-        bar.scores,
-        course.scores(found, course.material.selection),
-        allowed=bar.allowed,
-        rows=len(course.material.acceptance),
-        confidence=corrected(course.terms.confidence, MOST_FINALISTS),
-    )
-
-
-def _engine_bytes(directory: Path, manifest: Manifest) -> int:
-    """What the files take that the engine reads: the graph, and what lies beside it under its name [bytes]."""
-    graph = directory / manifest.graph
-    return sum(one.stat().st_size for one in directory.glob(f"{graph.stem}.*") if one.suffix != ".safetensors")
+def _engine_bytes(graph: Path) -> int:
+    """What the engine reads [bytes]: the graph, and weights that lie beside it (`model.onnx.data`, `model.bin`)."""
+    beside = [graph.with_suffix(".bin")] if graph.suffix == ".xml" else [graph.with_name(f"{graph.name}.data")]
+    return sum(path.stat().st_size for path in (graph, *beside) if path.is_file())

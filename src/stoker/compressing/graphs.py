@@ -33,6 +33,11 @@ class GraphKind:
         return sum(count for name, count in self.operators.items() if name in _HEAVY)
 
     @property
+    def has_convolutions(self) -> bool:
+        """Whether any product is a convolution."""
+        return bool({"Conv", "ConvTranspose", "Convolution"} & set(self.operators))
+
+    @property
     def has_attention(self) -> bool:
         """Whether it looks like a transformer: matrix products and softmax."""
         return {"MatMul", "Softmax"} <= set(self.operators) or "Attention" in self.operators

@@ -44,17 +44,12 @@ def foreseen_bound(original: Scores, candidate: Scores, rows: int, confidence: f
     return float(losses.mean()) + z * float(losses.std()) / math.sqrt(rows) + largest_loss(original, candidate) / rows
 
 
-def selected(original: Scores, candidate: Scores, *, allowed: float, rows: int, confidence: float) -> Judgement:
-    """Whether a candidate is likely to be accepted on `rows` rows, by what it loses on those of selection."""
-    bound = foreseen_bound(original, candidate, rows, confidence)
+def selected(original: Scores, candidate: Scores, allowed: float) -> Judgement:
+    """Whether a candidate keeps within what is allowed on the rows of selection, bounds aside."""
     drop = float(np.mean(original - candidate))
-    gate = Gate(
-        what=f"the drop that {rows} other rows would show at most", passed=bound <= allowed, found=bound, limit=allowed
-    )
-    told = f"loses {drop:.4g} on {len(original)} rows for selection"
-    if drop > allowed:
-        return Judgement(gate, f"{told}, {allowed:.4g} is allowed")
-    return Judgement(gate, f"{told}: {rows} other rows would hardly show that it keeps within {allowed:.4g}")
+    what = f"the drop on {len(original)} rows for selection"
+    gate = Gate(what=what, passed=drop <= allowed, found=drop, limit=allowed)
+    return Judgement(gate, f"loses {drop:.4g} on {len(original)} rows for selection, {allowed:.4g} is allowed")
 
 
 def fast_enough(gain: Interval, rival: str, *, is_int8: bool) -> Judgement:
@@ -87,20 +82,26 @@ def accepted(
     return drop, Judgement(gate, reason)
 
 
-def require_rows(original: Scores, allowed: float, confidence: float) -> None:
+def require_rows(rows: int, original: Scores, allowed: float, confidence: float) -> None:
     """Refuse to judge by so few rows that not even a model that changes nothing could pass.
+
+    Args:
+        rows: those of acceptance.
+        original: the original's scores, of any rows: how far they lie apart is the most that a row can lose.
+        allowed: the drop that is allowed.
+        confidence: of all bounds together.
 
     Raises:
         BadJob: they are too few; says how many it takes, and what these could show.
     """
     worst, each = largest_loss(original, original), corrected(confidence, MOST_FINALISTS)
     needed = rows_needed(allowed, worst, each)
-    if len(original) < needed:
-        could = worst * (1 - (1 - each) ** (1 / len(original)))
+    if rows < needed:
+        could = worst * (1 - (1 - each) ** (1 / rows))
         raise BadJob(
-            f"{len(original)} rows for acceptance cannot show a drop below {allowed:.4g} "
+            f"{rows} rows for acceptance cannot show a drop below {allowed:.4g} "
             f"with {100 * confidence:g} % confidence: it takes {needed}",
-            remedy=f"Give more validation data, or allow a drop of {could:.4g} or more.",
+            remedy=f"Give more validation data, or allow a drop of {1.01 * could:.2g} or more.",
         )
 
 

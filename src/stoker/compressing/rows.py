@@ -31,6 +31,10 @@ class Rows:
         """Number of rows."""
         return len(next(iter(self.inputs.values())))
 
+    def first(self, most: int) -> Rows:
+        """The first rows, at most so many."""
+        return self if len(self) <= most else self.take(np.arange(most))
+
     def take(self, indices: Indices) -> Rows:
         """The rows of these indices [M], in that order."""
         targets = None if self.targets is None else self.targets[indices]

@@ -75,7 +75,7 @@ def load_all(graph: Graph) -> tuple[OnnxRuntime, ...]:
         BadArtifact: ONNX Runtime cannot load it, it has other inputs or outputs, cannot compute in the precision, or
             has no GPU to run on.
     """
-    if graph.precision in ("bf16", "fp16") and graph.where == "cpu":
+    if graph.precision in ("bf16", "fp16", "int8+bf16") and graph.where == "cpu":
         raise BadArtifact(
             f"{graph.path} is to be computed in {graph.precision}; ONNX Runtime has few kernels for it on the CPU",
             remedy="Use the engine openvino for this precision.",
@@ -96,8 +96,9 @@ def _session(graph: Graph) -> Any:
     options.inter_op_num_threads = 1
     # A spinning thread takes the core that another instance, or the server's own loop, would use.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers = _providers(graph)
     try:
-        return onnxruntime.InferenceSession(str(graph.path), options, providers=_providers(graph))
+        return onnxruntime.InferenceSession(str(graph.path), options, providers=providers)
     except Exception as error:  # its errors have no base of their own
         raise cannot_load(graph.path, "onnxruntime", error) from error
 

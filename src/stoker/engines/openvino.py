@@ -21,37 +21,86 @@ try:
 except ImportError as error:
     raise not_installed("openvino") from error
 
-_HINTS: dict[ServingPrecision, str] = {"fp32": "f32", "int8": "f32", "bf16": "bf16", "fp16": "f16"}
+_HINTS: dict[ServingPrecision, str] = {"fp32": "f32", "int8": "f32", "int8+bf16": "bf16", "bf16": "bf16", "fp16": "f16"}
 _TYPES: dict[str, Datatype] = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
     "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64", "string": "BYTES",
 }  # fmt: skip
 _BF16 = dtype_of("BF16")
+_TRIES = 3
+_MARK = 0xA5
+"""A byte; numbers made of nothing else are no answer that a model gives to every question."""
 
 
 class OpenVino:
-    """One infer request of a compiled model."""
+    """One infer request of a compiled model.
+
+    When shapes do not fit each other inside a graph, OpenVINO 2026.4 goes on refusing requests of the shapes that it
+    answered last, until it is asked for others; and where the process has one thread for it, it does not even say so,
+    but leaves the answer of the last request in place, and ends the process when the model is then given up. So a
+    failure is looked for there; and a request that failed is asked again after one of another number of samples.
+    """
 
     def __init__(self, compiled: Any, graph: Graph) -> None:
         self._request = compiled.create_infer_request()
         self._inputs = {spec.name: compiled.input(spec.name) for spec in graph.inputs}
         self._outputs = [(spec.name, compiled.output(spec.name), dtype_of(spec.datatype)) for spec in graph.outputs]
+        self._fails_silently = compiled.get_property("INFERENCE_NUM_THREADS") < 2
+        self._num_streams = compiled.get_property("NUM_STREAMS")
+        self._answered: Arrays = {}
 
     def run(self, inputs: Arrays) -> Arrays:
         """Every output for these inputs."""
         # OpenVINO's tensors point into these arrays without holding them: they must live until it has answered.
         held = {name: _in_place(inputs[name]) for name in self._inputs}
         try:
-            for name, port in self._inputs.items():
-                self._request.set_tensor(port, _tensor(held[name]))
-            self._request.infer(share_outputs=True)
-            return {name: _copy(self._request.get_tensor(port), dtype) for name, port, dtype in self._outputs}
+            answers = self._infer(held)
         except RuntimeError as error:
-            raise cannot_run("openvino", error) from error
+            answers = self._again(held, error)
+        self._answered = held
+        return answers
 
     def close(self) -> None:
         """Forget the request; the compiled model goes with the last of them."""
-        del self._request, self._inputs, self._outputs
+        del self._request, self._inputs, self._outputs, self._answered
+
+    def _infer(self, held: Arrays) -> Arrays:
+        for name, array in held.items():
+            self._request.set_tensor(self._inputs[name], _tensor(array))
+        if self._fails_silently:
+            for _, port, _ in self._outputs:
+                _mark(self._request.get_tensor(port))
+        self._request.infer(share_outputs=True)
+        answers = {name: _copy(self._request.get_tensor(port), dtype) for name, port, dtype in self._outputs}
+        has_samples = all(array.size for array in held.values())
+        if self._fails_silently and has_samples and any(_is_marked(answer) for answer in answers.values()):
+            raise RuntimeError("shapes inside the graph do not fit each other")
+        return answers
+
+    def _again(self, held: Arrays, error: RuntimeError) -> Arrays:
+        """The answer after all, where it was an earlier request that could not be answered."""
+        for _ in range(_TRIES):
+            if not all(self._answers_others(held) for _ in range(self._num_streams)):
+                break
+            try:
+                return self._infer(held)
+            except RuntimeError:  # of a stream that other instances had use of meanwhile
+                continue
+        for _ in range(self._num_streams):
+            self._answers_others(self._answered)
+        raise cannot_run("openvino", error) from error
+
+    def _answers_others(self, inputs: Arrays) -> bool:
+        """Whether another number of these samples can be answered; a run takes the streams of all instances in turn."""
+        others = {
+            name: array if array.ndim == 0 else np.concatenate([array, array]) if len(array) == 1 else array[:1].copy()
+            for name, array in inputs.items()
+        }
+        try:
+            self._infer(others)
+        except RuntimeError:
+            return False
+        return True
 
 
 def load_all(graph: Graph) -> tuple[OpenVino, ...]:
@@ -64,6 +113,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
         raise BadArtifact("openvino runs on the CPU here", remedy="Use onnxruntime for an NVIDIA GPU.")
     core = openvino.Core()
     hint = _HINTS[graph.precision]
+    is_alone = graph.instances == graph.threads == 1
     try:
         model = core.read_model(graph.path)
         compiled = core.compile_model(
@@ -73,8 +123,9 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
                 # Never left to the engine: where the CPU has bf16 it would compute fp32 graphs in it, unasked.
                 "INFERENCE_PRECISION_HINT": hint,
                 "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-                "NUM_STREAMS": graph.instances,
-                "INFERENCE_NUM_THREADS": graph.instances * graph.threads,
+                # A single stream of a single thread fails silently (see `OpenVino`); of two streams one is idle.
+                "NUM_STREAMS": 2 if is_alone else graph.instances,
+                "INFERENCE_NUM_THREADS": 2 if is_alone else graph.instances * graph.threads,
                 # Two services on one machine would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
             },
@@ -133,3 +184,14 @@ def _copy(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype == _BF16:
         return np.array(tensor.data).view(_BF16)
     return np.array(tensor.data)
+
+
+def _mark(tensor: Any) -> None:
+    """Write over what an output held, to see whether it is written anew."""
+    if tensor.element_type != openvino.Type.string and tensor.size:
+        tensor.data.reshape(-1).view(np.uint8)[:] = _MARK
+
+
+def _is_marked(answer: NDArray[Any]) -> bool:
+    """Whether nothing was written to an output."""
+    return not answer.dtype.hasobject and bool((answer.reshape(-1).view(np.uint8) == _MARK).all())

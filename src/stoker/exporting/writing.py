@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from stoker.artifacts import Artifact, Golden, publish
+from stoker.artifacts import MANIFEST, Artifact, Golden, publish
 from stoker.artifacts.elements import Arrays
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, default_threads
@@ -118,12 +118,14 @@ def require_place(model: Path) -> None:
             remedy = f"Name the model alone: -o {model.parent}."
             raise BadArtifact(f"{model} is named like a version, which Stoker numbers itself", remedy=remedy)
         return
+    if (model / MANIFEST).is_file():
+        raise BadArtifact(f"{model} is a version of a model", remedy=f"Name the model: -o {model.parent}.")
     entries = [one.name for one in model.iterdir() if not one.name.startswith(".")]
     foreign = [name for name in entries if not name.isdigit() and name != "service.json"]
     if foreign:
         raise BadArtifact(
-            f"{model} holds {', '.join(sorted(foreign)[:3])}, which belongs to no model",
-            remedy=f"Name a directory of the model's own, such as -o {model / 'digits'}.",
+            f"{model} is not a model's directory: it holds {', '.join(sorted(foreign)[:3])}",
+            remedy=f"Name one of the model's own, such as -o {model / 'NAME'}.",
         )
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stoker.flow.decision import plan
     from stoker.flow.diagnosis import doctor
+    from stoker.flow.exporting import export
     from stoker.flow.loadtesting import bench_serve
     from stoker.flow.members import take_part_in
     from stoker.flow.own_loop import OwnLoop, prepare
-    from stoker.flow.predicting import PredictOptions, predict
+    from stoker.flow.predicting import predict
     from stoker.flow.profiles import StepProfile, profile
     from stoker.flow.range_test import lr_range
     from stoker.flow.running import train
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
     from stoker.flow.verification import verify
 
 _HOME_OF = {
-    "OwnLoop": "own_loop", "Run": "runs", "StepProfile": "profiles", "bench_serve": "loadtesting", "doctor": "diagnosis",
-    "load": "runs", "PredictOptions": "predicting", "lr_range": "range_test", "plan": "decision", "predict": "predicting",
-    "prepare": "own_loop", "profile": "profiles", "report": "runs",
-    "serve": "serving", "take_part_in": "members", "train": "running", "verify": "verification",
+    "OwnLoop": "own_loop", "Run": "runs", "StepProfile": "profiles",
+    "bench_serve": "loadtesting", "doctor": "diagnosis", "export": "exporting", "load": "runs",
+    "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
+    "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
+    "verify": "verification",
 }  # fmt: skip
 
 __all__ = [
-    "OwnLoop", "PredictOptions", "Run", "StepProfile", "bench_serve", "doctor", "load", "lr_range", "plan", "predict",
-    "prepare", "profile", "report", "serve", "take_part_in", "train", "verify",
+    "OwnLoop", "Run", "StepProfile", "bench_serve", "doctor", "export", "load", "lr_range", "plan",
+    "predict", "prepare", "profile", "report", "serve", "take_part_in", "train", "verify",
 ]  # fmt: skip
 
 

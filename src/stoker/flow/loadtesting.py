@@ -100,7 +100,7 @@ def bench_serve(
         cores=cores,
         seconds=seconds,
         told=told,
-    ).run(model=artifact.manifest.name, machine=f"{machine.model}, {cores} cores")
+    ).run(model=directory.resolve().name, machine=f"{machine.model}, {cores} cores")
     if not writes or found.chosen.rate == 0.0 or found.chosen.settings is None:
         return found
     path = directory / SETTINGS
@@ -164,8 +164,8 @@ def basis(found: ServingLimit, artifact: Artifact) -> str:
     day = datetime.now(UTC).date().isoformat()
     libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
     return (
-        f"{found.chosen.rate:.4g} requests/s held {found.objective} on {found.machine}, {day}, by stoker bench-serve: "
-        f"version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
+        f"{found.chosen.rate:.4g} requests/s within {found.objective} on {found.machine}, {day}, by stoker bench-serve; "
+        f"{found.chosen.why}; version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
         + (f", exported with {libraries}" if libraries else "")
     )
 

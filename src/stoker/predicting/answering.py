@@ -148,7 +148,7 @@ class _Collecting:
                 remedy="The graph is not what its manifest says: export the model again.",
             )
         for index, row in enumerate(rows):
-            self._found[spec.name][row] = cut_back(found[index], shape, self._sizes[row])
+            self._found[spec.name][row] = cut_back(found[index, ...], shape, self._sizes[row])
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:

@@ -33,12 +33,13 @@ def stack(samples: Sequence[NDArray[Any]], pad: float | None) -> NDArray[Any]:
         return np.stack(samples)
     batch = np.full((len(samples), *shape), 0 if pad is None else pad, samples[0].dtype)
     for row, one in enumerate(samples):
-        batch[(row, *(slice(size) for size in one.shape))] = one
+        own: tuple[int | slice, ...] = (row, *map(slice, one.shape))
+        batch[own] = one
     return batch
 
 
 def cut_back(answer: NDArray[Any], shape: Sequence[int | str], sizes: dict[str, int]) -> NDArray[Any]:
     """One row's part of an output, without what belongs to padding: named dimensions have the row's own sizes."""
-    kept = tuple(slice(sizes[size]) if isinstance(size, str) and size in sizes else slice(None) for size in shape)
-    part: NDArray[Any] = answer[kept]
+    own = tuple(slice(sizes.get(size)) if isinstance(size, str) else slice(None) for size in shape)
+    part: NDArray[Any] = answer[own]
     return part

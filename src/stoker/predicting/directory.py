@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,12 +25,13 @@ from stoker.errors import BadRun, StokerError
 from stoker.records import digest, dumps, loads
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
-from stoker.store.files import make_directories, remove_leftovers, remove_tree
+from stoker.store.files import is_aside, make_directories, remove_leftovers, remove_tree
+from stoker.store.locks import HELD_FILE, LOCK_FILE
 
 JOB, SUMMARY, BAD_ROWS = "job.json", "summary.json", "bad_rows.jsonl"
 PREDICTIONS, BAD = "predictions", "bad"
 JOB_KEY, PART_KEY = "stoker.job", "stoker.part"
-"""Keys of a part's metadata: the digest of its job, and its number."""
+"""Keys of a part's metadata: the digest of its job (`job_digest`), and its number."""
 
 
 class OutputDirectory:
@@ -44,7 +45,8 @@ class OutputDirectory:
 
     def is_fresh(self) -> bool:
         """Whether nothing is in it that could be lost."""
-        return not self.path.exists() or all(entry.name == "lock" for entry in self.path.iterdir())
+        ours = {LOCK_FILE, HELD_FILE}
+        return not self.path.exists() or all(one.name in ours or is_aside(one) for one in self.path.iterdir())
 
     def read_job(self) -> PredictionJob | None:
         """The job that was begun here, if any.
@@ -61,21 +63,20 @@ class OutputDirectory:
 
     def begin(self, job: PredictionJob) -> None:
         """Write the job down."""
-        with disk_errors(self.path, "the predictions", error=BadRun), _own_remedy():
-            for place in (self.path, self.predictions, self._bad):
-                make_directories(place)
+        with _own_remedy(), disk_errors(self.path, "the predictions", error=BadRun):
+            make_directories(self.path)
             write_atomic(self.path / JOB, dumps(job), error=BadRun)
 
     def tidy(self) -> None:
-        """Remove what a killed process left half-written."""
-        with disk_errors(self.path, "the predictions"), _own_remedy():
+        """Make what is missing, and remove what a killed process left half-written."""
+        with _own_remedy(), disk_errors(self.path, "the predictions"):
             for place in (self.path, self.predictions, self._bad):
                 make_directories(place)
                 remove_leftovers(place)
 
     def done_parts(self, job: PredictionJob) -> list[int]:
         """Parts that are there, whole, and of this job."""
-        wanted = digest(job)
+        wanted = job_digest(job)
         return [number for number in range(len(job.parts)) if self._is_done(number, wanted)]
 
     def write_part(self, number: int, table: bytes, bad: Sequence[BadRow]) -> None:
@@ -144,6 +145,12 @@ class OutputDirectory:
 
     def _bad_path(self, number: int) -> Path:
         return self._bad / f"part-{number:05d}.jsonl"
+
+
+def job_digest(job: PredictionJob) -> str:
+    """Digest (hex) of what decides the bits of a job's parts; when it was begun, and why it is cut up so, do not."""
+    sources = tuple(replace(source, stamp="") for source in job.sources)
+    return digest(replace(job, made_at="", basis="", sources=sources))
 
 
 def next_free(path: Path) -> Path:

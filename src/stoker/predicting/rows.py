@@ -26,8 +26,8 @@ class Field:
     is_image: bool = False
 
     @property
-    def may_hold_images(self) -> bool:
-        """Whether its values are images or their paths, as far as its type tells."""
+    def holds_images(self) -> bool:
+        """Whether its type is one that images, or their paths, have: nothing else could be made of it for a tensor."""
         if self.type is None or self.is_text:
             return False
         kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

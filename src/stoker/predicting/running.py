@@ -13,7 +13,7 @@ from stoker.artifacts.elements import Arrays
 from stoker.engines import Engine
 from stoker.errors import RunFailed
 from stoker.predicting.answering import Model, Work, answer
-from stoker.predicting.directory import JOB_KEY, PART_KEY, OutputDirectory
+from stoker.predicting.directory import JOB_KEY, PART_KEY, OutputDirectory, job_digest
 from stoker.predicting.filling import fill
 from stoker.predicting.identity import stamp_of
 from stoker.predicting.limits import MostBad
@@ -21,7 +21,6 @@ from stoker.predicting.parts import Counter, Line
 from stoker.predicting.rows import Rows
 from stoker.predicting.sources import Reader, Source
 from stoker.predicting.tables import encode, table_of
-from stoker.records import digest
 from stoker.records.prediction import BadRow, PredictionEvent, PredictionJob, PredictionSummary
 
 Sink = Callable[[PredictionEvent], None]
@@ -39,11 +38,16 @@ class Done:
 
 @dataclass
 class Running:
-    """A job, its output directory, and all that works on it. Clocks: `now` [s since 1970], `clock` [s], rising."""
+    """A job, its output directory, and all that works on it.
+
+    `stamps` are those the sources had before they were compared with the job's. Clocks: `now` [s since 1970], `clock`
+    [s], rising.
+    """
 
     job: PredictionJob
     model: Model
     sources: Sequence[Source]
+    stamps: Sequence[str]
     schema: pa.Schema
     engines: Sequence[Engine]
     out: OutputDirectory
@@ -62,12 +66,12 @@ class Running:
         """
         self.out.tidy()
         done = self.out.done_parts(self.job)
-        self._job_digest = digest(self.job)
+        self._job_digest = job_digest(self.job)
         self._tell_start(done)
         state = _State(self.job, done, self.out.num_bad(done), self.clock())
         self._check_bad(state, done)
         todo = sorted(set(range(len(self.job.parts))) - set(done))
-        counter, reading = Counter(), _Reading(self.job, self.sources, self._columns())
+        counter, reading = Counter(), _Reading(self.job, self.sources, self.stamps, self._columns())
         line = Line(reading.read, lambda part, rows, engine: self._part(part, rows, engine, counter), self.engines,
                     self.ahead)  # fmt: skip
         with closing(reading), closing(line.results(todo, counter)) as results:
@@ -191,11 +195,13 @@ class _State:
 class _Reading:
     """Reads parts of one source after the other, in one thread; only one is open."""
 
-    def __init__(self, job: PredictionJob, sources: Sequence[Source], columns: Sequence[str]) -> None:
+    def __init__(
+        self, job: PredictionJob, sources: Sequence[Source], stamps: Sequence[str], columns: Sequence[str]
+    ) -> None:
         self._job = job
         self._sources = sources
         self._columns = columns
-        self._stamps = {number: stamp_of(source) for number, source in enumerate(sources)}
+        self._stamps = stamps
         self._open: tuple[int, Reader] | None = None
 
     def read(self, part: int) -> Rows:

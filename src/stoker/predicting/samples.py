@@ -27,8 +27,8 @@ class Samples:
     bad: dict[int, str] = field(default_factory=dict)
 
     def __getitem__(self, row: int) -> NDArray[Any]:
-        found: NDArray[Any] = self.values[row]
-        return found
+        values = self.values
+        return values[row] if isinstance(values, list) else values[row, ...]
 
 
 def numbers(column: Column, one: Input, *, allow_nan: bool) -> Samples:

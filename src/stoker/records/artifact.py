@@ -16,8 +16,9 @@ Datatype = Literal[
 EngineName = Literal["openvino", "onnxruntime", "torch"]
 """What can run a model."""
 
-ServingPrecision = Literal["fp32", "bf16", "fp16", "int8"]
-"""What an engine computes in; always stated, never left to the engine."""
+ServingPrecision = Literal["fp32", "bf16", "fp16", "int8", "int8+bf16"]
+"""What an engine computes in; always stated, never left to the engine. What is not quantised of an int8 graph is computed
+in fp32, or in bf16 where that is added."""
 
 BATCH = "batch"
 """The name of the dimension that samples are stacked in; always the first."""

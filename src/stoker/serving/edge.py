@@ -15,9 +15,9 @@ from stoker.units import KIB, MIB
 class Limits:
     """What a client may send, and how long it may take to.
 
-    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message. `body_s` is how long a
-    body may take to arrive, `header_s` its headers, and `linger_s` how long what follows a refused body is read and
-    thrown away, so that the client comes to read the refusal.
+    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message. `header_s` is how long
+    headers may take to arrive, `body_s` a body, and how long a client may take nothing of its answer; `linger_s` is how
+    long what follows a refused body is read and thrown away, so that the client comes to read the refusal.
     """
 
     body_bytes: int = 64 * MIB

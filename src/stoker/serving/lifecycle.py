@@ -16,7 +16,7 @@ from stoker.errors import BadArtifact, BadJob, ServiceError
 from stoker.serving.access.keys import KeyFile
 from stoker.serving.access.tls import read_tls
 from stoker.serving.edge import Access, Edge, Limits
-from stoker.serving.listening import GrpcDoor, HttpDoor, bind
+from stoker.serving.listening import GrpcDoor, HttpDoor, bind_all
 from stoker.serving.models import Models
 from stoker.serving.observing.access_log import AccessLog
 from stoker.serving.observing.metrics import Metrics
@@ -111,18 +111,18 @@ class Server:
     async def _open_doors(self) -> None:
         """Bind every port before the first door opens, so that one that is taken stops everything at once."""
         options = self._options
-        http = None if options.http_port is None else bind(options.host, options.http_port, "http")
-        admin = None if options.admin_port is None else bind(options.admin_host, options.admin_port, "admin")
-        public = self._edge(self._keys)
+        public, private = self._edge(self._keys), self._edge(self._admin_keys, is_admin=True)
         if options.grpc_port is not None:
             self._grpc = GrpcDoor(options.host, options.grpc_port, public, self._tls)
-        if http is not None:
-            self._http = HttpDoor(http, public, self._tls)
-        private = self._edge(self._admin_keys, is_admin=True)
-        if admin is not None:
-            self._admin = HttpDoor(admin, private, self._tls)
         if options.admin_grpc_port is not None:
             self._admin_grpc = GrpcDoor(options.admin_host, options.admin_grpc_port, private, self._tls)
+        http, admin = bind_all(
+            (options.host, options.http_port, "http"), (options.admin_host, options.admin_port, "admin")
+        )
+        if http is not None:
+            self._http = HttpDoor(http, public, self._tls)
+        if admin is not None:
+            self._admin = HttpDoor(admin, private, self._tls)
         for door in self._doors():
             await door.opened()
 

@@ -19,6 +19,8 @@ from stoker.serving.http import Application, uvicorn_config
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 _START_S = 10.0
+_REFUSALS_S = 1.0
+"""How long those whose requests are given up have to read that."""
 
 
 def bind(host: str, port: int, what: str) -> socket.socket:
@@ -42,6 +44,18 @@ def bind(host: str, port: int, what: str) -> socket.socket:
     return bound
 
 
+def bind_all(*wanted: tuple[str, int | None, str]) -> list[socket.socket | None]:
+    """A socket for each (host, port, name), None where there is no port; all of them, or none is left bound.
+
+    Raises:
+        ServiceError: see `bind`.
+    """
+    with contextlib.ExitStack() as bound:
+        found = [None if port is None else bound.enter_context(bind(host, port, what)) for host, port, what in wanted]
+        bound.pop_all()
+    return found
+
+
 def cannot_listen(host: str, port: int, what: str, error: Exception) -> ServiceError:
     """An address that cannot be listened at."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -57,7 +71,7 @@ class HttpDoor:
     def __init__(self, bound: socket.socket, edge: Edge, tls: Tls | None) -> None:
         host, port = bound.getsockname()[:2]
         self.address = f"{'https' if tls else 'http'}://{shown(host)}:{port}"
-        config = uvicorn_config(Application(edge), edge.limits, backlog=BACKLOG)
+        config = uvicorn_config(Application(edge), edge.limits, backlog=BACKLOG, log_level="error")
         if tls is not None:
             config.load()
             config.ssl = tls.context()
@@ -76,16 +90,17 @@ class HttpDoor:
         """Accept nothing more, answer what came in; how many requests were still unanswered after `within_s`."""
         self._server.should_exit = True
         await asyncio.wait({self._task}, timeout=within_s)
-        unanswered = 0
+        unanswered = set(self._server.server_state.tasks)
         if not self._task.done():
-            unanswered = len(self._server.server_state.tasks)
-            for task in list(self._server.server_state.tasks):
+            for task in unanswered:
                 task.cancel()
+            if unanswered:
+                await asyncio.wait(unanswered, timeout=_REFUSALS_S)
             self._server.force_exit = True
             for connection in list(self._server.server_state.connections):
                 connection.transport.close()
         await self._task
-        return unanswered
+        return len(unanswered)
 
 
 class GrpcDoor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from stoker.records import Manifest
 from stoker.records.codec import JSON
 from stoker.serving.observing.metrics import OK, Metrics
-from stoker.serving.problems import DeadlinePassed, Failed, Refusal, WouldBeLate
+from stoker.serving.problems import DeadlinePassed, Refusal, WouldBeLate
 from stoker.serving.repository.configuration import triton_config
 from stoker.serving.repository.repository import Repository
 from stoker.serving.repository.version import Served
@@ -31,8 +31,8 @@ class Models:
         metrics.watch(self._live)
 
     def is_ready(self) -> bool:
-        """Whether every model that should be served is."""
-        wanted = [model for model in self._repository.models.values() if model.is_wanted]
+        """Whether every model that should be served, and ever was, is; one that never passed takes none down."""
+        wanted = [model for model in self._repository.models.values() if model.is_wanted and model.has_served]
         return self.is_open and not self.is_stopping and all(model.is_ready for model in wanted)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
@@ -94,7 +94,7 @@ class Models:
         except Refusal as refusal:
             served.count_request(refusal.reason, self._clock() - began_s)
             self._count_refusal(request.model, refusal)
-            if isinstance(refusal, Failed) and served.is_broken:
+            if served.is_broken:
                 self._repository.mend(self._repository.model(request.model))
             raise
         except asyncio.CancelledError:

@@ -6,6 +6,9 @@ from typing import ClassVar
 
 from stoker.errors import ServiceError
 
+MOST_CHARS = 600
+"""Of a longer message the middle is left out: names in it come from callers, and gRPC sends it in a header."""
+
 
 class Refusal(ServiceError):
     """A request that is not answered; `reason` labels it in the metrics. Subclasses give the statuses."""
@@ -15,6 +18,8 @@ class Refusal(ServiceError):
     grpc_status: ClassVar[str] = "INTERNAL"
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        if len(message) > MOST_CHARS:
+            message = f"{message[: MOST_CHARS // 2]} … {message[-MOST_CHARS // 2 :]}"
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

@@ -20,10 +20,14 @@ class CannotMake(StokerError):
 
 @dataclass(frozen=True)
 class Workshop:
-    """What candidates are made from: the model given, and rows of training data, asked one at a time."""
+    """What candidates are made from: the model given, and rows of training data, asked one at a time.
+
+    `sums_fit` says that the CPU adds products of 8 bits without overflow (VNNI and its like); others need weights of 7.
+    """
 
     source: Artifact
     calibration: Rows
+    sums_fit: bool = True
 
     def calibration_inputs(self) -> Iterator[Arrays]:
         """Inputs of each row [1, ...], cut to its own length, so that filling is not calibrated on."""
@@ -48,8 +52,8 @@ class Made:
 class Candidate:
     """A way to make the model smaller or faster.
 
-    `make(workshop, directory)` writes the graph into an empty directory; raises CannotMake. `expected_s` is about what
-    that takes, beyond what calibrating takes.
+    `make(workshop, directory)` writes the graph into an empty directory; raises CannotMake. `effort` is about how many
+    times as long that takes as other candidates of its kind.
     """
 
     name: str
@@ -57,11 +61,12 @@ class Candidate:
     engine: EngineName
     precision: ServingPrecision
     make: Callable[[Workshop, Path], Made] = field(repr=False)
+    effort: float = 1.0
 
     @property
     def is_reduced(self) -> bool:
         """Whether it computes in 8 bits, and so has to beat the best that does not."""
-        return self.precision == "int8"
+        return self.precision in {"int8", "int8+bf16"}
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def openvino() -> Any:
     """
     try:
         import openvino as library  # noqa: PLC0415 - an extra, which is loaded where it is used
+        import openvino.passes  # noqa: PLC0415 - likewise; not loaded with the rest
     except ImportError as error:
         raise CannotMake("openvino is not installed", remedy="pip install 'stoker[compress]'") from error
     return library

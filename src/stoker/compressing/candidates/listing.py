@@ -8,53 +8,67 @@ from functools import partial
 from stoker.compressing.candidates import onnxruntime, openvino
 from stoker.compressing.candidates.base import Candidate
 from stoker.compressing.graphs import GraphKind
+from stoker.records import EngineName, ServingPrecision
 
-FLOATS = (
-    Candidate("fp32 openvino", "as it is", "openvino", "fp32", openvino.as_it_is),
-    Candidate("fp32 onnxruntime", "as it is", "onnxruntime", "fp32", onnxruntime.as_it_is),
-)
-BF16 = Candidate("bf16 openvino", "computed in bf16, weights stored in fp16", "openvino", "bf16", openvino.halved)
-SMOOTH = Candidate(
-    "int8 smooth",
-    "static, SmoothQuant, bias correction (NNCF)",
-    "openvino",
-    "int8",
-    partial(openvino.quantised, style="smooth"),
-)
-STATIC = tuple(
-    Candidate(f"int8 {style}", how, "openvino", "int8", partial(openvino.quantised, style=style))
-    for style, how in (
-        ("mixed", "static, extremes, zero points for activations, bias correction (NNCF)"),
-        ("percentile", "static, extremes without outliers, bias correction (NNCF)"),
-        ("min-max", "static, symmetric extremes, bias correction (NNCF)"),
-    )
-)
-QDQ = tuple(
-    Candidate(
-        f"int8 qdq {calibration.lower()}",
-        f"static, {calibration.lower()} calibration (ONNX Runtime)",
-        "onnxruntime",
-        "int8",
-        partial(onnxruntime.static, calibration=calibration),
-    )
-    for calibration in ("MinMax", "Percentile", "Entropy")
-)
-DYNAMIC = Candidate(
-    "int8 dynamic", "scales taken in each batch (ONNX Runtime)", "onnxruntime", "int8", onnxruntime.dynamic
-)
+_STYLES: dict[openvino.Style, str] = {
+    "smooth": "static, SmoothQuant, bias correction (NNCF)",
+    "mixed": "static, extremes, zero points for activations, bias correction (NNCF)",
+    "plain": "static, extremes, zero points for activations (NNCF)",
+    "percentile": "static, extremes without outliers, bias correction (NNCF)",
+    "min-max": "static, symmetric extremes, bias correction (NNCF)",
+}
+_EFFORTS: dict[onnxruntime.Calibration, float] = {"MinMax": 1.0, "Percentile": 4.0, "Entropy": 6.0}
+"""Histograms of all activations take several times as long as their extremes."""
 
 
-def candidates_for(kind: GraphKind, fast_dtypes: Collection[str]) -> tuple[Candidate, ...]:
-    """What to try, in this order.
+def candidates_for(
+    kind: GraphKind, fast_dtypes: Collection[str], given: tuple[EngineName, ServingPrecision]
+) -> tuple[Candidate, ...]:
+    """What to try, in this order; the most promising in 8 bits is the first of those.
 
     Args:
         kind: what the graph is made of; a quantised one is not quantised again, nor computed in bf16.
         fast_dtypes: what the device multiplies natively.
+        given: engine and precision of the model given, which is not tried again as it is.
     """
+    others = tuple(one for one in _as_they_are() if (one.engine, one.precision) != given)
     if kind.quantised:
-        return FLOATS[1:]
-    bf16 = (BF16,) if "bf16" in fast_dtypes else ()
+        return ()
+    has_bf16 = "bf16" in fast_dtypes
+    bf16 = (_bf16(),) if has_bf16 and given[1] == "fp32" else ()
     if not kind.heavy:
-        return (*FLOATS, *bf16)
-    int8 = (SMOOTH, *STATIC, DYNAMIC) if kind.has_attention else (*STATIC, DYNAMIC)
-    return (*FLOATS, *bf16, *int8, *QDQ)
+        return (*others, *bf16)
+    styles = [style for style in _STYLES if style != "smooth" or kind.has_attention]
+    # In convolutions, scales taken in each batch are slower than fp32.
+    dynamic = () if kind.has_convolutions else (_dynamic(),)
+    rest: ServingPrecision = "int8+bf16" if has_bf16 else "int8"
+    return (*others, *bf16, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
+
+
+def _as_they_are() -> tuple[Candidate, ...]:
+    return (
+        Candidate("fp32 openvino", "as it is", "openvino", "fp32", openvino.as_it_is),
+        Candidate("fp32 onnxruntime", "as it is", "onnxruntime", "fp32", onnxruntime.as_it_is),
+    )
+
+
+def _bf16() -> Candidate:
+    how = "computed in bf16, weights stored in fp16"
+    return Candidate("bf16 openvino", how, "openvino", "bf16", openvino.halved)
+
+
+def _static(style: openvino.Style, precision: ServingPrecision) -> Candidate:
+    make = partial(openvino.quantised, style=style)
+    return Candidate(f"int8 {style}", _STYLES[style], "openvino", precision, make)
+
+
+def _dynamic() -> Candidate:
+    how = "scales of activations taken in each batch (ONNX Runtime)"
+    return Candidate("int8 dynamic", how, "onnxruntime", "int8", onnxruntime.dynamic)
+
+
+def _qdq(calibration: onnxruntime.Calibration) -> Candidate:
+    word = calibration.lower()
+    make = partial(onnxruntime.static, calibration=calibration)
+    how = f"static, {word} calibration (ONNX Runtime)"
+    return Candidate(f"int8 qdq {word}", how, "onnxruntime", "int8", make, _EFFORTS[calibration])

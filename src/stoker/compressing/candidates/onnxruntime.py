@@ -11,6 +11,7 @@ Source: ONNX Runtime's documentation, "Quantize ONNX models".
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -35,10 +36,8 @@ def dynamic(workshop: Workshop, directory: Path) -> Made:
     """Weights in int8, activations quantised by their extremes in each batch."""
     tools = _tools()
     path = directory / "model.onnx"
-    with explained("ONNX Runtime's quantiser"), _quietly():
-        tools.quantize_dynamic(
-            workshop.source.graph_path, path, per_channel=True, weight_type=tools.QuantType.QInt8
-        )  # fmt: skip
+    with explained("ONNX Runtime's quantiser"), _quietly(), _prepared(workshop) as graph:
+        tools.quantize_dynamic(graph, path, per_channel=True, weight_type=tools.QuantType.QInt8)
     return Made(path, (path,))
 
 
@@ -46,11 +45,9 @@ def static(workshop: Workshop, directory: Path, calibration: Calibration) -> Mad
     """Weights and activations in int8, scales as calibrated."""
     tools = _tools()
     path = directory / "model.onnx"
-    with explained("ONNX Runtime's quantiser"), _quietly(), tempfile.TemporaryDirectory() as aside:
-        prepared = Path(aside) / "prepared.onnx"
-        tools.quant_pre_process(str(workshop.source.graph_path), str(prepared), skip_symbolic_shape=True)
+    with explained("ONNX Runtime's quantiser"), _quietly(), _prepared(workshop) as graph:
         tools.quantize_static(
-            prepared,
+            graph,
             path,
             _Reader(workshop),
             quant_format=tools.QuantFormat.QDQ,
@@ -96,10 +93,20 @@ def _onnx() -> Any:
 
 
 @contextlib.contextmanager
+def _prepared(workshop: Workshop) -> Iterator[Path]:
+    """The graph optimised, with shapes inferred: what the quantisers want."""
+    with tempfile.TemporaryDirectory() as aside:
+        path = Path(aside) / "prepared.onnx"
+        _tools().quant_pre_process(str(workshop.source.graph_path), str(path), skip_symbolic_shape=True)
+        yield path
+
+
+@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the advice that the quantiser logs."""
+    """Without the advice that the quantiser logs and prints."""
     logging.disable(logging.WARNING)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
         logging.disable(logging.NOTSET)

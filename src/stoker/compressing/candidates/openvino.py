@@ -21,9 +21,9 @@ from typing import Any, Literal
 from stoker.compressing.candidates.base import CannotMake, Made, Workshop, explained
 from stoker.compressing.candidates.ir import read, saved
 
-Style = Literal["min-max", "mixed", "percentile", "smooth"]
-"""How scales are found: extremes; the same, activations of either sign with a zero point; extremes without outliers;
-after SmoothQuant."""
+Style = Literal["mixed", "plain", "percentile", "min-max", "smooth"]
+"""How scales are found: extremes, with a zero point for activations of either sign; the same without correcting biases;
+extremes without outliers; symmetric extremes; after SmoothQuant."""
 
 
 def as_it_is(workshop: Workshop, directory: Path) -> Made:
@@ -52,17 +52,27 @@ def quantised_model(workshop: Workshop, style: Style) -> Any:
     """
     nncf = _nncf()
     rows = list(workshop.calibration_inputs())
-    settings: dict[str, Any] = {}
-    if style == "smooth":
-        settings["model_type"] = nncf.ModelType.TRANSFORMER
-    if style in {"mixed", "percentile"}:
-        settings["preset"] = nncf.QuantizationPreset.MIXED
-    if style == "percentile":
-        ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet.MEAN_NO_OUTLIERS_MINMAX
-        settings["advanced_parameters"] = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=ranges)
     with _quietly():
         model = read(workshop.source.graph_path)
-        return nncf.quantize(model, nncf.Dataset(rows), subset_size=len(rows), **settings)
+        return nncf.quantize(
+            model, nncf.Dataset(rows), subset_size=len(rows), **_settings(nncf, style, sums_fit=workshop.sums_fit)
+        )  # fmt: skip
+
+
+def _settings(nncf: Any, style: Style, *, sums_fit: bool) -> dict[str, Any]:
+    """What NNCF calls a style."""
+    finer: dict[str, Any] = {"disable_bias_correction": style == "plain"}
+    if sums_fit:
+        finer["overflow_fix"] = nncf.OverflowFix.DISABLE
+    if style == "percentile":
+        sets = nncf.quantization.range_estimator.RangeEstimatorParametersSet
+        finer["activations_range_estimator_params"] = sets.MEAN_NO_OUTLIERS_MINMAX
+    preset = nncf.QuantizationPreset.PERFORMANCE if style == "min-max" else nncf.QuantizationPreset.MIXED
+    return {
+        "model_type": nncf.ModelType.TRANSFORMER if style == "smooth" else None,
+        "preset": preset,
+        "advanced_parameters": nncf.AdvancedQuantizationParameters(**finer),
+    }
 
 
 def _nncf() -> Any:

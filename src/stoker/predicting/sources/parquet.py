@@ -82,7 +82,8 @@ class ParquetReader:
                 f"{self._path} is damaged at rows {part.first_row} to {last}: {first_line(error)}",
                 remedy="Copy the file again; parts that are done are kept only if its content is the same.",
             ) from error
-        table = pa.Table.from_batches(pieces)
+        schema = pieces[0].schema if pieces else self._file.schema_arrow
+        table = pa.Table.from_batches(pieces, schema)
         columns = {name: _whole(table.column(name)) for name in self._columns}
         return Rows(str(self._path), part.first_row, part.num_rows, columns)
 

@@ -155,6 +155,7 @@ class Batcher:
         if self._open:
             self._drained = self._drained or asyncio.Event()
             await self._drained.wait()
+            await asyncio.sleep(0)  # so that the last batch has been observed
 
     def close(self) -> None:
         """Stop the threads, after the batches they are at; what still waits is refused. `drain` first, to answer it."""
@@ -207,8 +208,15 @@ class Batcher:
             for part in attempt.parts:
                 self._fail(part.owner, Failed(f"the model could not compute this request: {attempt.error}"))
         if worker.is_broken:
-            self._give_up_on(worker)
-        self._observe(_executed(worker.index, batch, attempt))
+            self._give_up()
+        assert self._loop is not None
+        self._loop.call_soon(self._record, worker.index, batch, attempt)  # those who were answered go first
+
+    def _record(self, instance: int, batch: Batch, attempt: Attempt) -> None:
+        if attempt.error is None and attempt.parts is batch.parts:
+            with self._room.lock:
+                self._scheduler.learn(batch, attempt.ended)
+        self._observe(_executed(instance, batch, attempt))
 
     def _answer(self, part: Part, answer: Arrays) -> None:
         asked: _Asked = part.owner
@@ -245,7 +253,7 @@ class Batcher:
         if self._drained is not None and not self._open:
             self._drained.set()
 
-    def _give_up_on(self, worker: Worker) -> None:
+    def _give_up(self) -> None:
         """Without any engine left, refuse what waits and what comes."""
         if not all(one.is_broken for one in self._workers):
             return

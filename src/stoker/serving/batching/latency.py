@@ -20,6 +20,7 @@ FIXED_SHARE = 0.5
 """Before a second number of rows was measured, such a share of a batch's time is taken to be the same for all rows."""
 
 _MOST_OFF = 4.0
+_LEAST_S = 1e-7
 
 
 @dataclass(slots=True)
@@ -84,10 +85,10 @@ class LatencyTable:
         corners = self._corners(rows, elements)
         for size in {size for size, _, _ in corners}:
             if size not in self._columns:
-                self._columns[size] = self._guessed(rows, elements, seconds, size)
+                self._columns[size] = self._guessed(rows, elements, max(seconds, _LEAST_S), size)
             self._columns[size].measured_at = now
         self._cache.clear()
-        ratio = seconds / max(self.seconds(rows, elements), 1e-9)
+        ratio = max(seconds, _LEAST_S) / self.seconds(rows, elements)
         if all(self._columns[size].weights[at] >= 1.0 for size, at, _ in corners):
             ratio = min(max(ratio, 1 / _MOST_OFF), _MOST_OFF)
             self.pace *= ratio**RATE

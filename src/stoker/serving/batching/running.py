@@ -36,6 +36,11 @@ class Attempt:
     infer_s: float
     output_s: float
 
+    @property
+    def ended(self) -> float:
+        """When answers were there, on the batcher's clock."""
+        return self.started + self.input_s + self.infer_s + self.output_s
+
 
 def attempts(
     engine: Engine,

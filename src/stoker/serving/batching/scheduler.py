@@ -21,8 +21,12 @@ IDLE = -math.inf
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Parts that an instance shall compute together, padded to `sizes`; `late` are to be refused."""
+    """Parts that an instance shall compute together, padded to `sizes`; `late` are to be refused.
 
+    `elements` are the positions of each padded sample, `taken` the point in time at which the instance took it.
+    """
+
+    taken: float
     parts: list[Part]
     late: list[Part]
     rows: int
@@ -78,31 +82,28 @@ class Scheduler:
 
     def take(self, instance: int, now: float) -> Batch | Wait | None:
         """What an idle instance shall do: compute a batch, wait for one to fill, or (None) wait for anything."""
+        self._busy_until[instance] = IDLE
         is_delayed = self._settings.max_delay_s > 0 and self.queue.rows < self.max_rows
         if is_delayed and (until := self._delayed_until()) > now:
             return Wait(until)
         found = cut(self.queue, self.table, self.max_rows, now)
         if found is None:
             return None
+        self._judge(found.late, now)
         reason: CutReason = "delay" if is_delayed and found.reason == "idle" else found.reason
         parts = found.parts
         if not parts:
-            return Batch(parts, found.late, 0, (), 0, reason)
+            return Batch(now, parts, found.late, 0, (), 0, reason)
         sizes = self._shapes.padded([part.shape for part in parts])
         rows = sum(part.rows for part in parts)
         elements = math.prod(parts[0].shape.lane) * math.prod(sizes)
         self._busy_until[instance] = now + self.table.seconds(rows, elements)
-        return Batch(parts, found.late, rows, sizes, elements, reason)
+        return Batch(now, parts, found.late, rows, sizes, elements, reason)
 
-    def done(self, instance: int, batch: Batch, seconds: float | None, now: float) -> None:
-        """An instance has computed a batch and is idle; `seconds` are to be learned from, None: something failed."""
-        self._busy_until[instance] = IDLE
-        if seconds is None:
-            return
-        self.table.learn(batch.rows, batch.elements, seconds, now)
-        for part in batch.parts:
-            if part.predicted_s:
-                self.margin.learn(part.predicted_s, now - part.arrived)
+    def learn(self, batch: Batch, ended: float) -> None:
+        """Take in how long a batch took, of which nothing failed."""
+        self.table.learn(batch.rows, batch.elements, ended - batch.taken, ended)
+        self._judge(batch.parts, ended)
 
     def withdraw(self, part: Part) -> None:
         """Take a part out, if it still waits."""
@@ -113,6 +114,7 @@ class Scheduler:
         late = [part for part in self.queue.parts() if part.deadline <= now]
         for part in late:
             self.queue.remove(part)
+        self._judge(late, now)
         return late, min((part.deadline for part in self.queue.parts()), default=math.inf)
 
     def wait_s(self, now: float) -> float:
@@ -124,6 +126,12 @@ class Scheduler:
         if arrival.deadline == math.inf or self.table.is_empty:
             return 0.0
         return self._standing.seconds_to_answer(arrival.rows, arrival.shape, now)
+
+    def _judge(self, parts: list[Part], ended: float) -> None:
+        """Learn how far predictions were off, from answers and from what waited beyond its deadline."""
+        for part in parts:
+            if part.predicted_s:
+                self.margin.learn(part.predicted_s, ended - part.arrived)
 
     def _delayed_until(self) -> float:
         """How long the batch that would be cut now may wait for more: its delay, less if a deadline presses."""

@@ -97,24 +97,16 @@ class Worker:
             self._bell.acquire()
 
     def _run(self, batch: Batch) -> None:
-        room = self._room
-        started = room.clock()
-        is_whole = True
-        for attempt in attempts(self.engine, self._assembler, batch.parts, batch.sizes, batch.reason, room.clock):
-            if attempt.error is not None:
-                is_whole = False
-                self._count_failure(attempt)
-            else:
+        clock = self._room.clock
+        for attempt in attempts(self.engine, self._assembler, batch.parts, batch.sizes, batch.reason, clock):
+            if attempt.error is None:
                 self._failures = 0
+            elif attempt.is_final:
+                self._count_failures(len(attempt.parts))
             self._post(self, batch, attempt)
-        ended = room.clock()
-        with room.lock:
-            room.scheduler.done(self.index, batch, ended - started if is_whole else None, ended)
 
-    def _count_failure(self, attempt: Attempt) -> None:
-        if not attempt.is_final:
-            return
-        self._failures += len(attempt.parts)
+    def _count_failures(self, more: int) -> None:
+        self._failures += more
         if self._failures >= SUSPICIOUS_FAILURES and self.golden is not None:
             self._failures = 0
             self.is_broken = not _answers(self.engine, self.golden)

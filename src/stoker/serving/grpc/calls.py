@@ -13,9 +13,6 @@ from stoker.serving.edge import Access, Edge
 from stoker.serving.grpc.answering import WITHOUT_KEY
 from stoker.serving.problems import Failed, Refusal
 
-MOST_MESSAGE_CHARS = 1000
-"""A status' message travels in a header, and headers are bounded."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -46,7 +43,7 @@ async def abort(context: ServicerContext, refused: Refusal) -> None:
     trailing: tuple[tuple[str, str], ...] = ()
     if refused.retry_after_s is not None:
         trailing = (("retry-after", str(max(1, math.ceil(refused.retry_after_s)))),)
-    await context.abort(grpc.StatusCode[refused.grpc_status], str(refused)[:MOST_MESSAGE_CHARS], trailing)
+    await context.abort(grpc.StatusCode[refused.grpc_status], str(refused), trailing)
 
 
 class Entry:

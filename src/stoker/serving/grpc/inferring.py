@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from grpc.aio import ServicerContext
 
 from stoker.serving.edge import Edge
-from stoker.serving.grpc.calls import MOST_MESSAGE_CHARS, Entry, as_refusal, caller_of
+from stoker.serving.grpc.calls import Entry, as_refusal, caller_of
 from stoker.serving.grpc.messages import message
 from stoker.serving.grpc.tensors import Message, decode, encode
 from stoker.serving.problems import Cancelled
@@ -77,7 +77,7 @@ class Stream:
         except Exception as error:  # noqa: BLE001 - one request's failure is not the stream's
             refused = as_refusal(error, self._method)
             entry.done(refused=refused)
-            reply = _StreamResponse(error_message=str(refused)[:MOST_MESSAGE_CHARS])
+            reply = _StreamResponse(error_message=str(refused))
             reply.infer_response.id = asked.id
         else:
             reply = _StreamResponse(infer_response=answer)

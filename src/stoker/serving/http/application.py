@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from stoker.errors import StokerError
@@ -35,7 +36,8 @@ class Application:
         started = clock()
         exchange = Exchange(scope, receive, self._edge.limits)
         answer = await self._answer(exchange)
-        await answers.send(answer, send)
+        with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
+            await answers.send(answer, send)
         route = exchange.route
         self._edge.log(
             Access(

@@ -1,7 +1,7 @@
 """Connections of uvicorn with what it leaves open: limits on headers, slow clients, refusals as JSON, cancelling.
 
 Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; what is overridden here is the interface of its parser
-(httptools) and of asyncio, and `send_400_response`, `_start_asgi_task`, `on_response_complete` of its own.
+(httptools) and of asyncio, and `_start_asgi_task` and `on_response_complete` of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -28,6 +29,8 @@ class Connection(HttpToolsProtocol):
         self._is_refused = False
         self._header_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._unsent_bytes = 0
+        self._stall: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,12 +43,21 @@ class Connection(HttpToolsProtocol):
         """Cancel what nobody waits for any more."""
         super().connection_lost(exc)
         self._disarm()
+        self._end_stall()
         if self._running is not None and not self._running.done():
             self._running.cancel(DISCONNECTED)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and stop at headers that are too long."""
-        super().data_received(data)
+        """Parse, and stop at headers that are too long; what is no HTTP is refused, and not worth a line of log."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade:
+            if not self._is_refused:
+                self.cycle.keep_alive = False  # answered as it is; what follows would be in another protocol
+        except HttpParserError:
+            self._refuse(400, "this is no HTTP/1.1 request")
+            return
         if self._in_headers and not self.transport.is_closing():
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
@@ -65,8 +77,12 @@ class Connection(HttpToolsProtocol):
         self._disarm()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
             self._headers_are_long()
-            return
-        super().on_headers_complete()
+        elif self.parser.should_upgrade() and self.parser.get_method() != b"GET":
+            self._refuse(
+                400, "this connection stays HTTP/1.1; send the request without Upgrade"
+            )  # httptools drops bodies
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Collect it, where a request was started."""
@@ -86,15 +102,37 @@ class Connection(HttpToolsProtocol):
         if cycle.response_complete and cycle.more_body:
             self._arm(self._limits.linger_s, self.transport.close)
 
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered: look whether it reads at all."""
+        super().pause_writing()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        super().resume_writing()
+        self._end_stall()
+
+    def _watch_stall(self) -> None:
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(self._limits.body_s, self._look_at_stall)
+
+    def _look_at_stall(self) -> None:
+        """Drop a client that took nothing of its answer for so long, and what it has not taken."""
+        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+            self._watch_stall()
+        else:
+            self.transport.abort()
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """As uvicorn does, and remember the task, so that it can be cancelled."""
         task = self._running = self.loop.create_task(cycle.run_asgi(app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in JSON as everything else."""
-        self._refuse(400, msg)
 
     def _headers_are_long(self) -> None:
         self._refuse(431, f"the headers have more than {format_bytes(self._limits.header_bytes)}")
@@ -141,6 +179,7 @@ def uvicorn_config(application: Application, limits: Limits, **settings: Any) ->
         "lifespan": "off",
         "log_config": None,
         "access_log": False,
+        "proxy_headers": False,
         "server_header": False,
         "date_header": False,
         "timeout_keep_alive": 75,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stoker.artifacts import Golden
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts import Arrays, Golden, excess
+from stoker.artifacts.variations import num_rows, rows
 from stoker.engines import Engine
 from stoker.errors import BadArtifact
-from stoker.records import Manifest, Tolerance
+from stoker.records import Manifest
 
 
 def check_answers(engine: Engine, manifest: Manifest, golden: Golden, *, most_rows: int) -> None:
@@ -21,16 +20,13 @@ def check_answers(engine: Engine, manifest: Manifest, golden: Golden, *, most_ro
     Models that are not batched are asked once. Blocks; run it on a thread.
 
     Raises:
-        BadArtifact: an answer is not within the manifest's tolerance, or its shape is another; numbers are named.
+        BadArtifact: an answer is not within the manifest's tolerance; it is said by how much.
         ServiceError: the engine could not answer at all.
     """
     for inputs, wanted in _questions(manifest, golden, most_rows):
-        rows = len(next(iter(inputs.values()), ())) if manifest.is_batched else 1
         found = engine.run(inputs)
-        for name, array in wanted.items():
-            if name not in found:
-                raise BadArtifact(f"{manifest.name}: the engine gave no output {name!r}, the golden answers have one")
-            _compare(found[name], array, manifest.tolerance, f"{manifest.name}: output {name!r} of {rows} rows")
+        for name in wanted:
+            _compare(found, {name: wanted[name]}, name, manifest)
 
 
 def _questions(manifest: Manifest, golden: Golden, most_rows: int) -> Iterator[tuple[Arrays, Arrays]]:
@@ -38,36 +34,25 @@ def _questions(manifest: Manifest, golden: Golden, most_rows: int) -> Iterator[t
     yield golden.inputs, golden.outputs
     if not manifest.is_batched:
         return
-    rows = len(next(iter(golden.inputs.values())))
-    for wanted in sorted({1, most_rows} - {rows}):
-        order = np.arange(wanted) % rows
-        yield _taken(golden.inputs, order), _taken(golden.outputs, order)
+    there = num_rows(golden.inputs)
+    for wanted in sorted({1, most_rows} - {there}):
+        order = (np.arange(wanted) % there).tolist()
+        yield rows(golden.inputs, order), rows(golden.outputs, order)
 
 
-def _taken(arrays: Arrays, order: NDArray[Any]) -> Arrays:
-    return {name: np.ascontiguousarray(array[order]) for name, array in arrays.items()}
-
-
-def _compare(found: NDArray[Any], wanted: NDArray[Any], tolerance: Tolerance, what: str) -> None:
-    """Raise unless `found` is `wanted` as far as the tolerance goes; NaN equals NaN."""
-    if found.shape != wanted.shape:
-        raise BadArtifact(f"{what} has the shape {found.shape}, the golden answer {wanted.shape}")
-    if wanted.dtype.kind in "OSU":
-        if not np.array_equal(found, wanted):
-            raise BadArtifact(f"{what} is not the golden answer")
+def _compare(found: Arrays, wanted: Arrays, name: str, manifest: Manifest) -> None:
+    """Raise unless the output `name` is the one wanted, as far as the tolerance goes."""
+    beyond, tolerance = excess(found, wanted, manifest.tolerance), manifest.tolerance
+    if beyond <= 1:
         return
-    a, b = found.astype(np.float64), wanted.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # inf - inf is NaN, and counts as a difference unless both are the same
-        excess = np.where((a == b) | (np.isnan(a) & np.isnan(b)), -np.inf, np.abs(a - b) - _allowed(b, tolerance))
-    wrong = ~(excess <= 0)
-    if wrong.any():
-        place = np.unravel_index(int(np.argmax(np.where(wrong, np.nan_to_num(excess, nan=np.inf), -np.inf))), a.shape)
-        raise BadArtifact(
-            f"{what}: {int(wrong.sum())} of {a.size} elements are not the golden answer's; the worst is "
-            f"{a[place]:.6g} where {b[place]:.6g} ± {_allowed(b[place], tolerance):.2g} was stored",
-            remedy="The graph, or the engine's version or precision, is another than at export: export it again here.",
-        )
-
-
-def _allowed(wanted: Any, tolerance: Tolerance) -> Any:
-    return tolerance.absolute + tolerance.relative * np.abs(wanted)
+    shape = list(wanted[name].shape)
+    if math.isinf(beyond):
+        got = f"{found[name].dtype} {list(found[name].shape)}" if name in found else "nothing"
+        how = f"is {got} where {wanted[name].dtype} {shape} was stored, or has other texts, NaN or infinities"
+    else:
+        allowed = f"{tolerance.absolute:.3g} + {tolerance.relative:.3g} × the value"
+        how = f"{shape} is off by {beyond:.3g} times what the manifest allows ({allowed})"
+    raise BadArtifact(
+        f"{manifest.name}: output {name!r} is not the golden answer: it {how}",
+        remedy="The graph, or the engine's version or precision, is another than at export: export it again here.",
+    )

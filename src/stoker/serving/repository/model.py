@@ -7,6 +7,7 @@ and the old one drained. Whatever goes wrong before that leaves the old one wher
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from stoker.serving.problems import NotFound, Unavailable
 from stoker.serving.repository.choosing import versions_to_try
 from stoker.serving.repository.version import Served
 from stoker.serving.service import Entry, ModelState
+
+_log = logging.getLogger(__name__)
 
 Start = Callable[[str, Path, ServiceSettings], Awaitable[Served]]
 """Loads, checks and warms a version of the model of that name; raises StokerError where it does not pass."""
@@ -41,6 +44,8 @@ class Model:
         """Versions that the last load asked for by number; they stay until another load."""
         self.is_wanted = True
         """Whether it should be served: nobody unloaded it."""
+        self.has_served = False
+        """Whether a version of it ever passed its checks."""
         self._read_settings = read_settings
         self._start = start
         self._on_disk: tuple[int, ...] = ()
@@ -145,6 +150,7 @@ class Model:
             try:
                 fresh[number] = await self._start(self.name, self.path / str(number), settings)
                 self._problems.pop(number, None)
+                _log.info("model %s: version %d passed its checks and serves", self.name, number)
             except StokerError as error:
                 self._problems[number] = error.message
                 if current is not None and not current.is_broken:
@@ -166,6 +172,7 @@ class Model:
         """Move the pointers, and then let those go that no longer serve."""
         leaving = [one for number, one in self.served.items() if fresh.get(number) is not one]
         self.served = fresh
+        self.has_served = self.has_served or bool(fresh)
         self.default = fresh[max(fresh)] if fresh else None
         for one in leaving:
             number = int(one.version)

@@ -131,7 +131,7 @@ class Repository:
         for name in changed:
             model = self.models.get(name) or self._add(name, found[name])
             if model.is_wanted:
-                await self._refresh(model)
+                await self._refresh_unasked(model)
             self._tried[name] = seen[name]
         for name in [name for name, model in self.models.items() if name not in found and not model.path.exists()]:
             model = self.models.pop(name)
@@ -167,10 +167,12 @@ class Repository:
 
     async def _refresh(self, model: Model, asked: tuple[int, ...] | None = None) -> tuple[str, ...]:
         self._tried[model.name] = self._seen[model.name] = await asyncio.to_thread(snapshot, model.path)
-        problems = await model.refresh(asked)
-        for problem in problems:
+        return await model.refresh(asked)
+
+    async def _refresh_unasked(self, model: Model) -> None:
+        """The same where nobody waits to hear what went wrong."""
+        for problem in await self._refresh(model):
             _log.warning("model %s: %s", model.name, problem)
-        return problems
 
     async def _start(self, name: str, path: Path, settings: ServiceSettings) -> Served:
         """Load a version on the loading thread, warm it here."""
@@ -192,7 +194,7 @@ class Repository:
             while model.needs_repair:
                 await self._sleep(backoff.pause_s(self._clock()))
                 _log.warning("model %s answers nobody any more and is loaded anew", model.name)
-                await self._refresh(model)
+                await self._refresh_unasked(model)
         finally:
             self._repairing.discard(model.name)
 

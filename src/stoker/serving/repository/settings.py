@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from stoker.errors import BadArtifact, BadJob, nearest
-from stoker.records import ServiceSettings, from_json, loads, to_json
+from stoker.artifacts import read_settings
+from stoker.errors import BadJob, nearest
+from stoker.records import ServiceSettings, from_json, to_json
 from stoker.records.codec import JSON
 
-SETTINGS = "service.json"
 EVERY_MODEL = "*"
 _FIELDS = tuple(field.name for field in fields(ServiceSettings) if field.name != "basis")
 
@@ -63,12 +63,7 @@ def model_settings(
         BadArtifact: the file cannot be read, or has no settings a server can follow.
         BadJob: what is set over them does not go with them.
     """
-    path = model / SETTINGS
-    try:
-        settings = given or (loads(path.read_bytes(), ServiceSettings) if path.exists() else ServiceSettings())
-    except (OSError, ValueError) as error:
-        raise BadArtifact(f"{path} cannot be read: {error}", remedy="`stoker bench-serve` writes a new one.") from error
-    return overridden(settings, overrides, name)
+    return overridden(given or read_settings(model), overrides, name)
 
 
 def _override(word: str) -> Override:

@@ -84,15 +84,21 @@ class Served:
                 self.manifest.name, self.version, LONGEST_DRAIN_S,
             )  # fmt: skip
             return
-        self.close()
+        self.batcher.close()
+        self._metrics.release()
+        await asyncio.to_thread(self._close_engines)
 
     def close(self) -> None:
         """Give back threads and memory at once; what still waits is refused."""
         self.batcher.close()
+        self._metrics.release()
+        self._close_engines()
+
+    def _close_engines(self) -> None:
+        """Can take milliseconds, in which the event loop has better things to do."""
         for engine in self._engines:
             engine.close()
         self._engines = ()
-        self._metrics.release()
 
     def _count_batch(self, batch: Executed) -> None:
         self._counters.add_batch(batch)

@@ -1,0 +1,1 @@
+"""Offline batches: what survives being killed, and how fast they are."""

@@ -1,0 +1,28 @@
+"""The models of the race as PyTorch modules: what is exported, and what eager PyTorch serves."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bench.serving.race.bert import minilm
+from stoker.zoo.resnet9 import ResNet9
+
+_SEED = 0
+
+
+def module_named(name: str) -> nn.Module:
+    """`cnn`, a ResNet-9 of width 32 for 32 × 32 images, untrained but with settled statistics; or `minilm`.
+
+    Both in evaluation mode. Weights of the CNN come from a seed: the race is about time.
+    """
+    return minilm() if name == "minilm" else _cnn()
+
+
+def _cnn() -> nn.Module:
+    torch.manual_seed(_SEED)
+    model = ResNet9(width=32, in_channels=3)
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.randn(64, 3, 32, 32))
+    return model.eval()

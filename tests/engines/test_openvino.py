@@ -1,0 +1,67 @@
+"""OpenVINO as an engine."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from stoker.artifacts import dtype_of
+from stoker.devices import attached_cpu
+from stoker.engines import Graph, load, load_graph
+from stoker.errors import BadArtifact
+from stoker.records import TensorSpec
+from stoker.testing.models import tiny_artifact, tiny_inputs
+from tests.engines.conformance import EngineConformance, graph_of
+
+
+class TestOpenVino(EngineConformance):
+    """It does what every engine must."""
+
+    engine = "openvino"
+
+
+def test_fp32_is_computed_in_fp32(tmp_path: Path) -> None:
+    """Where the CPU has bf16 OpenVINO would compute in that, unasked: 1 + 2^-10 would then be 1."""
+    artifact = tiny_artifact(tmp_path, engine="openvino")
+    (engine,) = load(artifact, threads=1)
+    asked = tiny_inputs(rows=4)
+    (exact,) = load(tiny_artifact(tmp_path, name="other"), threads=1)
+    assert np.abs(engine.run(asked)["y"] - exact.run(asked)["y"]).max() < 1e-5
+
+
+@pytest.mark.skipif("bf16" not in attached_cpu().fast_dtypes, reason="this CPU does not compute in bf16")
+def test_bf16_is_computed_in_bf16(tmp_path: Path) -> None:
+    """Its answers differ from fp32 by about as much as bf16 has digits."""
+    asked = tiny_inputs(rows=64)
+    (exact,) = load(tiny_artifact(tmp_path), threads=1)
+    (engine,) = load(tiny_artifact(tmp_path, name="bf16", engine="openvino", precision="bf16"), threads=1)
+    apart = np.abs(engine.run(asked)["y"] - exact.run(asked)["y"]).max()
+    assert 1e-4 < apart < 0.5
+
+
+@pytest.mark.skipif("fp16" in attached_cpu().fast_dtypes, reason="this CPU computes in fp16")
+def test_a_precision_that_the_cpu_lacks_is_refused(tmp_path: Path) -> None:
+    """OpenVINO takes another one in silence."""
+    artifact = tiny_artifact(tmp_path, engine="openvino", precision="fp16")
+    with pytest.raises(BadArtifact, match=r"to be computed in fp16; OpenVINO computes in"):
+        load(artifact)
+
+
+def test_numbers_in_bfloat16_go_in_and_come_out(tmp_path: Path) -> None:
+    """NumPy has no such type of its own; its bits are handed over."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    path = graph_of(tmp_path / "g.onnx", nodes, {"x": TensorProto.BFLOAT16}, {"y": TensorProto.BFLOAT16}, {})
+    specs = [TensorSpec(name=name, datatype="BF16", shape=("batch",)) for name in "xy"]
+    graph = Graph(path=path, precision="fp32", inputs=(specs[0],), outputs=(specs[1],))
+    (engine,) = load_graph("openvino", graph)
+    values = np.array([1.5, -3.0, 2.0**100]).astype(dtype_of("BF16"))
+    found = engine.run({"x": values})["y"]
+    assert found.dtype == values.dtype
+    assert (found == values).all()
+
+
+def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:
+    """The remedy names the engine whose place it is."""
+    with pytest.raises(BadArtifact, match="onnxruntime"):
+        load(tiny_artifact(tmp_path, engine="openvino"), where="cuda")

@@ -1,0 +1,351 @@
+"""`stoker predict`, from files to Parquet: the same rows whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from stoker import flow
+from stoker.cli.main import app
+from stoker.engines import load
+from stoker.errors import BadArtifact, BadJob, BadRun, RunFailed
+from stoker.predicting.request import PredictOptions
+from stoker.records import loads
+from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
+from stoker.store import RunLock
+from stoker.testing import FaultyDisk
+from stoker.testing.models import Kind, tiny_artifact
+from stoker.testing.power_cut import PowerCutAt, operations_of
+from tests.predicting.builders import vectors, write_csv, write_jsonl, write_lines, write_parquet
+
+CUT = PredictOptions(batch_rows=8, part_rows=16)
+
+
+def _model(folder: Path, kind: Kind = "mlp", **changes: Any) -> Path:
+    return tiny_artifact(folder, name="model", kind=kind, **changes).path.parent
+
+
+def _predicted(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = pq.read_table(out / "predictions").to_pydict()
+    return found
+
+
+def _files(out: Path) -> dict[str, bytes]:
+    """What a job left, without what tells of times."""
+    named = ("predictions/*", "bad_rows.jsonl")
+    return {path.name: path.read_bytes() for pattern in named for path in out.glob(pattern)}
+
+
+def _answers(model: Path, values: Any) -> Any:
+    """What the engine gives for all of it at once."""
+    from stoker.artifacts import read
+
+    (engine,) = load(read(model), threads=1)
+    outputs = engine.run({"x": values})
+    engine.close()
+    return outputs["y"]
+
+
+def _kinds(path: Path) -> list[str]:
+    return [one["reason"] for one in map(json.loads, path.read_text().splitlines())]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl", "npy"])
+def test_every_format_gives_every_row_its_answer(tmp_path: Path, suffix: str) -> None:
+    """Source, row, outputs and label of each row, in order, as the engine gives them."""
+    model, values = _model(tmp_path), vectors(50)
+    path = tmp_path / f"in.{suffix}"
+    write: dict[str, Callable[[Path, Any], object]] = {
+        "parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl, "npy": np.save,
+    }  # fmt: skip
+    write[suffix](path, values)
+    summary = flow.predict(model, [path], tmp_path / "out", CUT)
+    found = _predicted(tmp_path / "out")
+    assert (summary.rows, summary.bad_rows, summary.parts, summary.computed_rows) == (50, 0, 4, 50)
+    assert found["source"] == [str(path)] * 50
+    assert found["row"] == list(range(50))
+    wanted = _answers(model, values)
+    np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
+    assert found["label"] == [("cat", "dog", "owl")[index] for index in wanted.argmax(axis=1)]
+    assert (tmp_path / "out" / "bad_rows.jsonl").read_bytes() == b""
+
+
+def test_several_files_are_one_job(tmp_path: Path) -> None:
+    """Rows count from 0 in each file, and kept columns come along."""
+    model = _model(tmp_path)
+    for name, rows in (("a", 20), ("b", 5)):
+        write_parquet(tmp_path / f"{name}.parquet", vectors(rows), id=pa.array([f"{name}{n}" for n in range(rows)]))
+    options = PredictOptions(batch_rows=8, part_rows=16, keep=("id",))
+    flow.predict(model, [f"{tmp_path}/*.parquet"], tmp_path / "out", options)
+    found = _predicted(tmp_path / "out")
+    assert found["id"] == [f"a{n}" for n in range(20)] + [f"b{n}" for n in range(5)]
+    assert found["row"] == [*range(20), *range(5)]
+
+
+def test_rows_of_any_length_get_the_answer_they_get_alone(tmp_path: Path) -> None:
+    """Sorted by length, padded and put back in order; a row that is too long is bad."""
+    model = _model(tmp_path, "tokens")
+    draw = np.random.default_rng(0)
+    rows = [{"input_ids": draw.integers(1, 16, size).tolist(), "attention_mask": [1] * int(size)}
+            for size in draw.integers(1, 65, 40)]  # fmt: skip
+    rows[7] = {"input_ids": [1] * 65, "attention_mask": [1] * 65}
+    rows[9] = {"input_ids": [1, 2], "attention_mask": [1]}
+    path = write_lines(tmp_path / "in.jsonl", [json.dumps(row) for row in rows])
+    options = PredictOptions(batch_rows=8, part_rows=64, max_bad="2")
+    summary = flow.predict(model, [path], tmp_path / "out", options)
+    alone = PredictOptions(batch_rows=1, part_rows=1, max_bad="2")
+    flow.predict(model, [path], tmp_path / "alone", alone)
+    found, wanted = _predicted(tmp_path / "out"), _predicted(tmp_path / "alone")
+    assert found["row"] == wanted["row"] == [row for row in range(40) if row not in (7, 9)]
+    np.testing.assert_allclose(found["embedding"], wanted["embedding"], atol=1e-5)
+    assert 0 < summary.padding_waste_ratio < 0.2
+    assert _kinds(tmp_path / "out" / "bad_rows.jsonl") == [
+        "has 65 tokens, the model takes 1 to 64", "has 1 tokens, another input of the row has 2",
+    ]  # fmt: skip
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    """Each image is a row; one that cannot be decoded is bad, and its path says which."""
+    model, images = _model(tmp_path, "images"), tmp_path / "images"
+    images.mkdir()
+    for number in range(5):
+        Image.fromarray(np.full((8, 8), 50 * number, np.uint8)).save(images / f"{number}.png")
+    (images / "3.png").write_bytes(b"no image")
+    options = PredictOptions(pixels="0..1", keep=("path",), max_bad="1", batch_rows=2)
+    summary = flow.predict(model, [images], tmp_path / "out", options)
+    assert (summary.rows, summary.bad_rows) == (4, 1)
+    assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "4.png"]
+    bad = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
+    assert (bad["source"], bad["column"]) == (str(images / "3.png"), "image")
+    with pytest.raises(BadJob, match="what values pixels have"):
+        flow.predict(model, [images], tmp_path / "other")
+
+
+def _spoilt(row: int, line: str) -> str:
+    return {3: "1,2", 20: line.replace(line.split(",")[4], "nan"), 33: line.replace(line.split(",")[0], "x")}.get(
+        row, line
+    )
+
+
+def test_bad_rows_are_set_aside(tmp_path: Path) -> None:
+    """File, row, column and reason of each; every other row is answered."""
+    model, values = _model(tmp_path), vectors(40)
+    path = write_csv(tmp_path / "in.csv", values, _spoilt)
+    summary = flow.predict(model, [path], tmp_path / "out", PredictOptions(batch_rows=8, part_rows=16, max_bad="10%"))
+    assert (summary.rows, summary.bad_rows) == (37, 3)
+    assert _predicted(tmp_path / "out")["row"] == [row for row in range(40) if row not in (3, 20, 33)]
+    lines = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
+    assert [(line["row"], line["reason"]) for line in lines] == [
+        (3, "has 2 fields, the header has 8"), (20, "x4 is nan"), (33, "x0 is 'x', which is no number"),
+    ]  # fmt: skip
+    assert {line["source"] for line in lines} == {str(path)}
+
+
+def test_too_many_bad_rows_end_it_and_a_larger_limit_continues(tmp_path: Path) -> None:
+    """The limit may change: what was done before is kept."""
+    model = _model(tmp_path)
+    path = write_csv(tmp_path / "in.csv", vectors(40), lambda row, line: "1,2" if row >= 30 else line)
+    with pytest.raises(RunFailed, match=r"bad, --max-bad 1% allows 0 of 40: .* has 2 fields") as caught:
+        flow.predict(model, [path], tmp_path / "out", CUT)
+    assert str(tmp_path / "out" / "bad") in str(caught.value)
+    done = [file.name for file in (tmp_path / "out" / "predictions").iterdir()]
+    assert done
+    options = PredictOptions(batch_rows=8, part_rows=16, max_bad="10")
+    summary = flow.predict(model, [path], tmp_path / "out", options)
+    assert (summary.rows, summary.bad_rows) == (30, 10)
+    assert summary.computed_rows < 40
+
+
+def test_a_job_that_is_done_is_not_done_again(tmp_path: Path) -> None:
+    """The same command once more tells the summary, loads no engine and computes nothing."""
+    model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))
+    flow.predict(model, [path], tmp_path / "out", CUT)
+    before = _files(tmp_path / "out")
+    events: list[PredictionEvent] = []
+    flow.predict(model, [path], tmp_path / "out", CUT, sink=events.append)
+    assert [(event.kind, event.fields["computed_rows"]) for event in events] == [("finished", 0)]
+    assert _files(tmp_path / "out") == before
+
+
+def test_another_model_or_input_is_refused_and_new_starts_beside(tmp_path: Path) -> None:
+    """Parts of two jobs never come together in one directory."""
+    model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))
+    flow.predict(model, [path], tmp_path / "out", CUT)
+    before = _files(tmp_path / "out")
+    _model(tmp_path, seed=1)
+    with pytest.raises(BadRun, match="begun with something else: the model: was model 1, is model 2"):
+        flow.predict(model, [path], tmp_path / "out", CUT)
+    write_parquet(path, vectors(21))
+    with pytest.raises(BadRun, match="its content has changed"):
+        flow.predict(model / "1", [path], tmp_path / "out", CUT)
+    assert flow.predict(model, [path], tmp_path / "out", CUT, new=True).rows == 21
+    assert _files(tmp_path / "out") == before
+    assert len(_predicted(tmp_path / "out-2")["row"]) == 21
+
+
+def test_someone_elses_directory_is_not_written_into(tmp_path: Path) -> None:
+    """A directory with other things in it, or in use by another process, is refused."""
+    model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "letter.txt").touch()
+    with pytest.raises(BadRun, match="holds other things"):
+        flow.predict(model, [path], tmp_path / "out")
+    with RunLock(tmp_path / "busy"), pytest.raises(BadRun, match="in use"):
+        flow.predict(model, [path], tmp_path / "busy")
+
+
+def test_a_file_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
+    """Half a file of today and half of tomorrow would be nobody's rows."""
+    model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(400))
+
+    def touch(event: PredictionEvent) -> None:
+        if event.kind == "started":
+            os.utime(path, (1, 1))
+
+    with pytest.raises(RunFailed, match="has changed while it was read"):
+        flow.predict(model, [path], tmp_path / "out", CUT, sink=touch)
+
+
+def test_files_without_rows_are_refused(tmp_path: Path) -> None:
+    """A header alone is most likely a mistake."""
+    with pytest.raises(BadJob, match="There are no rows"):
+        flow.predict(_model(tmp_path), [write_csv(tmp_path / "in.csv", vectors(0))], tmp_path / "out", CUT)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(BadJob, match="There are no rows"):
+        flow.predict(_model(tmp_path), [write_parquet(tmp_path / "in.parquet", vectors(0))], tmp_path / "out", CUT)
+
+
+def test_a_model_that_answers_otherwise_here_is_refused(tmp_path: Path) -> None:
+    """The golden answers are asked for before any row is."""
+    from safetensors.numpy import load_file, save_file
+
+    artifact = tiny_artifact(tmp_path, name="model")
+    golden = load_file(artifact.path / "golden.safetensors")
+    golden["out.y"] += 1
+    save_file(golden, artifact.path / "golden.safetensors")
+    path = write_parquet(tmp_path / "in.parquet", vectors(20))
+    with pytest.raises(BadArtifact, match="is not what was exported"):
+        flow.predict(artifact.path, [path], tmp_path / "out")
+
+
+def test_a_job_continued_elsewhere_says_so(tmp_path: Path) -> None:
+    """On another CPU or with other libraries the rest agrees within tolerance only, and that is told."""
+    model, path, out = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20)), tmp_path / "out"
+    flow.predict(model, [path], out, CUT)
+    job = (out / "job.json").read_text().replace('"made_on": "', '"made_on": "an old ')
+    for name in ("summary.json", "predictions/part-00001.parquet"):
+        (out / name).unlink()
+    (out / "job.json").write_text(job)
+    events: list[PredictionEvent] = []
+    flow.predict(model, [path], out, CUT, sink=events.append)
+    assert "continued elsewhere (CPU an old" in events[0].fields["message"]
+
+
+def test_choices_are_measured_once_and_kept(tmp_path: Path) -> None:
+    """What was measured when the job began is what a later command uses."""
+    model, path, out = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20)), tmp_path / "out"
+    flow.predict(model, [path], out)
+    job = loads((out / "job.json").read_bytes(), PredictionJob)
+    assert job.basis.startswith("measured on one instance")
+    (out / "summary.json").unlink()
+    flow.predict(model, [path], out, PredictOptions(batch_rows=job.batch_rows))
+    assert loads((out / "job.json").read_bytes(), PredictionJob) == job
+
+
+def test_a_full_disk_ends_it_and_room_continues_it(tmp_path: Path) -> None:
+    """Nothing half-written is taken for done, and the rows are the same in the end."""
+    model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(80))
+    flow.predict(model, [path], tmp_path / "whole", CUT)
+    with FaultyDisk.full(tmp_path / "out", after_bytes=8000), pytest.raises(RunFailed, match="the disk is full"):
+        flow.predict(model, [path], tmp_path / "out", CUT)
+    assert len(list((tmp_path / "out" / "predictions").glob("part-*"))) in range(1, 5)
+    flow.predict(model, [path], tmp_path / "out", CUT)
+    assert _predicted(tmp_path / "out") == _predicted(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("loses", ["nothing", "data and names"])
+def test_a_power_cut_at_any_operation_loses_and_doubles_nothing(tmp_path: Path, loses: Any) -> None:
+    """Stopped before each single operation on the disk, the same command ends with the same bytes."""
+    model = _model(tmp_path)
+    path = write_csv(tmp_path / "in.csv", vectors(24), lambda row, line: "1,2" if row in (5, 20) else line)
+    options = PredictOptions(batch_rows=8, part_rows=16, max_bad="2", threads=64)  # one instance: a steady order
+
+    def predict(out: Path) -> PredictionSummary:
+        return flow.predict(model, [path], out, options)
+
+    operations = operations_of(lambda: predict(tmp_path / "whole"))
+    wanted = _files(tmp_path / "whole")
+    for at in range(0, len(operations) + 1, 1 if loses == "nothing" else 3):
+        out = tmp_path / f"{loses[:4]}-{at}"
+        with PowerCutAt(at, loses=loses):
+            predict(out)
+        for part in (out / "predictions").glob("part-*"):
+            assert pq.read_table(part).num_rows > 0
+        summary = predict(out)
+        assert (summary.rows, summary.bad_rows) == (22, 2), operations[at : at + 1]
+        assert _files(out) == wanted, operations[at : at + 1]
+
+
+def _command(model: Path, path: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "stoker", "predict", str(model), str(path), "-o", str(out), "--batch", "8",
+            "--part-rows", "16", "--json", *more]  # fmt: skip
+
+
+def _killed_after(command: Sequence[str], parts: int) -> int:
+    """SIGKILL the command once so many parts are done; how it ended."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        done = (json.loads(line) for line in process.stdout)
+        for event in done:
+            if event["event"] == "progress" and event["parts"] >= parts:
+                break
+        process.kill()
+    return process.returncode
+
+
+def test_killed_and_continued_the_rows_are_the_same_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL in the middle, twice; the same command ends with the bytes of a job that nobody killed."""
+    model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(3000))
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    flow.predict(model, [path], whole, CUT)
+    ended = [_killed_after(_command(model, path, out), parts) for parts in (5, 60)]
+    assert ended == [-9, -9]
+    assert not (out / "summary.json").exists()
+    done = subprocess.run(_command(model, path, out), check=True, capture_output=True, text=True)
+    started, *_, finished = map(json.loads, done.stdout.splitlines())
+    assert 60 <= started["done_parts"] < 188
+    assert (finished["event"], finished["rows"], finished["bad_rows"]) == ("finished", 3000, 0)
+    assert finished["computed_rows"] == 3000 - 16 * started["done_parts"]
+    assert _files(out) == _files(whole)
+
+
+def _invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, ["predict", *map(str, words)])
+
+
+def test_the_command_line_tells_what_came_of_it(tmp_path: Path) -> None:
+    """Words for people on standard error, one JSON object a line on standard output, exit codes that mean something."""
+    model, path, out = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(40)), tmp_path / "out"
+    told = _invoke(model, path, "-o", out, "--keep", "x0, x1", "--part-rows", 16)
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert "40 rows in 3 parts" in told.stderr
+    assert "40 rows answered, no bad rows" in told.stderr
+    events = [json.loads(line) for line in _invoke(model, path, "-o", out, "--json", "--new").stdout.splitlines()]
+    assert list(dict.fromkeys(event["event"] for event in events)) == ["started", "progress", "finished"]
+    assert _invoke(model, path, "-o", out).exit_code == BadRun.exit_code
+    assert _invoke(model, tmp_path / "no.csv", "-o", out).exit_code == BadJob.exit_code
+    assert "wanted stretch or crop" in _invoke(model, path, "-o", out, "--resize", "pad").stderr
+    write_csv(path, vectors(40), lambda row, line: "" if row else "1")
+    assert _invoke(model, path, "-o", tmp_path / "bad").exit_code == RunFailed.exit_code

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from stoker.errors import BadJob
+from stoker.predicting.sources import find_sources
+from tests.predicting.builders import write_lines
+
+
+def _touch(folder: Path, *names: str) -> None:
+    for name in names:
+        write_lines(folder / name, ["a", "1"])
+
+
+def _names(*asked: Path | str) -> list[str]:
+    return [source.path.name for source in find_sources([str(one) for one in asked])]
+
+
+def test_a_pattern_and_a_folder_are_sorted(tmp_path: Path) -> None:
+    """The order of rows does not depend on the file system."""
+    _touch(tmp_path, "b.csv", "a.csv", "c.csv", "readme.txt")
+    assert _names(tmp_path) == _names(f"{tmp_path}/*.csv") == ["a.csv", "b.csv", "c.csv"]
+    assert _names(tmp_path / "c.csv", tmp_path / "a.csv") == ["c.csv", "a.csv"]
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    """Nothing there, an unknown kind, a file twice, an empty folder, several kinds in one."""
+    (tmp_path / "empty").mkdir()
+    _touch(tmp_path, "a.csv", "a.xlsx")
+    for asked, words in (
+        ((tmp_path / "no.csv",), "is not there"),
+        ((f"{tmp_path}/*.pq",), "No file matches"),
+        ((tmp_path / "a.xlsx",), r"cannot be read \(.xlsx\)"),
+        ((tmp_path / "a.csv", tmp_path / "a.csv"), "given twice"),
+        ((tmp_path / "empty",), "nothing that can be read"),
+    ):
+        with pytest.raises(BadJob, match=words):
+            _names(*asked)
+    _touch(tmp_path, "b.jsonl")
+    with pytest.raises(BadJob, match="several kinds: .csv, .jsonl"):
+        _names(tmp_path)
+
+
+def test_images_beside_a_table_are_not_mixed_in(tmp_path: Path) -> None:
+    """A folder of images with their labels in a CSV: which is meant has to be said."""
+    _touch(tmp_path, "labels.csv")
+    Image.new("L", (2, 2)).save(tmp_path / "a.png")
+    with pytest.raises(BadJob, match="several kinds: .csv, .png"):
+        _names(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is computed, and in words."""
+    _touch(tmp_path, "a.csv")
+
+    def deny(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(BadJob, match=r"a\.csv cannot be read: Permission denied"):
+        _names(tmp_path / "a.csv")

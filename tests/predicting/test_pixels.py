@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from stoker.errors import BadJob
+from stoker.predicting.inputs import Input
+from stoker.predicting.pixels import image_of, parse_pixels
+from stoker.records.prediction import PixelSettings
+
+GREY = Input("image", "UINT8", (1, 2, 4), None)
+COLOUR = Input("image", "FP32", (2, 4, 3), None)
+
+
+def _png(array: Any, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.asarray(array, np.uint8)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def _read(value: Any, one: Input, values: str = "", resize: Any = "", folder: Path = Path()) -> Any:
+    assert one.image is not None
+    return image_of(value, one, one.image, PixelSettings(values=values, resize=resize), folder)
+
+
+def test_pixels_are_the_files_own() -> None:
+    """A grey image of the right size arrives as it is, with its channel first."""
+    pixels = [[0, 1, 2, 3], [252, 253, 254, 255]]
+    assert _read(_png(pixels), GREY).tolist() == [pixels]
+
+
+def test_bytes_a_path_and_a_mapping_are_one_image(tmp_path: Path) -> None:
+    """Paths count from the folder of the file that names them."""
+    content = _png([[1, 2, 3, 4], [5, 6, 7, 8]])
+    (tmp_path / "a.png").write_bytes(content)
+    wanted = _read(content, GREY).tolist()
+    assert _read("a.png", GREY, folder=tmp_path).tolist() == wanted
+    assert _read({"bytes": content, "path": "elsewhere.png"}, GREY).tolist() == wanted
+    assert _read({"bytes": None, "path": "a.png"}, GREY, folder=tmp_path).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"), [("0..255", 51.0), ("0..1", 0.2), ("0.1/0.5", 0.2), ("0,0.1,0.2/1,1,2", 0.2)]
+)
+def test_values_are_scaled_as_told(values: str, wanted: float) -> None:
+    """Pixel 51 of a colour image, channels last: in 0..255, in 0..1, and standardised."""
+    found = _read(_png(np.full((2, 4, 3), 51)), COLOUR, values)
+    assert found.dtype == np.float32
+    assert found[0, 0, 0] == pytest.approx(wanted)
+
+
+def test_each_channel_has_its_own_mean() -> None:
+    """Three means and deviations are applied along the channel dimension."""
+    found = _read(_png(np.full((2, 4, 3), 51)), COLOUR, "0,0.1,0.2/1,1,2")
+    assert found[1, 2].tolist() == pytest.approx([0.2, 0.1, 0.0])
+
+
+def test_a_model_of_floats_needs_to_be_told_the_values() -> None:
+    """Nothing in a signature says whether pixels go to 1 or to 255."""
+    with pytest.raises(BadJob, match="does not tell what values pixels have"):
+        parse_pixels("", COLOUR)
+    assert parse_pixels("", GREY).divisor == 1
+
+
+@pytest.mark.parametrize("text", ["0..2", "a/b", "0.5", "0.1,0.2/1", "0/0", "1,2,3,4/1"])
+def test_what_is_not_understood_is_refused(text: str) -> None:
+    """A range that does not exist, one side alone, a deviation of nothing, too many channels."""
+    with pytest.raises(BadJob, match="--pixels"):
+        parse_pixels(text, COLOUR)
+
+
+def test_another_size_is_bad_unless_told_what_to_do() -> None:
+    """An image of 8 × 2 pixels for 4 × 2: refused, squeezed, or its middle."""
+    wide = _png([[0, 0, 80, 80, 120, 120, 200, 200]] * 2)
+    with pytest.raises(ValueError, match="has 8 × 2 pixels, wanted 4 × 2"):
+        _read(wide, GREY)
+    stretched, cropped = _read(wide, GREY, resize="stretch"), _read(wide, GREY, resize="crop")
+    assert stretched.shape == cropped.shape == (1, 2, 4)
+    assert stretched[0, 0].tolist()[0] < 50
+    assert stretched[0, 0].tolist()[3] > 150
+    assert cropped[0, 0].min() >= 50
+
+
+def test_a_size_that_varies_is_the_images_own() -> None:
+    """A model of any size gets the image as large as it is."""
+    any_size = Input("image", "UINT8", (3, "height", "width"), 0)
+    assert _read(_png(np.zeros((4, 5, 3))), any_size).shape == (3, 4, 5)
+
+
+def test_colours_become_grey_where_there_is_one_channel() -> None:
+    """Channels are converted; transparency is left out."""
+    image = Image.new("RGBA", (4, 2), (255, 255, 255, 0))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    assert (_read(buffer.getvalue(), GREY) == 255).all()
+
+
+@pytest.mark.parametrize("value", [b"no image", _png(np.zeros((2, 4)))[:-30], "absent.png"], ids=["no", "cut", "absent"])
+def test_what_cannot_be_decoded_is_bad(value: Any) -> None:
+    """Told in words that are the same every time."""
+    with pytest.raises(ValueError, match="cannot be decoded as an image") as caught:
+        _read(value, GREY)
+    assert "0x" not in str(caught.value)
+
+
+def test_no_image_is_null() -> None:
+    """An empty cell is a bad row."""
+    for value in (None, "", b"", {"bytes": None, "path": None}):
+        with pytest.raises(ValueError, match="is null"):
+            _read(value, GREY)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_image"),
+    [((1, 8, 8), True), ((8, 8, 3), True), ((8, 8), True), ((3, 8, 3), False), ((4, 8, 8), False), ((64,), False)],
+)
+def test_which_shapes_images_fit(shape: tuple[int, ...], is_image: bool) -> None:
+    """One or three channels, first or last; where both could be meant, neither is."""
+    assert (Input("x", "UINT8", shape, None).image is not None) == is_image

@@ -1,0 +1,285 @@
+"""The gRPC server, asked by a plain channel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from stoker.serving.edge import Access, Edge, Limits
+from stoker.serving.grpc import messages, server
+from stoker.serving.problems import DeadlinePassed, QueueFull, Refusal, Unauthorized
+from tests.serving.fakes import FakeService, refusing, scores_of
+
+IMAGE = np.arange(64, dtype=np.float32).reshape(1, 8, 8)
+PREFIX = "/inference.GRPCInferenceService/"
+
+
+def question(**changes: Any) -> Any:
+    """An inference of `digits`."""
+    asked = messages.message("ModelInferRequest")(
+        **({"model_name": "digits", "raw_input_contents": [IMAGE.tobytes()], "id": "r-1"} | changes)
+    )
+    asked.inputs.add(name="image", datatype="FP32", shape=IMAGE.shape)
+    return asked
+
+
+class Client:
+    """Calls methods by their names."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    def call(self, name: str, asked: Any = None, *, service: Any = messages.INFERENCE, **how: Any) -> Any:
+        method = service.methods_by_name[name]
+        kind = self._channel.stream_stream if method.server_streaming else self._channel.unary_unary
+        made = kind(
+            f"/{service.full_name}/{name}",
+            request_serializer=messages.taken(method).SerializeToString,
+            response_deserializer=messages.given(method).FromString,
+        )
+        return made(messages.taken(method)() if asked is None else asked, **how)
+
+
+@asynccontextmanager
+async def served(service: FakeService | None = None, **edge: Any) -> AsyncIterator[Client]:
+    """A server on a free port and a client of it."""
+    running = server(Edge(service=service or FakeService(), **edge))
+    port = running.add_insecure_port("127.0.0.1:0")
+    await running.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Client(channel)
+    finally:
+        await running.stop(grace=None)
+
+
+def asked(act: Callable[[Client], Awaitable[Any]], service: FakeService | None = None, **edge: Any) -> Any:
+    """What comes of asking, from outside of a loop."""
+
+    async def ask() -> Any:
+        async with served(service, **edge) as client:
+            return await act(client)
+
+    return asyncio.run(ask())
+
+
+def refused(
+    act: Callable[[Client], Awaitable[Any]], service: FakeService | None = None, **edge: Any
+) -> grpc.aio.AioRpcError:
+    """The status that asking ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        asked(act, service, **edge)
+    return caught.value
+
+
+def test_an_inference() -> None:
+    """Raw contents in, raw contents out, the id echoed."""
+    answer = asked(lambda client: client.call("ModelInfer", question()))
+    assert (answer.id, answer.model_version) == ("r-1", "1")
+    np.testing.assert_array_equal(np.frombuffer(answer.raw_output_contents[0], np.float32), scores_of(IMAGE)[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"model_name": "nobody"}, grpc.StatusCode.NOT_FOUND),
+        ({"model_version": "9"}, grpc.StatusCode.NOT_FOUND),
+        ({"raw_input_contents": [b"x"]}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"outputs": [{"name": "nothing"}]}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_wrong_questions_have_their_status(changes: dict[str, Any], code: grpc.StatusCode) -> None:
+    """And a sentence."""
+    error = refused(lambda client: client.call("ModelInfer", question(**changes)))
+    assert (error.code(), bool(error.details())) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (QueueFull("the queue is full", retry_after_s=2.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (DeadlinePassed("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
+    ],
+)
+def test_every_refusal_has_its_status(refusal: Refusal, code: grpc.StatusCode) -> None:
+    """With when to try again, where that is known."""
+    error = refused(lambda client: client.call("ModelInfer", question()), refusing(refusal))
+    assert (error.code(), error.details()) == (code, str(refusal))
+    assert dict(error.trailing_metadata()).get("retry-after") == ("3" if refusal.retry_after_s else None)
+
+
+def test_an_error_nobody_foresaw_is_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    """The client learns that it was not its fault; the log learns what it was."""
+    with caplog.at_level(logging.ERROR):
+        error = refused(lambda client: client.call("ModelInfer", question()), FakeService(refuse=OSError("secret")))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in error.details()
+    assert "OSError: secret" in caplog.text
+
+
+def test_a_long_message_fits_into_a_header() -> None:
+    """A status' message is bounded, or the client would see a broken stream instead."""
+    error = refused(lambda client: client.call("ModelInfer", question(model_name="🙂" * 20_000)))
+    assert (error.code(), len(error.details()) < 700) == (grpc.StatusCode.NOT_FOUND, True)
+
+
+def test_messages_over_the_limit_are_refused() -> None:
+    """By gRPC itself, before they are read."""
+    limits = Limits(body_bytes=1000)
+    error = refused(lambda client: client.call("ModelInfer", question(id="x" * 2000)), limits=limits)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_deadline_and_a_cancel_reach_the_service() -> None:
+    """The deadline of gRPC goes along with the request; once it has passed, the service's wait is cancelled."""
+    service = FakeService(hold=asyncio.Event())
+    lines: list[Access] = []
+
+    async def act(client: Client) -> None:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.call("ModelInfer", question(), timeout=0.3)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await asyncio.wait_for(service.cancelled.wait(), 20)
+
+    asked(act, service, log=lines.append)
+    (request,) = service.requests
+    assert request.deadline_s is not None
+    assert 0 < request.deadline_s <= 0.3
+    assert [line.status for line in lines] == ["CANCELLED"]
+
+
+def _ann_alone(metadata: Mapping[str, str]) -> str:
+    if metadata.get("authorization") != "Bearer 123":
+        raise Unauthorized("no key, or an unknown one")
+    return "ann"
+
+
+KEY = (("authorization", "Bearer 123"),)
+
+
+def test_keys_are_asked_for_but_not_of_probes() -> None:
+    """In the metadata; health needs none, and a stream needs one as much as a call."""
+    service = FakeService()
+
+    async def act(client: Client) -> None:
+        for question_of in (client.call("ModelInfer", question()), client.call("ServerMetadata")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await question_of
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.call("ModelStreamInfer", iter([question()])).read()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await client.call("ServerReady")).ready
+        assert (await client.call("ModelInfer", question(), metadata=KEY)).id == "r-1"
+
+    asked(act, service, authorize=_ann_alone)
+    assert [request.caller for request in service.requests] == ["ann"]
+
+
+def test_one_line_of_log_for_each_request() -> None:
+    """An answer, a refusal, and each request of a stream."""
+    lines: list[Access] = []
+
+    async def act(client: Client) -> None:
+        await client.call("ModelInfer", question(model_version="1"))
+        stream = client.call("ModelStreamInfer", iter([question(id="s-1"), question(model_name="nobody")]))
+        assert len([answer async for answer in stream]) == 2
+
+    asked(act, log=lines.append)
+    assert [(line.method, line.model, line.id, line.status) for line in lines] == [
+        ("ModelInfer", "digits", "r-1", "OK"),
+        ("ModelStreamInfer", "digits", "s-1", "OK"),
+        ("ModelStreamInfer", "nobody", "r-1", "NOT_FOUND"),
+    ]
+    assert lines[0].bytes_in > IMAGE.nbytes
+    assert (lines[0].bytes_out > 40, lines[0].version, lines[2].reason) == (True, "1", "not_found")
+
+
+def test_a_stream_answers_in_the_order_of_completion() -> None:
+    """What waits holds up nothing else; ids tell which is which; a wish for a last word is granted."""
+    service = FakeService()
+
+    async def act(client: Client) -> list[str]:
+        release = asyncio.Event()
+        service.hold = release
+        first, second = question(id="first"), question(id="second")
+        second.parameters["triton_enable_empty_final_response"].bool_param = True
+
+        async def questions() -> AsyncIterator[Any]:
+            yield first
+            await service.held.wait()
+            service.hold = None
+            yield second
+
+        answers = client.call("ModelStreamInfer", questions())
+        found = [await answers.read()]
+        release.set()
+        found.append(await answers.read())
+        assert found[0].infer_response.parameters["triton_final_response"].bool_param
+        return [one.infer_response.id for one in found]
+
+    assert asked(act, service) == ["second", "first"]
+
+
+def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
+    """Its requests are cancelled in the service."""
+    service = FakeService(hold=asyncio.Event())
+
+    async def act(client: Client) -> None:
+        stream = client.call("ModelStreamInfer", iter([question()]))
+        await asyncio.wait_for(service.held.wait(), 20)
+        stream.cancel()
+        await asyncio.wait_for(service.cancelled.wait(), 20)
+
+    asked(act, service)
+
+
+def test_the_repository_is_for_the_admin_port() -> None:
+    """The plain port says where it is."""
+    error = refused(lambda client: client.call("RepositoryIndex"))
+    assert (error.code(), "admin port" in error.details()) == (grpc.StatusCode.NOT_FOUND, True)
+    service = FakeService()
+
+    async def act(client: Client) -> int:
+        load = messages.message("RepositoryModelLoadRequest")(model_name="digits")
+        unload = messages.message("RepositoryModelUnloadRequest")(model_name="digits")
+        await client.call("RepositoryModelUnload", unload)
+        assert service.unloaded == {"digits"}
+        await client.call("RepositoryModelLoad", load)
+        load.parameters["config"].string_param = "{}"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.call("RepositoryModelLoad", load)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        return len((await client.call("RepositoryIndex")).models)
+
+    assert asked(act, service, is_admin=True) == len(service.manifests)
+
+
+def test_the_standard_question_after_health() -> None:
+    """Of the server, and of a model by its name."""
+    service = FakeService(unloaded={"two"})
+    kind = messages.taken(messages.HEALTH.methods_by_name["Check"])
+
+    async def act(client: Client) -> list[int]:
+        names = ("", "inference.GRPCInferenceService", "digits", "two")
+        return [(await client.call("Check", kind(service=name), service=messages.HEALTH)).status for name in names]
+
+    assert asked(act, service) == [2, 2, 1, 2]
+    error = refused(lambda client: client.call("Check", kind(service="nobody"), service=messages.HEALTH))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_method_that_is_not_had_is_unimplemented() -> None:
+    """Shared memory, traces and logs."""
+
+    async def act(client: Client) -> None:
+        await client._channel.unary_unary(PREFIX + "SystemSharedMemoryStatus")(b"")
+
+    assert refused(act).code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,259 @@
+"""What arrives on a socket: malformed, endless, slow, in pieces, several at once, gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+import orjson
+import pytest
+
+from stoker.serving.edge import Access, Edge, Limits
+from tests.serving.fakes import FakeService
+from tests.serving.running import Running, running
+
+LIMITS = Limits(body_bytes=100_000, header_bytes=4096, body_s=0.3, header_s=0.3, linger_s=0.3)
+BODY = orjson.dumps({"inputs": [{"name": "image", "shape": [1, 8, 8], "datatype": "FP32", "data": [0.5] * 64}]})
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def infer(body: bytes = BODY, headers: str = "", length: int | None = None) -> bytes:
+    """A whole request."""
+    announced = len(body) if length is None else length
+    head = f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {announced}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+@pytest.fixture(scope="module")
+def where() -> Iterator[Running]:
+    """Both edges, with limits that are soon reached."""
+    with running(Edge(service=FakeService(), limits=LIMITS)) as found:
+        yield found
+
+
+class Client:
+    """A socket that reads answers one by one."""
+
+    def __init__(self, where: Running) -> None:
+        self.socket = socket.create_connection(where.address, timeout=20)
+        self._received = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> Client:
+        self.socket.sendall(data)
+        return self
+
+    def answer(self, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
+        """The next answer: status, headers, body."""
+        while b"\r\n\r\n" not in self._received:
+            self._more()
+        head, _, self._received = self._received.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        length = int(headers["content-length"]) if has_body else 0
+        while len(self._received) < length:
+            self._more()
+        body, self._received = self._received[:length], self._received[length:]
+        return int(first.split(" ")[1]), headers, body
+
+    def _more(self) -> None:
+        data = self.socket.recv(65536)
+        assert data, f"the connection was closed after {self._received!r}"
+        self._received += data
+
+    def is_closed(self) -> bool:
+        """Wait until the server closes."""
+        return self.socket.recv(65536) == b""
+
+
+def test_a_connection_answers_again_and_again(where: Running) -> None:
+    """Kept alive; HEAD has the headers alone; an error that is the request's does not end it."""
+    with Client(where) as client:
+        for request, status in ((LIVE, 200), (infer(), 200), (infer(b"{"), 400), (infer(), 200)):
+            assert client.send(request).answer()[0] == status
+        status, headers, _ = client.send(LIVE.replace(b"GET", b"HEAD")).answer(has_body=False)
+        assert (status, headers["content-length"]) == (200, str(len(b'{"live":true}')))
+        assert client.send(LIVE).answer()[2] == b'{"live":true}'
+
+
+def test_requests_sent_together_are_answered_in_order(where: Running) -> None:
+    """Pipelining, and bodies in chunks."""
+    chunked = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:50], BODY[50:], b""))
+    head = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with Client(where) as client:
+        client.send(infer() + LIVE + head + chunked + LIVE)
+        bodies = [client.answer()[2] for _ in range(4)]
+    assert [b"outputs" in body for body in bodies] == [True, False, True, False]
+
+
+def test_a_request_may_come_byte_by_byte(where: Running) -> None:
+    """However it is cut."""
+    with Client(where) as client:
+        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in LIVE:
+            client.send(bytes([byte]))
+        assert client.answer()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /v2 HTTP/9.9\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nno colon here\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
+        b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_refused_and_ends_the_connection(where: Running, data: bytes) -> None:
+    """In JSON as everything else; two lengths, or a length and chunks, never leave it open where a request ends."""
+    with Client(where) as client:
+        status, headers, body = client.send(data).answer()
+        assert status in {400, 404, 405}
+        assert json.loads(body)["error"]
+        if status == 400:
+            assert headers["connection"] == "close"
+            assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nX: " + b"a" * 5000,
+        b"GET /v2 HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % number for number in range(1000)),
+        b"GET /" + b"v" * 5000,
+        infer(headers="X: " + "a" * 5000 + "\r\n") + LIVE,
+    ],
+)
+def test_endless_headers_are_cut(where: Running, data: bytes) -> None:
+    """However they are long: the path, one header, many; what follows is not looked at."""
+    with Client(where) as client:
+        status, headers, body = client.send(data).answer()
+        assert (status, headers["connection"]) == (431, "close")
+        assert json.loads(body) == {"error": "the headers have more than 4.0 KiB"}
+        assert client.is_closed()
+
+
+def test_headers_that_do_not_come_are_not_waited_for(where: Running) -> None:
+    """A client that says nothing is hung up on; one that began is told."""
+    with Client(where) as silent, Client(where) as slow:
+        slow.send(LIVE[:20])
+        status, _, body = slow.answer()
+        assert status == 408
+        assert json.loads(body)["error"] == "the headers did not arrive within 300 ms"
+        assert slow.is_closed()
+        assert silent.is_closed()
+
+
+def test_the_second_requests_headers_have_a_limit_as_well(where: Running) -> None:
+    """A connection that answered before is no exception."""
+    with Client(where) as client:
+        assert client.send(LIVE).answer()[0] == 200
+        assert client.send(LIVE[:20]).answer()[0] == 408
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(where: Running) -> None:
+    """The client has its answer and loses its connection."""
+    with Client(where) as client:
+        status, headers, body = client.send(infer(length=5000)).answer()
+        assert (status, headers["connection"]) == (408, "close")
+        assert "did not arrive within 300 ms" in json.loads(body)["error"]
+        assert client.is_closed()
+
+
+def test_a_giant_body_is_refused_and_its_client_can_read_so(where: Running) -> None:
+    """What is sent on meanwhile is thrown away, so that the answer is read; the next request is answered."""
+    giant = bytes(1_000_000)
+    with Client(where) as client:
+        client.send(infer(giant))
+        status, _, body = client.answer()
+        assert (status, "takes 97.7 KiB" in json.loads(body)["error"]) == (413, True)
+        assert client.send(LIVE).answer()[0] == 200
+
+
+def test_a_giant_body_that_never_ends_is_left(where: Running) -> None:
+    """It is thrown away for so long, and no longer."""
+    with Client(where) as client:
+        assert client.send(infer(b"", length=10**15)).answer()[0] == 413
+        assert client.is_closed()
+
+
+def test_who_expects_a_word_before_sending_gets_it(where: Running) -> None:
+    """`Expect: 100-continue`: curl asks with it before it sends a large body."""
+    with Client(where) as client:
+        client.send(infer(b"", headers="Expect: 100-continue\r\n", length=len(BODY)))
+        assert client.socket.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert client.send(BODY).answer()[0] == 200
+
+
+def test_a_client_that_goes_away_takes_its_request_along() -> None:
+    """The service's wait is cancelled, the log has it, and others are answered on."""
+    lines: list[Access] = []
+    service, was_logged = FakeService(hold=asyncio.Event()), threading.Event()
+
+    def log(line: Access) -> None:
+        lines.append(line)
+        was_logged.set()
+
+    with running(Edge(service=service, log=log)) as where:
+        with Client(where) as client:
+            client.send(infer())
+            asyncio.run_coroutine_threadsafe(service.held.wait(), where.loop).result(20)
+        asyncio.run_coroutine_threadsafe(service.cancelled.wait(), where.loop).result(20)
+        assert was_logged.wait(20)
+        assert [(line.status, line.reason) for line in lines] == [(499, "cancelled")]
+        with Client(where) as another:
+            assert another.send(LIVE).answer()[0] == 200
+
+
+def test_another_protocol_is_not_offered(where: Running) -> None:
+    """Who asks for an upgrade gets an answer in HTTP/1.1 and then no more; with a body it is told to ask without."""
+    upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n"
+    with Client(where) as client:
+        client.send(LIVE.replace(b"\r\n\r\n", b"\r\n" + upgrade.encode() + b"\r\n"))
+        assert client.answer()[0] == 200
+        assert client.is_closed()
+    with Client(where) as client:
+        status, _, body = client.send(infer(headers=upgrade)).answer()
+        assert (status, "without Upgrade" in json.loads(body)["error"]) == (400, True)
+        assert client.is_closed()
+
+
+def test_a_client_that_does_not_read_is_dropped(where: Running) -> None:
+    """Its answer does not stay in memory; others are answered meanwhile."""
+    big = infer(b"", headers="", length=90_000)
+    with Client(where) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        tensor = {"name": "x", "shape": [1, 22_000], "datatype": "FP32", "parameters": {"binary_data_size": 88_000}}
+        text = orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}})
+        body = text + bytes(88_000)
+        head = big.replace(b"digits", b"echo-fp32").replace(b"90000", b"%d" % len(body))
+        asked = head.replace(b"Host: x", b"Host: x\r\nInference-Header-Content-Length: %d" % len(text)) + body
+        gone = select.poll()
+        gone.register(client.socket, 0)
+        client.socket.setblocking(False)
+        try:
+            while not gone.poll(0):  # asks on and on and reads nothing, until it is hung up on
+                select.select([], [client.socket], [], 20)
+                client.socket.send(asked)
+        except ConnectionError:
+            pass
+        assert gone.poll(0)
+    with Client(where) as another:
+        assert another.send(LIVE).answer()[0] == 200

@@ -1,0 +1,109 @@
+"""The access log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadJob
+from stoker.serving.edge import Access
+from stoker.serving.observing import access_log
+from stoker.serving.observing.access_log import AccessLog
+from tests.serving.waiting import until_on_threads
+
+ONE = Access(protocol="http", method="GET", path="/v2", status=200, seconds=0.25)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    """What is in a log."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_line_has_what_is_to_be_said(tmp_path: Path) -> None:
+    """The time in UTC, and no empty fields."""
+    log = AccessLog(tmp_path / "log", wall_clock=lambda: 86400.5)
+    log(ONE)
+    log.close()
+    assert lines(tmp_path / "log") == [
+        {"at": "1970-01-02T00:00:00.500+00:00", "protocol": "http", "method": "GET", "path": "/v2", "status": 200,
+         "seconds": 0.25}
+    ]  # fmt: skip
+
+
+def test_a_rotated_file_is_reopened(tmp_path: Path) -> None:
+    """Lines from before go to the old file, those from afterwards to a new one of its name."""
+    path = tmp_path / "log"
+    log = AccessLog(path)
+    log(ONE)
+    until_on_threads(lambda: path.stat().st_size > 0)
+    path.rename(tmp_path / "old")
+    log.reopen()
+    for _ in range(2):
+        log(ONE)
+    log.close()
+    assert (len(lines(tmp_path / "old")), len(lines(path))) == (1, 2)
+
+
+def test_where_no_new_file_can_be_opened_the_old_one_goes_on(tmp_path: Path) -> None:
+    """A directory that is gone at the time of rotation loses no lines."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = AccessLog(folder / "log")
+    folder.rename(tmp_path / "moved")
+    log.reopen()
+    log(ONE)
+    log.close()
+    assert len(lines(tmp_path / "moved" / "log")) == 1
+    assert log.dropped == 1
+
+
+def test_a_slow_disk_drops_lines_and_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound lines are dropped and counted; the call returns at once."""
+    monkeypatch.setattr(access_log, "MOST_WAITING", 3)
+    monkeypatch.setattr(AccessLog, "_write_all", lambda _self: None)
+    log = AccessLog(tmp_path / "log")
+    for _ in range(5):
+        log(ONE)
+    assert log.dropped == 2
+    log._file.close()
+
+
+def test_a_full_disk_is_counted(tmp_path: Path) -> None:
+    """Lines that the disk refuses are dropped, and later ones written."""
+    log = AccessLog(tmp_path / "log")
+    write, refusals = log._file.write, iter([OSError(28, "No space left on device")])
+
+    class Full:
+        def write(self, line: str) -> None:
+            for error in refusals:
+                raise error
+            write(line)
+
+        def flush(self) -> None:
+            log_file.flush()
+
+        def close(self) -> None:
+            log_file.close()
+
+    log_file, log._file = log._file, Full()
+    for _ in range(3):
+        log(ONE)
+    log.close()
+    assert (log.dropped, len(lines(tmp_path / "log"))) == (1, 2)
+
+
+def test_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a file, lines go where errors go."""
+    log = AccessLog(None)
+    log(ONE)
+    log.reopen()
+    log.close()
+    assert json.loads(capsys.readouterr().err)["path"] == "/v2"
+
+
+def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:
+    """The path and the reason are named."""
+    with pytest.raises(BadJob, match="nowhere/log cannot be written"):
+        AccessLog(tmp_path / "nowhere" / "log")

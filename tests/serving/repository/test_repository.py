@@ -1,0 +1,217 @@
+"""Models that come, change, break and go."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker import engines
+from stoker.errors import ServiceError
+from stoker.serving.models import Models
+from stoker.serving.observing.metrics import Metrics
+from stoker.serving.problems import Failed, NotFound, Unavailable
+from stoker.serving.repository.repository import Repository, Shelf
+from stoker.serving.service import Request
+from stoker.testing.models import tiny_artifact, tiny_inputs
+from tests.serving.waiting import until
+
+
+async def at_once(_seconds: float) -> None:
+    """Stands in for a pause."""
+    await asyncio.sleep(0)
+
+
+def opened(folder: Path, story: Callable[[Repository, Models], Awaitable[None]]) -> None:
+    """Run a story of a repository over a folder, and close it."""
+
+    async def main() -> None:
+        metrics = Metrics()
+        repository = Repository(Shelf(places=(folder,)), metrics, sleep=at_once)
+        models = Models(repository, metrics)
+        await repository.open()
+        models.is_open = True
+        try:
+            await story(repository, models)
+        finally:
+            await repository.close()
+
+    asyncio.run(main())
+
+
+async def version_of(models: Models, model: str = "digits") -> str:
+    """The version that answers."""
+    return (await models.infer(Request(model=model, inputs=tiny_inputs()))).version
+
+
+def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path) -> None:
+    """A new version, a new model and one that is gone: each at the second glance that shows it."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        tiny_artifact(tmp_path, name="words", kind="tokens")
+        await repository.look_around()
+        assert await version_of(models) == "1"
+        await repository.look_around()
+        assert await version_of(models) == "2"
+        assert models.is_model_ready("words")
+        shutil.rmtree(tmp_path / "words")
+        await repository.look_around()
+        with pytest.raises(NotFound, match="known: digits"):
+            models.is_model_ready("words")
+
+    opened(tmp_path, story)
+
+
+def test_a_version_that_failed_is_not_tried_until_it_changes(tmp_path: Path) -> None:
+    """Looking around again and again loads a corrupt version once, and again when its files are put right."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        bad = tiny_artifact(tmp_path, name="digits", seed=1)
+        whole = bad.graph_path.read_bytes()
+        bad.graph_path.write_bytes(b"half")
+        for _ in range(4):
+            await repository.look_around()
+        assert _failed(models) == 1
+        assert await version_of(models) == "1"
+        bad.graph_path.write_bytes(whole)
+        for _ in range(2):
+            await repository.look_around()
+        assert await version_of(models) == "2"
+
+    opened(tmp_path, story)
+
+
+def _failed(models: Models) -> float:
+    return models._metrics.loads.labels(model="digits", outcome="failed")._value.get()
+
+
+def test_an_unloaded_model_stays_unloaded(tmp_path: Path) -> None:
+    """A new version does not bring back what somebody unloaded; a load request does."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        await models.unload("digits")
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        for _ in range(3):
+            await repository.look_around()
+        with pytest.raises(Unavailable, match="unloaded"):
+            await version_of(models)
+        assert models.is_ready()
+        await models.load("digits")
+        assert await version_of(models) == "2"
+
+    opened(tmp_path, story)
+
+
+def test_loading_takes_a_model_that_was_not_there(tmp_path: Path) -> None:
+    """Without watching, a load request finds a new model; one that is nowhere is not found."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(_repository: Repository, models: Models) -> None:
+        tiny_artifact(tmp_path, name="words", kind="tokens")
+        await models.load("words")
+        assert models.is_model_ready("words", "1")
+        with pytest.raises(NotFound, match="known: digits, words"):
+            await models.load("nobody")
+
+    opened(tmp_path, story)
+
+
+def test_a_load_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
+    """A client that hangs up does not leave a model half loaded."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        asked = asyncio.ensure_future(models.load("digits"))
+        await until(lambda: any(entry.state == "LOADING" for entry in models.index()))
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await asyncio.gather(*repository._tasks)
+        assert await version_of(models) == "2"
+
+    opened(tmp_path, story)
+
+
+class Breakable:
+    """An engine that works until it is told to fail, and then fails for good."""
+
+    def __init__(self, engine: engines.Engine, state: dict[str, Any]) -> None:
+        self._engine = engine
+        self._state = state
+        self._is_broken = False
+
+    def run(self, inputs):
+        self._is_broken = self._is_broken or self._state["fail"]
+        if self._is_broken:
+            raise ServiceError("the device is gone")
+        return self._engine.run(inputs)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def test_engines_that_broke_are_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests fail, readiness falls, and the model comes back once its engines can be loaded again."""
+    tiny_artifact(tmp_path, name="digits")
+    state = {"fail": False, "loads": 0}
+    load = engines.load
+
+    def loading(*args: Any, **how: Any) -> tuple[Breakable, ...]:
+        state["loads"] += 1
+        if state["loads"] == 2:
+            raise ServiceError("the device is still gone")
+        state["fail"] = False
+        return tuple(Breakable(engine, state) for engine in load(*args, **how))
+
+    monkeypatch.setattr(engines, "load", loading)
+
+    async def story(repository: Repository, models: Models) -> None:
+        state["fail"] = True
+        while models.is_ready():
+            with pytest.raises(Failed, match="the device is gone"):
+                await version_of(models)
+        await asyncio.gather(*repository._tasks)
+        assert state["loads"] == 3
+        assert models.is_ready()
+        assert await version_of(models) == "1"
+
+    opened(tmp_path, story)
+
+
+def test_watching_goes_on_after_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A directory that cannot be read is told once, and watched again when it is back."""
+    place = tmp_path / "models"
+    tiny_artifact(place, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        glances = 0
+
+        async def move(_seconds: float) -> None:
+            nonlocal glances
+            glances += 1
+            if glances == 1:
+                place.rename(tmp_path / "gone")
+            if glances == 4:
+                (tmp_path / "gone").rename(place)
+                tiny_artifact(place, name="digits", seed=1)
+            if glances == 8:
+                raise asyncio.CancelledError
+
+        repository._sleep = move
+        with pytest.raises(asyncio.CancelledError):
+            await repository.watch(1.0)
+        assert await version_of(models) == "2"
+
+    opened(place, story)
+    told = [record.message for record in caplog.records if "is not a directory" in record.message]
+    assert len(told) == 1
+    assert "the models' directories cannot be looked at" in told[0]

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.artifacts.elements import Arrays
+from stoker.records import DynamicDim
+from stoker.serving.problems import BadRequest, TooLarge
+from stoker.serving.service import Request, Wanted
+from stoker.serving.wire import fit
+from tests.serving.fakes import DIGITS, TWO, manifest_of
+
+
+def request_of(inputs: Arrays, *outputs: str) -> Request:
+    """A request for `digits` or `two`; `fit` looks at neither name."""
+    return Request(model="m", inputs=inputs, outputs=tuple(Wanted(name=name) for name in outputs))
+
+
+def pair(rows: int = 2, tokens: int = 3, **changes: Any) -> Arrays:
+    """Inputs that fit `two`, unless they are changed."""
+    return {"b": np.ones((rows, tokens), np.int64), "a": np.ones((rows, tokens), np.int64)} | changes
+
+
+def test_what_fits_comes_in_the_manifests_order() -> None:
+    """Whatever order it was sent in, and without a copy."""
+    inputs = pair()
+    found = fit(request_of(inputs, "sum"), TWO)
+    assert list(found) == ["a", "b"]
+    assert found["a"] is inputs["a"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "misses 'a', 'b'"),
+        ({"a": np.ones((1, 1), np.int64)}, "misses 'b'"),
+        (pair(c=np.ones((1, 1), np.int64)), "has unknown 'c'"),
+        ({"a": pair()["a"], "c": pair()["b"]}, "misses 'b' and has unknown 'c'"),
+        (
+            pair(a=np.ones((2, 3), np.int32)),
+            r"'a' of 'two' is INT64 \[batch, tokens\]; this request has INT32 \[2, 3\]",
+        ),
+        (pair(a=np.ones((2, 3, 1), np.int64)), r"has INT64 \[2, 3, 1\]"),
+        (pair(a=np.ones((1, 3), np.int64)), "'b' of 'two' has 2 where dimension 'batch' is, another input has 1"),
+        (pair(a=np.ones((2, 4), np.int64)), "dimension 'tokens'"),
+        (pair(rows=0), "dimension 'batch' of 'two' is 0 in this request, less than 1"),
+        (pair(tokens=0), "'tokens' of 'two' is 0"),
+    ],
+)
+def test_what_does_not_fit_is_told(inputs: Arrays, said: str) -> None:
+    """Names, datatypes, ranks and sizes, with what was wanted and what came."""
+    with pytest.raises(BadRequest, match=said):
+        fit(request_of(inputs), TWO)
+
+
+def test_a_fixed_dimension_is_fixed() -> None:
+    """An image of another size is none for this model."""
+    with pytest.raises(BadRequest, match=r"FP32 \[batch, 8, 8\]; this request has FP32 \[1, 8, 9\]"):
+        fit(request_of({"image": np.ones((1, 8, 9), np.float32)}), DIGITS)
+
+
+def test_an_unknown_output_is_told() -> None:
+    """With the one that was meant."""
+    with pytest.raises(BadRequest, match="Did you mean 'sum'"):
+        fit(request_of(pair(), "sums"), TWO)
+
+
+def test_limits_are_kept() -> None:
+    """Rows above the server's limit, and dimensions above or below the manifest's."""
+    assert fit(request_of(pair(rows=4)), TWO, max_rows=4)
+    with pytest.raises(TooLarge, match="has 5 rows; 'two' takes at most 4"):
+        fit(request_of(pair(rows=5)), TWO, max_rows=4)
+    with pytest.raises(TooLarge, match="'tokens' of 'two' is 17 in this request, more than 16"):
+        fit(request_of(pair(tokens=17)), TWO)
+    wide = manifest_of("wide", TWO.inputs, TWO.outputs, dims=(DynamicDim(name="tokens", low=4),))
+    with pytest.raises(BadRequest, match="less than 4"):
+        fit(request_of(pair(tokens=3)), wide)
+
+
+def test_strings_fit_as_strings() -> None:
+    """NumPy's own strings are BYTES as well."""
+    words = manifest_of("w", tuple(manifest_of("w", TWO.inputs[:1], ()).inputs), ())
+    with pytest.raises(BadRequest, match="this request has BYTES"):
+        fit(request_of({"a": np.array([["x"]])}), words)

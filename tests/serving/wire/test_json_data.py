@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+from stoker.artifacts.elements import dtype_of
+from stoker.records import Datatype
+from stoker.serving.problems import BadRequest
+from stoker.serving.wire.json_data import from_json, to_json
+
+IN_JSON: tuple[Datatype, ...] = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64",
+)  # fmt: skip
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> tuple[Datatype, np.ndarray]:
+    """A tensor of finite numbers or booleans."""
+    datatype = draw(st.sampled_from(IN_JSON))
+    dtype = dtype_of(datatype)
+    finite = {"allow_nan": False, "allow_infinity": False} if dtype.kind == "f" else {}
+    shape = draw(arrays_of.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
+    return datatype, draw(arrays_of.arrays(dtype, shape, elements=arrays_of.from_dtype(dtype, **finite)))
+
+
+@given(tensors(), st.booleans())
+def test_tensors_come_back_as_they_went(one: tuple[Datatype, np.ndarray], is_nested: bool) -> None:
+    """Nested or flat, every number comes back with its last bit."""
+    datatype, array = one
+    sent = array if is_nested else to_json(array)
+    data = orjson.loads(orjson.dumps(sent, option=orjson.OPT_SERIALIZE_NUMPY))
+    found = from_json(data, datatype, array.shape, "input 'x'")
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array)
+
+
+def test_strings_are_utf8() -> None:
+    """A BYTES tensor in JSON is text, on both ways."""
+    array = from_json([["é"], [""]], "BYTES", (2, 1), "input 'x'")
+    assert array.tolist() == [["é".encode()], [b""]]
+    assert to_json(array) == ["é", ""]
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype", "shape"),
+    [
+        (None, "FP32", (1,)),
+        (None, "FP32", ()),
+        ("1", "FP32", (1,)),
+        ([1, 2, 3], "FP32", (2,)),
+        ([[1, 2], [3]], "FP32", (2, 2)),
+        ([[1, 2], 3], "FP32", (2, 2)),
+        ([[[1], [2]]], "FP32", (1, 2)),
+        ([[1], [2]], "FP32", (2,)),
+        ([1, True], "FP32", (2,)),
+        ([1, "2"], "FP32", (2,)),
+        ([1, None], "FP32", (2,)),
+        ([{}], "FP32", (1,)),
+        ([1.5], "INT32", (1,)),
+        ([1.0], "INT32", (1,)),
+        ([128], "INT8", (1,)),
+        ([-1], "UINT8", (1,)),
+        ([2**64], "UINT64", (1,)),
+        ([0], "BOOL", (1,)),
+        ([1e39], "FP32", (1,)),
+        ([10**400], "FP64", (1,)),
+        ([1], "BYTES", (1,)),
+        ([1.0], "FP16", (1,)),
+        ([1.0], "BF16", (1,)),
+    ],
+)
+def test_what_does_not_fit_is_refused(data: object, datatype: Datatype, shape: tuple[int, ...]) -> None:
+    """Other shapes, other kinds of values, numbers too large: never taken for something near."""
+    with pytest.raises(BadRequest, match="input 'x'"):
+        from_json(data, datatype, shape, "input 'x'")
+
+
+def test_a_single_value_needs_no_list() -> None:
+    """A tensor without dimensions is a number."""
+    assert from_json(2.5, "FP64", (), "input 'x'") == np.float64(2.5)
+
+
+def test_numbers_that_are_none_are_null() -> None:
+    """JSON has no NaN and no infinity; an answer stays JSON that every parser reads."""
+    written = orjson.dumps(to_json(np.array([1.0, np.nan, np.inf], np.float32)), option=orjson.OPT_SERIALIZE_NUMPY)
+    assert written == b"[1.0,null,null]"
