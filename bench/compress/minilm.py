@@ -36,7 +36,9 @@ class Layer(nn.Module):
     def forward(self, x_BTD: torch.Tensor, bias_B11T: torch.Tensor) -> torch.Tensor:
         """Features of the next layer [B, T, D]."""
         batch, tokens, _ = x_BTD.shape
-        heads = [part(x_BTD).view(batch, tokens, H, D // H).transpose(1, 2) for part in (self.query, self.key, self.value)]
+        heads = [
+            part(x_BTD).view(batch, tokens, H, D // H).transpose(1, 2) for part in (self.query, self.key, self.value)
+        ]
         scores_BHTT = heads[0] @ heads[1].transpose(2, 3) / (D // H) ** 0.5 + bias_B11T
         mixed_BTD = (scores_BHTT.softmax(-1) @ heads[2]).transpose(1, 2).reshape(batch, tokens, D)
         x_BTD = self.norm1(x_BTD + self.output(mixed_BTD))
@@ -130,6 +132,10 @@ def docstrings(count: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    embeddings = load()(**{name: torch.from_numpy(array) for name, array in tokenised(
-        ["A man is eating food.", "A man is eating a piece of bread."]).items()})
+    embeddings = load()(
+        **{
+            name: torch.from_numpy(array)
+            for name, array in tokenised(["A man is eating food.", "A man is eating a piece of bread."]).items()
+        }
+    )
     sys.stdout.write(f"{float(embeddings[0] @ embeddings[1]):.3f}\n")  # 0.755 says the model's card

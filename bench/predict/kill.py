@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import platform
 import random
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -56,7 +58,8 @@ def kill_at(
     """
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for line in process.stdout or () if target >= 0 else ():
-        if int(json.loads(line).get("parts", 0)) >= target:
+        event = json.loads(line)
+        if event["event"] == "progress" and event["parts"] >= target:
             break
     time.sleep(jitter_s)
     while in_a_write and process.poll() is None and not _is_writing(out):
@@ -115,7 +118,11 @@ def prove(case: str, kills: int, rows: int, randomly: random.Random) -> dict[str
 
 
 def _is_writing(out: Path) -> bool:
-    return any(out.rglob(".writing-*"))
+    for place in (out, out / "predictions", out / "bad"):
+        with suppress(FileNotFoundError):  # not made yet, or removed at the end
+            if any(name.startswith(".writing-") for name in os.listdir(place)):  # noqa: PTH208 - names are enough
+                return True
+    return False
 
 
 def main() -> int:

@@ -5,14 +5,13 @@
 A process of its own serves a model of one 28 × 28 FP32 image that gives ten scores at once, always the same ones. This
 process asks it, in closed loops over eight connections, with bodies that are made beforehand. What is counted is the
 CPU time of the server's process (user and system, all its threads) divided by the requests, so that the client and
-other people's work count less; printed and written to bench/results/: the median over rounds, and the least and most.
-"Floor" is an ASGI application that reads the body and answers as many bytes, under uvicorn alone.
+other people's work count less; servers take turns. Printed and written to bench/results/: the median over rounds, and
+the least and most. A floor is uvicorn or grpc.aio alone, with a handler that reads the bytes and answers as many.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import socket
 import statistics
@@ -28,6 +27,7 @@ import grpc
 import numpy as np
 import orjson
 import uvicorn
+import uvloop
 
 from bench.train.results import document, save
 from stoker.artifacts.elements import Arrays
@@ -77,7 +77,12 @@ class NoModel:
         return Response(model="digits", version="1", id=request.id, outputs=outputs)
 
 
-async def floor(_scope: Scope, receive: Receive, send: Send) -> None:
+async def grpc_floor(_asked: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+    """Answer 160 bytes, which nobody parses."""
+    return b"0" * 160
+
+
+async def http_floor(_scope: Scope, receive: Receive, send: Send) -> None:
     """Read the body, answer 160 bytes."""
     while (await receive()).get("more_body"):
         pass
@@ -89,20 +94,25 @@ async def floor(_scope: Scope, receive: Receive, send: Send) -> None:
 def serve(kind: str) -> None:
     """Serve until killed; the port goes to standard output."""
     edge = Edge(service=NoModel())  # type: ignore[arg-type] - of the protocol, what inference needs
-    if kind == "grpc":
-        asyncio.run(_serve_grpc(edge))
+    if kind.startswith("grpc"):
+        uvloop.run(_serve_grpc(edge, is_floor=kind == "grpc-floor"))
         return
     listening = socket.create_server(("127.0.0.1", 0))
     print(listening.getsockname()[1], flush=True)
     plain = uvicorn.Config(
-        floor, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
-    )
-    config = plain if kind == "floor" else uvicorn_config(Application(edge), Limits())
+        http_floor, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+        proxy_headers=False,
+    )  # fmt: skip
+    config = plain if kind == "http-floor" else uvicorn_config(Application(edge), Limits())
     uvicorn.Server(config).run(sockets=[listening])
 
 
-async def _serve_grpc(edge: Edge) -> None:
-    made = server(edge)
+async def _serve_grpc(edge: Edge, *, is_floor: bool) -> None:
+    made = grpc.aio.server() if is_floor else server(edge)
+    if is_floor:
+        handler = grpc.unary_unary_rpc_method_handler(grpc_floor)
+        service, method = INFER.strip("/").split("/")
+        made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = made.add_insecure_port("127.0.0.1:0")
     await made.start()
     print(port, flush=True)
@@ -177,24 +187,29 @@ def cpu_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(kind: str, asking: Callable[[int], Callable[[int], None]], requests: int, rounds: int) -> dict[str, float]:
-    """CPU time of a request [µs] over rounds."""
-    command = [sys.executable, "-m", "bench.serving.wire_overhead", "--serve", kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ask = asking(int(process.stdout.readline()))
-        ask(requests // 4)
-        found = []
-        for _ in range(rounds):
-            before = cpu_s(process.pid)
-            ask(requests)
-            found.append((cpu_s(process.pid) - before) / requests * 1e6)
-        process.kill()
-    return {
-        "median_us": round(statistics.median(found), 1),
-        "least_us": round(min(found), 1),
-        "most_us": round(max(found), 1),
-    }
+class Case:
+    """A server in a process of its own, and how it is asked."""
+
+    def __init__(self, kind: str, asking: Callable[[int], Callable[[int], None]]) -> None:
+        command = [sys.executable, "-m", "bench.serving.wire_overhead", "--serve", kind]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._ask = asking(int(self._process.stdout.readline()))
+        self._found: list[float] = []
+
+    def round(self, requests: int) -> None:
+        """Ask so often, after a tenth as often to warm up, and keep the CPU time of a request [µs]."""
+        self._ask(requests // 10)
+        before = cpu_s(self._process.pid)
+        self._ask(requests)
+        self._found.append((cpu_s(self._process.pid) - before) / requests * 1e6)
+
+    def done(self) -> dict[str, float]:
+        """Stop the server; what was found."""
+        self._process.kill()
+        self._process.wait()
+        found = {"median_us": statistics.median(self._found), "least_us": min(self._found), "most_us": max(self._found)}
+        return {name: round(value, 1) for name, value in found.items()}
 
 
 def main() -> None:
@@ -208,13 +223,17 @@ def main() -> None:
         serve(options.serve)
         return
     binary, text = http_request(binary=True), http_request(binary=False)
-    cases: dict[str, tuple[str, Callable[[int], Callable[[int], None]]]] = {
-        "floor": ("floor", lambda port: ask_http(port, binary)),
-        "http_binary": ("http", lambda port: ask_http(port, binary)),
-        "http_json": ("http", lambda port: ask_http(port, text)),
-        "grpc_raw": ("grpc", ask_grpc),
+    cases = {
+        "http_floor": Case("http-floor", lambda port: ask_http(port, binary)),
+        "http_binary": Case("http", lambda port: ask_http(port, binary)),
+        "http_json": Case("http", lambda port: ask_http(port, text)),
+        "grpc_floor": Case("grpc-floor", ask_grpc),
+        "grpc_raw": Case("grpc", ask_grpc),
     }
-    found = {name: measure(kind, asking, options.requests, options.rounds) for name, (kind, asking) in cases.items()}
+    for _ in range(options.rounds):
+        for case in cases.values():
+            case.round(options.requests)
+    found = {name: case.done() for name, case in cases.items()}
     for name, row in found.items():
         print(f"{name:12} {row['median_us']:7.1f} µs  ({row['least_us']:.1f} to {row['most_us']:.1f})")
     command = f"python -m bench.serving.wire_overhead --requests {options.requests} --rounds {options.rounds}"

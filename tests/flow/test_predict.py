@@ -134,9 +134,9 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
 
 
 def _spoilt(row: int, line: str) -> str:
-    return {3: "1,2", 20: line.replace(line.split(",")[4], "nan"), 33: line.replace(line.split(",")[0], "x")}.get(
-        row, line
-    )
+    cells = line.split(",")
+    spoilt = {3: cells[:2], 20: [*cells[:4], "nan", *cells[5:]], 33: ["x", *cells[1:]]}
+    return ",".join(spoilt.get(row, cells))
 
 
 def test_bad_rows_are_set_aside(tmp_path: Path) -> None:

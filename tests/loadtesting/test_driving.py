@@ -62,14 +62,14 @@ def test_the_mean_wait_is_at_least_that_of_the_queue() -> None:
     """
     service_s, load = 0.004, 0.6
     with served(single_server(service_s)) as address:
-        trace = open_loop(address, [PAYLOAD], poisson(load / service_s, 3.0, seed=5), connections=64, limits=Limits())
+        trace = open_loop(address, [PAYLOAD], poisson(load / service_s, 1.5, seed=5), connections=64, limits=Limits())
     theory = service_s + load * service_s / (2 * (1 - load))
     due = np.array(trace.due)
     free, exact = 0.0, []  # the same arrivals through an ideal server
     for at in due:
         free = max(free, at) + service_s
         exact.append(free - at)
-    assert np.mean(exact) == pytest.approx(theory, rel=0.25)
+    assert np.mean(exact) == pytest.approx(theory, rel=0.3)
     measured = np.array(trace.done) - due
     assert (measured >= np.array(exact) - 0.002).all()
 

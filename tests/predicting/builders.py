@@ -14,9 +14,16 @@ import pyarrow.parquet as pq
 from stoker.artifacts.elements import Arrays
 from stoker.errors import ServiceError
 from stoker.predicting.answering import Model
+from stoker.predicting.identity import Asked
 from stoker.predicting.inputs import Input, inputs_of
 from stoker.records import ArtifactSource, DynamicDim, Manifest, TensorSpec, Tolerance
-from stoker.records.prediction import PredictionPart
+from stoker.records.prediction import PixelSettings, PredictionPart
+
+ASKED = Asked(
+    model="m", version=1, model_digest="0" * 64, columns={"x": ("a",)}, keep=(), pixels=PixelSettings(),
+    allow_nan=False, batch_rows=None, part_rows=None, threads=None,
+)  # fmt: skip
+"""A command that leaves every choice to the job."""
 
 
 def manifest(

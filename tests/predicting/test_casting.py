@@ -56,7 +56,11 @@ def test_booleans_are_zero_and_one() -> None:
 
 @pytest.mark.parametrize(
     ("value", "datatype", "words"),
-    [(np.nan, "FP32", "is nan"), (1.5, "INT8", "is 1.5, which is no whole"), (300, "INT8", "is 300, which INT8 cannot")],
+    [
+        (np.nan, "FP32", "is nan"),
+        (1.5, "INT8", "is 1.5, which is no whole"),
+        (300, "INT8", "is 300, which INT8 cannot"),
+    ],
 )
 def test_the_reason_names_the_value(value: float, datatype: Any, words: str) -> None:
     """Whoever mends the file is told what stands there."""

@@ -40,7 +40,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BadJob, match=words):
             _names(*asked)
     _touch(tmp_path, "b.jsonl")
-    with pytest.raises(BadJob, match="several kinds: .csv, .jsonl"):
+    with pytest.raises(BadJob, match=r"several kinds: \.csv, \.jsonl"):
         _names(tmp_path)
 
 
@@ -48,7 +48,7 @@ def test_images_beside_a_table_are_not_mixed_in(tmp_path: Path) -> None:
     """A folder of images with their labels in a CSV: which is meant has to be said."""
     _touch(tmp_path, "labels.csv")
     Image.new("L", (2, 2)).save(tmp_path / "a.png")
-    with pytest.raises(BadJob, match="several kinds: .csv, .png"):
+    with pytest.raises(BadJob, match=r"several kinds: \.csv, \.png"):
         _names(tmp_path)
 
 

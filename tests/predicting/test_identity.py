@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from stoker.predicting.identity import Asked, content_digest, cut, differences, stamp_of
+from stoker.predicting.identity import content_digest, cut, differences, stamp_of
 from stoker.predicting.sources import find_sources
 from stoker.records.prediction import PixelSettings, PredictionJob
-from tests.predicting.builders import write_lines
-
-ASKED = Asked(
-    model="m", version=1, model_digest="0" * 64, columns={"x": ("a",)}, keep=(), pixels=PixelSettings(),
-    allow_nan=False, batch_rows=None, part_rows=None, threads=None,
-)  # fmt: skip
+from tests.predicting.builders import ASKED, write_lines
 
 
 def _file(path: Path, *values: str) -> str:

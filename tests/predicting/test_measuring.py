@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 from stoker.artifacts.elements import Arrays
 from stoker.errors import ServiceError
 from stoker.predicting.filling import Filled
-from stoker.predicting.measuring import Cut, choose_cut
+from stoker.predicting.measuring import Bounds, Cut, choose_cut
 from stoker.predicting.samples import numbers
-from tests.predicting.builders import summing, sums
+from tests.predicting.builders import ASKED, summing, sums
 
 
 class _Ticking:
@@ -35,12 +35,12 @@ class _Ticking:
         """Nothing to give back."""
 
 
-def _cut(ticking: _Ticking, rows: Any, **asked: int | None) -> Cut:
+def _cut(ticking: _Ticking, rows: Any, most_rows: int | None = None, **asked: Any) -> Cut:
     model = summing()
     filled = Filled({"ids": numbers(rows, model.inputs[0], allow_nan=False)}, {0: ("", "bad")} if rows == [[1]] else {})
-    wanted: dict[str, int | None] = {"batch_rows": None, "part_rows": None, "most_rows": None, **asked}
-    clock: Callable[[], float] = ticking
-    return choose_cut(filled, len(rows), model, ticking, clock, **wanted)
+    wanted = dataclasses.replace(ASKED, **asked)
+    bounds = Bounds(most_rows=most_rows, num_rows=1e6, instances=2)
+    return choose_cut(filled, len(rows), model, ticking, ticking, wanted, bounds)
 
 
 def test_the_batch_is_measured_on_a_row_of_middle_size() -> None:

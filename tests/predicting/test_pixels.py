@@ -100,7 +100,9 @@ def test_colours_become_grey_where_there_is_one_channel() -> None:
     assert (_read(buffer.getvalue(), GREY) == 255).all()
 
 
-@pytest.mark.parametrize("value", [b"no image", _png(np.zeros((2, 4)))[:-30], "absent.png"], ids=["no", "cut", "absent"])
+@pytest.mark.parametrize(
+    "value", [b"no image", _png(np.zeros((2, 4)))[:-30], "absent.png"], ids=["no", "cut", "absent"]
+)
 def test_what_cannot_be_decoded_is_bad(value: Any) -> None:
     """Told in words that are the same every time."""
     with pytest.raises(ValueError, match="cannot be decoded as an image") as caught:

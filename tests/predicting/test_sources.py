@@ -103,7 +103,12 @@ def test_a_ragged_record_is_broken_and_the_next_is_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "words"),
-    [(["a,b", '1,"2', "3,4"], "unexpected end"), (["a,a"], "two columns 'a'"), ([], "is empty"), (["a", '"b"c'], "no CSV")],
+    [
+        (["a,b", '1,"2', "3,4"], "unexpected end"),
+        (["a,a"], "two columns 'a'"),
+        ([], "is empty"),
+        (["a", '"b"c'], "no CSV"),
+    ],
 )
 def test_a_file_that_is_no_csv_is_refused(tmp_path: Path, lines: list[str], words: str) -> None:
     """A quote that is never closed does not swallow the rest of the file."""

@@ -12,7 +12,7 @@ import pytest
 from stoker.errors import BadJob
 from stoker.predicting.answering import Answers
 from stoker.predicting.rows import Field, Rows
-from stoker.predicting.tables import encode, labelled, schema_of, table_of
+from stoker.predicting.tables import encode, label_columns, schema_of, table_of
 from stoker.records import Manifest, TensorSpec
 from tests.predicting.builders import manifest
 
@@ -76,13 +76,14 @@ def test_types_that_parquet_lacks_are_widened() -> None:
 
 
 def test_the_label_is_the_largest_elements() -> None:
-    """One output with names gives `label`; outputs whose number of elements is another have none."""
+    """One output with names gives `label`, unless the user keeps a column of that name; other outputs have none."""
     found = _manifest("y", (2,), labels={"y": ("cat", "dog"), "z": ("a",)})
-    assert labelled(found) == ("y",)
+    assert label_columns(found, []) == {"y": "label"}
+    assert label_columns(found, ["label"]) == {"y": "y_label"}
     assert _table(found, np.float32([[1, 2], [4, 3]]))["label"].to_pylist() == ["dog", "cat"]
     taken = _manifest("label", (2,), labels={"label": ("cat", "dog")})
     assert _table(taken, np.float32([[1, 2], [4, 3]]))["label_label"].to_pylist() == ["dog", "cat"]
-    assert labelled(_manifest("y", (3,), labels={"y": ("cat", "dog")})) == ()
+    assert label_columns(_manifest("y", (3,), labels={"y": ("cat", "dog")}), []) == {}
 
 
 def test_no_rows_are_an_empty_table() -> None:

@@ -25,10 +25,11 @@ from bench.train.results import document, read, save
 from stoker import artifacts
 from stoker.errors import ServiceError
 from stoker.loadtesting.measuring import Target, at_rate, with_callers
-from stoker.loadtesting.rates import highest_rate
+from stoker.loadtesting.rates import highest_rate, probe_seconds
 from stoker.records import to_json
 from stoker.records.codec import JSON
 from stoker.records.loadtest import Objective, SettingsTrial
+from stoker.store import cache_root
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _WARM_UP_S = 0.5
@@ -158,7 +159,7 @@ def _open_loop(target: Target, objective: Objective, closed: Sequence[JSON]) -> 
         lambda rate, seconds: at_rate(target, rate, seconds, cuts=True, seed=next(seeds)),
         first=0.75 * max(rates, default=50.0),
         has_time=lambda needed: time.monotonic() + needed < until,
-        seconds_at=lambda rate: min(5.0, max(2.0, 600 / rate)),
+        seconds_at=lambda rate: probe_seconds(rate, objective.q, shortest_s=1.5, longest_s=3.0),
     )
     return to_json(SettingsTrial(settings=None, rate=found.rate, why=found.why, tried=found.tried))
 
@@ -200,7 +201,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workloads", nargs="+", default=names, choices=names)
     parser.add_argument("--contenders", nargs="+", default=everyone, choices=everyone)
     parser.add_argument("--compressed", nargs="*", default=[], metavar="MODEL=DIR", help="models of `stoker compress`")
-    parser.add_argument("--work", default="race-work", help="models and logs")
+    parser.add_argument("--work", default=str(cache_root() / "race"), help="models and logs")
     parser.add_argument("--output", default=str(RESULTS / f"serving_race_{time.strftime('%Y-%m-%d')}.json"))
     return parser.parse_args()
 

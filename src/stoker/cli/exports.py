@@ -77,7 +77,7 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, EOFError) as error:
         remedy = "Write it with np.savez('inputs.npz', NAME=array, …), arrays of numbers."
         raise BadArtifact(f"--inputs {path} cannot be read: {error}", remedy=remedy) from error
 
@@ -123,12 +123,13 @@ def _files(manifest: Manifest) -> Table:
 def _standing(manifest: Manifest) -> Text:
     """What differences are shares of, what the model was worth when it was trained, when an answer is another one."""
     measured = " · ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
-    tolerance = manifest.tolerance
-    return Text(
-        f"* as a share of the output's largest value\n{measured}{chr(10) * bool(measured)}answers may differ by {tolerance.absolute:.1e} + "
-        f"{tolerance.relative:.1e} of their size; proved on {manifest.proved_on}",
-        style="dim",
+    allowed = f"{manifest.tolerance.absolute:.1e} + {manifest.tolerance.relative:.1e} of their size"
+    lines = (
+        "* as a share of the output's largest value",
+        measured,
+        f"answers may differ by {allowed}; proved on {manifest.proved_on}",
     )
+    return Text("\n".join(filter(None, lines)), style="dim")
 
 
 def _table(*titles: str) -> Table:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.flow.loadtesting import Load
 
 _SEARCH_S, _MEASURE_S = 180.0, 10.0
+_BUSY_CORES = 0.2
 _OBJECTIVE = re.compile(r"p(\d{1,2}(?:\.\d+)?)=(\d+(?:\.\d+)?)(us|µs|ms|s)")
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -196,6 +197,9 @@ def render_limit(found: ServingLimit, console: Console) -> None:
     if found.levels:
         console.print(_levels(found.levels))
     print_notes(found.levels, console)
+    if found.others_cores > _BUSY_CORES:
+        others = f"other programs kept {found.others_cores:.1f} cores busy meanwhile: try again on a quiet machine"
+        console.print(Text.assemble(("warning: ", "bold yellow"), others), soft_wrap=True)
     if found.written_to:
         console.print(Text(f"written to {found.written_to}; `stoker serve` loads it"), soft_wrap=True)
 

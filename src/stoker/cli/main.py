@@ -506,6 +506,51 @@ def export(
             render_export(artifact, Console())
 
 
+@app.command()
+def compress(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An exported model's directory, such as models/digits.")],
+    max_drop: Annotated[
+        str, typer.Option("--max-drop", metavar="DROP", help="The most the metric may lose: 0.5%, or a number.")
+    ] = "0.5%",
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME|FILE", help="A name, or a Python file with metric(outputs, targets)."),
+    ] = None,
+    job_file: Annotated[
+        Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="Rows instead, .npz or .parquet: inputs and target.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", metavar="ROWS", help="A batch size that counts; may be repeated.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="About how long the search may take.")] = 180.0,
+    seed: Annotated[int, typer.Option("--seed", help="Deals out the rows.")] = 0,
+    keep_all: Annotated[
+        Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make an exported model smaller and faster, with proof that it keeps its metric and is faster here."""
+    with _reported(debug=debug):
+        from stoker import flow
+        from stoker.cli.compressions import compression_document, render_compression, teller
+
+        with _output(for_json=as_json):
+            found = flow.compress(
+                model, max_drop=max_drop, job=None if job_file is None else _load(job_file, None)[0], data=data,
+                metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
+                keep_all=keep_all, tell=teller(Console(stderr=True), quiet=as_json),
+            )  # fmt: skip
+        if as_json:
+            _print_document(compression_document(found))
+        else:
+            render_compression(found, Console())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     app(args=None if arguments is None else list(arguments))

@@ -44,5 +44,6 @@ def _placed(whole: Array | None, part: Array, chosen: Indices, rows: int, name: 
     size = tuple(max(a, b) for a, b in zip(whole.shape[1:], part.shape[1:], strict=True))
     if size != whole.shape[1:]:
         whole = np.pad(whole, [(0, 0), *((0, new - old) for new, old in zip(size, whole.shape[1:], strict=True))])
-    whole[(chosen, *(slice(0, length) for length in part.shape[1:]))] = part
+    region: Any = (chosen, *(slice(0, length) for length in part.shape[1:]))
+    whole[region] = part
     return whole

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,16 +99,14 @@ class Course:
     def solo(self, engine: Engine) -> tuple[Race, ...]:
         """The fewest rounds of one engine at each batch size, by the name `own`."""
         requests = map(self.request, self.terms.batch_sizes)
-        return tuple(race({"own": lambda b=batch: engine.run(b)}, self.clock, seconds=0.0) for batch in requests)
+        return tuple(race({"own": partial(engine.run, request)}, self.clock, seconds=0.0) for request in requests)
 
     def races(self, one: Engine, rival: Engine, *, seconds: float) -> tuple[Race, ...]:
         """Rounds of two engines at each batch size, by the names `own` and `rival`, for about so long in all."""
         share = seconds / len(self.terms.batch_sizes)
         return tuple(
-            race(
-                {"own": lambda b=batch: one.run(b), "rival": lambda b=batch: rival.run(b)}, self.clock, seconds=share
-            )  # fmt: skip
-            for batch in map(self.request, self.terms.batch_sizes)
+            race({"own": partial(one.run, request), "rival": partial(rival.run, request)}, self.clock, seconds=share)
+            for request in map(self.request, self.terms.batch_sizes)
         )
 
     def request(self, rows: int) -> Arrays:

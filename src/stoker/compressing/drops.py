@@ -92,7 +92,9 @@ def rows_to_tell(original: Scores, candidate: Scores, max_drop: float, confidenc
         return None
     z = NormalDist().inv_cdf(confidence)
     spread = max(float(losses.std()), largest_loss(original, candidate) / len(losses))
-    return max(rows_needed(max_drop, largest_loss(original, candidate), confidence), math.ceil((z * spread / room) ** 2))
+    return max(
+        rows_needed(max_drop, largest_loss(original, candidate), confidence), math.ceil((z * spread / room) ** 2)
+    )
 
 
 def _means(losses: Scores, seed: int) -> Scores:

@@ -6,15 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.artifacts.elements import Arrays
 from stoker.compressing.candidates import Candidate, Made, Workshop
 from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies, likeness
+from stoker.compressing.drops import Scores, corrected, drop_of
 from stoker.compressing.invariance import steadiness
 from stoker.compressing.judging import MOST_FINALISTS, Judgement, fast_enough, foreseen_bound, selected
-from stoker.compressing.drops import Scores, corrected, drop_of
-from stoker.artifacts.elements import Arrays
-from stoker.engines import Engine
 from stoker.errors import StokerError
-from stoker.records import Manifest
 from stoker.records.compression import CompressionTrial, Gate
 
 LEAST_LIKENESS = 0.8

@@ -1,15 +1,17 @@
 """Does a model answer a row alike whatever shares its batch, and however far it is filled up?
 
-A service stacks requests, so a model whose answer depends on its neighbours answers at random. Quantised models do so to
-some extent: kernels of other batch sizes round elsewhere, and scales that are taken from the batch itself ("dynamic"
-quantisation) change with every neighbour.
+A service stacks requests, so a model whose answer depends on its neighbours answers at random. Quantised models do so
+to some extent: kernels of other batch sizes round elsewhere, and scales that are taken from the batch itself
+("dynamic" quantisation) change with every neighbour.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.answers import answers
@@ -78,14 +80,21 @@ def steadiness(engine: Engine, rows: Rows, manifest: Manifest) -> Steadiness:
         longest = _at_full_length(engine, few) if size == max(BATCHES) else together
         for row, single in enumerate(alone):
             for name, one in single.items():
-                region = (row, *(slice(0, length) for length in one.shape[1:]))
+                region = (slice(row, row + 1), *(slice(0, length) for length in one.shape[1:]))
                 for other in (together, longest):
-                    off = float(np.max(np.abs(other[name][region].astype(np.float64) - one[0]), initial=0.0))
-                    deviation[name] = max(deviation[name], off)
+                    deviation[name] = max(deviation[name], _apart(other[name][region], one))
     stacked = {name: np.concatenate([one[name].ravel() for one in alone]).astype(np.float64) for name in deviation}
     scale = {name: float(np.sqrt(np.mean(np.square(values)))) for name, values in stacked.items()}
     finite = all(np.isfinite(values).all() for values in stacked.values()) and all(map(np.isfinite, deviation.values()))
     return Steadiness(deviation, scale, bool(finite))
+
+
+def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """The largest difference; infinite where one of them alone is not finite."""
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(a == b, 0.0, np.abs(a - b))
+    return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
 
 
 def _alone(engine: Engine, rows: Rows, manifest: Manifest, row: int) -> Arrays:

@@ -68,7 +68,7 @@ def repaired(broken: Candidate, ranking: Ranking) -> Iterator[Candidate]:
 
 
 def _maker(graph: Path, points: tuple[str, ...]) -> Callable[[Workshop, Path], Made]:
-    def make(workshop: Workshop, directory: Path) -> Made:
+    def make(_workshop: Workshop, directory: Path) -> Made:
         return undone(graph, directory, points)
 
     return make

@@ -88,7 +88,9 @@ def check_fit(rows: Rows, manifest: Manifest, what: str) -> Rows:
     names = {spec.name for spec in manifest.inputs}
     if names != set(rows.inputs):
         raise BadJob(f"{what}: the model takes {_listed(names)}, the data has {_listed(set(rows.inputs))}")
-    counts = {len(array) for array in rows.inputs.values()} | ({len(rows.targets)} if rows.targets is not None else set())
+    counts = {len(array) for array in rows.inputs.values()} | (
+        {len(rows.targets)} if rows.targets is not None else set()
+    )
     if len(counts) > 1:
         raise BadJob(f"{what}: inputs and targets have different numbers of rows: {_listed(map(str, counts))}")
     return Rows({spec.name: _fitted(rows.inputs[spec.name], spec, what) for spec in manifest.inputs}, rows.targets)

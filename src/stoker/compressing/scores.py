@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.drops import Scores
 from stoker.errors import BadJob, first_line, nearest
 
-Array = NDArray[Any]
+Array = Any
+"""An array of NumPy's."""
 PerRow = Callable[[Any, Any], Any]
-"""`metric(outputs, targets)`: one score a row [N]. `outputs` is an array where the model has one output, else a dict."""
+"""`metric(outputs, targets)`: one score a row [N]. `outputs` is an array if the model has one output, else a dict."""
 
 
 @dataclass(frozen=True)

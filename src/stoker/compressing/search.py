@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from stoker.compressing.candidates import Candidate, Workshop, candidates_for
 from stoker.compressing.contender import Contender, Course, latencies
-from stoker.compressing.drops import largest_loss, rows_needed
+from stoker.compressing.drops import Scores, largest_loss, rows_needed
 from stoker.compressing.examining import Bar, examine, reference
 from stoker.compressing.graphs import GraphKind
 from stoker.compressing.judging import MOST_FINALISTS, accepted, require_rows
@@ -50,6 +52,8 @@ class Search:
     rejected: list[CompressionTrial] = field(default_factory=list)
     graphs: dict[str, Path] = field(default_factory=dict)
     """Graphs of rejected candidates by name: what can be repaired."""
+    accepted_scores: Scores = field(default_factory=lambda: np.zeros(1))
+    """The original's scores on the rows of acceptance, once they were asked."""
 
     @property
     def left_s(self) -> float:
@@ -100,7 +104,7 @@ class Search:
                 return
 
     def accept(self, seed: int) -> Contender:
-        """The fastest whose drop keeps within what is allowed on the rows of acceptance; the original where none's does.
+        """The fastest whose drop keeps within what is allowed on the rows of acceptance, or else the original.
 
         Raises:
             ServiceError: the original cannot be asked any more.
@@ -110,7 +114,7 @@ class Search:
             finalists[-1] = self.rival  # where every finalist in 8 bits fails, the best of the others may hold
         rows, chosen = self.course.material.acceptance, self.original
         self.tell(f"accepting on {len(rows)} rows: {', '.join(one.trial.name for one in finalists) or 'nobody'}")
-        scores = self.course.scores(self.course.answers(self.original.engine, rows), rows)
+        scores = self.accepted_scores = self.course.scores(self.course.answers(self.original.engine, rows), rows)
         for one in finalists:
             try:
                 found = self.course.scores(self.course.answers(one.engine, rows), rows)
@@ -131,7 +135,10 @@ class Search:
         """Write down why those that passed were not taken."""
         for one in self.passed:
             if one not in finalists:
-                one.note(outcome="passed", reason="slower than those that were held against the rows of acceptance, or less sure")
+                one.note(
+                    outcome="passed",
+                    reason="slower than those that were held against the rows of acceptance, or less sure",
+                )
             elif one.trial.outcome == "passed" and one is not chosen:
                 one.note(reason=f"{chosen.trial.name} is faster")
         if chosen is not self.original:
@@ -170,7 +177,10 @@ def begin(course: Course, workshop: Workshop, directory: Path, tell: Tell) -> Se
     few = dataclasses.replace(course, material=limited(course.material, FEWEST_ROWS, len(course.material.acceptance)))
     original = reference(few)
     original.note(latency_s=latencies(few.solo(original.engine), terms.batch_sizes))
-    most = int(SELECTION_SHARE * terms.seconds / _row_s(original)), int(ACCEPTANCE_SHARE * terms.seconds / _row_s(original))
+    most = (
+        int(SELECTION_SHARE * terms.seconds / _row_s(original)),
+        int(ACCEPTANCE_SHARE * terms.seconds / _row_s(original)),
+    )
     allowed = course.metric.allowed(terms.max_drop, course.metric.value(original.scores))
     confidence = 1 - (1 - terms.confidence) / MOST_FINALISTS
     needed = rows_needed(allowed, largest_loss(original.scores, original.scores), confidence)
@@ -197,8 +207,9 @@ def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str]) -> None:
 
 def limited(material: Material, selection: int, acceptance: int) -> Material:
     """At most so many rows to choose by and to accept by: the first, as rows lie in the order they were dealt in."""
-    parts = {"selection": (material.selection, selection), "acceptance": (material.acceptance, acceptance)}
-    return dataclasses.replace(material, **{name: rows.first(most) for name, (rows, most) in parts.items()})
+    return dataclasses.replace(
+        material, selection=material.selection.first(selection), acceptance=material.acceptance.first(acceptance)
+    )  # fmt: skip
 
 
 def _row_s(original: Contender) -> float:

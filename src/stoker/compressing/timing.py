@@ -18,7 +18,7 @@ import numpy as np
 from stoker.records.compression import Interval
 
 RESAMPLES = 2000
-FEWEST_ROUNDS, MOST_ROUNDS = 6, 41
+FEWEST_ROUNDS, MOST_ROUNDS = 6, 101
 LEAST_RUN_S = 0.002
 """A timed run takes at least so long: shorter calls are repeated within it, against the clock's own noise."""
 

@@ -159,7 +159,7 @@ def _require_signature(compiled: Any, graph: Graph) -> None:
 
 
 def _datatype(port: Any) -> str:
-    name = port.get_element_type().get_type_name()
+    name: str = port.get_element_type().get_type_name()
     return _TYPES.get(name, name)
 
 

@@ -9,18 +9,27 @@ from pathlib import Path
 from stoker.errors import BadArtifact, ServiceError
 from stoker.records import TensorSpec
 
-_PLACES = re.compile(r"^(Exception from |Check '.*' failed at |\[ONNXRuntimeError\] : \d+ : )")
+_WHERE = re.compile(
+    r"^(Exception from \S+:\d+|Check '.*' failed at \S+:\d+|FrontEnd API failed with \w+|Summary):$|fully converted\.$"
+)
+_CHECK = re.compile(r"( ?Check '.*' failed at \S+:\d+)?:$")
+_MOST_CHARACTERS = 300
 
 
 def telling_line(error: BaseException) -> str:
-    r"""The first line that says what went wrong, not where in the library.
+    r"""What went wrong, in one line: not where in the library, but of which node.
 
     >>> telling_line(RuntimeError("Exception from src/infer.cpp:224:\nEltwise shape infer: dim 1 mismatch\n"))
     'Eltwise shape infer: dim 1 mismatch'
+    >>> telling_line(RuntimeError("[CPU] Mul node 'm' Check 'a == b' failed at src/mul.cpp:2:\n3 and 5 mismatch"))
+    "[CPU] Mul node 'm': 3 and 5 mismatch"
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not (_PLACES.match(line) and line.endswith(":"))]
-    return (telling or lines or [type(error).__name__])[0][:300]
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not _WHERE.search(line)] or lines or [type(error).__name__]
+    first = _CHECK.sub("", lines[0])
+    is_whole = first == lines[0] or len(lines) == 1
+    words = (first,) if is_whole else (first, lines[1])
+    return ": ".join(word for word in words if word)[:_MOST_CHARACTERS]
 
 
 def not_installed(engine: str) -> BadArtifact:

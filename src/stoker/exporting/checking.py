@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from stoker.artifacts import difference
 from stoker.artifacts.answers import has_nan
@@ -18,7 +19,7 @@ from stoker.exporting.trial import Trial
 from stoker.records import Proof, TensorSpec
 
 LIMIT = 1e-3
-"""The most that fp32 answers may differ. Engines that were right differed by up to 2e-5, what was wrong by 0.02 up."""
+"""The most that answers may differ. Those of seven small networks that were right, in fp32, differed by 1.2e-6."""
 
 Answer = Callable[[Arrays], Arrays]
 """Whatever answers: an engine's `run`."""
@@ -27,10 +28,8 @@ Answer = Callable[[Arrays], Arrays]
 def prove_equal(who: str, answer: Answer, oracle: Answer, trial: Trial, limit: float = LIMIT) -> Proof:
     """That it answers as the oracle does, at every size of batch."""
     asked = list(trial.requests())
-    words = f"{who}, {'; '.join(words for words, _ in asked)}"
-    return _worst(
-        words, ((words, _apart(answer, request, lambda r=request: oracle(r))) for words, request in asked), limit
-    )
+    errors = [(words, _apart(answer, request, partial(oracle, request))) for words, request in asked]
+    return _worst(f"{who}, {'; '.join(words for words, _ in asked)}", errors, limit)
 
 
 def prove_alone(who: str, answer: Answer, trial: Trial, limit: float = LIMIT) -> Proof:

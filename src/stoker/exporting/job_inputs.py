@@ -22,6 +22,7 @@ from stoker.errors import BadArtifact
 from stoker.exporting.flat import Call, names_of_arguments
 from stoker.jobs import Job
 from stoker.loading.fields import Content, Fields
+from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
 
 Key = Any
@@ -52,7 +53,7 @@ class JobInputs:
         """The same, of a model that takes samples already prepared."""
         return dataclasses.replace(self, is_prepared=True)
 
-    def arrays(self, rows: Sequence[int], samples: Samples | None = None) -> Arrays:
+    def arrays(self, rows: Sequence[int] | Indices, samples: Samples | None = None) -> Arrays:
         """Samples by their index, as the exported model takes them; of other samples of the job, if they are given."""
         chosen = samples or self.samples
         content = chosen.fetch(np.asarray(rows, dtype=np.int64), 0)

@@ -30,6 +30,7 @@ _QUANTISED = frozenset({
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
     "QLinearMatMul", "QGemm", "QAttention", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "FakeQuantize",
 })  # fmt: skip
+_NO_SHAPE = "Field 'shape' of 'type' is required but missing"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def read_onnx(path: Path) -> OnnxFile:
     try:
         onnx.checker.check_model(str(path))
     except Exception as error:  # ValidationError, and RuntimeError from its C++ part
+        if _NO_SHAPE in str(error):  # some exporters leave the outputs' shapes out, and engines work them out
+            return found
         raise BadArtifact(f"{path} is not valid ONNX: {_what_fails(error)}") from error
     return found
 

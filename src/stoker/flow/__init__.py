@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stoker.flow.compressing import compress
     from stoker.flow.decision import plan
     from stoker.flow.diagnosis import doctor
     from stoker.flow.exporting import export
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "OwnLoop": "own_loop", "Run": "runs", "StepProfile": "profiles",
-    "bench_serve": "loadtesting", "doctor": "diagnosis", "export": "exporting", "load": "runs",
+    "bench_serve": "loadtesting", "compress": "compressing", "doctor": "diagnosis", "export": "exporting", "load": "runs",
     "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
     "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
     "verify": "verification",
 }  # fmt: skip
 
 __all__ = [
-    "OwnLoop", "Run", "StepProfile", "bench_serve", "doctor", "export", "load", "lr_range", "plan",
+    "OwnLoop", "Run", "StepProfile", "bench_serve", "compress", "doctor", "export", "load", "lr_range", "plan",
     "predict", "prepare", "profile", "report", "serve", "take_part_in", "train", "verify",
 ]  # fmt: skip
 

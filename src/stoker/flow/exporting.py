@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from stoker import exporting
@@ -27,12 +29,15 @@ from stoker.store import sha256_file
 
 _NUM_EXAMPLES = 8
 
+Examples = Inputs | Mapping[str, NDArray[Any]]
+"""Example inputs, first dimension samples: tensors, by position or by name, or arrays by name."""
+
 
 def export(
     what: Run | nn.Module | str | Path,
     out: str | Path,
     *,
-    inputs: Inputs | Mapping[str, np.ndarray] | None = None,
+    inputs: Examples | None = None,
     about: About | None = None,
     job: Job | None = None,
 ) -> Artifact:
@@ -57,10 +62,24 @@ def export(
         if inputs is None:
             raise BadArtifact("A module is exported with examples of its inputs", remedy="Give inputs=…, two or more.")
         with generators_kept(), users_code("the model", None, error=BadArtifact):
-            return exporting.export_module(what, inputs, out, about)
+            return exporting.export_module(what, _as_tensors(inputs), out, about)
     if not isinstance(what, Run) and Path(what).suffix == ".onnx":
-        return exporting.import_onnx(Path(what), out, inputs=inputs, about=about)
+        return exporting.import_onnx(Path(what), out, inputs=_as_arrays(inputs), about=about)
     return export_run(what if isinstance(what, Run) else load(what), out, about or About(), job)
+
+
+def _as_tensors(inputs: Examples) -> Inputs:
+    if isinstance(inputs, Mapping):
+        return {name: torch.as_tensor(value) for name, value in inputs.items()}
+    return inputs
+
+
+def _as_arrays(inputs: Examples | None) -> dict[str, NDArray[Any]] | None:
+    if inputs is None:
+        return None
+    if not isinstance(inputs, Mapping):
+        raise BadArtifact("Example inputs of an ONNX file go by name", remedy="Give inputs={NAME: array, …}.")
+    return {name: np.asarray(value) for name, value in inputs.items()}
 
 
 def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Artifact:

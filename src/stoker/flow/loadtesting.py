@@ -13,7 +13,8 @@ from pathlib import Path
 from stoker import artifacts
 from stoker.artifacts import Artifact
 from stoker.artifacts.elements import Arrays
-from stoker.devices import attached_cpu
+from stoker.devices import attached_cpu, sample_cpu
+from stoker.devices.load import CpuSample, others_cores
 from stoker.errors import BadArtifact, BadJob, ServiceError
 from stoker.loadtesting.child import cpu_seconds, serving
 from stoker.loadtesting.connection import Address, address_of
@@ -22,13 +23,16 @@ from stoker.loadtesting.limit import Search
 from stoker.loadtesting.measuring import Target, at_rate, greet, with_callers
 from stoker.loadtesting.metadata import input_specs
 from stoker.loadtesting.payloads import infer_payload
-from stoker.loadtesting.rates import highest_rate
+from stoker.loadtesting.rates import highest_rate, probe_seconds
 from stoker.records import ServiceSettings, TensorSpec, dumps, loads
 from stoker.records.loadtest import LoadMeasurement, Objective, ServingLimit, SettingsTrial
 from stoker.store.files import write_atomic
 
 SETTINGS = "service.json"
 """What the search writes and a server loads, beside a model's versions."""
+
+MOST_CALLERS = 900
+"""Connections that can be waited for at once: `select` knows of 1024 files."""
 
 _FIRST_RATE = 0.7
 _CAPACITY_S = 2.0
@@ -86,6 +90,7 @@ def bench_serve(
     machine = attached_cpu()
     kept, plain = _kept_settings(directory), ServiceSettings()
     cores = machine.cores or 1
+    before, began = sample_cpu(), time.monotonic()
     found = Search(
         start=lambda settings: _served(directory, artifact, settings, load, objective),
         objective=objective,
@@ -101,6 +106,7 @@ def bench_serve(
         seconds=seconds,
         told=told,
     ).run(model=directory.resolve().name, machine=f"{machine.model}, {cores} cores")
+    found = replace(found, others_cores=_others_since(before, began))
     if not writes or found.chosen.rate == 0.0 or found.chosen.settings is None:
         return found
     path = directory / SETTINGS
@@ -113,6 +119,7 @@ def measure_models(
     objective: Objective | None = None, load: Load | None = None,
 ) -> LoadMeasurement:  # fmt: skip
     """One measurement of a model's service, started here with the settings it has; see `measure_url`."""
+    _require_one(rate, callers)
     directory, artifact = _chosen(models, model)
     load = load or Load()
     with _served(directory, artifact, _kept_settings(directory), load, objective) as target:
@@ -129,6 +136,7 @@ def measure_url(
         BadJob: neither or both of them, or the URL or the inputs cannot be used.
         ServiceError: the server does not answer, or refuses the request.
     """
+    _require_one(rate, callers)
     load = load or Load()
     target = _target(address_of(url), model, None, load, objective)
     return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
@@ -146,14 +154,17 @@ def highest_rate_of_url(
     load = load or Load()
     target = _target(address_of(url), model, None, load, objective)
     greet(target)
-    capacity = with_callers(target, min(32, load.connections), _CAPACITY_S)
-    until = time.monotonic() + seconds - _CAPACITY_S
+    until = time.monotonic() + seconds
+    capacity = with_callers(target, min(32, load.connections), min(_CAPACITY_S, seconds / 8))
     seeds = itertools.count(1)
     found = highest_rate(
         lambda rate, duration_s: at_rate(
             target, rate, duration_s, is_constant=load.is_constant, cuts=True, seed=next(seeds)
         ),
         first=_FIRST_RATE * max(1.0, capacity.throughput),
+        seconds_at=lambda rate: probe_seconds(
+            rate, objective.q, shortest_s=min(2.0, seconds / 8), longest_s=max(2.0, seconds / 8)
+        ),
         has_time=lambda needed: until - time.monotonic() >= needed,
     )
     return SettingsTrial(settings=None, rate=found.rate, why=found.why, tried=(capacity, *found.tried))
@@ -164,8 +175,9 @@ def basis(found: ServingLimit, artifact: Artifact) -> str:
     day = datetime.now(UTC).date().isoformat()
     libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
     return (
-        f"{found.chosen.rate:.4g} requests/s within {found.objective} on {found.machine}, {day}, by stoker bench-serve; "
-        f"{found.chosen.why}; version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
+        f"{found.chosen.rate:.4g} requests/s within {found.objective} on {found.machine}, {day}, "
+        f"by stoker bench-serve; {found.chosen.why}; "
+        f"version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
         + (f", exported with {libraries}" if libraries else "")
     )
 
@@ -173,15 +185,24 @@ def basis(found: ServingLimit, artifact: Artifact) -> str:
 def _measured(
     target: Target, *, rate: float | None, callers: int | None, seconds: float, load: Load
 ) -> LoadMeasurement:
-    if (rate is None) == (callers is None):
-        raise BadJob("a measurement needs a rate or a number of callers, not both", remedy="Give --rate or --callers.")
     greet(target)
     if rate is not None:
         return at_rate(target, rate, seconds, is_constant=load.is_constant)
     assert callers is not None
-    if not 1 <= callers <= 1000:
-        raise BadJob(f"--callers {callers}: wanted 1 to 1000")
     return with_callers(target, callers, seconds)
+
+
+def _require_one(rate: float | None, callers: int | None) -> None:
+    if (rate is None) == (callers is None):
+        raise BadJob("a measurement needs a rate or a number of callers, not both", remedy="Give --rate or --callers.")
+    if callers is not None and not 1 <= callers <= MOST_CALLERS:
+        raise BadJob(f"--callers {callers}: wanted 1 to {MOST_CALLERS}")
+
+
+def _others_since(before: CpuSample | None, began: float) -> float:
+    """Cores that others kept busy since then, on average; 0 where the system does not tell."""
+    after = sample_cpu()
+    return others_cores(before, after, time.monotonic() - began) if before and after else 0.0
 
 
 def _chosen(models: Path, name: str) -> tuple[Path, Artifact]:

@@ -85,14 +85,14 @@ def _compute(asked: Request, job: PredictionJob | None, directory: OutputDirecto
     try:
         _check_golden(asked.artifact, engines[0])
         if job is None:
-            job = new_job(asked, engines[0], threads, clock=time.perf_counter, now=datetime.now(UTC))
+            job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
             directory.begin(job)
         elif changed := elsewhere(job, asked.artifact.manifest.engine):
             message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
             sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
         running = Running(
-            job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps, schema=asked.schema, engines=engines,
-            out=directory, most_bad=asked.most_bad, sink=sink,
+            job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
+            schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
         )  # fmt: skip
         return running.run()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -85,8 +86,8 @@ class Search:
         """The default settings, from a guess at the rate: a share of what callers that wait get out of it."""
         with self.start(self.default) as target:
             greet(target)
-            capacity = with_callers(target, _CAPACITY_CALLERS, _CAPACITY_S)
-            found = self._highest(target, first=_FIRST_SHARE * max(capacity.throughput, 1.0), share=_DEFAULT_SHARE)
+            capacity = with_callers(target, _CAPACITY_CALLERS, min(_CAPACITY_S, self.seconds / 8))
+            found = self._highest(target, first=_FIRST_SHARE * max(capacity.throughput, 1.0))
         return self._noted(SettingsTrial(settings=self.default, rate=found.rate, why=found.why,
                                          tried=(capacity, *found.tried)))  # fmt: skip
 
@@ -94,7 +95,7 @@ class Search:
         try:
             with self.start(settings) as target:
                 greet(target)
-                found = self._highest(target, first=max(must_hold, 1.0), share=_SEARCH_SHARE, must_hold=must_hold)
+                found = self._highest(target, first=max(must_hold, 1.0), must_hold=must_hold)
         except StokerError as error:
             found = Found(0.0, (), error.message)
         return self._noted(SettingsTrial(settings=settings, rate=found.rate, why=found.why, tried=found.tried))
@@ -112,22 +113,39 @@ class Search:
             while full is None or (full.held != "held" and self._left(0.9) > self._seconds_at(rate)):
                 rate = rate if full is None else rate * _BACK_OFF
                 full = at_rate(target, rate, 1.5 * self._seconds_at(rate), cuts=True, seed=2)
-            rest = [at_rate(target, share * rate, self._seconds_at(share * rate), seed=3) for share in LEVELS[:-1]]
+            rest = [at_rate(target, share * rate, self._in_time(share * rate), seed=3) for share in LEVELS[:-1]]
         if full.held != "held":
             return replace(best, why=f"seen to hold it once, but not again at {rate:.4g} requests/s"), (*rest, full)
         return replace(best, rate=rate, why="held again in a fresh measurement"), (*rest, full)
 
-    def _highest(self, target: Target, *, first: float, share: float, must_hold: float = 0.0) -> Found:
-        """The bracket on the rate, of measurements that end as soon as they are lost."""
-        seeds = iter(range(1000, 10**9))
-        return highest_rate(
-            lambda rate, seconds: at_rate(target, rate, seconds, cuts=True, seed=next(seeds)),
-            first=first, must_hold=must_hold, seconds_at=self._seconds_at,
-            has_time=lambda needed: self._left(share) > needed,
-        )  # fmt: skip
+    def _highest(self, target: Target, *, first: float, must_hold: float = 0.0) -> Found:
+        """The bracket on the rate, of measurements that end as soon as they are lost.
+
+        The default settings, tried first, have less time once they held something.
+        """
+        seeds = itertools.count(1000)
+        held: list[bool] = []
+
+        def probe(rate: float, seconds: float) -> LoadMeasurement:
+            measured = at_rate(target, rate, seconds, cuts=True, seed=next(seeds))
+            held.append(measured.held == "held")
+            return measured
+
+        def has_time(needed_s: float) -> bool:
+            share = _DEFAULT_SHARE if any(held) and not self.trials else _SEARCH_SHARE
+            return self._left(share) > needed_s
+
+        return highest_rate(probe, first=first, must_hold=must_hold, seconds_at=self._seconds_at, has_time=has_time)
 
     def _seconds_at(self, rate: float) -> float:
-        return probe_seconds(rate, longest_s=max(2.0, self.seconds / 20))
+        """How long to measure at a rate: a twentieth of the time, unless that tells nothing."""
+        shortest_s = min(2.0, self.seconds / 8)
+        longest_s = max(shortest_s, self.seconds / 20)
+        return probe_seconds(rate, self.objective.q, shortest_s=shortest_s, longest_s=longest_s)
+
+    def _in_time(self, rate: float) -> float:
+        """The same, cut to half of the time that is left, but at least a second: it decides nothing."""
+        return max(1.0, min(self._seconds_at(rate), self._left(1.0) / 2))
 
     def _left(self, share: float) -> float:
         return share * self.seconds - (self.clock() - self._began)

@@ -25,6 +25,8 @@ from stoker.records.loadtest import Quantile
 CONFIDENCE = 0.95
 _STRETCHES = 20
 _LEAST_OF_A_STRETCH = 10
+_BY_CHANCE = 2.0
+"""Independent samples give a larger factor less than once in a hundred times (chi-squared of 19 degrees, over 19)."""
 _MOST_EXACT = 20_000
 
 
@@ -63,9 +65,18 @@ def most_late(n: int, q: float) -> int:
     -1 if `n` are too few to bound the quantile at all; of independent requests, the most favourable case.
 
     >>> most_late(1000, 0.99), most_late(300, 0.99)
-    (4, -1)
+    (3, -1)
     """
     return n - ranks(n, q)[1]
+
+
+def least_requests(q: float) -> int:
+    """How many requests it takes to bound the quantile `q` from above at all, if none of them is late.
+
+    >>> least_requests(0.99), least_requests(0.5)
+    (368, 6)
+    """
+    return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(q))
 
 
 @lru_cache(maxsize=4096)
@@ -109,4 +120,5 @@ def dependence(is_slow: NDArray[np.bool_]) -> float:
     if size < _LEAST_OF_A_STRETCH or share in {0.0, 1.0}:
         return 1.0
     means = is_slow[: size * _STRETCHES].reshape(_STRETCHES, size).mean(axis=1)
-    return max(1.0, size * float(means.var(ddof=1)) / (share * (1 - share)))
+    factor = size * float(means.var(ddof=1)) / (share * (1 - share))
+    return factor if factor > _BY_CHANCE else 1.0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from stoker.loadtesting.quantiles import least_requests
 from stoker.records.loadtest import LoadMeasurement
 
 Probe = Callable[[float, float], LoadMeasurement]
@@ -17,6 +18,8 @@ CLOSE_ENOUGH = 1.05
 LEAST_RATE = 0.5
 """Rates below are not tried [requests/s]: a measurement would take minutes."""
 
+_AMPLE = 1.05
+_WELL = 3.9
 _STEP_UP = 1.5
 _STEP_DOWN = 0.5
 
@@ -52,13 +55,14 @@ class Found:
     why: str
 
 
-def probe_seconds(rate: float, *, shortest_s: float = 2.0, longest_s: float = 12.0, requests: int = 1500) -> float:
-    """How long to measure at `rate`: for enough requests to bound a p99, within bounds of patience [s].
+def probe_seconds(rate: float, q: float, *, shortest_s: float = 2.0, longest_s: float = 12.0) -> float:
+    """How long to measure at `rate` [s]: for requests enough to tell a quantile well, or at least at all.
 
-    >>> probe_seconds(50), probe_seconds(500), probe_seconds(5000)
-    (12.0, 3.0, 2.0)
+    >>> [round(probe_seconds(rate, 0.99), 1) for rate in (20, 50, 500, 5000)]
+    [19.3, 12.0, 3.0, 2.0]
     """
-    return min(longest_s, max(shortest_s, requests / rate))
+    least = _AMPLE * least_requests(q) / rate
+    return max(least, min(longest_s, max(shortest_s, _WELL * least)))
 
 
 def highest_rate(
@@ -67,17 +71,18 @@ def highest_rate(
     first: float,
     has_time: Callable[[float], bool],
     must_hold: float = 0.0,
-    seconds_at: Callable[[float], float] = probe_seconds,
+    seconds_at: Callable[[float], float],
 ) -> Found:
     """Bracket the highest rate that `probe` finds held.
 
     A measurement that leaves it unclear is made once more, twice as long; what is still unclear is not held. `has_time`
     tells whether there is time for a measurement of so many seconds; without, the highest rate held so far is found.
+    The first measurement is always made.
 
     Args:
         probe: what measures.
         first: the rate to begin with [requests/s].
-        has_time: asked before each measurement.
+        has_time: asked before each measurement but the first.
         must_hold: a rate to beat; it is tried first, and nothing else once it is missed.
         seconds_at: how long to measure at a rate.
     """
@@ -86,7 +91,7 @@ def highest_rate(
     rate: float | None = must_hold or first
     while rate is not None:
         for stretch in (1, 2):
-            if not has_time(stretch * seconds_at(rate)):
+            if tried and not has_time(stretch * seconds_at(rate)):
                 return Found(bracket.held, tuple(tried), "the time was over")
             measured = probe(rate, stretch * seconds_at(rate))
             tried.append(measured)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,14 +12,14 @@ from stoker.errors import BadJob
 from stoker.predicting.filling import fill
 from stoker.predicting.identity import cut
 from stoker.predicting.inputs import most_rows
-from stoker.predicting.measuring import Cut, choose_cut, head_of
+from stoker.predicting.measuring import Bounds, Cut, about_rows, choose_cut, head_of
 from stoker.predicting.request import Request
 from stoker.records import EngineName
 from stoker.records.prediction import PredictionJob
 
 
 def new_job(
-    request: Request, engine: Engine, threads: int, *, clock: Callable[[], float], now: datetime
+    request: Request, engines: Sequence[Engine], threads: int, *, clock: Callable[[], float], now: datetime
 ) -> PredictionJob:
     """The job that a request begins; its sources are read once through, its first rows are measured.
 
@@ -27,7 +27,7 @@ def new_job(
         BadJob: there are no rows, or the sources cannot be read.
     """
     asked = request.asked
-    chosen = _chosen(request, engine, clock)
+    chosen = _chosen(request, engines, clock)
     sources, parts = cut(request.sources, chosen.part_rows)
     if not parts:
         raise BadJob("There are no rows", remedy="Look into the files: they have a header or a footer alone.")
@@ -60,7 +60,7 @@ def elsewhere(job: PredictionJob, engine: EngineName) -> str:
     return "; ".join(changed)
 
 
-def _chosen(request: Request, engine: Engine, clock: Callable[[], float]) -> Cut:
+def _chosen(request: Request, engines: Sequence[Engine], clock: Callable[[], float]) -> Cut:
     """Rows of a batch and of a part: as asked, or by what the first rows of the first source take."""
     asked, source = request.asked, request.sources[0]
     part = head_of(source)
@@ -70,16 +70,12 @@ def _chosen(request: Request, engine: Engine, clock: Callable[[], float]) -> Cut
     finally:
         reader.close()
     filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
-    return choose_cut(
-        filled,
-        part.num_rows,
-        request.model(1),
-        engine,
-        clock,
-        batch_rows=asked.batch_rows,
-        part_rows=asked.part_rows,
+    bounds = Bounds(
         most_rows=most_rows(request.artifact.manifest),
+        num_rows=sum(map(about_rows, request.sources)),
+        instances=len(engines),
     )
+    return choose_cut(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
 
 
 def _libraries(engine: EngineName) -> dict[str, str]:

@@ -20,7 +20,7 @@ from stoker.predicting.rows import Column, Field, Rows
 from stoker.records import Datatype, Manifest
 
 SOURCE, ROW, LABEL = "source", "row", "label"
-"""Columns of every table: the file, the row in it (from 0); and the class of the only output that has labels."""
+"""Columns of every table: the file, the row in it (from 0); and the class that was found."""
 
 
 def schema_of(manifest: Manifest, kept: Sequence[Field]) -> pa.Schema:
@@ -33,7 +33,7 @@ def schema_of(manifest: Manifest, kept: Sequence[Field]) -> pa.Schema:
     fields += [pa.field(field.name, field.type or pa.string()) for field in kept]
     for spec in manifest.outputs:
         fields.append(pa.field(spec.name, _type_of(spec.datatype, sample_shape(spec, manifest))))
-    fields += [pa.field(_label_column(name, manifest), pa.string()) for name in labelled(manifest)]
+    fields += [pa.field(column, pa.string()) for column in label_columns(manifest, [one.name for one in kept]).values()]
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadJob(
@@ -43,10 +43,15 @@ def schema_of(manifest: Manifest, kept: Sequence[Field]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def labelled(manifest: Manifest) -> tuple[str, ...]:
-    """The outputs whose largest element names a class."""
+def label_columns(manifest: Manifest, kept: Sequence[str]) -> dict[str, str]:
+    """The outputs whose largest element names a class, and the column with its name.
+
+    That is `label` where there is one such output and no other column is called so, else `OUTPUT_label`.
+    """
     outputs = {spec.name: sample_shape(spec, manifest) for spec in manifest.outputs}
-    return tuple(name for name, labels in manifest.labels.items() if outputs.get(name) == (len(labels),))
+    labelled = [name for name, labels in manifest.labels.items() if outputs.get(name) == (len(labels),)]
+    is_plain = len(labelled) == 1 and LABEL not in {*outputs, *kept}
+    return {name: LABEL if is_plain else f"{name}_label" for name in labelled}
 
 
 def table_of(rows: Rows, answers: Answers, manifest: Manifest, schema: pa.Schema, keep: Sequence[str]) -> pa.Table:
@@ -58,10 +63,10 @@ def table_of(rows: Rows, answers: Answers, manifest: Manifest, schema: pa.Schema
         arrays[name] = _kept(rows.columns[name], answers.rows, schema.field(name).type)
     for name, outputs in answers.outputs.items():
         arrays[name] = _output(outputs, schema.field(name).type)
-    for name in labelled(manifest):
+    for name, column in label_columns(manifest, keep).items():
         labels = manifest.labels[name]
         chosen = np.asarray(answers.outputs[name]).reshape(-1, len(labels)).argmax(axis=1)
-        arrays[_label_column(name, manifest)] = pa.array([labels[index] for index in chosen], pa.string())
+        arrays[column] = pa.array([labels[index] for index in chosen], pa.string())
     return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
 
 
@@ -70,11 +75,6 @@ def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def _label_column(name: str, manifest: Manifest) -> str:
-    taken = {SOURCE, ROW, *(spec.name for spec in manifest.outputs)}
-    return LABEL if len(labelled(manifest)) == 1 and LABEL not in taken else f"{name}_label"
 
 
 def _type_of(datatype: Datatype, shape: Sequence[int | str]) -> pa.DataType:

@@ -114,7 +114,8 @@ class ServingLimit:
 
     `default` is the trial of the settings that a service has without being told, `trials` has all in their order and
     `chosen` the best. `levels` are fresh measurements of the chosen settings at shares of the rate (0.5, 0.8 and 1).
-    `is_complete` tells that the search ended by itself and not with its time.
+    `is_complete` tells that the search ended by itself and not with its time, `others_cores` how many cores others kept
+    busy meanwhile, on average.
     """
 
     schema: ClassVar[int] = 1
@@ -127,4 +128,5 @@ class ServingLimit:
     levels: tuple[LoadMeasurement, ...]
     took_s: float
     is_complete: bool
+    others_cores: float = 0.0
     written_to: str = ""

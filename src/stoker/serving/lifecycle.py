@@ -7,6 +7,7 @@ doors close and answer what came in, then the admin door, then the models.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,6 @@ from stoker.serving.repository.settings import parse_overrides
 
 LEAST_CLOSING_S = 1.0
 """What the admin door gets of time to close, however little is left of the grace."""
-_LOOPBACK = ("127.", "::1", "localhost")
 
 
 class Server:
@@ -42,7 +42,6 @@ class Server:
         self._tls = read_tls(options.tls_certificate, options.tls_key)
         self._keys = None if options.api_keys is None else KeyFile(options.api_keys)
         self._admin_keys = None if options.admin_keys is None else KeyFile(options.admin_keys)
-        self._log = _access_log(options.access_log)
         self.metrics = Metrics()
         shelf = Shelf(
             places=options.places,
@@ -52,6 +51,7 @@ class Server:
         )
         self.repository = Repository(shelf, self.metrics)
         self.models = Models(self.repository, self.metrics)
+        self._log = _access_log(options.access_log)
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
         self._admin: HttpDoor | None = None
@@ -195,7 +195,7 @@ def _check(options: ServerOptions) -> None:
     if options.http_port is None and options.grpc_port is None:
         raise BadJob("a server needs a door: give --http-port, --grpc-port or both")
     has_admin = options.admin_port is not None or options.admin_grpc_port is not None
-    if has_admin and options.admin_keys is None and not options.admin_host.startswith(_LOOPBACK):
+    if has_admin and options.admin_keys is None and not _is_loopback(options.admin_host):
         raise BadJob(
             f"the admin port at {options.admin_host} would let everyone who reaches it unload models",
             remedy="Give --admin-keys FILE as well, or leave --admin-host at 127.0.0.1.",
@@ -203,6 +203,14 @@ def _check(options: ServerOptions) -> None:
     for what, seconds in (("--watch", options.watch_s), ("--grace", options.grace_s)):
         if seconds is not None and not 0 <= seconds < float("inf"):
             raise BadJob(f"{what} {seconds}: wanted a number of seconds from 0")
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _access_log(where: str | None) -> AccessLog | None:

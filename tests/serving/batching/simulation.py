@@ -1,4 +1,4 @@
-"""Requests that arrive, wait and are computed in simulated time: the scheduler under load, without threads or clocks."""
+"""Requests that come, wait and are computed in simulated time: the scheduler under load, without threads."""
 
 from __future__ import annotations
 

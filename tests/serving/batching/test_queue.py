@@ -14,7 +14,13 @@ SHAPES = [SampleShape((), (size,), (size,), size) for size in (8, 16)] + [Sample
 
 
 def part(
-    *, arrived: float = 0.0, deadline: float = math.inf, priority: int = 0, rows: int = 1, shape: int = 0, caller: str = ""
+    *,
+    arrived: float = 0.0,
+    deadline: float = math.inf,
+    priority: int = 0,
+    rows: int = 1,
+    shape: int = 0,
+    caller: str = "",
 ) -> Part:
     """A part with bytes ten times its rows."""
     urgency = urgency_of(priority, arrived, deadline)

@@ -257,3 +257,23 @@ def test_a_client_that_does_not_read_is_dropped(where: Running) -> None:
         assert gone.poll(0)
     with Client(where) as another:
         assert another.send(LIVE).answer()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"GET /v2/health/live HTTP/1.0\r\n\r\n", LIVE.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")],
+)
+def test_who_wants_the_connection_closed_has_it_closed(where: Running, request_: bytes) -> None:
+    """HTTP/1.0, and a client that says so; the answer says so too."""
+    with Client(where) as client:
+        status, headers, body = client.send(request_).answer()
+        assert (status, headers["connection"], body) == (200, "close", b'{"live":true}')
+        assert client.is_closed()
+
+
+def test_an_answer_comes_whole(where: Running) -> None:
+    """Head and body are written at once: no client waits for the second of two packets."""
+    with Client(where) as client:
+        for _ in range(20):
+            client.send(LIVE)
+            assert client.socket.recv(65536).endswith(b'\r\n\r\n{"live":true}')

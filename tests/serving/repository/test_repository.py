@@ -187,6 +187,29 @@ def test_engines_that_broke_are_loaded_anew(tmp_path: Path, monkeypatch: pytest.
     opened(tmp_path, story)
 
 
+def test_whatever_a_library_raises_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of no kind that is known leaves the old version serving, and the next look around goes on."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        with monkeypatch.context() as patched:
+            patched.setattr(engines, "load", _raise)
+            with pytest.raises(Unavailable, match="could not be brought up: out of registers"):
+                await models.load("digits")
+            for _ in range(2):
+                await repository.look_around()
+        assert await version_of(models) == "1"
+        await models.load("digits")
+        assert await version_of(models) == "2"
+
+    opened(tmp_path, story)
+
+
+def _raise(*_arguments: Any, **_how: Any) -> None:
+    raise MemoryError("out of registers\nand more")
+
+
 def test_watching_goes_on_after_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A directory that cannot be read is told once, and watched again when it is back."""
     place = tmp_path / "models"

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 RATE = 0.1
 """Weight of a new measurement beside what is known; the first ones of a cell weigh more."""
 
+PACE_RATE = 0.2
+"""Weight of a new measurement for all cells at once."""
+
 FIXED_SHARE = 0.5
 """Before a second number of rows was measured, such a share of a batch's time is taken to be the same for all rows."""
 
-_MOST_OFF = 4.0
+_MOST_OFF = 3.0
 _LEAST_S = 1e-7
 
 
@@ -40,7 +43,7 @@ class LatencyTable:
         self.pace = 1.0
         self._columns: dict[int, _Column] = {}
         self._cache: dict[int, list[float]] = {}
-        self._best: dict[int, float] = {}
+        self._best: dict[tuple[int, int], float] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -59,14 +62,15 @@ class LatencyTable:
         low, high = grid[at], grid[at + 1]
         return self.pace * (column[at] + (column[at + 1] - column[at]) * (rows - low) / (high - low))
 
-    def seconds_a_row(self, elements: int) -> float:
-        """What a row takes in a batch of the rows that are fastest; 0 if nothing was measured."""
+    def seconds_a_row(self, elements: int, most_rows: int | None = None) -> float:
+        """What a row takes in a batch of the rows that are fastest, of at most so many; 0 if nothing was measured."""
         if not self._columns:
             return 0.0
-        best = self._best.get(elements)
+        stops = bisect.bisect_right(self.grid, most_rows) if most_rows else len(self.grid)
+        best = self._best.get((elements, stops))
         if best is None:
-            best = min(s / rows for s, rows in zip(self._column(elements), self.grid, strict=True))
-            self._best[elements] = best
+            best = min(s / rows for s, rows in zip(self._column(elements), self.grid[:stops], strict=False))
+            self._best[elements, stops] = best
         return self.pace * best
 
     def seconds_for(self, rows: int, elements: int) -> float:
@@ -91,7 +95,7 @@ class LatencyTable:
         ratio = max(seconds, _LEAST_S) / self.seconds(rows, elements)
         if all(self._columns[size].weights[at] >= 1.0 for size, at, _ in corners):
             ratio = min(max(ratio, 1 / _MOST_OFF), _MOST_OFF)
-            self.pace *= ratio**RATE
+            self.pace *= ratio**PACE_RATE
         whole = sum(share * share for _, _, share in corners)
         for size, at, share in corners:
             column = self._columns[size]

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from stoker.serving.edge import Limits
 from stoker.serving.http.application import DISCONNECTED, Application
+from stoker.serving.http.sending import WholeAnswer
 from stoker.units import format_bytes, format_seconds
 
 
@@ -32,6 +33,7 @@ class Connection(HttpToolsProtocol):
         self._unsent_bytes = 0
         self._stall: asyncio.TimerHandle | None = None
         self._running: asyncio.Task[None] | None = None
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect headers before long."""
@@ -44,7 +46,8 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._disarm()
         self._end_stall()
-        if self._running is not None and not self._running.done():
+        if self._running is not None and self._answered is not None and not self._running.done():
+            self._answered.disconnected = True  # uvicorn says so to the newest request, behind which it may wait
             self._running.cancel(DISCONNECTED)
 
     def data_received(self, data: bytes) -> None:
@@ -78,9 +81,8 @@ class Connection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.header_bytes:
             self._headers_are_long()
         elif self.parser.should_upgrade() and self.parser.get_method() != b"GET":
-            self._refuse(
-                400, "this connection stays HTTP/1.1; send the request without Upgrade"
-            )  # httptools drops bodies
+            # httptools takes the body for the other protocol's, and drops it.
+            self._refuse(400, "this connection stays HTTP/1.1; send the request without Upgrade")
         else:
             super().on_headers_complete()
 
@@ -129,8 +131,13 @@ class Connection(HttpToolsProtocol):
             self._stall = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """As uvicorn does, and remember the task, so that it can be cancelled."""
-        task = self._running = self.loop.create_task(cycle.run_asgi(app))
+        """As uvicorn does, but answer in one write, and remember the task, so that it can be cancelled."""
+
+        async def answering(scope: Any, receive: Any, _send: Any) -> None:
+            await app(scope, receive, WholeAnswer(cycle))
+
+        self._answered = cycle
+        task = self._running = self.loop.create_task(cycle.run_asgi(answering))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 

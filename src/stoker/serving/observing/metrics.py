@@ -57,9 +57,7 @@ class VersionMetrics:
         self._queue = metrics.queue_seconds.labels(**self._place)
         self._rows = metrics.batch_rows.labels(**self._place)
         self._waste = metrics.padding_waste.labels(**self._place)
-        self._compute = {
-            ok: metrics.compute_seconds.labels(**self._place, outcome=OK if ok else "failed") for ok in (True, False)
-        }
+        self._compute: dict[bool, Histogram] = {}
         self._totals: dict[str, Histogram] = {}
         self._cuts: dict[str, Counter] = {}
 
@@ -72,7 +70,13 @@ class VersionMetrics:
 
     def batch(self, batch: Executed) -> None:
         """Count a run of an engine."""
-        self._compute[batch.succeeded].observe(batch.input_s + batch.infer_s + batch.output_s)
+        computed = self._compute.get(batch.succeeded)
+        if computed is None:
+            outcome = OK if batch.succeeded else "failed"
+            computed = self._compute[batch.succeeded] = self._metrics.compute_seconds.labels(
+                **self._place, outcome=outcome
+            )
+        computed.observe(batch.input_s + batch.infer_s + batch.output_s)
         self._rows.observe(batch.rows)
         for seconds in batch.queue_s:
             self._queue.observe(seconds)

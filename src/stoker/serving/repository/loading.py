@@ -9,7 +9,6 @@ from pathlib import Path
 from stoker import artifacts, engines
 from stoker.artifacts import Artifact, Golden
 from stoker.engines import Engine
-from stoker.errors import BadArtifact, StokerError, first_line
 from stoker.records import ServiceSettings
 from stoker.serving.repository.checking import check_answers
 from stoker.serving.repository.sizing import sized
@@ -45,10 +44,8 @@ def load_version(path: Path, settings: ServiceSettings, *, cores: int) -> Loaded
     try:
         for engine in loaded:
             check_answers(engine, artifact.manifest, golden, most_rows=chosen.max_batch_rows)
-    except BaseException as error:
+    except BaseException:
         for engine in loaded:
             engine.close()
-        if isinstance(error, StokerError) or not isinstance(error, Exception):
-            raise
-        raise BadArtifact(f"{path}: its answers could not be checked: {first_line(error)}") from error
+        raise
     return Loaded(artifact=artifact, golden=golden, settings=chosen, engines=loaded, load_s=time.monotonic() - started)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import artifacts
-from stoker.errors import StokerError
+from stoker.errors import BadArtifact, StokerError, first_line
 from stoker.records import ServiceSettings
 from stoker.serving.observing.metrics import Metrics
 from stoker.serving.problems import NotFound, Unavailable
@@ -157,7 +157,7 @@ class Repository:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(model.unload() for model in self.models.values()))
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._loader.shutdown, wait=True, cancel_futures=True)
 
     def _add(self, name: str, path: Path) -> Model:
         shelf = self._shelf
@@ -182,9 +182,12 @@ class Repository:
             loaded = await asyncio.get_running_loop().run_in_executor(self._loader, load)
             served = Served(name, loaded, settings, metrics=self._metrics.version(name, path.name), clock=self._clock)
             await served.warm()
-        except StokerError:
+        except Exception as error:
             self._metrics.load(name, self._clock() - began, passed=False)
-            raise
+            if isinstance(error, StokerError):
+                raise
+            _log.exception("model %s: version %s could not be brought up", name, path.name)
+            raise BadArtifact(f"{path} could not be brought up: {first_line(error)}") from error
         self._metrics.load(name, self._clock() - began, passed=True)
         return served
 

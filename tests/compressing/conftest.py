@@ -1,0 +1,51 @@
+"""A tiny model of images, rows for it, and a course to examine candidates on."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.artifacts import Artifact
+from stoker.compressing import Material, Rows, Terms, named
+from stoker.compressing.answers import answers
+from stoker.compressing.contender import Course
+from stoker.engines import load
+from stoker.testing.models import tiny_artifact, tiny_inputs
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A model of one convolution."""
+    return tiny_artifact(tmp_path_factory.mktemp("models"), kind="images")
+
+
+def rows_of(artifact: Artifact, count: int, seed: int) -> Rows:
+    """Rows whose targets are what the model says of most of them."""
+    inputs = tiny_inputs("images", rows=count, seed=seed)
+    (engine,) = load(artifact, threads=1)
+    found = answers(engine, Rows(inputs), artifact.manifest)["logits"].argmax(axis=1)
+    engine.close()
+    wrong = np.random.default_rng(seed).random(count) < 0.1
+    return Rows(inputs, np.where(wrong, (found + 1) % 3, found))
+
+
+@pytest.fixture(scope="session")
+def material(images: Artifact) -> Material:
+    """Rows for each use."""
+    return Material(rows_of(images, 24, 1), rows_of(images, 80, 2), rows_of(images, 400, 3), seed=0)
+
+
+@pytest.fixture
+def course(images: Artifact, material: Material) -> Course:
+    """A search that may lose 3 points of accuracy and take 5 seconds."""
+    terms = Terms(max_drop="3%", batch_sizes=(1, 4), seconds=5.0)
+    return Course(images, material, named("accuracy"), terms, time.perf_counter)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where graphs of candidates go."""
+    path = tmp_path / "candidates"
+    path.mkdir()
+    return path

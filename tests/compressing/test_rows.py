@@ -1,0 +1,93 @@
+"""Rows of a search: dealt out, held against the signature, cut to their own length."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.compressing.rows import Rows, batches, check_fit, cut_to, dealt, row_lengths
+from stoker.errors import BadJob
+from stoker.records import Manifest
+from stoker.testing.models import tiny_artifact, tiny_inputs
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """The signature of a model of tokens."""
+    return tiny_artifact(tmp_path_factory.mktemp("models"), kind="tokens").manifest
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """The signature of a model of numbers."""
+    return tiny_artifact(tmp_path_factory.mktemp("models")).manifest
+
+
+def numbered(count: int) -> Rows:
+    """Rows that know their number."""
+    return Rows({"x": np.arange(count, dtype=np.float32)[:, None]}, np.arange(count))
+
+
+@given(st.integers(12, 300), st.integers(0, 5), st.booleans())
+def test_no_row_has_two_uses(count: int, seed: int, has_training: bool) -> None:
+    """Parts are disjoint, all rows are dealt out, and the same seed deals alike."""
+    training = numbered(50) if has_training else None
+    found = dealt(training, numbered(count), seed=seed, calibration=30)
+    again = dealt(training, numbered(count), seed=seed, calibration=30)
+    parts = [found.selection, found.acceptance, *([] if has_training else [found.calibration])]
+    every = np.concatenate([part.targets for part in parts])
+    assert sorted(every) == list(range(count))
+    assert np.array_equal(found.acceptance.targets, again.acceptance.targets)
+
+
+def test_a_handful_of_rows_is_refused() -> None:
+    """Nothing can be chosen by one row and accepted by another."""
+    with pytest.raises(BadJob, match="3 rows are too few"):
+        dealt(None, numbered(3), seed=0, calibration=10)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"z": np.zeros((4, 8), np.float32)}, "the model takes x, the data has z"),
+        ({"x": np.zeros((4, 7), np.float32)}, r"shape \[4, 7\], the model takes \['batch', 8\]"),
+        ({"x": np.zeros((4, 8), complex)}, "complex128, the model takes FP32"),
+        ({"x": np.full((4, 8), np.nan, np.float32)}, "not finite"),
+        ({"x": np.zeros((5, 8), np.float32)}, "different numbers of rows: 4, 5"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused(numbers: Manifest, inputs: dict, says: str) -> None:
+    """Each misfit is named with what was found and what is wanted."""
+    with pytest.raises(BadJob, match=says):
+        check_fit(Rows(inputs, np.zeros(4)), numbers, "rows.npz")
+
+
+def test_doubles_stand_for_floats(numbers: Manifest) -> None:
+    """Data in float64 becomes what the model takes."""
+    found = check_fit(Rows({"x": np.ones((2, 8))}), numbers, "rows.npz")
+    assert found.inputs["x"].dtype == np.float32
+
+
+def test_batches_are_cut_to_their_longest_row(tokens: Manifest) -> None:
+    """Rows of like length share a batch; filling beyond the longest is not computed."""
+    ids = np.zeros((5, 9), np.int64)
+    for row, length in enumerate((7, 2, 9, 3, 1)):
+        ids[row, :length] = 1
+    rows = Rows({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
+    assert row_lengths(rows, tokens).tolist() == [7, 2, 9, 3, 1]
+    found = [(chosen.tolist(), inputs["input_ids"].shape) for chosen, inputs in batches(rows, tokens, 2)]
+    assert found == [([4, 1], (2, 2)), ([3, 0], (2, 7)), ([2], (1, 9))]
+
+
+def test_an_id_that_is_masked_in_is_no_filling(tokens: Manifest) -> None:
+    """A place counts as filled up only where every input holds its pad: id 0 with mask 1 is a token."""
+    rows = Rows({"input_ids": np.array([[3, 0, 0]]), "attention_mask": np.array([[1, 1, 0]])})
+    assert row_lengths(rows, tokens).tolist() == [2]
+
+
+def test_nothing_is_cut_below_the_least_size(tokens: Manifest) -> None:
+    """A dimension keeps the least size that the manifest names."""
+    low = dataclasses.replace(tokens, dims=(dataclasses.replace(tokens.dims[0], low=4),))
+    assert cut_to(tiny_inputs("tokens", rows=2, tokens=6), low, 2)["input_ids"].shape == (2, 4)

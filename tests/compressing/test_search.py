@@ -1,0 +1,169 @@
+"""Searches with planted candidates: each fault is found by the gate that is there for it."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from stoker.compressing.candidates import Candidate, Made, Workshop
+from stoker.compressing.candidates.base import explained
+from stoker.compressing.contender import Course
+from stoker.compressing.search import Search, begin
+from stoker.errors import BadJob
+from stoker.records.compression import CompressionTrial
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def planted(name: str, change: Change, precision: str = "int8") -> Candidate:
+    """A candidate whose graph is the tiny model's, changed."""
+
+    def make(workshop: Workshop, directory: Path) -> Made:
+        model = onnx.load(workshop.source.graph_path)
+        change(model)
+        path = directory / "model.onnx"
+        onnx.save(model, path)
+        return Made(path, (path,))
+
+    return Candidate(name, "planted", "onnxruntime", precision, make)  # type: ignore[arg-type]
+
+
+def replace_kernel(model: onnx.ModelProto, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Other weights."""
+    for one in model.graph.initializer:
+        if one.name == "kernel":
+            one.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(one)), "kernel"))
+
+
+def garbage(model: onnx.ModelProto) -> None:
+    """Weights that are all alike, and hardly there."""
+    replace_kernel(model, np.zeros_like)
+
+
+def swapped(model: onnx.ModelProto) -> None:
+    """Weights of the wrong channels."""
+    replace_kernel(model, lambda kernel: kernel[::-1])
+
+
+def not_a_number(model: onnx.ModelProto) -> None:
+    """A weight that is NaN."""
+    replace_kernel(model, lambda kernel: np.where(kernel == kernel.max(), np.nan, kernel).astype(np.float32))
+
+
+def couple_batch(model: onnx.ModelProto) -> None:
+    """Answers and the largest of the whole batch: the order of a row's classes stays, and so does the metric."""
+    model.graph.node[-1].output[0] = "own"
+    model.graph.node.extend(
+        [
+            helper.make_node("ReduceMax", ["own"], ["largest"], keepdims=0),
+            helper.make_node("Add", ["own", "largest"], ["logits"]),
+        ]
+    )
+
+
+def nothing(model: onnx.ModelProto) -> None:
+    """The same graph again."""
+
+
+def blur(model: onnx.ModelProto) -> None:
+    """One class's answers lowered: alike, but many rows change sides."""
+    model.graph.node[-1].output[0] = "own"
+    shift = np.array([[0.0, 0.2, -0.2]], np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(shift, "shift"))
+    model.graph.node.append(helper.make_node("Add", ["own", "shift"], ["logits"]))
+
+
+@pytest.fixture
+def search(course: Course, directory: Path) -> Search:
+    """A search that has asked the original."""
+    return begin(course, Workshop(course.source, course.material.calibration), directory, lambda line: None)
+
+
+def tried(search: Search, candidate: Candidate) -> CompressionTrial:
+    """The record of a candidate that was rejected."""
+    assert not search.consider(candidate)
+    return search.rejected[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (garbage, "computes something else"),
+        (swapped, "for selection, 0.03 is allowed"),
+        (not_a_number, "not finite"),
+        (couple_batch, "depends on its batch"),
+        (blur, "for selection, 0.03 is allowed"),
+        (nothing, "as fast as original"),
+    ],
+)
+def test_each_fault_is_found_by_its_gate(search: Search, change: Change, reason: str) -> None:
+    """Silent garbage, NaN, answers that depend on neighbours, a lower metric, no gain: rejected with the reason."""
+    found = tried(search, planted(change.__name__, change))
+    assert reason in found.reason
+    assert found.outcome == "rejected"
+    assert found.gates == () or not found.gates[-1].passed
+
+
+def test_a_candidate_that_cannot_be_made_or_loaded_leaves_the_search_going(search: Search) -> None:
+    """Whatever a library raises is a reason, not the end."""
+
+    def raising(workshop: Workshop, directory: Path) -> Made:
+        with explained("the quantiser"):
+            raise KeyError("Unsupported operator Frobnicate")
+        raise AssertionError
+
+    def unloadable(workshop: Workshop, directory: Path) -> Made:
+        path = directory / "model.onnx"
+        path.write_bytes(b"no graph")
+        return Made(path, (path,))
+
+    template = planted("bad", nothing)
+    assert "Unsupported operator Frobnicate" in tried(search, dataclasses.replace(template, make=raising)).reason
+    assert "cannot load" in tried(search, dataclasses.replace(template, make=unloadable)).reason
+    assert search.accept(0) is search.original
+
+
+def test_without_time_candidates_are_left_out_and_the_original_stays(search: Search) -> None:
+    """A search whose time is over says what it left out, and still has a result."""
+    search.started = -math.inf
+    found = tried(search, planted("late", nothing))
+    assert found.outcome == "left out"
+    assert search.accept(0) is search.original
+
+
+def test_the_faster_is_chosen_among_those_that_hold(search: Search, course: Course) -> None:
+    """Acceptance takes the fastest whose bound keeps within what is allowed, and says why the others were not taken."""
+    good, better, worse = (planted(name, change) for name, change in (("a", nothing), ("b", nothing), ("c", blur)))
+    for candidate, pace in ((good, 2.0), (better, 3.0), (worse, 4.0)):
+        directory = search.directory / candidate.name
+        directory.mkdir()
+        made = candidate.make(search.workshop, directory)
+        manifest, engine = course.load(candidate, made)
+        trial = CompressionTrial(
+            name=candidate.name,
+            how="",
+            engine="onnxruntime",
+            precision="int8",
+            outcome="rejected",
+            reason="",
+            pace=pace,
+        )
+        search.passed.append(type(search.original)(trial, manifest, made, engine, search.bar.scores, pace))
+    chosen = search.accept(0)
+    outcomes = {one.name: one.outcome for one in search.trials}
+    assert chosen.trial.name == "b"
+    assert outcomes == {"original": "reference", "a": "passed", "b": "chosen", "c": "rejected"}
+    assert chosen.trial.drop is not None
+    assert chosen.trial.drop.high <= 0.03
+
+
+def test_too_few_rows_are_refused_before_anything_is_tried(course: Course, directory: Path) -> None:
+    """It says how many rows it takes."""
+    few = dataclasses.replace(course, terms=dataclasses.replace(course.terms, max_drop="0.1%"))
+    with pytest.raises(BadJob, match="it takes 4093"):
+        begin(few, Workshop(few.source, few.material.calibration), directory, lambda line: None)

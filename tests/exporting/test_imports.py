@@ -1,0 +1,230 @@
+"""Taking over ONNX graphs made elsewhere."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from stoker.artifacts import excess, read
+from stoker.engines import load
+from stoker.errors import BadArtifact
+from stoker.exporting import About, import_onnx
+from stoker.records import DynamicDim
+from stoker.testing.models import Kind, tiny_graph, tiny_inputs
+
+
+def saved(path: Path, model: onnx.ModelProto) -> Path:
+    """The graph in a file."""
+    onnx.save(model, path)
+    return path
+
+
+def made_of(
+    nodes: list[onnx.NodeProto],
+    shape: list[int | str | None] | None = None,
+    weights: dict[str, np.ndarray] | None = None,
+    *,
+    out: int = TensorProto.FLOAT,
+    opset: int = 20,
+    rank: int | None = None,
+) -> onnx.ModelProto:
+    """A graph from `x` FP32 to `y`, whose shape it does not say."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4] if shape is None else shape)],
+        [helper.make_tensor_value_info("y", out, None if rank is None else [None] * rank)],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "tokens", "images"])
+@pytest.mark.parametrize("batch", ["batch", "N", None, 1])
+def test_a_batch_is_found_whatever_it_is_called(tmp_path: Path, kind: Kind, batch: str | int | None) -> None:
+    """Named otherwise, not named, or fixed at one by an exporter: samples can be stacked, and engines agree."""
+    artifact = import_onnx(saved(tmp_path / "g.onnx", tiny_graph(kind, batch=batch)), tmp_path / "m")
+    assert artifact.manifest.is_batched
+    assert all(proof.error <= proof.limit for proof in artifact.manifest.proofs)
+    (engine,) = load(read(tmp_path / "m"))
+    asked = tiny_inputs(kind, rows=5)
+    (wanted,) = engine.run(asked).values()
+    apart = [next(iter(engine.run({n: a[at : at + 1] for n, a in asked.items()}).values())) for at in range(5)]
+    np.testing.assert_allclose(np.concatenate(apart), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_that_the_graph_needs_at_three_is_left_alone(tmp_path: Path) -> None:
+    """A size that is no placeholder is what it is: served request by request."""
+    manifest = import_onnx(saved(tmp_path / "g.onnx", tiny_graph(batch=3)), tmp_path / "m").manifest
+    assert not manifest.is_batched
+    assert (manifest.inputs[0].shape, manifest.outputs[0].shape) == ((3, 8), (3, 3))
+
+
+def test_a_batch_of_one_that_is_woven_into_the_graph_stays_one(tmp_path: Path) -> None:
+    """It says 1 and cannot be made more: a Reshape to [1, 2, 2] decides."""
+    nodes = [helper.make_node("Reshape", ["x", "to"], ["y"])]
+    model = made_of(nodes, [1, 4], {"to": np.array([1, 2, 2])})
+    manifest = import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m").manifest
+    assert (manifest.inputs[0].shape, manifest.outputs[0].shape) == ((1, 4), (1, 2, 2))
+    assert not manifest.is_batched
+
+
+def test_a_first_dimension_that_mixes_is_no_batch(tmp_path: Path) -> None:
+    """It is named N, and a softmax runs over it: not believed, as its samples depend on one another."""
+    nodes = [helper.make_node("Softmax", ["x"], ["y"], axis=0)]
+    manifest = import_onnx(saved(tmp_path / "g.onnx", made_of(nodes)), tmp_path / "m").manifest
+    assert not manifest.is_batched
+    assert manifest.inputs[0].shape == ("N", 4)
+
+
+def test_what_is_dynamic_is_kept_with_its_pads_and_limits(tmp_path: Path) -> None:
+    """Tokens vary, the mask says what to pad with, and the user how many there may be."""
+    about = About(name="words", dims=[DynamicDim(name="tokens", low=1, high=64)], labels={}, metrics={"f1": 0.5})
+    manifest = import_onnx(saved(tmp_path / "g.onnx", tiny_graph("tokens")), tmp_path / "m", about=about).manifest
+    assert [(spec.shape, spec.pad) for spec in manifest.inputs] == [(("batch", "tokens"), 0)] * 2
+    assert manifest.outputs[0].shape == ("batch", 4)
+    assert (manifest.name, manifest.dims, manifest.metrics) == ("words", tuple(about.dims), {"f1": 0.5})
+    assert any("padded" in proof.what for proof in manifest.proofs)
+
+
+def test_token_ids_are_drawn_from_the_table_they_look_up(tmp_path: Path) -> None:
+    """Ids beyond its rows would fail, or read what is not there; the same are drawn every time."""
+    path = saved(tmp_path / "g.onnx", tiny_graph("tokens"))
+    first, second = (import_onnx(path, tmp_path / "m").golden() for _ in range(2))
+    ids = first.inputs["input_ids"]
+    assert 2 < ids.max() < 16
+    assert (ids == second.inputs["input_ids"]).all()
+    assert set(first.inputs["attention_mask"].ravel()) == {0, 1}
+
+
+def test_examples_of_the_users_are_the_golden_ones(tmp_path: Path) -> None:
+    """The first four of them."""
+    asked = tiny_inputs(rows=6, seed=9)
+    artifact = import_onnx(saved(tmp_path / "g.onnx", tiny_graph()), tmp_path / "m", inputs=asked)
+    assert (artifact.golden().inputs["x"] == asked["x"][:4]).all()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        ({"z": np.zeros((2, 8), np.float32)}, "are z; the graph takes x"),
+        ({"x": np.zeros((2, 8))}, "is float64"),
+        ({"x": np.zeros((2, 7), np.float32)}, r"\[2, 7\]; the graph takes float32 \['batch', 8\]"),
+        ({"x": np.zeros((0, 8), np.float32)}, "no common number of samples"),
+    ],
+)
+def test_examples_that_do_not_fit_the_graph_are_told(tmp_path: Path, inputs: dict, told: str) -> None:
+    """Names, types, shapes, and none at all."""
+    with pytest.raises(BadArtifact, match=told):
+        import_onnx(saved(tmp_path / "g.onnx", tiny_graph()), tmp_path / "m", inputs=inputs)
+
+
+def test_a_quantised_graph_is_noticed(tmp_path: Path) -> None:
+    """Its precision is int8: compressing it again would lose more."""
+    weights = {"scale": np.float32(0.1), "zero": np.uint8(128)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    path = saved(tmp_path / "g.onnx", made_of(nodes, weights={n: np.asarray(a) for n, a in weights.items()}))
+    assert import_onnx(path, tmp_path / "m").manifest.precision == "int8"
+    assert import_onnx(saved(tmp_path / "f.onnx", tiny_graph()), tmp_path / "f").manifest.precision == "fp32"
+
+
+def test_weights_in_files_beside_are_taken_along(tmp_path: Path) -> None:
+    """And are in the manifest with their digests."""
+    onnx.save(tiny_graph(), tmp_path / "g.onnx", save_as_external_data=True, location="g.data", size_threshold=0)
+    artifact = import_onnx(tmp_path / "g.onnx", tmp_path / "m")
+    (tmp_path / "g.data").unlink()
+    assert "g.data" in {one.name for one in artifact.manifest.files}
+    artifact.verify()
+    golden = artifact.golden()
+    (engine,) = load(artifact)
+    assert excess(engine.run(golden.inputs), golden.outputs, artifact.manifest.tolerance) <= 1
+
+
+def _external_elsewhere(tmp_path: Path, location: str) -> Path:
+    onnx.save(tiny_graph(), tmp_path / "g.onnx", save_as_external_data=True, location="g.data", size_threshold=0)
+    model = onnx.load(tmp_path / "g.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    (tmp_path / "g.onnx").write_bytes(model.SerializeToString())
+    return tmp_path / "g.onnx"
+
+
+@pytest.mark.parametrize(
+    ("location", "told"),
+    [("gone.data", "weights in gone.data, which is not there"), ("../g.data", "outside"), ("/etc/passwd", "outside")],
+)
+def test_weights_that_are_missing_or_elsewhere_are_told(tmp_path: Path, location: str, told: str) -> None:
+    """A graph may not make others' files part of an artifact."""
+    with pytest.raises(BadArtifact, match=told):
+        import_onnx(_external_elsewhere(tmp_path, location), tmp_path / "m")
+
+
+def test_a_cut_off_file_is_told(tmp_path: Path) -> None:
+    """At any length: no ONNX, not valid, or not loaded; never a traceback."""
+    whole = tiny_graph().SerializeToString()
+    for length in (0, 1, 10, 100, len(whole) // 2, len(whole) - 5):
+        (tmp_path / "g.onnx").write_bytes(whole[:length])
+        with pytest.raises(BadArtifact, match=r"g\.onnx"):
+            import_onnx(tmp_path / "g.onnx", tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_operation_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """In the standard domain by the checker, in another by the engines."""
+    model = made_of([helper.make_node("Frobnicate", ["x"], ["y"])], rank=2)
+    with pytest.raises(BadArtifact, match=r"is not valid ONNX: .*No Op registered for Frobnicate"):
+        import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m")
+    model = made_of([helper.make_node("Frobnicate", ["x"], ["y"], domain="my.own")])
+    model.opset_import.append(helper.make_opsetid("my.own", 1))
+    with pytest.raises(BadArtifact, match=r"(?s)No engine can load g.onnx \(opset 20\).*Frobnicate.*Frobnicate"):
+        import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m")
+
+
+def test_an_output_that_is_no_tensor_is_told_with_the_converters_option(tmp_path: Path) -> None:
+    """scikit-learn's converter gives dictionaries unless it is asked not to."""
+    model = tiny_graph()
+    kind = model.graph.output[0].type
+    kind.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    nodes = [helper.make_node("SequenceConstruct", ["h"], ["y"])]
+    del model.graph.node[2:]
+    model.graph.node.extend(nodes)
+    with pytest.raises(BadArtifact, match="is no tensor") as caught:
+        import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m")
+    assert "zipmap" in str(caught.value)
+
+
+def test_engines_that_disagree_are_told_apart_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference goes into the artifact, with the other's error among the proofs."""
+    from stoker.engines import openvino
+
+    real = openvino.OpenVino.run
+    monkeypatch.setattr(
+        openvino.OpenVino, "run", lambda self, asked: {n: a * 1.1 for n, a in real(self, asked).items()}
+    )
+    manifest = import_onnx(saved(tmp_path / "g.onnx", tiny_graph()), tmp_path / "m").manifest
+    assert manifest.engine == "onnxruntime"
+    (wrong,) = [proof for proof in manifest.proofs if proof.error > proof.limit]
+    assert wrong.what.startswith("openvino and onnxruntime")
+    assert wrong.error == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("opset", [7, 13, 22])
+def test_older_and_newer_operations_are_taken_over(tmp_path: Path, opset: int) -> None:
+    """As far as an engine knows them."""
+    model = made_of([helper.make_node("Relu", ["x"], ["y"])], opset=opset)
+    assert import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m").manifest.is_batched
+
+
+def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    """A name that leads nowhere, and a directory."""
+    (tmp_path / "d.onnx").mkdir()
+    for name in ("nowhere.onnx", "d.onnx"):
+        with pytest.raises(BadArtifact, match="There is no file"):
+            import_onnx(tmp_path / name, tmp_path / "m")

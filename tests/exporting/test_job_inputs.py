@@ -1,0 +1,89 @@
+"""What a job's data hold, as an exported model takes it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.errors import BadArtifact
+from stoker.exporting import job_inputs, varying
+from stoker.loading.samples import as_samples
+
+
+class Two(nn.Module):
+    """Takes two inputs."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left - right
+
+
+def job(data: object, **changes: object) -> stoker.Job:
+    """A job on these data."""
+    settings = {"model": Two, "data": data, "loss": "mse", "optimizer": stoker.SGD(lr=0.1), "batch": 2,
+                "until": stoker.epochs(1)}  # fmt: skip
+    return stoker.Job(**(settings | changes))
+
+
+A, B, Y = torch.arange(6.0).view(3, 2), torch.ones(3, 2), torch.zeros(3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "names"),
+    [
+        ((A, B, Y), {"inputs": [0, 1]}, ("left", "right")),
+        ((Y, B, A), {"inputs": [2, 1], "target": 0}, ("left", "right")),
+        ({"left": A, "right": B, "label": Y}, {}, ("left", "right")),
+        ({"right": B, "left": A, "y": Y}, {}, ("right", "left")),
+        ({"left": A, "more": Y, "right": B, "y": Y}, {"inputs": ["left", "right"]}, ("left", "right")),
+    ],
+)
+def test_inputs_are_found_where_the_job_says_they_lie(data: object, changes: dict, names: tuple[str, ...]) -> None:
+    """In tuples and dicts, in any order; the model is called with them as in training."""
+    samples = as_samples(data, what="data")
+    found = job_inputs(job(data, **changes), Two(), samples)
+    assert found.names == names
+    arrays = found.arrays([2, 0])
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "left": A[[2, 0]].tolist(), "right": B[[2, 0]].tolist()
+    }  # fmt: skip
+    output = found.call(Two(), *(torch.from_numpy(arrays[name]) for name in names))
+    assert output.tolist() == (A - B)[[2, 0]].tolist()
+
+
+def test_a_source_names_its_entries_and_its_preparation_is_part_of_the_call() -> None:
+    """Bytes go in; `prepared` is for models that take floats."""
+    data = stoker.data.digits()[0]
+    found = job_inputs(job(data, model=nn.Identity), nn.Identity(), as_samples(data, what="data"))
+    raw = found.arrays([0, 5])["image"]
+    assert (found.names, raw.dtype, raw.shape) == (("image",), np.uint8, (2, 1, 8, 8))
+    wanted = torch.stack([data[0][0], data[5][0]])
+    torch.testing.assert_close(found.call(nn.Identity(), torch.from_numpy(raw)), wanted)
+    assert found.has_preparation
+    np.testing.assert_array_equal(found.prepared().arrays([0, 5])["image"], wanted.numpy())
+
+
+def test_an_input_that_is_no_tensor_is_told() -> None:
+    """Strings cannot be traced."""
+
+    class Texts:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[str, int]:
+            return "text", index
+
+    with pytest.raises(BadArtifact, match="input 0 is a "):
+        job_inputs(job(Texts()), Two(), as_samples(Texts(), what="data"))
+
+
+def test_dimensions_that_differ_between_batches_are_named_together() -> None:
+    """Equal sizes share a name; whole numbers in rows are tokens; the batch is none of them."""
+    ids, image = np.zeros((2, 5), np.int64), np.zeros((2, 3, 7, 5), np.float32)
+    again = {"ids": np.zeros((3, 9), np.int64), "mask": np.zeros((3, 9), np.int64),
+             "image": np.zeros((3, 3, 8, 6), np.float32)}  # fmt: skip
+    assert varying({"ids": ids, "mask": ids, "image": image}, again) == {
+        "ids": {1: "tokens"},
+        "mask": {1: "tokens"},
+        "image": {2: "image_2", 3: "image_3"},
+    }

@@ -1,0 +1,344 @@
+"""The batcher with its threads, at moments that gates decide."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.artifacts import Golden
+from stoker.artifacts.elements import Arrays
+from stoker.errors import ServiceError
+from stoker.records import ServiceSettings
+from stoker.serving.batching import Batcher, Executed
+from stoker.serving.problems import DeadlinePassed, Failed, QueueFull, Unavailable
+from tests.serving.batching.models import FIXED, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
+
+LONGEST_S = 30.0
+
+
+class Gated(FixedEngine):
+    """Computes a batch only when it is let; tells when it has begun one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Semaphore(0)
+        self.allowed = threading.Semaphore(0)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        self.begun.release()
+        assert self.allowed.acquire(timeout=LONGEST_S)
+        return super().run(inputs)
+
+    async def is_busy(self) -> None:
+        assert await asyncio.to_thread(self.begun.acquire, timeout=LONGEST_S)
+
+    def open(self) -> None:
+        self.allowed.release(10_000)
+
+
+def row(value: float = 1.0, rows: int = 1) -> Arrays:
+    """A request of equal rows of one value."""
+    return {"x": np.full((rows, 4), value, np.float32)}
+
+
+def run(
+    test: Callable[[Batcher], Awaitable[Any]], *engines: Any, model: Any = FIXED, observe: Any = None, **settings: Any
+) -> Any:
+    """Run a test with a batcher, and close it; engines that are gated are opened at the end."""
+
+    async def main() -> Any:
+        batcher = Batcher(engines, model, ServiceSettings(**settings), observe=observe or (lambda _executed: None))
+        try:
+            return await asyncio.wait_for(test(batcher), LONGEST_S)
+        finally:
+            for engine in engines:
+                if isinstance(engine, Gated):
+                    engine.open()
+            batcher.close()
+
+    return asyncio.run(main())
+
+
+async def _waiting(batcher: Batcher, engine: Gated, asks: list[Arrays], **options: Any) -> list[asyncio.Task[Arrays]]:
+    """The first is being computed, the others wait; in this order."""
+    first = asyncio.create_task(batcher.ask(asks[0], **options))
+    await asyncio.sleep(0)
+    await engine.is_busy()
+    others = [asyncio.create_task(batcher.ask(inputs, **options)) for inputs in asks[1:]]
+    await asyncio.sleep(0)
+    return [first, *others]
+
+
+def test_an_idle_engine_answers_at_once() -> None:
+    """A request alone is a batch."""
+    engine = FixedEngine()
+    answer = run(lambda batcher: batcher.ask(row(3.0, rows=2)), engine)
+    assert answer["y"].tolist() == [[6, 6], [6, 6]]
+    assert engine.rows == [2]
+
+
+def test_batches_form_while_the_engine_is_busy_and_are_told_of() -> None:
+    """Five that came meanwhile go together, each gets its own answer, and records say so."""
+    engine, seen = Gated(), []
+
+    async def test(batcher: Batcher) -> list[Arrays]:
+        tasks = await _waiting(batcher, engine, [row(value) for value in range(6)])
+        assert (batcher.queue_rows, batcher.queue_bytes) == (5, 5 * 16)
+        engine.open()
+        answers = await asyncio.gather(*tasks)
+        await batcher.drain()
+        return answers
+
+    answers = run(test, engine, observe=seen.append)
+    assert [answer["y"][0, 0] for answer in answers] == [0, 2, 4, 6, 8, 10]
+    assert engine.rows == [1, 5]
+    first, second = seen
+    assert isinstance(second, Executed)
+    assert (second.rows, second.requests, second.reason, second.padding) == (5, 5, "idle", 0)
+    assert second.succeeded
+    assert (first.requests, len(second.queue_s)) == (1, 5)
+    assert all(waited > 0 for waited in second.queue_s)
+
+
+def test_engines_work_at_the_same_time() -> None:
+    """With two instances, a second request is in compute while the first still is."""
+    engines = Gated(), Gated()
+    engines[1].begun = engines[0].begun
+
+    async def test(batcher: Batcher) -> None:
+        (first,) = await _waiting(batcher, engines[0], [row()])
+        (second,) = await _waiting(batcher, engines[0], [row()])
+        assert batcher.queue_rows == 0
+        for engine in engines:
+            engine.open()
+        await asyncio.gather(first, second)
+
+    run(test, *engines)
+    assert [engine.rows for engine in engines] == [[1], [1]]
+
+
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    """It is not computed; the others are."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        first, second, third = await _waiting(batcher, engine, [row(1.0), row(2.0), row(3.0, rows=4)])
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        assert batcher.queue_rows == 1
+        engine.open()
+        assert (await second)["y"].tolist() == [[4, 4]]
+        await first
+
+    run(test, engine)
+    assert engine.rows == [1, 1]
+
+
+def test_a_request_cancelled_in_compute_disturbs_nobody() -> None:
+    """Its answer is dropped, the next request is answered."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        (first,) = await _waiting(batcher, engine, [row()])
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        engine.open()
+        assert (await batcher.ask(row(5.0)))["y"].tolist() == [[10, 10]]
+        await batcher.drain()
+
+    run(test, engine)
+
+
+def test_a_deadline_that_passes_in_the_queue_is_told_then() -> None:
+    """Not only when the engine, busy with something long, comes to it."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        (first,) = await _waiting(batcher, engine, [row()])
+        with pytest.raises(DeadlinePassed, match=r"ms after the request came, passed while it waited"):
+            await batcher.ask(row(), deadline=batcher._clock() + 0.01)
+        assert not first.done()
+        assert batcher.queue_rows == 0
+        engine.open()
+        await first
+
+    run(test, engine)
+    assert engine.rows == [1]
+
+
+def test_a_full_queue_refuses_and_forgets() -> None:
+    """Who was refused left no trace in it."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        tasks = await _waiting(batcher, engine, [row(), row(rows=3)])
+        with pytest.raises(QueueFull):
+            await batcher.ask(row())
+        assert batcher.queue_rows == 3
+        engine.open()
+        await asyncio.gather(*tasks)
+
+    run(test, engine, max_queue_rows=3)
+
+
+def test_one_bad_request_fails_alone() -> None:
+    """The others of its batch are answered."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> list[Any]:
+        tasks = await _waiting(batcher, engine, [row(), row(2.0), row(np.nan), row(4.0)])
+        engine.open()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, second, bad, fourth = run(test, engine)
+    assert (first["y"][0, 0], second["y"][0, 0], fourth["y"][0, 0]) == (2, 4, 8)
+    assert isinstance(bad, Failed)
+    assert "not a number" in str(bad)
+
+
+def test_a_request_of_more_rows_than_a_batch_is_split_and_joined() -> None:
+    """In batches of at most their rows, and an answer in the order of its rows."""
+    engine = FixedEngine()
+    inputs = {"x": np.arange(40, dtype=np.float32).reshape(10, 4)}
+    answer = run(lambda batcher: batcher.ask(inputs), engine, max_batch_rows=4)
+    assert answer["y"].tolist() == (inputs["x"][:, :2] * 2).tolist()
+    assert engine.rows == [4, 4, 2]
+
+
+def test_a_split_request_with_a_bad_row_fails_once_and_leaves_nothing() -> None:
+    """Its other parts are not computed for nobody."""
+    engine = Gated()
+    inputs = row(rows=12)
+    inputs["x"][0] = np.nan
+
+    async def test(batcher: Batcher) -> None:
+        (task,) = await _waiting(batcher, engine, [inputs])
+        engine.allowed.release()
+        with pytest.raises(Failed):
+            await task
+        assert batcher.queue_rows <= 4
+        engine.open()
+        await batcher.drain()
+        assert batcher.queue_rows == 0
+
+    run(test, engine, max_batch_rows=4)
+
+
+def test_draining_answers_what_was_accepted_and_accepts_no_more() -> None:
+    """The last request is answered before `drain` returns; the next is told that the model is not there."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        tasks = await _waiting(batcher, engine, [row(1.0), row(2.0)])
+        drain = asyncio.create_task(batcher.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await batcher.ask(row())
+        assert not drain.done()
+        engine.open()
+        await drain
+        assert [(await task)["y"][0, 0] for task in tasks] == [2, 4]
+
+    run(test, engine)
+
+
+def test_closing_refuses_what_still_waits() -> None:
+    """Nobody waits for ever."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        first, second = await _waiting(batcher, engine, [row(), row()])
+        threading.Timer(0.01, engine.allowed.release, args=(1,)).start()
+        batcher.close()
+        with pytest.raises(Unavailable, match="before this request was computed"):
+            await second
+        with pytest.raises(Unavailable):
+            await first
+
+    run(test, engine)
+    assert engine.rows == [1]
+
+
+def test_an_engine_that_dies_is_told_from_bad_requests() -> None:
+    """Bad requests alone do not break it; once it fails on its golden inputs, nobody is kept waiting for it."""
+
+    class Mortal(FixedEngine):
+        is_dead = False
+
+        def run(self, inputs: Arrays) -> Arrays:
+            if self.is_dead:
+                raise ServiceError("the library beneath has crashed")
+            return super().run(inputs)
+
+    engine = Mortal()
+
+    async def test(batcher: Batcher) -> None:
+        await batcher.warm(Golden(row(), {}))
+        for _ in range(5):
+            with pytest.raises(Failed):
+                await batcher.ask(row(np.nan))
+        assert not batcher.is_broken
+        engine.is_dead = True
+        failures = 0
+        while not batcher.is_broken:
+            failures += 1
+            with pytest.raises(Failed, match="crashed"):
+                await batcher.ask(row())
+        assert failures <= 3
+        with pytest.raises(Unavailable, match="engine has died"):
+            await batcher.ask(row())
+        await batcher.drain()
+
+    run(test, engine)
+
+
+def test_with_a_delay_requests_wait_for_each_other() -> None:
+    """An idle engine takes two that came after one another as one batch."""
+    engine, seen = FixedEngine(), []
+
+    async def test(batcher: Batcher) -> None:
+        await asyncio.gather(batcher.ask(row(1.0)), batcher.ask(row(2.0)))
+        await batcher.drain()
+
+    run(test, engine, observe=seen.append, max_delay_s=0.05)
+    assert engine.rows == [2]
+    assert [executed.reason for executed in seen] == ["delay"]
+
+
+def test_a_batch_of_several_lengths_is_padded_and_cut_back() -> None:
+    """Each gets states for its own tokens, and the record tells how much was padding."""
+    engine, seen = TokenEngine(), []
+
+    async def test(batcher: Batcher) -> list[Arrays]:
+        answers = await asyncio.gather(*(batcher.ask(token_inputs(1, length)) for length in (2, 7, 7)))
+        await batcher.drain()
+        return answers
+
+    answers = run(test, engine, model=TOKENS, observe=seen.append, max_delay_s=0.05, buckets=(8,))
+    assert [answer["states"].shape for answer in answers] == [(1, 2, 2), (1, 7, 2), (1, 7, 2)]
+    (executed,) = seen
+    assert (executed.sizes, executed.elements, executed.padding) == ((8,), 16, 8)
+
+
+def test_the_predicted_wait_is_known_after_warming_up() -> None:
+    """What a balancer or a metric may ask."""
+
+    async def test(batcher: Batcher) -> float:
+        assert batcher.predicted_wait_s == 0.0
+        await batcher.warm(Golden(token_inputs(2, 8), {}))
+        return batcher.predicted_wait_s
+
+    assert run(test, TokenEngine(), model=TOKENS) == 0.0
+
+
+def test_warming_up_fails_with_what_the_engine_says() -> None:
+    """An engine that cannot compute its golden inputs never serves."""
+    with pytest.raises(ServiceError, match="vocabulary"):
+        run(lambda batcher: batcher.warm(Golden(token_inputs(1, 4, first=POISON), {})), TokenEngine(), model=TOKENS)
