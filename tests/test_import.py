@@ -36,7 +36,7 @@ PROMISED = {
 HEAVY = {"torch", "numpy", "plotly", "safetensors", "sympy"}
 
 MOST_MODULES_OF_IMPORT = 70
-MOST_MODULES_OF_HELP = 400
+MOST_MODULES_OF_HELP = 430  # Rich loads attrs where it is installed, and Typer pydantic
 
 
 def _modules_after(code: str) -> set[str]:

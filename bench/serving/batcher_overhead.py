@@ -5,9 +5,11 @@
 The engine is a fixed amount of work that holds no GIL (a digest over so many bytes: about 1 ms, and for a batch 0.9 ms
 and 0.1 ms a row). Clients send one row each and wait for the answer, in the same process and on the same event loop
 (uvloop). In turns: the engine called in a bare loop; a thread that is handed each request over a lock and answers over
-the loop, which is the least that leaves the loop free; the batcher. Recorded: medians over rounds of the time of a
-request at one client, and of a row's share of wall and CPU time at 16 and 64, beside what the engine alone would take
-for the batches that were cut.
+the loop, which is the least that leaves the loop free; the batcher. Last, 64 clients that compute in Python for 60 µs
+before and after each request, as decoding does, with the interpreter's switch interval at its default and at half a
+millisecond. Recorded: medians over rounds of the wall and CPU time of a request, and how many rows a batch had;
+`beyond_bare_cpu_us` is the CPU time of a request at one client beyond that of the bare loop, in which neighbours on the
+machine show less.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
 import platform
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +39,8 @@ from stoker.serving.batching import Batcher, Executed
 
 BASE_S, ROW_S = 0.9e-3, 0.1e-3
 CLIENTS = (1, 16, 64)
+PYTHON_S = 60e-6
+SWITCH_INTERVALS_S = (5e-3, 5e-4)
 
 
 class Busy:
@@ -63,16 +69,17 @@ def main() -> None:
     engine = Busy(_speed())
     rounds = [uvloop.run(_round(engine, arguments.requests)) for _ in range(arguments.rounds)]
     medians = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-    beyond = sorted(one["batcher_1_us"] - one["bare_us"] for one in rounds)
+    beyond = sorted(one["batcher_1_cpu_us"] - one["bare_cpu_us"] for one in rounds)
     result = {
         "what": "what the batcher adds to a request, microseconds",
         "command": f"python -m bench.serving.batcher_overhead --rounds {arguments.rounds} "
         f"--requests {arguments.requests}",
         "date": datetime.now(UTC).date().isoformat(),
+        "load": f"{os.getloadavg()[0]:.1f} processes on {os.cpu_count()} cores in the last minute",
         "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
         f"uvloop {uvloop.__version__}, numpy {np.__version__}",
         **{key: round(value, 2) for key, value in medians.items()},
-        "beyond_bare_1_us": {"median": beyond[len(beyond) // 2], "min": beyond[0], "max": beyond[-1]},
+        "beyond_bare_cpu_us": {"median": beyond[len(beyond) // 2], "min": beyond[0], "max": beyond[-1]},
     }
     text = json.dumps(result, indent=2)
     print(text)
@@ -83,7 +90,10 @@ def main() -> None:
 async def _round(engine: Busy, requests: int) -> dict[str, float]:
     """One look at each side, in turns."""
     row = {"x": np.ones((1, 8), np.float32)}
-    took = {"bare_us": await _timed(requests, 1, _bare(engine, row)), "hop_us": await _hop(engine, row, requests)}
+    took = {
+        **await _timed("bare", requests, 1, _bare(engine, row)),
+        **await _hop(engine, row, requests),
+    }
     for clients in CLIENTS:
         counts = Counts()
         batcher = Batcher([engine], _manifest(), ServiceSettings(), observe=counts.add)
@@ -92,16 +102,42 @@ async def _round(engine: Busy, requests: int) -> dict[str, float]:
         async def ask(batcher: Batcher = batcher) -> object:
             return await batcher.ask(row)
 
-        await _timed(requests // 10 + clients, clients, ask)
+        await _timed("", requests // 10 + clients, clients, ask)
         counts.clear()
-        cpu = time.process_time()
-        took[f"batcher_{clients}_us"] = await _timed(requests, clients, ask)
-        took[f"cpu_{clients}_us"] = (time.process_time() - cpu) / counts.rows * 1e6
-        took[f"engine_{clients}_us"] = counts.infer_s / counts.rows * 1e6
+        took |= await _timed(f"batcher_{clients}", requests, clients, ask)
         took[f"rows_a_batch_{clients}"] = counts.rows / counts.batches
         await batcher.drain()
         batcher.close()
+    default = sys.getswitchinterval()
+    for interval_s in SWITCH_INTERVALS_S:
+        sys.setswitchinterval(interval_s)
+        took |= await _busy_loop(engine, row, requests, f"busy_loop_{interval_s * 1e3:g}_ms")
+    sys.setswitchinterval(default)
     return took
+
+
+async def _busy_loop(engine: Busy, row: Arrays, requests: int, name: str) -> dict[str, float]:
+    """The same, with 64 clients on a loop that computes in Python for each."""
+    batcher = Batcher([engine], _manifest(), ServiceSettings())
+    await batcher.warm(Golden(row, {}))
+
+    async def ask() -> object:
+        _compute()
+        answer = await batcher.ask(row)
+        _compute()
+        return answer
+
+    took = await _timed(name, requests, CLIENTS[-1], ask)
+    await batcher.drain()
+    batcher.close()
+    return took
+
+
+def _compute() -> None:
+    """Hold the interpreter for a while."""
+    until = time.thread_time() + PYTHON_S
+    while time.thread_time() < until:
+        pass
 
 
 @dataclass
@@ -110,17 +146,15 @@ class Counts:
 
     rows: int = 0
     batches: int = 0
-    infer_s: float = 0.0
 
     def add(self, executed: Executed) -> None:
         """Take in a batch."""
         self.rows += executed.rows
         self.batches += 1
-        self.infer_s += executed.infer_s
 
     def clear(self) -> None:
         """Begin again."""
-        self.rows, self.batches, self.infer_s = 0, 0, 0.0
+        self.rows, self.batches = 0, 0
 
 
 def _bare(engine: Busy, row: Arrays) -> Callable[[], Awaitable[object]]:
@@ -130,7 +164,7 @@ def _bare(engine: Busy, row: Arrays) -> Callable[[], Awaitable[object]]:
     return ask
 
 
-async def _hop(engine: Busy, row: Arrays, requests: int) -> float:
+async def _hop(engine: Busy, row: Arrays, requests: int) -> dict[str, float]:
     """A thread that answers each request in turn, and nothing else."""
     loop = asyncio.get_running_loop()
     bell, box = threading.Lock(), []
@@ -151,22 +185,26 @@ async def _hop(engine: Busy, row: Arrays, requests: int) -> float:
         bell.release()
         return await future
 
-    took = await _timed(requests, 1, ask)
+    took = await _timed("hop", requests, 1, ask)
     box.append(None)
     bell.release()
     return took
 
 
-async def _timed(requests: int, clients: int, ask: Callable[[], Awaitable[object]]) -> float:
-    """Microseconds of wall time a request, with so many clients that each wait for their answer."""
+async def _timed(name: str, requests: int, clients: int, ask: Callable[[], Awaitable[object]]) -> dict[str, float]:
+    """Microseconds of wall and CPU time a request, with so many clients that each wait for their answer."""
 
     async def client() -> None:
         for _ in range(requests // clients):
             await ask()
 
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return (time.perf_counter() - started) / (requests // clients * clients) * 1e6
+    asked = requests // clients * clients
+    return {
+        f"{name}_us": (time.perf_counter() - started) / asked * 1e6,
+        f"{name}_cpu_us": (time.process_time() - cpu) / asked * 1e6,
+    }
 
 
 def _speed() -> float:
@@ -174,9 +212,9 @@ def _speed() -> float:
     data = bytes(4_000_000)
     times = []
     for _ in range(20):
-        started = time.perf_counter()
+        started = time.thread_time()
         hashlib.sha256(data).digest()
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
     return len(data) / statistics.median(times)
 
 

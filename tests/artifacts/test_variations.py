@@ -32,6 +32,14 @@ def test_cutting_back_undoes_filling_up(batch: int, tokens: int, more: int) -> N
     assert all((again[name] == asked[name]).all() for name in asked)
 
 
+def test_what_has_no_dimensions_stays_an_array() -> None:
+    """A number beside tensors, such as a sampling rate."""
+    spec = TensorSpec(name="rate", datatype="INT64", shape=())
+    rate = {"rate": np.array(16_000)}
+    assert isinstance(cut(rate, [spec], {"tokens": 1})["rate"], np.ndarray)
+    assert filled(rate, [spec], {"tokens": 1})["rate"] == 16_000
+
+
 @given(st.integers(1, 6))
 def test_stacking_undoes_taking_apart(batch: int) -> None:
     """The samples of a request, one by one, are the request."""

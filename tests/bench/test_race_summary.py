@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bench.serving.race.contenders import contenders
 from bench.serving.race.samples import Format
-from bench.serving.race.summary import summary, throughput_at
+from bench.serving.race.summary import lines, summary, throughput_at
 from bench.serving.race.turns import best_settings, round_turns, tuning_turns
 from bench.serving.race.workloads import WORKLOADS
 from stoker.records import TensorSpec
@@ -73,3 +73,6 @@ def test_ratios_are_taken_at_equal_p99_of_the_same_round() -> None:
     assert ratios["at equal p99"][1]["median"] == 6
     assert found["stoker / best peer at equal p99"][1] == 6
     assert found["stoker / engine alone"] == 0.8
+    page = "\n".join(lines({"cnn": found}))
+    assert "stoker / best peer at equal p99: 1: 6.00" in page
+    assert "800/s   40.0 ms" in page

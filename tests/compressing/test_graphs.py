@@ -59,7 +59,7 @@ def test_candidates_follow_the_graph_and_the_machine() -> None:
     assert "int8 smooth" not in names(network)
     assert "int8 dynamic" not in names(network)
     assert "bf16 openvino" not in names(transformer, ("fp32",))
-    assert names(GraphKind({"Gather": 1})) == ["fp32 onnxruntime", "bf16 openvino"]
+    assert names(GraphKind({"Gather": 1})) == ["bf16 openvino", "fp32 onnxruntime"]
 
 
 def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:

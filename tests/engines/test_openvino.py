@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from stoker.artifacts import dtype_of
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, load, load_graph
-from stoker.errors import BadArtifact
+from stoker.errors import BadArtifact, ServiceError
 from stoker.records import TensorSpec
 from stoker.testing.models import tiny_artifact, tiny_inputs
 from tests.engines.conformance import EngineConformance, graph_of
@@ -59,6 +59,26 @@ def test_numbers_in_bfloat16_go_in_and_come_out(tmp_path: Path) -> None:
     found = engine.run({"x": values})["y"]
     assert found.dtype == values.dtype
     assert (found == values).all()
+
+
+def test_whole_numbers_of_more_than_32_bits_are_refused(tmp_path: Path) -> None:
+    """OpenVINO would drop what is above them: 5e9 becomes 705032704."""
+    (engine,) = load(tiny_artifact(tmp_path, kind="tokens", engine="openvino"))
+    asked = tiny_inputs("tokens")
+    for number in (2**31, -(2**31) - 1, 5 * 10**9):
+        with pytest.raises(ServiceError, match="'input_ids' has numbers that need more"):
+            engine.run({**asked, "input_ids": np.full_like(asked["input_ids"], number)})
+    assert engine.run(asked)["embedding"].shape == (1, 4)
+
+
+def test_strings_are_left_to_the_other_engine(tmp_path: Path) -> None:
+    """OpenVINO ends the process over them."""
+    spec = TensorSpec(name="x", datatype="BYTES", shape=("batch",))
+    with pytest.raises(BadArtifact, match="strings") as caught:
+        load_graph(
+            "openvino", Graph(path=tiny_artifact(tmp_path).graph_path, precision="fp32", inputs=(spec,), outputs=())
+        )
+    assert "onnxruntime" in str(caught.value)
 
 
 def test_a_gpu_is_not_its_place(tmp_path: Path) -> None:

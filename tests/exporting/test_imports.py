@@ -222,9 +222,59 @@ def test_older_and_newer_operations_are_taken_over(tmp_path: Path, opset: int) -
     assert import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m").manifest.is_batched
 
 
+def test_examples_are_drawn_of_a_size_that_is_allowed(tmp_path: Path) -> None:
+    """And that can be cut to half."""
+    about = About(dims=[DynamicDim(name="tokens", low=20, high=50)])
+    artifact = import_onnx(saved(tmp_path / "g.onnx", tiny_graph("tokens")), tmp_path / "m", about=about)
+    assert artifact.golden().inputs["input_ids"].shape == (4, 40)
+
+
+def test_sizes_that_cannot_vary_are_those_of_the_users_examples(tmp_path: Path) -> None:
+    """A graph without a batch that says anything goes, and reshapes to one size: as models with states do."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "to"], ["h"]),
+        helper.make_node("ReduceSum", ["h"], ["y"], keepdims=0),
+    ]
+    path = saved(tmp_path / "g.onnx", made_of(nodes, ["?", "?"], {"to": np.array([4, 3])}))
+    with pytest.raises(BadArtifact, match="cannot answer inputs of these shapes") as caught:
+        import_onnx(path, tmp_path / "m")
+    assert "--inputs" in str(caught.value)
+    manifest = import_onnx(path, tmp_path / "m", inputs={"x": np.ones((2, 6), np.float32)}).manifest
+    assert (manifest.inputs[0].shape, manifest.outputs[0].shape, manifest.dims) == ((2, 6), (), ())
+
+
+def test_outputs_tell_two_dimensions_of_images_apart(tmp_path: Path) -> None:
+    """Height and width keep their names, and a dimension without one gets one."""
+    nodes = [helper.make_node("Transpose", ["x"], ["y"], perm=[0, 3, 1, 2])]
+    manifest = import_onnx(saved(tmp_path / "g.onnx", made_of(nodes, ["N", 3, "h", "?"])), tmp_path / "m").manifest
+    assert manifest.inputs[0].shape == ("batch", 3, "h", "x_3")
+    assert manifest.outputs[0].shape == ("batch", "x_3", 3, "h")
+
+
+def test_dimensions_cannot_be_named_from_outside(tmp_path: Path) -> None:
+    """The graph names them itself."""
+    with pytest.raises(BadArtifact, match="said by its graph"):
+        import_onnx(saved(tmp_path / "g.onnx", tiny_graph()), tmp_path / "m", about=About(dynamic={"x": {1: "n"}}))
+
+
 def test_what_is_no_file_is_told(tmp_path: Path) -> None:
     """A name that leads nowhere, and a directory."""
     (tmp_path / "d.onnx").mkdir()
     for name in ("nowhere.onnx", "d.onnx"):
         with pytest.raises(BadArtifact, match="There is no file"):
             import_onnx(tmp_path / name, tmp_path / "m")
+
+
+def test_a_graph_of_strings_is_served_by_the_engine_that_can(tmp_path: Path) -> None:
+    """Its golden answers are strings too."""
+    nodes = [helper.make_node("StringConcat", ["x", "x"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.STRING, ["N"])],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, ["N"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    artifact = import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m")
+    assert (artifact.manifest.engine, artifact.manifest.is_batched) == ("onnxruntime", True)
+    assert artifact.golden().outputs["y"].tolist()[1] == b"word 1word 1"

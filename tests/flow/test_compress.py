@@ -116,6 +116,7 @@ def test_a_quantised_model_is_not_quantised_again(model: Artifact) -> None:
         (("--max-drop", "some"), "wanted a positive number"),
         (("--seconds", "0"), "wanted a positive number"),
         (("--batch", "0"), "batch sizes are 1 or more"),
+        (("--keep-all", "models"), "models is not empty"),
     ],
 )
 @pytest.mark.usefixtures("model")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -218,6 +220,19 @@ def test_a_file_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
         flow.predict(model, [path], tmp_path / "out", CUT, sink=touch)
 
 
+def test_a_file_that_is_removed_meanwhile_ends_the_job(tmp_path: Path) -> None:
+    """In words, whether or not it was open."""
+    model = _model(tmp_path)
+    paths = [write_csv(tmp_path / f"{name}.csv", vectors(400)) for name in "ab"]
+
+    def remove(event: PredictionEvent) -> None:
+        if event.kind == "started":
+            paths[1].unlink()
+
+    with pytest.raises(RunFailed, match=r"b\.csv can no longer be read"):
+        flow.predict(model, paths, tmp_path / "out", CUT, sink=remove)
+
+
 def test_files_without_rows_are_refused(tmp_path: Path) -> None:
     """A header alone is most likely a mistake."""
     with pytest.raises(BadJob, match="There are no rows"):
@@ -303,27 +318,28 @@ def _command(model: Path, path: Path, out: Path, *more: str) -> list[str]:
             "--part-rows", "16", "--json", *more]  # fmt: skip
 
 
-def _killed_after(command: Sequence[str], parts: int) -> int:
-    """SIGKILL the command once so many parts are done; how it ended."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def _stopped_after(command: Sequence[str], parts: int, how: signal.Signals) -> int:
+    """Stop the command once so many parts are done; its exit code."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        done = (json.loads(line) for line in process.stdout)
-        for event in done:
+        for event in map(json.loads, process.stdout):
             if event["event"] == "progress" and event["parts"] >= parts:
                 break
-        process.kill()
+        process.send_signal(how)
+        process.communicate()
     return process.returncode
 
 
 def test_killed_and_continued_the_rows_are_the_same_bit_for_bit(tmp_path: Path) -> None:
-    """SIGKILL in the middle, twice; the same command ends with the bytes of a job that nobody killed."""
+    """Ctrl-C, then SIGKILL; the same command ends with the bytes of a job that nobody stopped."""
     model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(3000))
     whole, out = tmp_path / "whole", tmp_path / "out"
     flow.predict(model, [path], whole, CUT)
-    ended = [_killed_after(_command(model, path, out), parts) for parts in (5, 60)]
-    assert ended == [-9, -9]
+    command = _command(model, path, out)
+    assert _stopped_after(command, 5, signal.SIGINT) == 130
+    assert _stopped_after(command, 60, signal.SIGKILL) == -signal.SIGKILL
     assert not (out / "summary.json").exists()
-    done = subprocess.run(_command(model, path, out), check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     started, *_, finished = map(json.loads, done.stdout.splitlines())
     assert 60 <= started["done_parts"] < 188
     assert (finished["event"], finished["rows"], finished["bad_rows"]) == ("finished", 3000, 0)
@@ -335,6 +351,13 @@ def _invoke(*words: object) -> Any:
     return CliRunner().invoke(app, ["predict", *map(str, words)])
 
 
+def _documented_events() -> dict[str, set[str]]:
+    """The fields of each event, as docs/predicting.md tells them."""
+    page = Path(__file__).parents[2] / "docs" / "predicting.md"
+    rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    return {kind: set(re.findall(r"\w+", fields)) for kind, fields in rows}
+
+
 def test_the_command_line_tells_what_came_of_it(tmp_path: Path) -> None:
     """Words for people on standard error, one JSON object a line on standard output, exit codes that mean something."""
     model, path, out = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(40)), tmp_path / "out"
@@ -344,6 +367,7 @@ def test_the_command_line_tells_what_came_of_it(tmp_path: Path) -> None:
     assert "40 rows answered, no bad rows" in told.stderr
     events = [json.loads(line) for line in _invoke(model, path, "-o", out, "--json", "--new").stdout.splitlines()]
     assert list(dict.fromkeys(event["event"] for event in events)) == ["started", "progress", "finished"]
+    assert {event["event"]: set(event) - {"event", "at"} for event in events}.items() <= _documented_events().items()
     assert _invoke(model, path, "-o", out).exit_code == BadRun.exit_code
     assert _invoke(model, tmp_path / "no.csv", "-o", out).exit_code == BadJob.exit_code
     assert "wanted stretch or crop" in _invoke(model, path, "-o", out, "--resize", "pad").stderr

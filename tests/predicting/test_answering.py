@@ -2,15 +2,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.artifacts.elements import Arrays
 from stoker.errors import RunFailed
-from stoker.predicting.answering import Answers, answer
+from stoker.predicting.answering import Answers, Model, answer
 from stoker.predicting.filling import Filled
+from stoker.predicting.inputs import inputs_of, most_rows
 from stoker.predicting.samples import numbers
-from tests.predicting.builders import summing, sums
+from stoker.records import TensorSpec
+from tests.predicting.builders import manifest, summing, sums
 
 ROWS = st.lists(st.lists(st.integers(-20, 20), min_size=1, max_size=6), max_size=20)
 
@@ -72,3 +76,20 @@ def test_what_is_told_after_a_batch_may_end_the_work() -> None:
     with pytest.raises(KeyboardInterrupt):
         answer(Filled({"ids": samples}), 3, model, sums, stop)
     assert seen == [2]
+
+
+def test_a_model_without_a_batch_dimension_gets_row_by_row() -> None:
+    """Where samples cannot be stacked, each is run alone and its outputs are put together."""
+    spec = TensorSpec(name="x", datatype="FP32", shape=(1, 2))
+    found = manifest([spec], [TensorSpec(name="y", datatype="FP32", shape=(1,))])
+    shapes = []
+
+    def run(inputs: Arrays) -> Arrays:
+        shapes.append(inputs["x"].shape)
+        return {"y": inputs["x"].sum(axis=1)}
+
+    model = Model(found, inputs_of(found), most_rows(found) or 0)
+    samples = numbers([[1.0, 2.0], [3.0, 4.0]], model.inputs[0], allow_nan=False)
+    answers = answer(Filled({"x": samples}), 2, model, run)
+    assert shapes == [(1, 2)] * 2
+    assert np.asarray(answers.outputs["y"]).tolist() == [[3.0], [7.0]]

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.serving.race import engine_loop
 from bench.serving.race.contenders import COMPRESSED, Contender, Pythons, contenders
 from bench.serving.race.running import Asked, running
-from bench.serving.race.summary import summary
+from bench.serving.race.summary import lines, summary
 from bench.serving.race.turns import OPEN, Turn, best_settings, round_turns, tuning_turns
 from bench.serving.race.workloads import WORKLOADS, Workload, make
 from bench.train.results import document, read, save
@@ -107,6 +107,7 @@ def main() -> None:
         race.take(turn)
     race.content["summary"] = summary(race.cells, race.content.get("engine alone", {}), options.rounds)
     save(race.path, race.content)
+    print("\n".join(lines(race.content["summary"])))
     print(race.path)
 
 

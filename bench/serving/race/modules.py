@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from bench.serving.race.bert import minilm
+from bench.serving.race.bert import MiniLM, minilm
 from stoker.zoo.resnet9 import ResNet9
 
-_SEED = 0
+_SEED, _WIDTH = 0, 32
 
 
 def module_named(name: str) -> nn.Module:
@@ -19,9 +22,16 @@ def module_named(name: str) -> nn.Module:
     return minilm() if name == "minilm" else _cnn()
 
 
+def with_weights(name: str, weights: Path) -> nn.Module:
+    """The same with the weights of its artifact, a safetensors file."""
+    module = MiniLM() if name == "minilm" else ResNet9(width=_WIDTH, in_channels=3)
+    module.load_state_dict(load_file(weights))
+    return module.eval()
+
+
 def _cnn() -> nn.Module:
     torch.manual_seed(_SEED)
-    model = ResNet9(width=32, in_channels=3)
+    model = ResNet9(width=_WIDTH, in_channels=3)
     with torch.no_grad():
         for _ in range(5):
             model(torch.randn(64, 3, 32, 32))

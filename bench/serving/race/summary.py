@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -40,6 +41,31 @@ def throughput_at(points: Points, p99_s: float) -> float:
 def summary(cells: Mapping[str, JSON], bare: Mapping[str, Mapping[str, float]], rounds: int) -> dict[str, JSON]:
     """Of each workload: points of every contender, ratios of ours to each and to the best of them, open-loop rates."""
     return {workload: _of_workload(workload, cells, bare.get(workload, {}), rounds) for workload in _names(cells, 0)}
+
+
+def lines(found: Mapping[str, JSON]) -> list[str]:
+    """The summary as a table of text: each contender's throughput and p99, then how ours compares."""
+    told: list[str] = []
+    for workload, one in found.items():
+        alone = max(one["engine alone, samples/s"].values(), default=0.0)
+        told.append(f"{workload}: the engine alone gives {alone:.0f} samples/s")
+        for name, rounds in one["points"].items():
+            points = [f"{c}: {_middle(rounds, str(c), 'per_s'):6.0f}/s {1e3 * _middle(rounds, str(c), 'p99_s'):6.1f} ms"
+                      for c in CALLERS]  # fmt: skip
+            held = [rate for rate in one["open"].get(name, []) if rate is not None]
+            told.append(f"  {name:18} {'   '.join(points)}   open {max(held, default=0.0):6.0f}/s")
+        for key, ratios in one.items():
+            if key.endswith("best peer at equal p99"):
+                told.append(f"  {key}: " + ", ".join(f"{c}: {value:.2f}" for c, value in ratios.items() if value))
+            if key.endswith("/ engine alone"):
+                told.append(f"  {key}: {ratios:.2f}")
+    return told
+
+
+def _middle(rounds: Sequence[JSON], callers: str, what: str) -> float:
+    """The median over the rounds that have it; NaN if none has."""
+    values = [points[callers][what] for points in rounds if callers in points]
+    return statistics.median(values) if values else math.nan
 
 
 def _of_workload(workload: str, cells: Mapping[str, JSON], bare: Mapping[str, float], rounds: int) -> dict[str, JSON]:

@@ -80,6 +80,6 @@ def _numbers(array: NDArray[Any]) -> NDArray[Any]:
 
 def _largest(apart: NDArray[Any], allowed: NDArray[Any]) -> float:
     """The largest `apart / allowed`; what is equal is no difference, though nothing be allowed."""
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # by nothing, or next to nothing: infinitely far
         shares = np.divide(apart, allowed, where=apart > 0, out=np.zeros_like(apart))
     return float(shares.max(initial=0.0))

@@ -99,8 +99,9 @@ def read(path: str | Path) -> Artifact:
         BadArtifact: there is none; its manifest cannot be read, contradicts itself, or names files outside.
     """
     path = Path(path)
-    if not (path / MANIFEST).is_file():
-        found = versions(path)
+    with _reading(path):
+        is_version, found = (path / MANIFEST).is_file(), versions(path)
+    if not is_version:
         if not found:
             raise BadArtifact(
                 f"{path} is no exported model: neither it nor a numbered directory in it has a {MANIFEST}",

@@ -47,12 +47,12 @@ def sizes_of(tensors: Arrays, specs: Iterable[TensorSpec]) -> dict[str, int]:
 
 def cut(tensors: Arrays, specs: Iterable[TensorSpec], sizes: Sizes) -> Arrays:
     """Tensors with named dimensions cut back to these sizes; dimensions of other names stay."""
-    return {
-        spec.name: tensors[spec.name][tuple(slice(sizes.get(dim)) if isinstance(dim, str) else slice(None)
-                                            for dim in spec.shape)]
-        for spec in specs
-        if spec.name in tensors
-    }  # fmt: skip
+    return {spec.name: _cut(tensors[spec.name], spec, sizes) for spec in specs if spec.name in tensors}
+
+
+def _cut(array: NDArray[Any], spec: TensorSpec, sizes: Sizes) -> NDArray[Any]:
+    kept = (slice(sizes.get(dim)) if isinstance(dim, str) else slice(None) for dim in spec.shape)
+    return array[(*kept, ...)]  # with `...` what has no dimensions stays an array
 
 
 def filled(tensors: Arrays, specs: Iterable[TensorSpec], sizes: Sizes) -> Arrays:

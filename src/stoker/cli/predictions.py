@@ -62,8 +62,9 @@ def told(event: PredictionEvent) -> str:
         case "started":
             done = f", {fields['done_parts']:,} of them done before" if fields["done_parts"] else ""
             return (
-                f"{fields['rows']:,} rows in {fields['parts']:,} parts{done}: batches of {fields['batch_rows']}, "
-                f"{fields['instances']} instances of {fields['threads']} threads, into {fields['out']}"
+                f"{_several(fields['rows'], 'row')} in {_several(fields['parts'], 'part')}{done}: "
+                f"batches of {fields['batch_rows']}, {_several(fields['instances'], 'instance')} of "
+                f"{_several(fields['threads'], 'thread')}, into {fields['out']}"
             )
         case "progress":
             eta = "unknown" if fields["eta_s"] is None else format_seconds(fields["eta_s"])
@@ -78,15 +79,16 @@ def told(event: PredictionEvent) -> str:
 
 
 def _summary(fields: dict[str, Any]) -> str:
-    bad = (
-        "no bad rows"
-        if not fields["bad_rows"]
-        else f"{fields['bad_rows']:,} bad rows in {fields['out']}/bad_rows.jsonl"
-    )
-    now = fields["computed_rows"]
-    speed = f"{format_rate(fields['rows_per_s'], 'rows')}, {fields['padding_waste_ratio']:.1%} padding"
-    last = f"{now:,} rows in {format_seconds(fields['wall_s'])} ({speed})" if now else "all of it was done before"
-    return f"{fields['rows']:,} rows answered, {bad}; {last}\npredictions: {fields['out']}/predictions"
+    bad, now, padding = fields["bad_rows"], fields["computed_rows"], fields["padding_waste_ratio"]
+    aside = f"{_several(bad, 'bad row')} in {fields['out']}/bad_rows.jsonl" if bad else "no bad rows"
+    rate = format_rate(fields["rows_per_s"], "rows") + (f", {padding:.1%} padding" if padding else "")
+    last = f"{now:,} computed in {format_seconds(fields['wall_s'])} ({rate})" if now else "all of it was done before"
+    return f"{_several(fields['rows'], 'row')} answered, {aside}; {last}\npredictions: {fields['out']}/predictions"
+
+
+def _several(count: int, what: str) -> str:
+    """`1 part`, `1,200 parts`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 class _Lines:
@@ -119,8 +121,9 @@ class _Bar:
             fields = event.fields
             words = f"{format_rate(fields['rows_per_s'], 'rows')}, {fields['bad_rows']:,} bad"
             self._progress.update(
-                self._task, completed=fields["rows"], total=fields["total_rows"], description=words, visible=True
-            )
+                self._task, completed=fields["rows"], total=fields["total_rows"], description=words, visible=True,
+                refresh=True,
+            )  # fmt: skip
             return
         if event.kind == "finished":
             self._progress.update(self._task, visible=False)

@@ -7,30 +7,33 @@ Whenever it ends, the best so far is known.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from stoker.compressing.candidates import Candidate, Workshop, candidates_for
-from stoker.compressing.contender import Contender, Course, latencies
+from stoker.compressing.contender import Contender, Course, gain_of, latencies
 from stoker.compressing.drops import Scores, largest_loss, rows_needed
-from stoker.compressing.examining import Bar, examine, reference
+from stoker.compressing.examining import RACE_SHARE, Bar, examine, reference
 from stoker.compressing.graphs import GraphKind
 from stoker.compressing.judging import MOST_FINALISTS, accepted, require_rows
 from stoker.compressing.repairing import rank, repaired
 from stoker.compressing.rows import Material
-from stoker.errors import StokerError
+from stoker.errors import BadArtifact, StokerError
 from stoker.records.compression import CompressionTrial
+from stoker.store.disk_errors import disk_errors
 
 Tell = Callable[[str], None]
 """Told what happens, a line at a time."""
 
-SELECTION_SHARE, ACCEPTANCE_SHARE = 0.02, 0.1
-"""Asking the original for all rows of a part takes at most this share of the search's time, beyond the fewest rows."""
+SELECTION_SHARE, ACCEPTANCE_SHARE, CALIBRATION_SHARE = 0.02, 0.1, 0.01
+"""Asking the original for all rows of a part takes at most this share of the search's time, beyond the fewest rows.
+A quantiser asks for each calibration row several times, and with every activation between layers."""
 
-FEWEST_ROWS = 200
+FEWEST_ROWS, FEWEST_CALIBRATION_ROWS = 200, 48
 
 _RANKING_SHARE = 0.25
 """The share of the time that is left which ranking layers may take."""
@@ -51,7 +54,7 @@ class Search:
     passed: list[Contender] = field(default_factory=list)
     rejected: list[CompressionTrial] = field(default_factory=list)
     graphs: dict[str, Path] = field(default_factory=dict)
-    """Graphs of rejected candidates by name: what can be repaired."""
+    """Graphs of OpenVINO's candidates by name: what can be repaired."""
     accepted_scores: Scores = field(default_factory=lambda: np.zeros(1))
     """The original's scores on the rows of acceptance, once they were asked."""
 
@@ -73,13 +76,14 @@ class Search:
             self._reject(dataclasses.replace(_record(candidate), outcome="left out", reason=reason))
             return False
         self.tell(f"trying {candidate.name}: {candidate.how}")
-        directory = self.directory / f"{len(self.passed) + len(self.rejected)}"
-        directory.mkdir(parents=True)
+        directory = self.directory / re.sub(r"[^a-z0-9]+", "-", candidate.name)
+        with disk_errors(directory, "a candidate", error=BadArtifact):
+            directory.mkdir(parents=True)
         found = examine(candidate, self.course, self.bar, self.rival, self.workshop, directory)
+        if (graph := directory / "model.xml").is_file():
+            self.graphs[candidate.name] = graph
         if isinstance(found, CompressionTrial):
             self._reject(found)
-            if (graph := directory / "model.xml").is_file():
-                self.graphs[candidate.name] = graph
             return False
         self.passed.append(found)
         self.tell(f"{candidate.name}: passed, {found.pace:.2f}× as fast as the original")
@@ -88,9 +92,8 @@ class Search:
         return True
 
     def repair(self, broken: Candidate) -> None:
-        """Put back layers of a candidate that was rejected for its metric; nothing happens if it was not."""
-        trial = next((one for one in self.rejected if one.name == broken.name), None)
-        if trial is None or broken.name not in self.graphs or not self._is_promising(trial) or self.left_s <= 0:
+        """Put back layers of a candidate that loses too much, or likely so; nothing happens if it does not."""
+        if broken.name not in self.graphs or not self._may_be_repaired(broken.name) or self.left_s <= 0:
             return
         self.tell(f"ranking the layers of {broken.name}")
         until = self.course.clock() + _RANKING_SHARE * self.left_s
@@ -100,7 +103,8 @@ class Search:
             self.tell(f"{broken.name} cannot be repaired: {error.message}")
             return
         for candidate in repaired(broken, ranking):
-            if self.consider(candidate) or not self._is_promising(self.rejected[-1]):
+            self.consider(candidate)
+            if not self._may_be_repaired(candidate.name):
                 return
 
     def accept(self, seed: int) -> Contender:
@@ -112,7 +116,7 @@ class Search:
         finalists = sorted(self.passed, key=lambda one: (not one.is_likely, -one.pace))[:MOST_FINALISTS]
         if self.rival is not self.original and self.rival not in finalists:
             finalists[-1] = self.rival  # where every finalist in 8 bits fails, the best of the others may hold
-        rows, chosen = self.course.material.acceptance, self.original
+        rows, held = self.course.material.acceptance, list[Contender]()
         self.tell(f"accepting on {len(rows)} rows: {', '.join(one.trial.name for one in finalists) or 'nobody'}")
         scores = self.accepted_scores = self.course.scores(self.course.answers(self.original.engine, rows), rows)
         for one in finalists:
@@ -126,10 +130,21 @@ class Search:
                 finalists=len(finalists), seed=seed,
             )  # fmt: skip
             one.note(judged.gate, drop=drop, outcome="passed" if judged.passed else "rejected", reason=judged.reason)
-            if judged.passed and one.pace > chosen.pace:
-                chosen = one
+            if judged.passed and one.pace > self.original.pace:
+                held.append(one)
+        chosen = self._fastest(held)
         self._conclude(finalists, chosen)
         return chosen
+
+    def _fastest(self, held: Sequence[Contender]) -> Contender:
+        """The fastest of those that held, in rounds with one another: each was timed at another moment before."""
+        ranked = sorted(held, key=lambda one: -one.pace)
+        best = ranked[0] if ranked else self.original
+        for one in ranked[1:]:
+            races = self.course.races(one.engine, best.engine, seconds=RACE_SHARE * self.course.terms.seconds)
+            if gain_of(races, self.course.terms.confidence).value > 1:
+                best = one
+        return best
 
     def _conclude(self, finalists: Collection[Contender], chosen: Contender) -> None:
         """Write down why those that passed were not taken."""
@@ -144,10 +159,11 @@ class Search:
         if chosen is not self.original:
             chosen.note(outcome="chosen", reason=f"the fastest that keeps within {self.bar.allowed:.4g}")
 
-    @staticmethod
-    def _is_promising(trial: CompressionTrial) -> bool:
-        """Whether putting back more layers may help: it was rejected for what it answers, not for its speed."""
-        return trial.outcome == "rejected" and bool(trial.gates) and trial.speed_up is None
+    def _may_be_repaired(self, name: str) -> bool:
+        """Whether putting back more layers may help: it loses too much to be accepted, or likely so."""
+        unlikely = (one for one in self.passed if one.trial.name == name and not one.is_likely)
+        failed = (one for one in self.rejected if one.name == name and one.outcome == "rejected")
+        return any(unlikely) or any(one.gates and one.speed_up is None for one in failed)
 
     def _reject(self, trial: CompressionTrial) -> None:
         self.rejected.append(trial)
@@ -164,34 +180,35 @@ class Search:
         return len(self.course.material.acceptance) * _row_s(self.original) * (1 + MOST_FINALISTS / 2)
 
 
-def begin(course: Course, workshop: Workshop, directory: Path, tell: Tell) -> Search:
+def begin(course: Course, directory: Path, tell: Tell, *, sums_fit: bool = True) -> Search:
     """Ask the model given, and refuse where there are too few rows to judge by.
 
-    Rows that there would be no time for are left out.
+    Rows that there would be no time for are left out; for `sums_fit` see `Workshop`.
 
     Raises:
         BadJob: too few rows, or a metric that cannot be used.
         BadArtifact, ServiceError: the model given cannot be asked.
     """
     started, terms = course.clock(), course.terms
-    few = dataclasses.replace(course, material=limited(course.material, FEWEST_ROWS, len(course.material.acceptance)))
+    few = dataclasses.replace(course, material=limited(course.material, FEWEST_ROWS, 1, 1))
     original = reference(few)
     original.note(latency_s=latencies(few.solo(original.engine), terms.batch_sizes))
-    most = (
-        int(SELECTION_SHARE * terms.seconds / _row_s(original)),
-        int(ACCEPTANCE_SHARE * terms.seconds / _row_s(original)),
-    )
+    in_time = terms.seconds / _row_s(original)
     allowed = course.metric.allowed(terms.max_drop, course.metric.value(original.scores))
     confidence = 1 - (1 - terms.confidence) / MOST_FINALISTS
     needed = rows_needed(allowed, largest_loss(original.scores, original.scores), confidence)
-    material = limited(course.material, max(FEWEST_ROWS, most[0]), max(2 * needed, most[1]))
+    material = limited(
+        course.material,
+        max(FEWEST_ROWS, int(SELECTION_SHARE * in_time)),
+        max(2 * needed, int(ACCEPTANCE_SHARE * in_time)),
+        max(FEWEST_CALIBRATION_ROWS, int(CALIBRATION_SHARE * in_time)),
+    )
     course = dataclasses.replace(course, material=material)
     found = course.answers(original.engine, material.selection)
     original.scores = course.scores(found, material.selection)
     require_rows(len(material.acceptance), original.scores, allowed, terms.confidence)
-    return Search(
-        course, workshop, directory, tell, started, Bar(found, original.scores, allowed), original, original
-    )  # fmt: skip
+    workshop = Workshop(course.source, material.calibration, sums_fit)
+    return Search(course, workshop, directory, tell, started, Bar(found, original.scores, allowed), original, original)
 
 
 def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str]) -> None:
@@ -205,11 +222,14 @@ def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str]) -> None:
             search.repair(candidate)
 
 
-def limited(material: Material, selection: int, acceptance: int) -> Material:
-    """At most so many rows to choose by and to accept by: the first, as rows lie in the order they were dealt in."""
+def limited(material: Material, selection: int, acceptance: int, calibration: int) -> Material:
+    """At most so many rows for each use: the first, as rows lie in the order they were dealt in."""
     return dataclasses.replace(
-        material, selection=material.selection.first(selection), acceptance=material.acceptance.first(acceptance)
-    )  # fmt: skip
+        material,
+        calibration=material.calibration.first(calibration),
+        selection=material.selection.first(selection),
+        acceptance=material.acceptance.first(acceptance),
+    )
 
 
 def _row_s(original: Contender) -> float:

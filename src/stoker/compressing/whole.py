@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.artifacts import Artifact
-from stoker.compressing.candidates import Workshop
 from stoker.compressing.contender import Contender, Course, Terms
 from stoker.compressing.graphs import GraphKind, kind_of
 from stoker.compressing.judging import front
@@ -17,7 +16,7 @@ from stoker.compressing.publishing import publish_chosen
 from stoker.compressing.rows import Material
 from stoker.compressing.scores import Metric
 from stoker.compressing.search import Search, Tell, begin, run
-from stoker.errors import BadArtifact
+from stoker.errors import BadArtifact, BadJob
 from stoker.records import ArtifactSource
 from stoker.records.compression import Compression, RowSplit
 
@@ -71,15 +70,16 @@ def compress(
             f"{source.path} has inputs or outputs that do not begin with the batch, so rows cannot be stacked",
             remedy="Export it with a batch that varies.",
         )
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise BadJob(f"{keep} is not empty", remedy="Name a directory that is not there yet with --keep-all.")
     kind = kind_of(source.graph_path)
     course = Course(source, material, metric, terms, around.clock)
     with tempfile.TemporaryDirectory(prefix="stoker-compress-") as aside:
         directory = Path(aside) if keep is None else keep
-        workshop = Workshop(source, material.calibration, "int8" in around.fast_dtypes)
-        search = begin(course, workshop, directory, tell)
+        search = begin(course, directory, tell, sums_fit="int8" in around.fast_dtypes)
         run(search, kind, around.fast_dtypes)
         chosen = search.accept(material.seed)
-        record = _record(search, chosen, around, _notes(kind))
+        record = _record(search, chosen, around, _notes(kind, source))
         published = None
         if chosen is not search.original:
             published = publish_chosen(source, chosen, record, source.path.parent)
@@ -115,7 +115,9 @@ def _record(search: Search, chosen: Contender, around: Surroundings, notes: tupl
     )  # fmt: skip
 
 
-def _notes(kind: GraphKind) -> tuple[str, ...]:
+def _notes(kind: GraphKind, source: Artifact) -> tuple[str, ...]:
     if kind.quantised:
-        return (f"already quantised (it has {', '.join(kind.quantised)}): it is not quantised again",)
+        made_of = source.manifest.source
+        origin = f"; it was made of {made_of.name}, which can be compressed anew" if made_of.kind == "artifact" else ""
+        return (f"already quantised (it has {', '.join(kind.quantised)}): it is not quantised again{origin}",)
     return () if kind.heavy else ("no convolution or matrix product: there is nothing to gain in 8 bits",)

@@ -98,9 +98,13 @@ def _session(graph: Graph) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers = _providers(graph)
     try:
-        return onnxruntime.InferenceSession(str(graph.path), options, providers=providers)
+        session = onnxruntime.InferenceSession(str(graph.path), options, providers=providers)
     except Exception as error:  # its errors have no base of their own
         raise cannot_load(graph.path, "onnxruntime", error) from error
+    if graph.where == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+        # It then runs on the CPU, and says so in a line of its log alone.
+        raise BadArtifact("ONNX Runtime cannot use CUDA here", remedy="Install the CUDA and cuDNN it was built for.")
+    return session
 
 
 def _providers(graph: Graph) -> list[Any]:

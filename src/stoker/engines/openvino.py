@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts.elements import Arrays, dtype_of
+from stoker.engines import telemetry
 from stoker.engines.base import Graph
 from stoker.engines.problems import cannot_load, cannot_run, not_installed, require_names
-from stoker.errors import BadArtifact
+from stoker.errors import BadArtifact, ServiceError
 from stoker.records import Datatype, ServingPrecision
 
+telemetry.withhold()
 try:
     import openvino
 except ImportError as error:
@@ -24,10 +26,12 @@ except ImportError as error:
 _HINTS: dict[ServingPrecision, str] = {"fp32": "f32", "int8": "f32", "int8+bf16": "bf16", "bf16": "bf16", "fp16": "f16"}
 _TYPES: dict[str, Datatype] = {
     "boolean": "BOOL", "u8": "UINT8", "u16": "UINT16", "u32": "UINT32", "u64": "UINT64", "i8": "INT8", "i16": "INT16",
-    "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64", "string": "BYTES",
+    "i32": "INT32", "i64": "INT64", "f16": "FP16", "bf16": "BF16", "f32": "FP32", "f64": "FP64",
 }  # fmt: skip
 _BF16 = dtype_of("BF16")
-_TRIES = 3
+_WIDE = frozenset({"INT64", "UINT64", "UINT32"})
+_LOWEST, _HIGHEST = -(2**31), 2**31 - 1
+_TRIES = 2
 _MARK = 0xA5
 """A byte; numbers made of nothing else are no answer that a model gives to every question."""
 
@@ -45,6 +49,7 @@ class OpenVino:
         self._request = compiled.create_infer_request()
         self._inputs = {spec.name: compiled.input(spec.name) for spec in graph.inputs}
         self._outputs = [(spec.name, compiled.output(spec.name), dtype_of(spec.datatype)) for spec in graph.outputs]
+        self._wide = [spec.name for spec in graph.inputs if spec.datatype in _WIDE]
         self._fails_silently = compiled.get_property("INFERENCE_NUM_THREADS") < 2
         self._num_streams = compiled.get_property("NUM_STREAMS")
         self._answered: Arrays = {}
@@ -53,6 +58,8 @@ class OpenVino:
         """Every output for these inputs."""
         # OpenVINO's tensors point into these arrays without holding them: they must live until it has answered.
         held = {name: _in_place(inputs[name]) for name in self._inputs}
+        for name in self._wide:
+            _require_32_bits(name, held[name])
         try:
             answers = self._infer(held)
         except RuntimeError as error:
@@ -92,6 +99,8 @@ class OpenVino:
 
     def _answers_others(self, inputs: Arrays) -> bool:
         """Whether another number of these samples can be answered; a run takes the streams of all instances in turn."""
+        if not inputs:  # nothing was answered yet, and its tensors point to what is gone
+            return False
         others = {
             name: array if array.ndim == 0 else np.concatenate([array, array]) if len(array) == 1 else array[:1].copy()
             for name, array in inputs.items()
@@ -111,6 +120,9 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
     """
     if graph.where != "cpu":
         raise BadArtifact("openvino runs on the CPU here", remedy="Use onnxruntime for an NVIDIA GPU.")
+    if any(spec.datatype == "BYTES" for spec in (*graph.inputs, *graph.outputs)):
+        # OpenVINO 2026.4 ends the process when a graph gives strings back.
+        raise BadArtifact(f"{graph.path} takes or gives strings", remedy="Use onnxruntime for strings.")
     core = openvino.Core()
     hint = _HINTS[graph.precision]
     is_alone = graph.instances == graph.threads == 1
@@ -168,10 +180,14 @@ def _in_place(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.flags.c_contiguous and array.flags.writeable else array.copy()
 
 
+def _require_32_bits(name: str, array: NDArray[Any]) -> None:
+    """OpenVINO computes whole numbers in 32 bits on the CPU, and drops the others in silence."""
+    if array.size and (array.min() < _LOWEST or array.max() > _HIGHEST):
+        raise ServiceError(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
+
+
 def _tensor(array: NDArray[Any]) -> Any:
-    """The array as OpenVINO's tensor, in its memory but for strings."""
-    if array.dtype.hasobject:
-        return openvino.Tensor(np.array(array.tolist(), dtype=np.bytes_).reshape(array.shape))
+    """The array as OpenVINO's tensor, in its memory."""
     if array.dtype == _BF16:
         return openvino.Tensor(array.view(np.int16), array.shape, openvino.Type.bf16)
     return openvino.Tensor(array, shared_memory=True)
@@ -179,8 +195,6 @@ def _tensor(array: NDArray[Any]) -> Any:
 
 def _copy(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The caller's own copy of a tensor, which the next run overwrites."""
-    if dtype.hasobject:
-        return np.array(tensor.bytes_data.tolist(), dtype=object).reshape(tuple(tensor.shape))
     if dtype == _BF16:
         return np.array(tensor.data).view(_BF16)
     return np.array(tensor.data)
@@ -188,10 +202,10 @@ def _copy(tensor: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _mark(tensor: Any) -> None:
     """Write over what an output held, to see whether it is written anew."""
-    if tensor.element_type != openvino.Type.string and tensor.size:
+    if tensor.size:
         tensor.data.reshape(-1).view(np.uint8)[:] = _MARK
 
 
 def _is_marked(answer: NDArray[Any]) -> bool:
     """Whether nothing was written to an output."""
-    return not answer.dtype.hasobject and bool((answer.reshape(-1).view(np.uint8) == _MARK).all())
+    return bool((answer.reshape(-1).view(np.uint8) == _MARK).all())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stoker.artifacts import dtype_of
 from stoker.artifacts.elements import Arrays
-from stoker.records import TensorSpec
+from stoker.records import BATCH, TensorSpec
 
 _PASSES_ON = frozenset(
     {"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Clip", "Transpose", "Expand"}
@@ -18,7 +18,7 @@ _PASSES_ON = frozenset(
 _MASKS = ("mask",)
 _SEED = 20
 _TOKENS, _PIXELS = 8, 64
-"""Sizes of dimensions that vary: of sequences, and of images."""
+"""Sizes of dimensions that vary: of sequences, and of images; the next name's is twice as long."""
 
 
 def drawn(model: Any, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) -> Arrays:
@@ -36,13 +36,15 @@ def drawn(model: Any, inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) 
 
 
 def likely_sizes(inputs: tuple[TensorSpec, ...]) -> dict[str, int]:
-    """Sizes for named dimensions that most models can take."""
-    return {
-        dim: _PIXELS if len(spec.shape) >= 4 else _TOKENS
+    """Sizes for named dimensions that most models can take; of each name another, to tell them apart in outputs."""
+    bases = {
+        dim: _PIXELS if len(spec.shape) >= 4 and at > 0 else _TOKENS
         for spec in inputs
-        for dim in spec.shape
-        if isinstance(dim, str)
+        for at, dim in enumerate(spec.shape)
+        if isinstance(dim, str) and dim != BATCH
     }
+    alike = {base: [dim for dim, other in bases.items() if other == base] for base in (_TOKENS, _PIXELS)}
+    return {dim: base * 2 ** alike[base].index(dim) for dim, base in bases.items()}
 
 
 def _drawn(draw: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...], below: int) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from stoker.exporting.padding import padded_specs
 from stoker.exporting.signature import output_specs, ranges, require_varied
 from stoker.exporting.trial import NUM_SAMPLES, Trial, contiguous, eight
 from stoker.exporting.writing import Exported, require_place, write_version
-from stoker.records import BATCH, ArtifactSource, EngineName, Proof, ServingPrecision, TensorSpec
+from stoker.records import BATCH, ArtifactSource, DynamicDim, EngineName, ServingPrecision, TensorSpec
 from stoker.store import sha256_file
 
 _REFERENCES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
@@ -52,6 +52,8 @@ def import_onnx(
     """
     require_place(model)
     about = about or About()
+    if about.dynamic:
+        raise BadArtifact("What varies in an ONNX file is said by its graph", remedy="Leave --dynamic out.")
     found = read_onnx(path)
     with _candidates(found) as candidates:
         problem: BadArtifact | None = None
@@ -66,6 +68,10 @@ def import_onnx(
 
 class _NoBatch(BadArtifact):
     """The first dimension is not the samples."""
+
+
+class _CannotVary(BadArtifact):
+    """A graph without a batch that cannot answer the examples, or not when they are cut shorter."""
 
 
 Candidate = tuple[OnnxFile, tuple[TensorSpec, ...]]
@@ -105,16 +111,23 @@ def _take_over(
     about: About,
 ) -> Artifact:
     """Write the graph of one candidate, if it holds what its signature says."""
-    samples = _drawn(file, specs) if given is None else _fitting(given, specs)
+    samples = _drawn(file, specs, about.dims) if given is None else _fitting(given, specs)
     dims = ranges([dim for spec in specs for dim in spec.shape if isinstance(dim, str)], about.dims)
     trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims)
     if trial.is_batched:
         trial = dataclasses.replace(trial, samples=eight(trial.samples))
         require_varied(trial)
     name, answer = _reference(file, specs)
-    proofs = _batch(name, answer, trial, about.limit)
-    outputs = _outputs(answer, trial)
-    inputs, padding = padded_specs(name, answer, trial, outputs, about.pad, about.limit)
+    _require_batch(name, answer, trial, about.limit)
+    try:
+        outputs = _outputs(answer, trial)
+    except _CannotVary:
+        if given is None:
+            raise
+        trial = dataclasses.replace(trial, inputs=_as_shown(trial), dims=())
+        outputs = _outputs(answer, trial)
+    # What is proved of the reference here is proved again of each engine, and kept then.
+    inputs, _ = padded_specs(name, answer, trial, outputs, about.pad, about.limit)
     exported = Exported(
         name=about.name or model.name,
         graph="model.onnx",
@@ -128,7 +141,6 @@ def _take_over(
         precision=_precision(file),
         labels={output: tuple(classes) for output, classes in about.labels.items()},
         metrics=about.metrics,
-        proofs=(*proofs, *padding),
         limit=about.limit,
     )
 
@@ -140,8 +152,12 @@ def _take_over(
     return write_version(model, exported, write_files)
 
 
-def _drawn(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> Arrays:
-    return drawn(file.model, specs, {**likely_sizes(specs), BATCH: NUM_SAMPLES})
+def _drawn(file: OnnxFile, specs: tuple[TensorSpec, ...], dims: Sequence[DynamicDim]) -> Arrays:
+    sizes = likely_sizes(specs)
+    for dim in dims:
+        size = max(sizes.get(dim.name, 0), 2 * dim.low)
+        sizes[dim.name] = size if dim.high is None else min(size, dim.high)
+    return drawn(file.model, specs, {**sizes, BATCH: NUM_SAMPLES})
 
 
 def _fitting(given: Mapping[str, NDArray[Any]], specs: tuple[TensorSpec, ...]) -> Arrays:
@@ -194,18 +210,22 @@ def _precision(file: OnnxFile) -> ServingPrecision:
     return "int8" if file.is_quantised else "fp32"
 
 
-def _batch(name: EngineName, answer: Answer, trial: Trial, limit: float) -> tuple[Proof, ...]:
-    """What must hold of a batch.
+def _require_batch(name: EngineName, answer: Answer, trial: Trial, limit: float) -> None:
+    """Hold what must hold of a batch.
 
     Raises:
         _NoBatch: samples have other answers alone than together, or cannot be asked so.
     """
     if not trial.is_batched:
-        return ()
+        return
     proof = prove_alone(name, answer, trial, limit)
     if not is_held(proof):
         raise _NoBatch(f"{proof.what} differ by {proof.error:.2g}, at most {limit:g} is allowed")
-    return (proof,)
+
+
+def _as_shown(trial: Trial) -> tuple[TensorSpec, ...]:
+    """Inputs of the examples' sizes alone."""
+    return tuple(dataclasses.replace(spec, shape=trial.samples[spec.name].shape) for spec in trial.inputs)
 
 
 def _outputs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
@@ -213,13 +233,13 @@ def _outputs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
 
     Raises:
         _NoBatch: not every output begins with the samples, or sizes cannot be varied.
-        BadArtifact: the example cannot be answered.
+        _CannotVary: the example, or a shorter one, cannot be answered.
     """
     try:
         found = output_specs(answer, trial)
     except ServiceError as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in trial.samples.items())
-        kind = _NoBatch if trial.is_batched else BadArtifact
+        kind = _NoBatch if trial.is_batched else _CannotVary
         remedy = "Give real examples: --inputs FILE.npz."
         raise kind(
             f"The graph cannot answer inputs of these shapes ({shapes}): {error.message}", remedy=remedy

@@ -17,7 +17,7 @@ from stoker.records import BATCH, Datatype, TensorSpec
 try:
     import onnx
 except ImportError as error:
-    raise BadArtifact("The package onnx is not installed here", remedy="pip install 'stoker[serve]'") from error
+    raise BadArtifact("The package onnx is not installed here", remedy="pip install 'stoker[models]'") from error
 
 _ELEMENTS: dict[int, Datatype] = {
     onnx.TensorProto.BOOL: "BOOL", onnx.TensorProto.UINT8: "UINT8", onnx.TensorProto.UINT16: "UINT16",
@@ -142,7 +142,8 @@ def _dim(name: str, at: int, dim: Any) -> int | str:
     if dim.HasField("dim_value") and dim.dim_value > 0:
         return int(dim.dim_value)
     made_up = f"{name}_{at}"
-    return (dim.dim_param or made_up) if dim.dim_param != BATCH or at == 0 else made_up
+    is_name = any(letter.isalnum() for letter in dim.dim_param) and (dim.dim_param != BATCH or at == 0)
+    return str(dim.dim_param) if is_name else made_up
 
 
 def _require_tensor(path: Path, what: str, value: Any) -> Any:

@@ -66,9 +66,11 @@ def _examined(
     try:
         (engine,) = load_graph(name, graph)
     except BadArtifact as error:
-        return (Proof(what=f"{name}: {error.message}", error=math.inf, limit=limit),), None
+        said = error.message.replace(str(graph.path), graph.path.name)  # the directory is about to be renamed
+        return (Proof(what=said, error=math.inf, limit=limit),), None
     try:
-        proofs = [prove_equal(f"{name} and {oracle_name}", engine.run, oracle, trial, limit)]
+        who = name if name == oracle_name else f"{name} and {oracle_name}"
+        proofs = [prove_equal(who, engine.run, oracle, trial, limit)]
         if trial.is_batched:
             proofs.append(prove_alone(name, engine.run, trial, limit))
         if trial.sizes and any(spec.pad is not None for spec in graph.inputs):

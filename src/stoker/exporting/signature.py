@@ -61,7 +61,10 @@ def output_specs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
 def _shape(
     name: str, shapes: tuple[Sequence[int], Sequence[int]], sizes: tuple[dict[str, int], dict[str, int]]
 ) -> tuple[int | str, ...]:
-    named = {(sizes[0][dim], sizes[1][dim]): dim for dim in sizes[0] if sizes[0][dim] != sizes[1][dim]}
+    pairs = [(sizes[0][dim], sizes[1][dim]) for dim in sizes[0]]
+    named = {
+        pair: dim for pair, dim in zip(pairs, sizes[0], strict=True) if pair[0] != pair[1] and pairs.count(pair) == 1
+    }
     dims: list[int | str] = []
     for at, pair in enumerate(zip(*shapes, strict=True)):
         dim = named.get(pair, f"{name}_{at}")
@@ -77,7 +80,7 @@ def require_varied(trial: Trial) -> None:
         BadArtifact: a named dimension has one size in the examples, and is not allowed to be smaller.
     """
     for dim, size in trial.sizes.items():
-        if trial.shorter[dim] == size:
+        if trial.shorter[dim] >= size:
             raise BadArtifact(
                 f"The dimension {dim!r} may vary, but the example inputs can only show it at {size}",
                 remedy=f"Give examples in which it is at least {2 * size}, or allow it to be smaller.",

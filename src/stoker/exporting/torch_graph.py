@@ -5,6 +5,7 @@ Source: PyTorch 2.13, `torch.onnx.export(dynamo=True)`, which goes by way of `to
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator
@@ -61,8 +62,10 @@ def write_graph(
     """Write the ONNX graph, its inputs and outputs named, and its dimensions too.
 
     Raises:
-        BadArtifact: an operation has no counterpart in ONNX.
+        BadArtifact: an operation has no counterpart in ONNX, or the exporter's library is not installed.
     """
+    if importlib.util.find_spec("onnxscript") is None:
+        raise BadArtifact("The package onnxscript is not installed here", remedy="pip install 'stoker[models]'")
     try:
         with _quiet():
             exported = torch.onnx.export(

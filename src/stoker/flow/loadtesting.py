@@ -88,20 +88,12 @@ def bench_serve(
     directory, artifact = _chosen(models, model)
     load = load or Load()
     machine = attached_cpu()
-    kept, plain = _kept_settings(directory), ServiceSettings()
     cores = machine.cores or 1
     before, began = sample_cpu(), time.monotonic()
     found = Search(
         start=lambda settings: _served(directory, artifact, settings, load, objective),
         objective=objective,
-        default=replace(
-            kept,
-            instances=None,
-            threads=None,
-            max_batch_rows=plain.max_batch_rows,
-            max_delay_s=plain.max_delay_s,
-            basis="",
-        ),
+        default=_untuned(_kept_settings(directory), cores),
         cores=cores,
         seconds=seconds,
         told=told,
@@ -220,6 +212,18 @@ def _chosen(models: Path, name: str) -> tuple[Path, Artifact]:
     if name not in found:
         raise BadJob(f"{models} has no model {name!r}, but {', '.join(found)}", remedy="Name one of these.")
     return found[name], artifacts.read(found[name])
+
+
+def _untuned(settings: ServiceSettings, cores: int) -> ServiceSettings:
+    """These as a server would have them if nobody had searched; what is not searched stays."""
+    from stoker.serving.repository.sizing import sized  # noqa: PLC0415 - its package needs libraries of an extra
+
+    plain = ServiceSettings()
+    untuned = replace(
+        settings, instances=None, threads=None, max_batch_rows=plain.max_batch_rows, max_delay_s=plain.max_delay_s,
+        basis="",
+    )  # fmt: skip
+    return sized(untuned, cores)
 
 
 def _kept_settings(directory: Path) -> ServiceSettings:

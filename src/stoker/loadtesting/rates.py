@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from stoker.loadtesting.quantiles import least_requests
 from stoker.records.loadtest import LoadMeasurement
+from stoker.units import format_seconds
 
 Probe = Callable[[float, float], LoadMeasurement]
 """Measures at a rate [requests/s] for so long [s]."""
@@ -91,9 +92,11 @@ def highest_rate(
     rate: float | None = must_hold or first
     while rate is not None:
         for stretch in (1, 2):
-            if tried and not has_time(stretch * seconds_at(rate)):
-                return Found(bracket.held, tuple(tried), "the time was over")
-            measured = probe(rate, stretch * seconds_at(rate))
+            needed_s = stretch * seconds_at(rate)
+            if tried and not has_time(needed_s):
+                why = f"no time was left for {format_seconds(needed_s)} at {rate:.4g} requests/s"
+                return Found(bracket.held, tuple(tried), why)
+            measured = probe(rate, needed_s)
             tried.append(measured)
             if measured.held != "unclear":
                 break

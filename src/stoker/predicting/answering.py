@@ -96,7 +96,8 @@ class _Collecting:
         self._sizes = sizes
         self._run = run
         self._work = Work()
-        self._found: dict[str, dict[int, NDArray[Any]]] = {spec.name: {} for spec in model.manifest.outputs}
+        self._rows: list[int] = []
+        self._found: dict[str, list[NDArray[Any]]] = {spec.name: [] for spec in model.manifest.outputs}
         self._failed: dict[int, tuple[str, str]] = {}
 
     def compute(self, rows: Sequence[int]) -> None:
@@ -112,43 +113,55 @@ class _Collecting:
             self.compute(rows[len(rows) // 2 :])
             return
         self._count(inputs, rows)
+        self._rows += rows
         for spec in self._model.manifest.outputs:
-            self._keep(spec, outputs, rows)
+            self._found[spec.name].append(self._checked(spec, outputs, len(rows)))
 
     def answers(self, good: Sequence[int]) -> Answers:
         """All that was found, in the rows' order."""
         rows = [row for row in good if row not in self._failed]
-        outputs: dict[str, Values] = {}
-        for spec in self._model.manifest.outputs:
-            found = [self._found[spec.name][row] for row in rows]
-            shape = sample_shape(spec, self._model.manifest)
-            is_fixed = all(isinstance(size, int) for size in shape)
-            empty = np.empty((0, *(size if isinstance(size, int) else 0 for size in shape)), dtype_of(spec.datatype))
-            outputs[spec.name] = (np.stack(found) if found else empty) if is_fixed else found
+        outputs = {spec.name: self._in_order(spec) for spec in self._model.manifest.outputs}
         return Answers(rows, outputs, self._filled.bad | self._failed, self._work)
+
+    def _in_order(self, spec: TensorSpec) -> Values:
+        """An output of all rows that were computed, in the order of the rows instead of the batches."""
+        shape = sample_shape(spec, self._model.manifest)
+        found = self._found[spec.name]
+        if any(isinstance(size, str) for size in shape):
+            answers = (answer for batch in found for answer in batch)
+            by_row = {row: cut_back(one, shape, self._sizes[row]) for row, one in zip(self._rows, answers, strict=True)}
+            return [by_row[row] for row in sorted(by_row)]
+        if not found:
+            return np.empty((0, *(int(size) for size in shape)), dtype_of(spec.datatype))
+        return np.concatenate(found)[np.argsort(self._rows)]
 
     def _count(self, inputs: Arrays, rows: Sequence[int]) -> None:
         self._work.num_batches += 1
         self._work.num_rows += len(rows)
         for name, array in inputs.items():
-            asked = sum(self._filled.inputs[name][row].size for row in rows)
             self._work.num_elements += array.size
-            self._work.num_padding += array.size - asked
+            samples = self._filled.inputs[name]
+            if isinstance(samples.values, list):
+                self._work.num_padding += array.size - sum(samples[row].size for row in rows)
 
-    def _keep(self, spec: TensorSpec, outputs: Arrays, rows: Sequence[int]) -> None:
+    def _checked(self, spec: TensorSpec, outputs: Arrays, num_rows: int) -> NDArray[Any]:
+        """An output of one batch, with the shape that the manifest says.
+
+        Raises:
+            RunFailed: it is absent, or has another shape.
+        """
         found = outputs.get(spec.name)
         manifest = self._model.manifest
         shape = sample_shape(spec, manifest)
         if found is not None and not manifest.is_batched:
             found = found[None]
-        if found is None or found.shape[:1] != (len(rows),) or not _fits(found.shape[1:], shape):
+        if found is None or found.shape[:1] != (num_rows,) or not _fits(found.shape[1:], shape):
             got = "nothing" if found is None else f"the shape {list(found.shape)}"
             raise RunFailed(
-                f"{manifest.name} gave {got} for {len(rows)} rows of its output {spec.name} {list(spec.shape)}",
+                f"{manifest.name} gave {got} for {num_rows} rows of its output {spec.name} {list(spec.shape)}",
                 remedy="The graph is not what its manifest says: export the model again.",
             )
-        for index, row in enumerate(rows):
-            self._found[spec.name][row] = cut_back(found[index, ...], shape, self._sizes[row])
+        return found
 
 
 def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stoker.artifacts.elements import Arrays
 from stoker.engines import Engine
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, first_line
 from stoker.predicting.answering import Model, Work, answer
 from stoker.predicting.directory import JOB_KEY, PART_KEY, OutputDirectory, job_digest
 from stoker.predicting.filling import fill
@@ -21,7 +21,14 @@ from stoker.predicting.parts import Counter, Line
 from stoker.predicting.rows import Rows
 from stoker.predicting.sources import Reader, Source
 from stoker.predicting.tables import encode, table_of
-from stoker.records.prediction import BadRow, PredictionEvent, PredictionJob, PredictionSummary
+from stoker.records.codec import JSON
+from stoker.records.prediction import (
+    BadRow,
+    PredictionEvent,
+    PredictionEventKind,
+    PredictionJob,
+    PredictionSummary,
+)
 
 Sink = Callable[[PredictionEvent], None]
 
@@ -109,7 +116,8 @@ class Running:
         raise RunFailed(
             f"{state.num_bad} of {state.rows_done:,} rows are bad, --max-bad {self.most_bad} allows "
             f"{self.most_bad.rows_of(self.job.num_rows)} of {self.job.num_rows:,}: {reasons}",
-            remedy=f"The rows are listed in {self.out.path / 'bad'}. Mend them, or continue with a larger --max-bad.",
+            remedy=f"They are listed in {self.out.path / 'bad'}. Continue with a larger --max-bad, "
+            "or mend the files and start over with --new.",
         )
 
     def _finish(self, state: _State) -> PredictionSummary:
@@ -126,8 +134,8 @@ class Running:
             threads=self.job.threads, instances=len(self.engines),
         )  # fmt: skip
 
-    def _event(self, kind: str, **fields: object) -> None:
-        self.sink(PredictionEvent(kind=kind, at=self.now(), fields=fields))  # type: ignore[arg-type]
+    def _event(self, kind: PredictionEventKind, **fields: JSON) -> None:
+        self.sink(PredictionEvent(kind=kind, at=self.now(), fields=fields))
 
 
 class _Timed:
@@ -172,7 +180,7 @@ class _State:
         for name, value in asdict(done.work).items():
             setattr(self._work, name, getattr(self._work, name) + value)
 
-    def progress(self, computed: int, now: float) -> dict[str, object]:
+    def progress(self, computed: int, now: float) -> dict[str, JSON]:
         """How far it is; `computed` rows are counted also where their part is not done."""
         rows = min(self._job.num_rows, self._rows_before + max(computed, self._rows_now))
         rate = (rows - self._rows_before) / max(1e-9, now - self._start)
@@ -206,15 +214,22 @@ class _Reading:
 
     def read(self, part: int) -> Rows:
         wanted = self._job.parts[part]
-        reader = self._reader(wanted.source)
-        rows = reader.read(wanted)
-        source = self._sources[wanted.source]
-        if stamp_of(source) != self._stamps[wanted.source]:
+        rows = self._reader(wanted.source).read(wanted)
+        source, num_rows = self._sources[wanted.source], self._job.sources[wanted.source].num_rows
+        is_at_an_end = wanted.first_row == 0 or wanted.first_row + wanted.num_rows == num_rows
+        if (is_at_an_end or len(source.files()) == 1) and not self._is_unchanged(wanted.source):
             raise RunFailed(
                 f"{source.path} has changed while it was read",
                 remedy="Put back what it was: the same command then continues. Or start over with --new.",
             )
         return rows
+
+    def _is_unchanged(self, number: int) -> bool:
+        """Whether a source still is what it was; of a folder of a million images that is not asked for each part."""
+        try:
+            return stamp_of(self._sources[number]) == self._stamps[number]
+        except OSError:
+            return False
 
     def close(self) -> None:
         if self._open is not None:
@@ -226,6 +241,10 @@ class _Reading:
             self.close()
             try:
                 self._open = (number, self._sources[number].open(self._columns))
-            except OSError as error:
-                raise RunFailed(f"{self._sources[number].path} cannot be read: {error.strerror}") from error
+            except (OSError, pa.ArrowException) as error:
+                path = self._sources[number].path
+                raise RunFailed(
+                    f"{path} can no longer be read: {first_line(error)}",
+                    remedy="Put back what it was: the same command then continues.",
+                ) from error
         return self._open[1]

@@ -56,9 +56,7 @@ def label_columns(manifest: Manifest, kept: Sequence[str]) -> dict[str, str]:
 
 def table_of(rows: Rows, answers: Answers, manifest: Manifest, schema: pa.Schema, keep: Sequence[str]) -> pa.Table:
     """The table of a part, without its bad rows."""
-    origins = [rows.origin(row) for row in answers.rows]
-    columns: dict[str, Any] = {SOURCE: [name for name, _ in origins], ROW: [row for _, row in origins]}
-    arrays = {name: pa.array(values, schema.field(name).type) for name, values in columns.items()}
+    arrays = dict(zip((SOURCE, ROW), _origins(rows, answers.rows), strict=True))
     for name in keep:
         arrays[name] = _kept(rows.columns[name], answers.rows, schema.field(name).type)
     for name, outputs in answers.outputs.items():
@@ -86,6 +84,14 @@ def _type_of(datatype: Datatype, shape: Sequence[int | str]) -> pa.DataType:
     for size in reversed(shape):
         kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
     return kind
+
+
+def _origins(rows: Rows, chosen: Sequence[int]) -> tuple[pa.Array, pa.Array]:
+    """The file of each of these rows, and its number there; see `Rows.origin`."""
+    if rows.names is not None:
+        return pa.array([rows.names[row] for row in chosen], pa.string()), pa.array([0] * len(chosen), pa.int64())
+    numbers = rows.first_row + np.asarray(chosen, np.int64)
+    return pa.repeat(pa.scalar(rows.source, pa.string()), len(chosen)), pa.array(numbers)
 
 
 def _output(values: Values, kind: pa.DataType) -> pa.Array:

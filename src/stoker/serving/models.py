@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -15,6 +16,12 @@ from stoker.serving.repository.repository import Repository
 from stoker.serving.repository.version import Served
 from stoker.serving.service import Entry, Parameter, Request, Response, Statistics
 from stoker.serving.wire.fitting import fit
+
+WAY_SHARE = 0.1
+"""Share of the time until a deadline that is kept for what the batcher does not see: the way in, and the way back.
+
+A full queue is filled up to what can just be met; without this every answer from it would reach its caller too late.
+"""
 
 
 class Models:
@@ -82,11 +89,11 @@ class Models:
             self._count_refusal(request.model if request.model in self._repository.models else "", refusal)
             raise
         seconds = request.deadline_s if request.deadline_s is not None else served.settings.deadline_s
-        deadline_s = None if seconds is None else began_s + seconds
+        deadline_s = math.inf if seconds is None else began_s + seconds
         try:
             answers = await served.batcher.ask(
                 fit(request, served.manifest, max_rows=served.settings.max_queue_rows),
-                deadline=deadline_s,
+                deadline=None if seconds is None else began_s + (1 - WAY_SHARE) * seconds,
                 priority=request.priority,
                 caller=request.caller,
                 num_bytes=request.num_bytes,
@@ -102,7 +109,7 @@ class Models:
             raise
         ended_s = self._clock()
         served.count_request(OK, ended_s - began_s)
-        if deadline_s is not None and ended_s > deadline_s:
+        if ended_s > deadline_s:
             self._metrics.deadline_misses.labels(model=request.model).inc()
         return Response(
             model=request.model,

@@ -35,7 +35,8 @@ def run(options: ServerOptions, announce: Callable[[Started], None]) -> None:
         StokerError: it could not start; see `Server.start`.
         ServiceError: requests were left unanswered when the grace was over.
     """
-    prometheus_client.disable_created_metrics()  # for all of the process: a sixth of the page, which nobody reads
+    # In all of the process, which is the server's own: nobody reads when a series began.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         unanswered = runner.run(_serve(options, announce))
     if unanswered:

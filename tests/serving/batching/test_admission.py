@@ -102,21 +102,46 @@ def test_before_anything_was_measured_nobody_is_refused_for_lateness() -> None:
 
 def test_a_refusal_rests_on_fresh_measurements() -> None:
     """One slow batch must not close the door for good: after a second without news, one request is let through."""
-    scheduler = _scheduler(row_s=10.0)
+    scheduler = _scheduler(row_s=0.05)
     with pytest.raises(WouldBeLate):
-        _ask(scheduler, within=0.1, now=STALE_S)
-    _ask(scheduler, within=0.1, now=STALE_S + 0.1)
+        _ask(scheduler, within=0.01, now=STALE_S)
+    _ask(scheduler, within=0.01, now=STALE_S + 0.1)
+    with pytest.raises(WouldBeLate):
+        _ask(scheduler, within=0.01, now=STALE_S + 0.1)
+
+
+def test_slow_models_are_not_stale_while_they_compute() -> None:
+    """A batch of seconds is news for ten times as long."""
+    with pytest.raises(WouldBeLate):
+        _ask(_scheduler(row_s=2.0), within=1.0, now=19.0)
 
 
 def test_the_margin_follows_how_far_predictions_were_off() -> None:
-    """Answers that take twice as long as predicted, and scatter, ask for more room; and it forgets."""
+    """Answers that come later than predicted, and scatter, ask for more room; and it forgets."""
     margin = Margin()
     for index in range(100):
         margin.learn(1.0, 1.5 + index % 2)
-    assert margin.factor == pytest.approx(2.0 + 2 * 0.5, abs=0.3)
+    assert margin.allowed_s(1.0) == pytest.approx(2.0 + 2 * 0.5, abs=0.3)
     for _ in range(100):
         margin.learn(1.0, 1.0)
-    assert margin.factor == pytest.approx(1.0, abs=0.05)
+    assert margin.allowed_s(1.0) == pytest.approx(1.0, abs=0.05)
+
+
+def test_one_stall_of_a_short_answer_does_not_close_the_door_to_others() -> None:
+    """A millisecond that took a second says little about what may take a quarter of one."""
+    margin = Margin()
+    margin.learn(0.001, 1.0)
+    assert margin.allowed_s(0.1) < 0.102
+
+
+def test_an_idle_instance_takes_what_it_can_finish_in_time() -> None:
+    """Whatever happened before, the margin refuses nobody while nothing is to be done."""
+    scheduler = _scheduler()
+    for _ in range(20):
+        scheduler.margin.learn(1.0, 3.0)
+    _ask(scheduler, within=0.02)
+    with pytest.raises(WouldBeLate):
+        _ask(scheduler, within=0.02)
 
 
 def test_a_request_without_a_deadline_is_never_late() -> None:

@@ -16,7 +16,7 @@ from stoker.errors import ServiceError
 from stoker.records import ServiceSettings
 from stoker.serving.batching import Batcher, Executed
 from stoker.serving.problems import DeadlinePassed, Failed, QueueFull, Unavailable
-from tests.serving.batching.models import FIXED, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
+from tests.serving.batching.models import FIXED, IMAGES, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
 
 LONGEST_S = 30.0
 
@@ -325,6 +325,29 @@ def test_a_batch_of_several_lengths_is_padded_and_cut_back() -> None:
     assert [answer["states"].shape for answer in answers] == [(1, 2, 2), (1, 7, 2), (1, 7, 2)]
     (executed,) = seen
     assert (executed.sizes, executed.elements, executed.padding) == ((8,), 16, 8)
+
+
+def test_images_of_other_sizes_never_share_a_batch() -> None:
+    """Nothing says what they could be padded with; each is computed with its own kind."""
+
+    class Sums:
+        def __init__(self) -> None:
+            self.shapes: list[tuple[int, ...]] = []
+
+        def run(self, inputs: Arrays) -> Arrays:
+            self.shapes.append(inputs["image"].shape)
+            return {"sum": inputs["image"].sum(axis=(1, 2))}
+
+        def close(self) -> None: ...
+
+    async def test(batcher: Batcher) -> list[Arrays]:
+        images = [np.ones((1, *size), np.float32) for size in ((2, 3), (3, 2), (2, 3), (3, 2))]
+        return await asyncio.gather(*(batcher.ask({"image": image}) for image in images))
+
+    engine = Sums()
+    answers = run(test, engine, model=IMAGES, max_delay_s=0.05)
+    assert [answer["sum"].tolist() for answer in answers] == [[6.0]] * 4
+    assert sorted(engine.shapes) == [(2, 2, 3), (2, 3, 2)]
 
 
 def test_the_predicted_wait_is_known_after_warming_up() -> None:

@@ -175,7 +175,7 @@ def _without_an_eye_for_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def everything(lane, head, table, max_rows):
         (shelf,) = lane.values()
-        return cutting.Choice(max_rows, (shelf,), shelf.shape.shelf, 0.0, 0.0)
+        return cutting.Choice(max_rows, (shelf,), 0.0, 0.0)
 
     monkeypatch.setattr(shapes, "round_up", lambda _size: LENGTHS[1])
     monkeypatch.setattr(cutting, "choose", everything)

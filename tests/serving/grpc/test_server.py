@@ -14,6 +14,7 @@ import pytest
 
 from stoker.serving.edge import Access, Edge, Limits
 from stoker.serving.grpc import messages, server
+from stoker.serving.grpc.inferring import MOST_AT_ONCE
 from stoker.serving.problems import DeadlinePassed, QueueFull, Refusal, Unauthorized
 from tests.serving.fakes import FakeService, refusing, scores_of
 
@@ -226,6 +227,17 @@ def test_a_stream_answers_in_the_order_of_completion() -> None:
         return [one.infer_response.id for one in found]
 
     assert asked(act, service) == ["second", "first"]
+
+
+def test_a_stream_may_be_as_long_as_it_likes() -> None:
+    """More requests than may be under way at once are all answered, once each."""
+    ids = [f"r-{number}" for number in range(MOST_AT_ONCE + 50)]
+
+    async def act(client: Client) -> list[str]:
+        stream = client.call("ModelStreamInfer", iter([question(id=one) for one in ids]))
+        return [answer.infer_response.id async for answer in stream]
+
+    assert sorted(asked(act)) == sorted(ids)
 
 
 def test_a_stream_that_is_left_leaves_nothing_behind() -> None:

@@ -48,8 +48,9 @@ async def version_of(models: Models, model: str = "digits") -> str:
     return (await models.infer(Request(model=model, inputs=tiny_inputs()))).version
 
 
-def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path) -> None:
-    """A new version, a new model and one that is gone: each at the second glance that shows it."""
+def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new version, a new model and one that is gone: each at the second glance that shows it, and told in a line."""
+    caplog.set_level("INFO", logger="stoker.serving")
     tiny_artifact(tmp_path, name="digits")
 
     async def story(repository: Repository, models: Models) -> None:
@@ -66,6 +67,9 @@ def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path) -> None
             models.is_model_ready("words")
 
     opened(tmp_path, story)
+    told = [record.message for record in caplog.records if record.name.startswith("stoker.serving")]
+    assert told == [f"model {model}: version {number} passed its checks and serves" for model, number in
+                    (("digits", 2), ("words", 1))]  # fmt: skip
 
 
 def test_a_version_that_failed_is_not_tried_until_it_changes(tmp_path: Path) -> None:

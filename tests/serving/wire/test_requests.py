@@ -130,6 +130,13 @@ def test_sizes_that_lie_are_refused(inputs: list[dict[str, Any]], tail: bytes) -
         asked({"inputs": inputs}, tail)
 
 
+def test_the_input_that_is_too_long_is_named() -> None:
+    """With where it ends and how many bytes there are."""
+    inputs = [binary("x", "FP32", [1], 4), binary("y", "FP32", [1], 4)]
+    with pytest.raises(BadRequest, match="input 'y' ends at byte 8 of the binary data, of which there are 4 bytes"):
+        asked({"inputs": inputs}, bytes(4))
+
+
 def test_a_header_longer_than_the_body_is_refused() -> None:
     """The message has both numbers."""
     with pytest.raises(BadRequest, match="is 10, more than the 2 bytes"):

@@ -3,11 +3,10 @@
 import os
 
 import torch
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from bench.serving.race.modules import module_named
+from bench.serving.race.modules import with_weights
 from bench.serving.race.samples import Format
 from bench.serving.race.served_model import told
 from stoker import artifacts
@@ -15,7 +14,7 @@ from stoker import artifacts
 asked = told()
 app = FastAPI()
 torch.set_num_threads(asked.threads)
-model = module_named(os.environ["RACE_MODULE"])
+model = with_weights(os.environ["RACE_MODULE"], asked.artifact / "model.safetensors")
 body_format = Format(artifacts.read(asked.artifact).manifest.inputs)
 
 
@@ -32,8 +31,3 @@ async def predict(request: Request) -> Response:
     """Raw bytes in and out, computed in FastAPI's pool of threads."""
     body = await request.body()
     return Response(await run_in_threadpool(answer, body), media_type="application/octet-stream")
-
-
-if __name__ == "__main__":
-    uvicorn.run("bench.serving.race.servers.fastapi_server:app", host="127.0.0.1", port=asked.port,
-                workers=asked.workers, log_level="warning", access_log=False)  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from stoker.compressing.candidates.base import CannotMake, Made
+from stoker.engines import telemetry
 
 _ENDS = frozenset({"Parameter", "Result"})
 
@@ -22,6 +23,7 @@ def openvino() -> Any:
     Raises:
         CannotMake: it is not installed.
     """
+    telemetry.withhold()
     try:
         import openvino as library  # noqa: PLC0415 - an extra, which is loaded where it is used
         import openvino.passes  # noqa: PLC0415 - likewise; not loaded with the rest

@@ -37,12 +37,12 @@ def candidates_for(
     has_bf16 = "bf16" in fast_dtypes
     bf16 = (_bf16(),) if has_bf16 and given[1] == "fp32" else ()
     if not kind.heavy:
-        return (*others, *bf16)
+        return (*bf16, *others)
     styles = [style for style in _STYLES if style != "smooth" or kind.has_attention]
     # In convolutions, scales taken in each batch are slower than fp32.
     dynamic = () if kind.has_convolutions else (_dynamic(),)
     rest: ServingPrecision = "int8+bf16" if has_bf16 else "int8"
-    return (*others, *bf16, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
+    return (*bf16, *others, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
 
 
 def _as_they_are() -> tuple[Candidate, ...]:

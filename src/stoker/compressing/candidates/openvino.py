@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from stoker.compressing.candidates.base import CannotMake, Made, Workshop, explained
 from stoker.compressing.candidates.ir import read, saved
+from stoker.engines import telemetry
 
 Style = Literal["mixed", "plain", "percentile", "min-max", "smooth"]
 """How scales are found: extremes, with a zero point for activations of either sign; the same without correcting biases;
@@ -76,6 +77,7 @@ def _settings(nncf: Any, style: Style, *, sums_fit: bool) -> dict[str, Any]:
 
 
 def _nncf() -> Any:
+    telemetry.withhold()
     try:
         with _quietly():
             import nncf  # noqa: PLC0415 - an extra, which is loaded where it is used

@@ -2,7 +2,8 @@
 
 What: a request that would be late is refused when it comes, at no cost, instead of when its deadline has passed. Its
 finish is predicted from the table of measured seconds: what runs, what waits, and itself, over all instances. How far
-such predictions were off is tracked as TCP tracks round trips, and a deadline must be farther away than that.
+such predictions were off is tracked as TCP tracks round trips, and a deadline must be farther away than that; but an
+idle instance takes whatever it can finish in time.
 Use when: a request comes with a deadline, or the queue may be full.
 Costs: some microseconds for each shelf of the queue, for requests with a deadline alone.
 Does not combine with: priorities, as far as a more urgent request may still come in ahead; then the answer is late.
@@ -23,10 +24,14 @@ from stoker.serving.problems import QueueFull, Refusal, TooLarge, WouldBeLate
 from stoker.units import format_bytes, format_seconds
 
 STALE_S = 1.0
-"""A refusal for lateness rests on what was measured of this size; after so long without, one request is let through."""
+"""A refusal for lateness rests on what was measured of this size. After so long without, or ten times what the answer
+would take, one request is let through."""
+
+IDLE = -math.inf
+"""When an instance that has nothing to do will have nothing to do."""
 
 _MEAN_RATE, _DEVIATION_RATE, _DEVIATIONS = 1 / 8, 1 / 4, 2.0
-_LEAST_MARGIN, _MOST_MARGIN = 0.5, 4.0
+_MOST_OFF = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +46,21 @@ class Arrival:
 
 
 class Margin:
-    """How long answers take, as a multiple of what was predicted: mean and mean deviation."""
+    """By how much answers came later than predicted [s]: mean and mean deviation."""
 
     def __init__(self) -> None:
-        self.mean = 1.0
-        self.deviation = 0.1
+        self.mean_s = 0.0
+        self.deviation_s = 0.0
 
-    @property
-    def factor(self) -> float:
-        """What a prediction is multiplied by, so that few answers take longer."""
-        return min(max(self.mean + _DEVIATIONS * self.deviation, _LEAST_MARGIN), _MOST_MARGIN)
+    def allowed_s(self, predicted_s: float) -> float:
+        """A time that few answers exceed which are predicted to take so long."""
+        return max(predicted_s, predicted_s + self.mean_s + _DEVIATIONS * self.deviation_s)
 
     def learn(self, predicted_s: float, actual_s: float) -> None:
-        """Take in an answer."""
-        error = min(actual_s / predicted_s, 2 * _MOST_MARGIN) - self.mean
-        self.mean += _MEAN_RATE * error
-        self.deviation += _DEVIATION_RATE * (abs(error) - self.deviation)
+        """Take in an answer; a stall counts as at most `_MOST_OFF` times what was predicted."""
+        error = min(actual_s - predicted_s, _MOST_OFF * predicted_s) - self.mean_s
+        self.mean_s += _MEAN_RATE * error
+        self.deviation_s += _DEVIATION_RATE * (abs(error) - self.deviation_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,11 @@ class Standing:
     queue: Queue
     table: LatencyTable
     busy_until: Sequence[float]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether an instance would take a request at once."""
+        return not self.queue.num_parts and min(self.busy_until) == IDLE
 
     def seconds_to_empty(self, now: float) -> float:
         """Seconds until what runs and waits is done."""

@@ -12,7 +12,9 @@ Source: the least loss instead of the best ratio: Dinkelbach 1967, On Nonlinear 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.serving.batching.executed import CutReason
@@ -29,25 +31,14 @@ _MOST_TOPS = 6
 class Choice:
     """What to take beside the head: up to `rows` in all, from `shelves` in this order.
 
-    `tops` are the sizes up to which samples are taken, `seconds` what the batch is predicted to take, and `value` what
-    its rows would take in the best batches of their own sizes.
+    `seconds` are what the batch is predicted to take, `value` what its rows would take in the best batches of their own
+    sizes; the difference is lost.
     """
 
     rows: int
-    shelves: tuple[Shelf, ...]
-    tops: tuple[int, ...]
+    shelves: Sequence[Shelf]
     seconds: float
     value: float
-
-    @property
-    def loss(self) -> float:
-        """Seconds beyond what its rows would take in the best batches of their own sizes."""
-        return self.seconds - self.value
-
-    @property
-    def efficiency(self) -> float:
-        """What gets done in a second of it."""
-        return self.value / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,68 +75,77 @@ def choose(lane: Lane, head: Part, table: LatencyTable, max_rows: int) -> Choice
     """How much to take, and from which shelves."""
     own = lane[head.shape.shelf]
     if table.is_empty:
-        return Choice(max_rows, (own,), own.shape.shelf, 0.0, 0.0)
-    waiting = sum(shelf.rows for shelf in lane.values())
-    choices = [
-        choice
-        for tops in _tops(lane, own)
-        for choice in _stops(_walk(lane, own, tops), head, tops, table, max_rows, waiting)
-    ]
-    best = min(choices, key=lambda choice: choice.loss)
-    return min(
-        (one for one in choices if one.tops == best.tops and one.efficiency >= AS_GOOD * best.efficiency),
-        key=lambda one: one.rows,
-    )
+        return Choice(max_rows, (own,), 0.0, 0.0)
+    waiting = min(max_rows, sum(shelf.rows for shelf in lane.values()))
+    worth = {sizes: table.seconds_a_row(shelf.shape.elements, waiting) for sizes, shelf in lane.items()}
+    best: tuple[float, Sequence[Shelf], list[_Stop]] | None = None
+    for elements, shelves in _walks(lane, own):
+        stops = list(_stops(shelves, head, worth, elements, table, max_rows))
+        loss = min(seconds - value for _, seconds, value in stops)
+        if best is None or loss < best[0]:
+            best = loss, shelves, stops
+    assert best is not None  # the head's own shelf is always walked
+    return _soonest(*best)
+
+
+_Stop = tuple[int, float, float]
+"""Rows of a batch, its predicted seconds, and its value."""
+
+
+def _soonest(loss: float, shelves: Sequence[Shelf], stops: Sequence[_Stop]) -> Choice:
+    """Of the stops of the best walk, the one of fewest rows that gets nearly as much done in a second as the best."""
+    _, seconds, value = next(stop for stop in stops if stop[1] - stop[2] == loss)
+    enough = AS_GOOD * value / seconds
+    rows, seconds, value = next(stop for stop in stops if stop[2] / stop[1] >= enough)
+    return Choice(rows, shelves, seconds, value)
+
+
+def _walks(lane: Lane, own: Shelf) -> Iterator[tuple[int, Sequence[Shelf]]]:
+    """Shelves to take from, the largest first since they waste least, and the positions their samples are padded to.
+
+    One walk for each of some sizes, from the head's own to the largest: what is larger stays behind.
+    """
+    if len(lane) == 1:
+        yield own.shape.elements, (own,)
+        return
+    descending = sorted(lane.items(), key=lambda item: item[1].shape.elements, reverse=True)
+    fixed = math.prod(own.shape.lane)
+    for tops in _tops(lane, own):
+        within = [shelf for sizes, shelf in descending if all(map(operator.le, sizes, tops))]
+        yield fixed * math.prod(tops), within
 
 
 def _tops(lane: Lane, own: Shelf) -> list[tuple[int, ...]]:
     """Sizes up to which samples may be taken: those of the head, and some that are larger."""
-    if len(lane) == 1:
-        return [own.shape.shelf]
-    above = sorted(
-        {tuple(map(max, own.shape.shelf, shelf.shape.shelf)) for shelf in lane.values()} | {own.shape.shelf},
-        key=lambda sizes: (_product(sizes), sizes),
-    )
-    if len(above) > _MOST_TOPS:  # the nearest ones and the largest
-        above = [*above[: _MOST_TOPS - 1], above[-1]]
-    return above
-
-
-def _walk(lane: Lane, own: Shelf, tops: tuple[int, ...]) -> list[Shelf]:
-    """The shelves within these sizes, the largest first: what wastes least comes first."""
-    if len(lane) == 1:
-        return [own]
-    within = [shelf for sizes, shelf in lane.items() if all(size <= top for size, top in zip(sizes, tops, strict=True))]
-    return sorted(within, key=lambda shelf: shelf.shape.elements, reverse=True)
+    least = own.shape.shelf
+    tops = sorted({tuple(map(max, least, sizes)) for sizes in lane}, key=lambda sizes: (math.prod(sizes), sizes))
+    if len(tops) > _MOST_TOPS:  # the nearest ones and the largest
+        return [*tops[: _MOST_TOPS - 1], tops[-1]]
+    return tops
 
 
 def _stops(
-    walk: Sequence[Shelf], head: Part, tops: tuple[int, ...], table: LatencyTable, max_rows: int, waiting: int
-) -> Iterator[Choice]:
-    """Choices along a walk: at each number of rows that is measured, and at its end."""
-    elements = _product(head.shape.lane) * _product(tops)
-    available = sum(shelf.rows for shelf in walk)
-    end = max(head.rows, min(available, max_rows))
-    waiting = min(waiting, max_rows)
-    stops = [rows for rows in table.grid if head.rows <= rows < end]
-    shelves = tuple(walk)
-    for rows in (*stops, end):
-        seconds = table.seconds(rows, elements)
-        yield Choice(rows, shelves, tops, seconds, _value(walk, head, rows, table, waiting))
-
-
-def _value(walk: Sequence[Shelf], head: Part, rows: int, table: LatencyTable, waiting: int) -> float:
-    """Seconds that so many rows of a walk, the head's among them, take in the best batches of their own sizes."""
-    value = head.rows * table.seconds_a_row(head.shape.elements, waiting)
-    left = rows - head.rows
-    for shelf in walk:
-        others = shelf.rows - head.rows if shelf.shape.shelf == head.shape.shelf else shelf.rows
-        taken = min(left, others)
-        value += taken * table.seconds_a_row(shelf.shape.elements, waiting)
-        left -= taken
-        if left <= 0:
-            break
-    return value
+    shelves: Sequence[Shelf],
+    head: Part,
+    worth: Mapping[tuple[int, ...], float],
+    elements: int,
+    table: LatencyTable,
+    max_rows: int,
+) -> Iterator[_Stop]:
+    """Where a walk may end: at each number of rows that is measured, and with all that it finds."""
+    own = head.shape.shelf
+    rows, value = head.rows, head.rows * worth[own]
+    end = max(rows, min(max_rows, sum(shelf.rows for shelf in shelves)))
+    ahead = [*(stop for stop in table.grid if rows <= stop < end), end]
+    for shelf in shelves:
+        more = shelf.rows - head.rows if shelf.shape.shelf == own else shelf.rows
+        while ahead and ahead[0] <= rows + more:
+            stop = ahead.pop(0)
+            yield stop, table.seconds(stop, elements), value + (stop - rows) * worth[shelf.shape.shelf]
+        if not ahead:
+            return
+        rows += more
+        value += more * worth[shelf.shape.shelf]
 
 
 def _take(queue: Queue, head: Part, choice: Choice, now: float) -> tuple[list[Part], list[Part]]:
@@ -205,10 +205,3 @@ def _reason(queue: Queue, parts: list[Part], choice: Choice, max_rows: int, *, i
         return "full"
     is_more_within = any(shelf.entries for shelf in choice.shelves)
     return "pace" if is_more_within else "shape"
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

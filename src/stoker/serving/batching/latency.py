@@ -84,6 +84,12 @@ class LatencyTable:
         measured = [self._columns[size].measured_at for size in _around(elements) if size in self._columns]
         return now - max(measured) if measured else float("inf")
 
+    def touch(self, elements: int, now: float) -> None:
+        """Count a size as measured now: a batch of it is on its way."""
+        for size in _around(elements):
+            if size in self._columns:
+                self._columns[size].measured_at = now
+
     def learn(self, rows: int, elements: int, seconds: float, now: float) -> None:
         """Take in what a batch took."""
         corners = self._corners(rows, elements)

@@ -9,14 +9,14 @@ from typing import Any
 
 from stoker.artifacts.elements import Arrays
 from stoker.records import ServiceSettings
-from stoker.serving.batching.admission import STALE_S, Arrival, Margin, Standing, refusal
+from stoker.serving.batching.admission import IDLE, STALE_S, Arrival, Margin, Standing, refusal
 from stoker.serving.batching.cutting import cut
 from stoker.serving.batching.executed import CutReason
 from stoker.serving.batching.latency import LatencyTable
 from stoker.serving.batching.queue import Part, Queue, urgency_of
 from stoker.serving.batching.shapes import Shapes
 
-IDLE = -math.inf
+_STALE_ANSWERS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Scheduler:
         rows, shape = self._shapes.measure(inputs)
         arrival = Arrival(rows, num_bytes or sum(one.nbytes for one in inputs.values()), shape, caller, deadline)
         predicted_s = self._predicted_s(arrival, now)
-        is_judged = predicted_s and self.table.age(shape.elements, now) <= STALE_S
-        allowed_s = predicted_s * self.margin.factor if is_judged else 0.0
-        refused = refusal(arrival, self._standing, self._settings, now=now, allowed_s=allowed_s)
+        refused = refusal(
+            arrival, self._standing, self._settings, now=now, allowed_s=self._allowed_s(predicted_s, arrival, now)
+        )
         if refused is not None:
             raise refused
         urgency = urgency_of(priority, now, deadline)
@@ -126,6 +126,15 @@ class Scheduler:
         if arrival.deadline == math.inf or self.table.is_empty:
             return 0.0
         return self._standing.seconds_to_answer(arrival.rows, arrival.shape, now)
+
+    def _allowed_s(self, predicted_s: float, arrival: Arrival, now: float) -> float:
+        """How long an answer may take by such a prediction; 0: there is none, or it is too old and to be tried."""
+        if not predicted_s:
+            return 0.0
+        if self.table.age(arrival.shape.elements, now) > max(STALE_S, _STALE_ANSWERS * predicted_s):
+            self.table.touch(arrival.shape.elements, now)
+            return 0.0
+        return predicted_s if self._standing.is_idle else self.margin.allowed_s(predicted_s)
 
     def _judge(self, parts: list[Part], ended: float) -> None:
         """Learn how far predictions were off, from answers and from what waited beyond its deadline."""

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from stoker.serving.edge import Limits
 from stoker.serving.http.application import DISCONNECTED, Application
+from stoker.serving.http.receiving import WholeBody
 from stoker.serving.http.sending import WholeAnswer
 from stoker.units import format_bytes, format_seconds
 
@@ -32,6 +33,8 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
         self._stall: asyncio.TimerHandle | None = None
+        self._bodies: dict[RequestResponseCycle, WholeBody] = {}
+        self._body: WholeBody
         self._running: asyncio.Task[None] | None = None
         self._answered: RequestResponseCycle | None = None
 
@@ -85,17 +88,19 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "this connection stays HTTP/1.1; send the request without Upgrade")
         else:
             super().on_headers_complete()
+            self._body = self._bodies[self.cycle] = WholeBody(self.cycle, self._limits.body_bytes)
 
     def on_body(self, body: bytes) -> None:
-        """Collect it, where a request was started."""
-        if not self._is_refused:
-            super().on_body(body)
+        """Gather it, where a request was started that is not answered yet."""
+        if not (self._is_refused or self.cycle.response_complete):
+            self._body.add(body)
 
     def on_message_complete(self) -> None:
         """The body is whole; there is nothing to wait for."""
         self._disarm()
         if not self._is_refused:
             super().on_message_complete()
+            self._body.end()
 
     def on_response_complete(self) -> None:
         """Where the answer came before the body was whole, throw away what follows, for a while."""
@@ -131,10 +136,10 @@ class Connection(HttpToolsProtocol):
             self._stall = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """As uvicorn does, but answer in one write, and remember the task, so that it can be cancelled."""
+        """As uvicorn does, with body and answer in one piece each; the task can be cancelled later."""
 
-        async def answering(scope: Any, receive: Any, _send: Any) -> None:
-            await app(scope, receive, WholeAnswer(cycle))
+        async def answering(scope: Any, _receive: Any, _send: Any) -> None:
+            await app(scope, self._bodies.pop(cycle), WholeAnswer(cycle))
 
         self._answered = cycle
         task = self._running = self.loop.create_task(cycle.run_asgi(answering))

@@ -7,7 +7,6 @@ and the old one drained. Whatever goes wrong before that leaves the old one wher
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from stoker.serving.problems import NotFound, Unavailable
 from stoker.serving.repository.choosing import versions_to_try
 from stoker.serving.repository.version import Served
 from stoker.serving.service import Entry, ModelState
-
-_log = logging.getLogger(__name__)
 
 Start = Callable[[str, Path, ServiceSettings], Awaitable[Served]]
 """Loads, checks and warms a version of the model of that name; raises StokerError where it does not pass."""
@@ -150,7 +147,6 @@ class Model:
             try:
                 fresh[number] = await self._start(self.name, self.path / str(number), settings)
                 self._problems.pop(number, None)
-                _log.info("model %s: version %d passed its checks and serves", self.name, number)
             except StokerError as error:
                 self._problems[number] = error.message
                 if current is not None and not current.is_broken:

