@@ -156,13 +156,20 @@ def ask_http(port: int, request: bytes) -> Callable[[int], None]:
 def _read_answer(one: socket.socket) -> None:
     received = b""
     while b"\r\n\r\n" not in received:
-        received += one.recv(65536)
+        received += _more(one)
     head, _, body = received.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         raise SystemExit(received.decode(errors="replace"))
     length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))[15:])
     while len(body) < length:
-        body += one.recv(65536)
+        body += _more(one)
+
+
+def _more(one: socket.socket) -> bytes:
+    data = one.recv(65536)
+    if not data:
+        raise SystemExit("a server hung up in the middle of an answer")
+    return data
 
 
 def ask_grpc(port: int) -> Callable[[int], None]:
@@ -208,6 +215,8 @@ class Case:
         """Stop the server; what was found."""
         self._process.kill()
         self._process.wait()
+        if not self._found:
+            return {}
         found = {"median_us": statistics.median(self._found), "least_us": min(self._found), "most_us": max(self._found)}
         return {name: round(value, 1) for name, value in found.items()}
 
@@ -230,10 +239,12 @@ def main() -> None:
         "grpc_floor": Case("grpc-floor", ask_grpc),
         "grpc_raw": Case("grpc", ask_grpc),
     }
-    for _ in range(options.rounds):
-        for case in cases.values():
-            case.round(options.requests)
-    found = {name: case.done() for name, case in cases.items()}
+    try:
+        for _ in range(options.rounds):
+            for case in cases.values():
+                case.round(options.requests)
+    finally:
+        found = {name: case.done() for name, case in cases.items()}
     for name, row in found.items():
         print(f"{name:12} {row['median_us']:7.1f} µs  ({row['least_us']:.1f} to {row['most_us']:.1f})")
     command = f"python -m bench.serving.wire_overhead --requests {options.requests} --rounds {options.rounds}"

@@ -10,10 +10,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from stoker.compressing import examining
 from stoker.compressing import search as searching
-from stoker.compressing.candidates import Candidate, Made, Workshop
+from stoker.compressing.candidates import Candidate, Made, Workshop, candidates_for
 from stoker.compressing.candidates.base import explained
 from stoker.compressing.contender import Course
+from stoker.compressing.graphs import GraphKind
 from stoker.compressing.search import Search, begin
 from stoker.errors import BadJob
 from stoker.records.compression import CompressionTrial, Interval
@@ -166,6 +168,21 @@ def test_the_faster_is_chosen_among_those_that_hold(
     assert outcomes == {"original": "reference", "a": "passed", "b": "passed", "c": "rejected"} | {fastest: "chosen"}
     assert chosen.trial.drop is not None
     assert chosen.trial.drop.high <= 0.03
+
+
+def test_a_candidate_that_is_unlikely_to_be_accepted_is_repaired(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passed the selection by a hair: layers are put back, and the better one is a candidate of its own."""
+    gain = Interval(value=2.0, low=1.9, high=2.1)
+    monkeypatch.setattr(examining, "gain_of", lambda races, confidence: gain)
+    monkeypatch.setattr(examining, "foreseen_bound", lambda *arguments: math.inf)
+    search.course = dataclasses.replace(search.course, terms=dataclasses.replace(search.course.terms, seconds=1000.0))
+    suited = candidates_for(GraphKind({"Conv": 1}), ("int8",), ("onnxruntime", "fp32"))
+    plain = next(one for one in suited if one.name == "int8 plain")
+    assert search.consider(plain)
+    search.repair(plain)
+    assert [one.trial.name for one in search.passed] == ["int8 plain", "int8 plain, 1 put back"]
 
 
 def test_too_few_rows_are_refused_before_anything_is_tried(course: Course, directory: Path) -> None:

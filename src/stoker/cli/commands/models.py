@@ -1,0 +1,134 @@
+"""Commands about exported models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stoker.cli.options import AsJson, Debug
+from stoker.cli.terminal import load_job, output, print_document, reported, waiting
+
+
+def export(
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|FILE", help="A run's directory, its name, `latest`; or a file model.onnx.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="The model's directory, such as models/digits.")
+    ],
+    inputs: Annotated[
+        Path | None, typer.Option("--inputs", metavar="FILE", help="Example inputs for an ONNX file, as .npz.")
+    ] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option("--dynamic", metavar="INPUT.DIM=NAME", help="A dimension that may vary: input_ids.1=tokens"),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Export a trained model, or take over an ONNX file: graph, weights, golden answers, and proof that they agree."""
+    with reported(debug=debug):
+        from stoker.cli.exports import export_document, read_dynamic, read_inputs, render_export
+
+        examples, varying = read_inputs(inputs), read_dynamic(dynamic)
+        with output(for_json=as_json), waiting("exporting, and checking every engine", quiet=as_json):
+            from stoker import flow
+            from stoker.exporting import About
+
+            artifact = flow.export(what, out, inputs=examples, about=About(dynamic=varying))
+        if as_json:
+            print_document(export_document(artifact))
+        else:
+            render_export(artifact, Console())
+
+
+def compress(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An exported model's directory, such as models/digits.")
+    ],
+    max_drop: Annotated[
+        str, typer.Option("--max-drop", metavar="DROP", help="The most the metric may lose: 0.5%, or a number.")
+    ] = "0.5%",
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", metavar="NAME|FILE", help="A name, or a Python file with metric(outputs, targets)."),
+    ] = None,
+    job_file: Annotated[
+        Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="Rows instead, .npz or .parquet: inputs and target.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", metavar="ROWS", help="A batch size that counts; may be repeated.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="About how long the search may take.")] = 180.0,
+    seed: Annotated[int, typer.Option("--seed", help="Deals out the rows.")] = 0,
+    keep_all: Annotated[
+        Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make an exported model smaller and faster, with proof that it keeps its metric and is faster here."""
+    with reported(debug=debug):
+        from stoker import flow
+        from stoker.cli.compressions import compression_document, render_compression, teller
+
+        with output(for_json=as_json):
+            found = flow.compress(
+                model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, None)[0], data=data,
+                metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
+                keep_all=keep_all, tell=teller(Console(stderr=True), quiet=as_json),
+            )  # fmt: skip
+        if as_json:
+            print_document(compression_document(found))
+        else:
+            render_compression(found, Console())
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An exported model.", show_default=False)],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT…", help="Files, folders and patterns with rows.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where the answers go.", show_default=False)],
+    columns: Annotated[
+        list[str] | None, typer.Option("--map", metavar="INPUT=COLUMN", help="The column, or the columns a,b,…, of it.")
+    ] = None,
+    keep: Annotated[str, typer.Option("--keep", metavar="COLUMNS", help="Columns to copy, with commas between.")] = "",
+    pixels: Annotated[
+        str, typer.Option("--pixels", metavar="VALUES", help="Of images: 0..255, 0..1, or MEAN/STD of 0 to 1.")
+    ] = "",
+    resize: Annotated[str, typer.Option("--resize", help="Images of another size: stretch, or crop.")] = "",
+    allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Give NaN and infinities to the model.")] = False,
+    max_bad: Annotated[str, typer.Option("--max-bad", metavar="N", help="The most bad rows: 1%, or 100.")] = "1%",
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="ROWS", min=1, help="Rows of a batch (default: measured).")
+    ] = None,
+    part_rows: Annotated[
+        int | None, typer.Option("--part-rows", metavar="ROWS", min=1, help="Rows of a part (default: about 5 s).")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of each instance (default: 1).")
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Start over, in the next free directory.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Answer all rows of files with an exported model, into Parquet. The same command again continues."""
+    with reported(debug=debug):
+        from stoker import flow
+        from stoker.cli.predictions import prediction_display, prediction_options
+
+        options = prediction_options(
+            columns=columns, keep=keep, pixels=pixels, resize=resize, allow_nan=allow_nan, max_bad=max_bad,
+            batch=batch, part_rows=part_rows, threads=threads,
+        )  # fmt: skip
+        with prediction_display(as_json=as_json, stdout=sys.stdout, console=Console(stderr=True)) as display:
+            flow.predict(model, inputs, out, options, new=new, sink=display)

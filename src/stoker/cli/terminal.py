@@ -1,0 +1,82 @@
+"""What commands share around their work: errors in words, one document, signs of life."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from stoker.errors import BadJob, StokerError
+
+if TYPE_CHECKING:
+    from stoker.jobs import Entry, Job
+
+INTERRUPTED = 130
+"""The exit code of what was interrupted."""
+
+
+@contextmanager
+def reported(*, debug: bool) -> Iterator[None]:
+    """Show an error that a user can mend in words, after its traceback if asked for, and exit with its code."""
+    try:
+        yield
+    except StokerError as error:
+        if debug:
+            traceback.print_exception(error)
+        console = Console(stderr=True, highlight=False)
+        console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
+        if error.remedy:
+            console.print(Text.assemble(("try:   ", "bold"), error.remedy), soft_wrap=True)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def output(*, for_json: bool) -> Iterator[TextIO]:
+    """Standard output; what the job prints within the block goes to standard error if it is `for_json`."""
+    stdout = sys.stdout
+    with redirect_stdout(sys.stderr if for_json else stdout):
+        yield stdout
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    """A sign of life on standard error while something takes seconds."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(f"{what} …"):
+        yield
+
+
+def print_document(document: Any) -> None:
+    """Print plain JSON values as one document on standard output."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def load_job(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:
+    """The job in a file, with settings given as `NAME=VALUE`.
+
+    Raises:
+        BadJob: a setting is written otherwise, or the file cannot be used.
+    """
+    from stoker import jobs
+
+    pairs = {}
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise BadJob(f"--set {setting}: wanted NAME=VALUE")
+        pairs[name.strip()] = value
+    return jobs.load_job(path, pairs)
