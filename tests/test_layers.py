@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "stoker"
 MOST_LINES = 450
 
 DOWN = "Imports go one way, down"
-TORCH_FREE = "Planning, reporting and the ground never reach torch"
+TORCH_FREE = "What plans, reports and serves never reaches torch, nor does the ground"
 STANDARD_LIBRARY = "Records, units and errors stand on the standard library alone"
 
 

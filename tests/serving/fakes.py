@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from stoker.artifacts.elements import Arrays
 from stoker.records import ArtifactSource, Datatype, DynamicDim, Manifest, TensorSpec, Tolerance
 from stoker.records.codec import JSON
 from stoker.serving.problems import NotFound, Refusal, Unavailable
-from stoker.serving.service import BatchTotal, Entry, Request, Response, Statistics, Total
+from stoker.serving.service import BatchTotal, Entry, Parameter, Request, Response, Statistics, Total
 from stoker.serving.wire import fit
 
 
@@ -96,6 +97,7 @@ class FakeService:
         }
     )
     unloaded: set[str] = field(default_factory=set)
+    loaded_with: dict[str, Parameter] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     refuse: BaseException | None = None
     hold: asyncio.Event | None = None
@@ -180,8 +182,9 @@ class FakeService:
             outputs = {one.name: outputs[one.name] for one in request.outputs}
         return Response(model=request.model, version="1", id=request.id, outputs=outputs)
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
         self._known(model, "")
+        self.loaded_with = dict(parameters or {})
         self.unloaded.discard(model)
 
     async def unload(self, model: str) -> None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "OwnLoop": "own_loop", "Run": "runs", "StepProfile": "profiles",
-    "bench_serve": "loadtesting", "compress": "compressing", "doctor": "diagnosis", "export": "exporting", "load": "runs",
+    "bench_serve": "loadtesting", "compress": "compressing", "doctor": "diagnosis", "export": "exporting",
+    "load": "runs",
     "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
     "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
     "verify": "verification",

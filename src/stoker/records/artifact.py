@@ -17,8 +17,10 @@ EngineName = Literal["openvino", "onnxruntime", "torch"]
 """What can run a model."""
 
 ServingPrecision = Literal["fp32", "bf16", "fp16", "int8", "int8+bf16"]
-"""What an engine computes in; always stated, never left to the engine. What is not quantised of an int8 graph is computed
-in fp32, or in bf16 where that is added."""
+"""What an engine computes in; always stated, never left to the engine.
+
+What is not quantised of an int8 graph is computed in fp32, or in bf16 where that is added.
+"""
 
 BATCH = "batch"
 """The name of the dimension that samples are stacked in; always the first."""
@@ -67,7 +69,7 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactSource:
-    """Where an artifact came from: a run, a live module, an ONNX file made elsewhere, or another artifact; its SHA-256."""
+    """Where an artifact came from: a run, a live module, an ONNX file, or another artifact; and its SHA-256."""
 
     kind: Literal["run", "module", "onnx", "artifact"]
     name: str

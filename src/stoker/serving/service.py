@@ -106,7 +106,7 @@ class Statistics:
 
 
 class Service(Protocol):
-    """Models that can be asked. Methods raise `Refusal`: NotFound, BadRequest, QueueFull, Unavailable, …"""
+    """Models that can be asked. Methods raise `Refusal`: NotFound, BadRequest, QueueFull, Unavailable and others."""
 
     def is_ready(self) -> bool:
         """Whether every model that should be served is."""

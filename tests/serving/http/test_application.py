@@ -164,7 +164,7 @@ def test_a_model_that_cannot_be_loaded_says_why() -> None:
     """An error that a user can mend keeps its text and its remedy."""
 
     class Damaged(FakeService):
-        async def load(self, model: str) -> None:
+        async def load(self, model: str, parameters: Any = None) -> None:
             raise BadArtifact("its digest is wrong", remedy="Copy it again.")
 
     answer = asked("POST", "/v2/repository/models/digits/load", served(Damaged(), is_admin=True))
@@ -181,8 +181,9 @@ def test_the_repository_is_for_the_admin_port() -> None:
     assert service.unloaded == {"digits"}
     ready = asked("POST", "/v2/repository/index", admin, body={"ready": True}).json
     assert "digits" not in {entry["name"] for entry in ready}
-    assert asked("POST", "/v2/repository/models/digits/load", admin).json == {}
-    assert service.unloaded == set()
+    policy = {"config": '{"version_policy": {"specific": {"versions": [1]}}}'}
+    assert asked("POST", "/v2/repository/models/digits/load", admin, body={"parameters": policy}).json == {}
+    assert (service.unloaded, service.loaded_with) == (set(), policy)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +192,12 @@ def test_the_repository_is_for_the_admin_port() -> None:
         ("/v2/repository/index", b"{", 400),
         ("/v2/repository/index", [], 400),
         ("/v2/repository/index", {"ready": 1}, 400),
-        ("/v2/repository/models/digits/load", {"parameters": {"config": "{}"}}, 501),
+        ("/v2/repository/models/digits/load", {"parameters": {"config": {}}}, 400),
         ("/v2/repository/models/nobody/load", {}, 404),
     ],
 )
 def test_the_repository_refuses_what_it_cannot_do(path: str, body: Any, status: int) -> None:
-    """Configuration and files cannot be sent along; they lie in the repository."""
+    """What is no JSON or of another form, and models that are not there."""
     answer = asked("POST", path, served(is_admin=True), body=body)
     assert (answer.status, bool(answer.error)) == (status, True)
 

@@ -17,6 +17,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stoker.serving.batching.admission import STALE_S
 from stoker.serving.batching.executed import CutReason
 from stoker.serving.batching.latency import LatencyTable
 from stoker.serving.batching.queue import Lane, Part, Queue, Shelf
@@ -53,7 +54,7 @@ class Cut:
 def cut(queue: Queue, table: LatencyTable, max_rows: int, now: float) -> Cut | None:
     """Take the next batch out of the queue; None if nothing waits."""
     late: list[Part] = []
-    while (head := queue.head()) is not None and head.deadline <= now:
+    while (head := queue.head()) is not None and head.deadline <= now + _least_s(queue, head, table, max_rows, now):
         queue.remove(head)
         late.append(head)
     if head is None:
@@ -69,6 +70,17 @@ def cut(queue: Queue, table: LatencyTable, max_rows: int, now: float) -> Cut | N
         parts, is_shortened = _shorten(queue, parts, table, limit - now)
     reason = _reason(queue, parts, choice, max_rows, is_shortened=is_shortened)
     return Cut(parts, late + missed, reason)
+
+
+def _least_s(queue: Queue, head: Part, table: LatencyTable, max_rows: int, now: float) -> float:
+    """Seconds to the head's answer at least: of a full batch where others wait to fill it, else of its own.
+
+    What cannot be met is not computed, nor are batches cut short for it: under overload the most urgent are always
+    about to be late, and answering them in vain makes the next ones late as well. 0 where nothing was measured lately.
+    """
+    if table.age(head.shape.elements, now) > STALE_S:
+        return 0.0
+    return table.seconds(max_rows if queue.rows > max_rows else head.rows, head.shape.elements)
 
 
 def choose(lane: Lane, head: Part, table: LatencyTable, max_rows: int) -> Choice:

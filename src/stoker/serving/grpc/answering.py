@@ -9,8 +9,8 @@ from google.protobuf.json_format import ParseDict
 
 from stoker.serving.edge import Edge
 from stoker.serving.grpc import messages
-from stoker.serving.grpc.tensors import Message
-from stoker.serving.problems import NotFound, Unsupported
+from stoker.serving.grpc.tensors import Message, parameters_of
+from stoker.serving.problems import NotFound
 from stoker.serving.wire import documents
 
 Answering = Callable[[Edge, Message], Awaitable[Message]]
@@ -61,11 +61,7 @@ async def _index(edge: Edge, asked: Message) -> Message:
 
 
 async def _load(edge: Edge, asked: Message) -> Message:
-    if asked.parameters:
-        raise Unsupported(
-            "a model is loaded as it lies in the repository; configuration and files cannot be sent along"
-        )
-    await edge.service.load(asked.model_name)
+    await edge.service.load(asked.model_name, parameters_of(asked.parameters))
     return _document("RepositoryModelLoadResponse", {})
 
 

@@ -47,7 +47,7 @@ def decode(asked: Message, *, caller: str = "", time_left_s: float | None = None
         BadRequest: it is malformed; whether it fits the model is not looked at.
         Unsupported: it needs shared memory or sequences.
     """
-    parameters = _parameters(asked.parameters)
+    parameters = parameters_of(asked.parameters)
     deadline_s, priority = known.urgency(parameters)
     if time_left_s is not None:
         deadline_s = max(0.0, time_left_s if deadline_s is None else min(deadline_s, time_left_s))
@@ -75,7 +75,7 @@ def encode(response: Response) -> Message:
     return answer
 
 
-def _parameters(given: Any) -> dict[str, Parameter]:
+def parameters_of(given: Any) -> dict[str, Parameter]:
     """Values of a map of InferParameter; those that are unset are left out."""
     if not given:
         return {}
@@ -109,7 +109,7 @@ def _tensor(one: Any, before: Arrays) -> tuple[str, Datatype, tuple[int, ...]]:
     if one.name in before:
         raise BadRequest(f"{tensor} is given twice")
     if one.parameters:
-        known.refuse_shared_memory(_parameters(one.parameters), tensor)
+        known.refuse_shared_memory(parameters_of(one.parameters), tensor)
     return tensor, datatype_named(one.datatype, tensor), checked_shape(one.shape, tensor)
 
 
@@ -138,7 +138,7 @@ def _outputs(described: Any) -> tuple[Wanted, ...]:
         where = f"output {one.name!r}"
         if one.name in wanted:
             raise BadRequest(f"{where} is asked for twice")
-        own = _parameters(one.parameters)
+        own = parameters_of(one.parameters)
         known.refuse_shared_memory(own, where)
         wanted[one.name] = Wanted(name=one.name, classification=known.whole(own, "classification", where))
     return tuple(wanted.values())

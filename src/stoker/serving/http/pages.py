@@ -10,8 +10,9 @@ from stoker.serving.edge import Edge
 from stoker.serving.http.answers import Answer, document
 from stoker.serving.http.exchange import Exchange
 from stoker.serving.http.routes import Page, Route
-from stoker.serving.problems import BadRequest, NotFound, Unsupported
+from stoker.serving.problems import BadRequest, NotFound
 from stoker.serving.wire import documents
+from stoker.serving.wire.parameters import checked
 
 Told = Callable[[Edge, Route], Answer]
 Done = Callable[[Edge, Route, Exchange], Awaitable[Answer]]
@@ -83,12 +84,8 @@ async def _index(edge: Edge, _route: Route, exchange: Exchange) -> Answer:
 
 
 async def _load(edge: Edge, route: Route, exchange: Exchange) -> Answer:
-    given = (await _settings(exchange)).get("parameters") or {}
-    if given:
-        raise Unsupported(
-            "a model is loaded as it lies in the repository; configuration and files cannot be sent along"
-        )
-    await edge.service.load(route.model)
+    given = (await _settings(exchange)).get("parameters")
+    await edge.service.load(route.model, checked(given, "the request"))
     return document({})
 
 
