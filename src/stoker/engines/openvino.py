@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts.elements import Arrays, dtype_of
-from stoker.engines import telemetry
+from stoker.engines import signal_stack, telemetry
 from stoker.engines.base import Graph
 from stoker.engines.problems import cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact, ServiceError
@@ -128,20 +128,18 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
     is_alone = graph.instances == graph.threads == 1
     try:
         model = core.read_model(graph.path)
-        compiled = core.compile_model(
-            model,
-            "CPU",
-            {
-                # Never left to the engine: where the CPU has bf16 it would compute fp32 graphs in it, unasked.
-                "INFERENCE_PRECISION_HINT": hint,
-                "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-                # A single stream of a single thread fails silently (see `OpenVino`); of two streams one is idle.
-                "NUM_STREAMS": 2 if is_alone else graph.instances,
-                "INFERENCE_NUM_THREADS": 2 if is_alone else graph.instances * graph.threads,
-                # Two services on one machine would pin their threads to the same cores.
-                "ENABLE_CPU_PINNING": False,
-            },
-        )
+        settings = {
+            # Never left to the engine: where the CPU has bf16 it would compute fp32 graphs in it, unasked.
+            "INFERENCE_PRECISION_HINT": hint,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+            # A single stream of a single thread fails silently (see `OpenVino`); of two streams one is idle.
+            "NUM_STREAMS": 2 if is_alone else graph.instances,
+            "INFERENCE_NUM_THREADS": 2 if is_alone else graph.instances * graph.threads,
+            # Two services on one machine would pin their threads to the same cores.
+            "ENABLE_CPU_PINNING": False,
+        }
+        with signal_stack.kept():
+            compiled = core.compile_model(model, "CPU", settings)
     except RuntimeError as error:
         raise cannot_load(graph.path, "openvino", error) from error
     _require_precision(compiled, hint, graph)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from stoker.compressing.candidates.base import CannotMake, Made, Workshop, explained
 from stoker.compressing.candidates.ir import read, saved
-from stoker.engines import telemetry
+from stoker.engines import signal_stack, telemetry
 
 Style = Literal["mixed", "plain", "percentile", "min-max", "smooth"]
 """How scales are found: extremes, with a zero point for activations of either sign; the same without correcting biases;
@@ -53,7 +53,7 @@ def quantised_model(workshop: Workshop, style: Style) -> Any:
     """
     nncf = _nncf()
     rows = list(workshop.calibration_inputs())
-    with _quietly():
+    with _quietly(), signal_stack.kept():
         model = read(workshop.source.graph_path)
         return nncf.quantize(
             model, nncf.Dataset(rows), subset_size=len(rows), **_settings(nncf, style, sums_fit=workshop.sums_fit)
