@@ -61,6 +61,7 @@ bench-many: $(INSTALLED) ## Several processes: equality, resuming, kills, throug
 	$(BIN)/python -m bench.many.parity
 	$(BIN)/python -m bench.many.reshard
 	$(BIN)/python -m bench.many.kill
+	$(BIN)/python -m bench.many.kill_train --kills 20 --per-run 10 --updates 1000
 	$(BIN)/python -m bench.many.layout_throughput --sets 6
 	$(BIN)/python -m bench.many.forecast
 	$(BIN)/python -m bench.many.slow_link

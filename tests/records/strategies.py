@@ -36,6 +36,7 @@ def record_of(record: type) -> st.SearchStrategy[Any]:
         records.Coupling: _couplings,
         records.Layout: _layouts,
         records.SampledUpdates: _sampled_updates,
+        records.ServiceSettings: _service_settings,
     }
     if record in special:
         return special[record]()
@@ -119,4 +120,15 @@ def _couplings() -> st.SearchStrategy[records.Coupling]:
             kind=pair[0], group=pair[1], causes=tuple(causes), evidence=evidence
         ),
         st.just(("separable", None)) | coupled, st.lists(TEXT, max_size=2), TEXT,
+    )  # fmt: skip
+
+
+def _service_settings() -> st.SearchStrategy[records.ServiceSettings]:
+    counts, seconds = st.integers(1, 10**6), st.floats(0.001, 100)
+    return st.builds(
+        records.ServiceSettings,
+        instances=st.none() | counts, threads=st.none() | counts, max_batch_rows=counts, max_delay_s=seconds,
+        max_queue_rows=counts, max_queue_bytes=counts, max_caller_share=st.floats(0.001, 1),
+        deadline_s=st.none() | seconds, buckets=st.lists(counts, max_size=3).map(tuple),
+        versions=st.lists(counts, max_size=3).map(tuple), basis=TEXT,
     )  # fmt: skip

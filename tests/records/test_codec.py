@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from stoker.records import (
     Achieved,
+    ArtifactSource,
     Ceilings,
     CheckpointManifest,
+    DynamicDim,
     Event,
     FileDigest,
     Kernel,
@@ -23,6 +25,7 @@ from stoker.records import (
     Plan,
     Position,
     Profile,
+    Proof,
     Run,
     Segment,
     Share,
@@ -30,6 +33,8 @@ from stoker.records import (
     StoredPiece,
     StoredTensor,
     TensorShape,
+    TensorSpec,
+    Tolerance,
     Widened,
     digest,
     dumps,
@@ -41,7 +46,8 @@ from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_
 
 PLAN = Plan(device="cpu", micro_batch=64)
 PARTS = {
-    Achieved, Kernel, Occurrence, Operation, Segment, Share, Storage, StoredPiece, StoredTensor, TensorShape, Widened,
+    Achieved, ArtifactSource, DynamicDim, Kernel, Occurrence, Operation, Proof, Segment, Share, Storage, StoredPiece,
+    StoredTensor, TensorShape, TensorSpec, Tolerance, Widened,
 }  # fmt: skip
 """Records that only ever stand inside others, by the thousand: they carry no schema, that of the whole is theirs."""
 RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)
