@@ -320,7 +320,10 @@ def _command(model: Path, path: Path, out: Path, *more: str) -> list[str]:
 
 def _stopped_after(command: Sequence[str], parts: int, how: signal.Signals) -> int:
     """Stop the command once so many parts are done; its exit code."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    # A short pipe: the command cannot run far ahead of what is read here.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, pipesize=4096
+    ) as process:
         assert process.stdout is not None
         for event in map(json.loads, process.stdout):
             if event["event"] == "progress" and event["parts"] >= parts:

@@ -111,7 +111,7 @@ class WouldBeLate(Refusal):
 
 
 class DeadlinePassed(Refusal):
-    """Its deadline passed while it waited; it was not computed."""
+    """Its deadline passed while it waited, or could no longer be met; it was not computed."""
 
     reason = "deadline_passed"
     http_status = 504
