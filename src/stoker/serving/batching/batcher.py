@@ -282,7 +282,9 @@ class Batcher:
 
 def _passed(part: Part) -> DeadlinePassed:
     allowed = format_seconds(max(0.0, part.deadline - part.arrived))
-    return DeadlinePassed(f"the deadline, {allowed} after the request came, passed while it waited, or could no longer be met")
+    return DeadlinePassed(
+        f"the deadline, {allowed} after the request came, passed while it waited, or could no longer be met"
+    )
 
 
 def _executed(instance: int, batch: Batch, attempt: Attempt) -> Executed:
