@@ -11,24 +11,57 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stoker import data, recipes, zoo
     from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, StokerError
-    from stoker.flow import Run, doctor, export, load, lr_range, plan, prepare, profile, report, train, verify
-    from stoker.jobs import EMA, SGD, Adam, AdamW, DiLoCo, Job, LocalSGD, Loss, Muon, holdout, schedules
+    from stoker.flow import (
+        Run,
+        compress,
+        doctor,
+        export,
+        load,
+        lr_range,
+        plan,
+        predict,
+        prepare,
+        profile,
+        report,
+        serve,
+        train,
+        tune,
+        verify,
+    )
+    from stoker.jobs import EMA, SGD, Adam, AdamW, DiLoCo, Job, LocalSGD, Loss, Muon, holdout, sampling, schedules
+    from stoker.jobs import more_optimizers as optimizers
+    from stoker.jobs.averages import SWA
     from stoker.jobs.batch_size import auto
-    from stoker.loading import transforms
+    from stoker.jobs.freezing import Freeze
+    from stoker.jobs.metrics import probabilities
+    from stoker.jobs.penalties import l1, l2
+    from stoker.jobs.stopping import EarlyStopping, Target
+    from stoker.jobs.weights import Weights
+    from stoker.loading import lengths, transforms
     from stoker.units import epochs, samples, seconds, updates
 
 _HOMES = {
     "stoker.errors": ("BadJob", "BadRun", "DoesNotFit", "NoDevice", "RunFailed", "StokerError"),
     "stoker.flow": (
-        "Run", "doctor", "export", "load", "lr_range", "plan", "prepare", "profile", "report", "train", "verify",
+        "Run", "compress", "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report",
+        "serve", "train", "tune", "verify",
     ),
+    "stoker.jobs.averages": ("SWA",),
     "stoker.jobs.batch_size": ("auto",),
+    "stoker.jobs.freezing": ("Freeze",),
+    "stoker.jobs.metrics": ("probabilities",),
+    "stoker.jobs.penalties": ("l1", "l2"),
+    "stoker.jobs.stopping": ("EarlyStopping", "Target"),
+    "stoker.jobs.weights": ("Weights",),
     "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "DiLoCo", "Job", "LocalSGD", "Loss", "Muon", "holdout"),
     "stoker.units": ("epochs", "samples", "seconds", "updates"),
 }  # fmt: skip
 _MODULES = {
     "data": "stoker.data",
+    "optimizers": "stoker.jobs.more_optimizers",
+    "lengths": "stoker.loading.lengths",
     "recipes": "stoker.recipes",
+    "sampling": "stoker.jobs.sampling",
     "schedules": "stoker.jobs.schedules",
     "transforms": "stoker.loading.transforms",
     "zoo": "stoker.zoo",
@@ -36,10 +69,11 @@ _MODULES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "EMA", "SGD", "Adam", "AdamW", "BadJob", "BadRun", "DiLoCo", "DoesNotFit", "Job", "LocalSGD", "Loss", "Muon",
-    "NoDevice", "Run", "RunFailed", "StokerError", "auto", "data", "doctor", "epochs", "export", "holdout", "load",
-    "lr_range", "plan", "prepare", "profile", "recipes", "report", "samples", "schedules", "seconds", "train",
-    "transforms", "updates", "verify", "zoo",
+    "EMA", "SGD", "SWA", "Adam", "AdamW", "BadJob", "BadRun", "DiLoCo", "DoesNotFit", "EarlyStopping", "Freeze", "Job",
+    "LocalSGD", "Loss", "Muon", "NoDevice", "Run", "RunFailed", "StokerError", "Target", "Weights", "auto", "compress",
+    "data", "doctor", "epochs", "export", "holdout", "l1", "l2", "lengths", "load", "lr_range", "optimizers", "plan",
+    "predict", "prepare", "probabilities", "profile", "recipes", "report", "samples", "sampling", "schedules",
+    "seconds", "serve", "train", "transforms", "tune", "updates", "verify", "zoo",
 ]  # fmt: skip
 
 

@@ -58,9 +58,9 @@ def test_selection_goes_by_the_drop_itself() -> None:
 def test_int8_has_to_be_a_tenth_faster_at_the_lower_bound() -> None:
     """A float candidate only has to be measurably faster."""
     gain = Interval(value=1.2, low=1.05, high=1.4)
-    assert not fast_enough(gain, "bf16", is_int8=True).passed
-    assert fast_enough(gain, "fp32", is_int8=False).passed
-    assert not fast_enough(Interval(value=1.1, low=0.99, high=1.3), "fp32", is_int8=False).passed
+    assert not fast_enough(gain, "bf16", is_lossy=True).passed
+    assert fast_enough(gain, "fp32", is_lossy=False).passed
+    assert not fast_enough(Interval(value=1.1, low=0.99, high=1.3), "fp32", is_lossy=False).passed
 
 
 def test_the_front_has_no_trial_that_another_beats() -> None:

@@ -71,7 +71,7 @@ CASES = {
     ),
     "data of a strange kind": Case(("data is a int, wanted arrays",), changes="settings.update(data=3)"),
     "a stream": Case(
-        ("streams are not supported yet", "map-style"),
+        ("data is a stream that does not say how many samples it has", "length="),
         changes="class S(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n"
         "settings.update(data=S(), valid=None)",
     ),

@@ -75,8 +75,8 @@ def test_the_best_that_holds_becomes_the_next_version(model: Artifact) -> None:
 
 def test_without_a_gain_nothing_is_written(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate has its reason in the table, and the model stays as it was."""
-    monkeypatch.setattr(judging, "LEAST_GAIN_FLOAT", 1e9)
-    monkeypatch.setattr(judging, "LEAST_GAIN_INT8", 1e9)
+    monkeypatch.setattr(judging, "LEAST_GAIN_LOSSLESS", 1e9)
+    monkeypatch.setattr(judging, "LEAST_GAIN_LOSSY", 1e9)
     outcome = compress()
     assert outcome.code == 0, outcome.err
     assert read("models/tiny").version == model.version

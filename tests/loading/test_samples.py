@@ -147,7 +147,7 @@ def test_a_read_only_array_is_taken_without_a_word(tmp_path) -> None:
         ((), "data has no samples"),
         ({}, "data has no samples"),
         (Squares(0), "data has no samples"),
-        (Stream(), "data is an IterableDataset: streams are not supported yet"),
+        (Stream(), "data is an IterableDataset, which has no samples by number"),
         (None, "data is a NoneType, wanted arrays, a map-style dataset or one of stoker.data"),
         ("train.csv", "data is a str, wanted arrays"),
         (object(), "data is a object, wanted arrays"),

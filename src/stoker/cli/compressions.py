@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.compressing import Compressed
-from stoker.records import to_json
+from stoker.errors import BadJob
+from stoker.records import Event, to_json
 from stoker.records.codec import JSON
 from stoker.records.compression import Compression, CompressionTrial
-from stoker.units import format_bytes, format_seconds
+from stoker.units import Duration, format_bytes, format_seconds
 
 _STYLES = {"chosen": "bold green", "reference": "bold", "passed": "", "rejected": "dim", "left out": "dim"}
 
@@ -25,6 +26,25 @@ def teller(console: Console, *, quiet: bool) -> Callable[[str], None]:
             console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     return tell
+
+
+def silence(_event: Event) -> None:
+    """Receives the events of a run and shows nothing of them."""
+
+
+def fine_tuning(epochs: float | None, *, prune: bool) -> Duration | None:
+    """How long pruned networks are trained.
+
+    Raises:
+        BadJob: no length, or none is trained.
+    """
+    if epochs is None:
+        return None
+    if not prune:
+        raise BadJob("--fine-tune says how long pruned networks are trained", remedy="Give --prune as well.")
+    if not 0 < epochs < float("inf"):
+        raise BadJob(f"--fine-tune {epochs:g}: wanted a positive number of epochs")
+    return Duration(epochs, "epochs")
 
 
 def render_compression(found: Compressed, console: Console) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from stoker.cli.commands import jobs, machines, models, runs, services
+from stoker.cli.commands import data, jobs, machines, models, runs, services, tuning
 
 app = typer.Typer(
     name="stoker",
@@ -23,6 +23,7 @@ app.command()(jobs.train)
 app.command("take-part", hidden=True)(jobs.take_part)
 app.command()(jobs.verify)
 app.command("lr-range")(jobs.lr_range)
+app.command()(tuning.tune)
 app.command()(runs.report)
 app.command()(models.export)
 app.command()(models.compress)
@@ -36,6 +37,7 @@ runs_app = typer.Typer(help="List runs, or compare two.", add_completion=False)
 runs_app.callback(invoke_without_command=True)(runs.runs)
 runs_app.command("diff")(runs.runs_diff)
 app.add_typer(runs_app, name="runs")
+app.add_typer(data.data_app, name="data")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

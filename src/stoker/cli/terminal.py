@@ -73,10 +73,19 @@ def load_job(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:
     """
     from stoker import jobs
 
+    return jobs.load_job(path, setting_pairs(settings))
+
+
+def setting_pairs(settings: list[str] | None) -> dict[str, str]:
+    """Settings given as `NAME=VALUE`, by name.
+
+    Raises:
+        BadJob: one is written otherwise.
+    """
     pairs = {}
     for setting in settings or ():
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise BadJob(f"--set {setting}: wanted NAME=VALUE")
         pairs[name.strip()] = value
-    return jobs.load_job(path, pairs)
+    return pairs

@@ -1,14 +1,18 @@
 """Making an exported model smaller and faster, with proof of accuracy and speed."""
 
-from stoker.compressing.contender import Terms
+from stoker.compressing.candidates import PrunedGraph
+from stoker.compressing.contender import Course, Terms
 from stoker.compressing.rows import Material, Rows, check_fit, dealt
 from stoker.compressing.scores import Metric, named
-from stoker.compressing.whole import Compressed, Surroundings, compress
+from stoker.compressing.whole import Compressed, Prune, Surroundings, compress
 
 __all__ = [
     "Compressed",
+    "Course",
     "Material",
     "Metric",
+    "Prune",
+    "PrunedGraph",
     "Rows",
     "Surroundings",
     "Terms",

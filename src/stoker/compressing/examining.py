@@ -123,7 +123,7 @@ def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: 
     races = course.races(contender.engine, rival.engine, seconds=RACE_SHARE * terms.seconds)
     gain = gain_of(races, terms.confidence)
     contender.pace = gain.value * rival.pace
-    judged = fast_enough(gain, rival.trial.name, is_int8=candidate.is_reduced)
+    judged = fast_enough(gain, rival.trial.name, is_lossy=candidate.is_lossy)
     contender.note(
         judged.gate, latency_s=latencies(races, terms.batch_sizes), speed_up=gain, rival=rival.trial.name,
         pace=contender.pace,

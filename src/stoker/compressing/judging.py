@@ -13,12 +13,12 @@ from stoker.compressing.drops import Scores, corrected, drop_interval, largest_l
 from stoker.errors import BadJob
 from stoker.records.compression import CompressionTrial, Gate, Interval
 
-LEAST_GAIN_INT8 = 1.1
-"""How much faster than the best other candidate one in 8 bits is at least, at the lower bound: it costs accuracy, and a
-tenth more speed is what that is worth."""
+LEAST_GAIN_LOSSY = 1.1
+"""How much faster than the best other candidate one that is pruned or in 8 bits is at least, at the lower bound: it
+costs accuracy, and a tenth more speed is what that is worth."""
 
-LEAST_GAIN_FLOAT = 1.0
-"""A candidate that is not in 8 bits is measurably faster, or not worth it."""
+LEAST_GAIN_LOSSLESS = 1.0
+"""Any other candidate is measurably faster, or not worth it."""
 
 MOST_FINALISTS = 3
 """Candidates that are held against the rows of acceptance. Each more takes confidence from all."""
@@ -52,9 +52,9 @@ def selected(original: Scores, candidate: Scores, allowed: float) -> Judgement:
     return Judgement(gate, f"loses {drop:.4g} on {len(original)} rows for selection, {allowed:.4g} is allowed")
 
 
-def fast_enough(gain: Interval, rival: str, *, is_int8: bool) -> Judgement:
-    """Whether a candidate is faster than the best that is not in 8 bits, at the lower bound."""
-    least = LEAST_GAIN_INT8 if is_int8 else LEAST_GAIN_FLOAT
+def fast_enough(gain: Interval, rival: str, *, is_lossy: bool) -> Judgement:
+    """Whether a candidate is faster than the best that is neither pruned nor in 8 bits, at the lower bound."""
+    least = LEAST_GAIN_LOSSY if is_lossy else LEAST_GAIN_LOSSLESS
     passed = gain.low > least
     gate = Gate(what=f"how much faster than {rival}, at least", passed=passed, found=gain.low, limit=least)
     return Judgement(

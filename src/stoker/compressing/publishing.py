@@ -33,7 +33,7 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         asked = source.golden().inputs
         with disk_errors(directory, "the compressed model", error=BadArtifact):
-            for path in chosen.made.files:
+            for path in (*chosen.made.files, *chosen.made.beside):
                 shutil.copyfile(path, directory / path.name)
             save_file(Golden(asked, chosen.engine.run(asked)).as_tensors(), directory / _GOLDEN)
         write_atomic(directory / RECORD, dumps(record) + "\n", what=RECORD, error=BadArtifact)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.compressing.candidates import Candidate, Workshop, candidates_for
+from stoker.compressing.candidates import Candidate, PrunedGraph, Workshop, as_given, candidates_for, forms_of
 from stoker.compressing.contender import Contender, Course, gain_of, latencies
 from stoker.compressing.drops import Scores, largest_loss, rows_needed
 from stoker.compressing.examining import RACE_SHARE, Bar, examine, reference
@@ -87,7 +87,7 @@ class Search:
             return False
         self.passed.append(found)
         self.tell(f"{candidate.name}: passed, {found.pace:.2f}× as fast as the original")
-        if not candidate.is_reduced and found.pace > self.rival.pace:
+        if not candidate.is_lossy and found.pace > self.rival.pace:
             self.rival = found
         return True
 
@@ -211,15 +211,25 @@ def begin(course: Course, directory: Path, tell: Tell, *, sums_fit: bool = True)
     return Search(course, workshop, directory, tell, started, Bar(found, original.scores, allowed), original, original)
 
 
-def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str]) -> None:
-    """Examine every candidate that suits; where the most promising in 8 bits loses too much, repair it at once."""
+def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str], pruned: Sequence[PrunedGraph] = ()) -> None:
+    """Examine every candidate that suits; where the most promising in 8 bits loses too much, repair it at once.
+
+    Pruned networks come right after it: they took longest to make, and shall not be what there was no time for.
+    """
     manifest = search.original.manifest
-    candidates = candidates_for(kind, fast_dtypes, (manifest.engine, manifest.precision))
-    reduced = [one for one in candidates if one.is_reduced]
-    for candidate in candidates:
+    given = (manifest.engine, manifest.precision)
+    candidates = candidates_for(kind, fast_dtypes, given)
+    first = next((at for at, one in enumerate(candidates) if one.is_reduced), len(candidates) - 1)
+    for candidate in candidates[: first + 1]:
         search.consider(candidate)
-        if reduced and candidate is reduced[0]:
+        if candidate.is_reduced:
             search.repair(candidate)
+    for network in pruned:
+        paces = {one.name: 1.0 for one in as_given(given)} | {one.trial.name: one.pace for one in search.passed}
+        for candidate in forms_of(network, (*as_given(given), *candidates[: first + 1]), paces):
+            search.consider(candidate)
+    for candidate in candidates[first + 1 :]:
+        search.consider(candidate)
 
 
 def limited(material: Material, selection: int, acceptance: int, calibration: int) -> Material:

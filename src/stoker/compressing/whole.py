@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.artifacts import Artifact
+from stoker.compressing.candidates import PrunedGraph
 from stoker.compressing.contender import Contender, Course, Terms
 from stoker.compressing.graphs import GraphKind, kind_of
 from stoker.compressing.judging import front
@@ -19,6 +20,9 @@ from stoker.compressing.search import Search, Tell, begin, run
 from stoker.errors import BadArtifact, BadJob
 from stoker.records import ArtifactSource
 from stoker.records.compression import Compression, RowSplit
+
+Prune = Callable[[Course], Sequence[PrunedGraph]]
+"""Makes smaller networks, trained on, for a model that is searched on this course."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,7 @@ def compress(
     around: Surroundings,
     tell: Tell,
     keep: Path | None = None,
+    prune: Prune | None = None,
 ) -> Compressed:
     """Look for the fastest form of a model that keeps its metric, and publish it as the model's next version.
 
@@ -60,6 +65,8 @@ def compress(
         around: clock, machine and versions.
         tell: told what happens.
         keep: where the graphs of all candidates are kept; None: they are thrown away.
+        prune: makes smaller networks that answer as the model does; asked once it is known that there are rows enough
+            to judge by, and its time is not the search's.
 
     Raises:
         BadArtifact: the model cannot be asked or has no batch, or the disk cannot be written.
@@ -77,7 +84,10 @@ def compress(
     with tempfile.TemporaryDirectory(prefix="stoker-compress-") as aside:
         directory = Path(aside) if keep is None else keep
         search = begin(course, directory, tell, sums_fit="int8" in around.fast_dtypes)
-        run(search, kind, around.fast_dtypes)
+        pruned: Sequence[PrunedGraph] = ()
+        if prune is not None and not kind.quantised:
+            pruned, search.started = prune(search.course), around.clock()
+        run(search, kind, around.fast_dtypes, pruned)
         chosen = search.accept(material.seed)
         record = _record(search, chosen, around, _notes(kind, source))
         published = None

@@ -2,13 +2,13 @@
 
 An exported model takes samples as the data source stores them, such as images of bytes: the source's own preparation
 (conversion, standardisation) becomes the first part of the graph, so that a client sends raw bytes and cannot prepare
-them wrongly. Augmentation is for training, and has no part in it.
+them wrongly. Augmentation is for training, and has no part in it but for what stands for it in evaluation.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from stoker.jobs import Job
 from stoker.loading.fields import Content, Fields
 from stoker.loading.order import Indices
 from stoker.loading.samples import Samples
+from stoker.loading.transforms import for_evaluation
 
 Key = Any
 """Where an input lies in a batch: a dict's key, a tuple's place, or None where the batch is the input."""
@@ -48,6 +49,8 @@ class JobInputs:
     fields: Fields
     template: Content
     is_prepared: bool = False
+    stand_ins: tuple[Callable[..., Any], ...] = ()
+    """What the job's augmentation is in evaluation, such as the middle of an image for a crop anywhere."""
 
     def prepared(self) -> JobInputs:
         """The same, of a model that takes samples already prepared."""
@@ -58,7 +61,7 @@ class JobInputs:
         chosen = samples or self.samples
         content = chosen.fetch(np.asarray(rows, dtype=np.int64), 0)
         if self.is_prepared:
-            content = chosen.prepare(content)
+            content = self._prepared(content, chosen)
         entries = entries_of(content)
         return {name: as_array(entries[key]) for name, key in zip(self.names, self.keys, strict=True)}
 
@@ -66,7 +69,7 @@ class JobInputs:
     def has_preparation(self) -> bool:
         """Whether the samples are stored otherwise than a model takes them."""
         content = self.samples.fetch(np.zeros(1, dtype=np.int64), 0)
-        return self.samples.prepare(content) is not content
+        return self._prepared(content, self.samples) is not content
 
     @property
     def call(self) -> Call:
@@ -74,9 +77,14 @@ class JobInputs:
 
         def call(module: nn.Module, *inputs: torch.Tensor) -> Any:
             content = with_entries(self.template, dict(zip(self.keys, inputs, strict=True)))
-            return self.fields.call(module, content if self.is_prepared else self.samples.prepare(content))
+            return self.fields.call(module, content if self.is_prepared else self._prepared(content, self.samples))
 
         return call
+
+    def _prepared(self, content: Content, samples: Samples) -> Content:
+        for change in self.stand_ins:
+            content = self.fields.map_inputs(content, lambda inputs, change=change: change(inputs, None))
+        return samples.prepare(content)
 
 
 def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
@@ -96,7 +104,8 @@ def job_inputs(job: Job, module: nn.Module, samples: Samples) -> JobInputs:
                 f"The model's input {key!r} is a {type(entries[key]).__name__}; an exported model takes tensors",
                 remedy="Name the tensors that go into the model: Job(inputs=…).",
             )
-    return JobInputs(_names(job, module, content, keys), keys, samples, fields, _emptied(content, keys))
+    names, emptied = _names(job, module, content, keys), _emptied(content, keys)
+    return JobInputs(names, keys, samples, fields, emptied, stand_ins=for_evaluation(job.augment))
 
 
 def entries_of(content: Content) -> dict[Key, Any]:

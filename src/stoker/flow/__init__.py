@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stoker.flow.decision import plan
     from stoker.flow.diagnosis import doctor
     from stoker.flow.exporting import export
+    from stoker.flow.inspecting import check_data
     from stoker.flow.loadtesting import bench_serve
     from stoker.flow.members import take_part_in
     from stoker.flow.own_loop import OwnLoop, prepare
@@ -23,20 +24,24 @@ if TYPE_CHECKING:
     from stoker.flow.running import train
     from stoker.flow.runs import Run, load, report
     from stoker.flow.serving import serve
+    from stoker.flow.studies import Study
+    from stoker.flow.tuning import TuneOptions, study, tune
     from stoker.flow.verification import verify
 
 _HOME_OF = {
     "OwnLoop": "own_loop", "Run": "runs", "StepProfile": "profiles",
-    "bench_serve": "loadtesting", "compress": "compressing", "doctor": "diagnosis", "export": "exporting",
-    "load": "runs",
+    "bench_serve": "loadtesting", "check_data": "inspecting", "compress": "compressing", "doctor": "diagnosis",
+    "export": "exporting", "load": "runs",
     "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
     "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
     "verify": "verification",
+    "Study": "studies", "TuneOptions": "tuning", "study": "tuning", "tune": "tuning",
 }  # fmt: skip
 
 __all__ = [
-    "OwnLoop", "Run", "StepProfile", "bench_serve", "compress", "doctor", "export", "load", "lr_range", "plan",
-    "predict", "prepare", "profile", "report", "serve", "take_part_in", "train", "verify",
+    "OwnLoop", "Run", "StepProfile", "Study", "TuneOptions", "bench_serve", "check_data", "compress",
+    "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report", "serve", "study",
+    "take_part_in", "train", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -69,6 +69,6 @@ def train_alone(
             return session
 
         session = train_through(begin, decision, note)
-        if session.position.updates < session.loop.total_updates:
+        if not session.is_complete:
             return stopped(session, stop.reason or "asked")
         return finish(session, final_metrics(session), peak.num_bytes)

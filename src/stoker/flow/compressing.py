@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from stoker import compressing
 from stoker.artifacts import Artifact, read, read_settings
-from stoker.compressing import Compressed, Material, Metric, Surroundings, Terms
+from stoker.compressing import Compressed, Course, Material, Metric, PrunedGraph, Surroundings, Terms
 from stoker.devices import attached_cpu
 from stoker.engines import default_threads
 from stoker.errors import BadJob
@@ -17,6 +18,8 @@ from stoker.exporting.writing import libraries, now
 from stoker.flow.preparation import users_code
 from stoker.flow.rows_of_files import read_rows
 from stoker.jobs import Job
+from stoker.records import Event
+from stoker.units import Duration
 
 MOST_ROWS = 20_000
 """Validation rows that are looked at, however many there are."""
@@ -36,7 +39,10 @@ def compress(  # noqa: PLR0913 - what the command line offers
     seconds: float = 180.0,
     seed: int = 0,
     keep_all: Path | None = None,
+    prune: bool = False,
+    fine_tune: Duration | None = None,
     tell: Callable[[str], None] = lambda _line: None,
+    sink: Callable[[Event], None] | None = None,
 ) -> Compressed:
     """Look for the fastest form of an exported model that keeps its metric, and publish it as the next version.
 
@@ -51,11 +57,16 @@ def compress(  # noqa: PLR0913 - what the command line offers
         seconds: for the whole search, about.
         seed: of the split of rows.
         keep_all: a directory for the graphs of all candidates.
+        prune: try smaller networks too, each trained on by a run of its own, before the search and its time begin;
+            of a model that was exported from a run.
+        fine_tune: how long each of them is trained (default: a quarter of what the job was).
         tell: told what happens, a line at a time.
+        sink: receives the events of those runs (default: a display on standard error).
 
     Raises:
         BadArtifact: the model cannot be read or asked.
-        BadJob: no data or metric that fits, or too few rows to judge by.
+        BadJob: no data or metric that fits, too few rows to judge by, or nothing to train a pruned network by.
+        RunFailed: a pruned network's training was stopped; the same call goes on.
     """
     source = read(model)
     source.verify()
@@ -72,7 +83,17 @@ def compress(  # noqa: PLR0913 - what the command line offers
     around = Surroundings(
         clock=time.perf_counter, cpu=cpu.model, fast_dtypes=cpu.fast_dtypes, made_at=now(), libraries=libraries()
     )
-    return compressing.compress(source, material, chosen, terms, around=around, tell=tell, keep=keep_all)
+    with TemporaryDirectory(prefix="stoker-prune-") as aside:
+
+        def pruned(course: Course) -> Sequence[PrunedGraph]:
+            from stoker.flow.pruning import pruned_graphs, pruner_of  # noqa: PLC0415 - loads torch
+
+            pruner = pruner_of(source, job, course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
+            return pruned_graphs(pruner, Path(aside), until=fine_tune, sink=sink)
+
+        return compressing.compress(
+            source, material, chosen, terms, around=around, tell=tell, keep=keep_all, prune=pruned if prune else None
+        )
 
 
 def _require_sensible(terms: Terms) -> None:

@@ -269,6 +269,11 @@ def _require_usable(plan: Plan, prepared: Prepared, device: Device) -> None:
             f"the plan has {plan.num_workers} loader workers, but the data lie in memory: there is nothing to fetch",
             remedy='Use loader "memory" and num_workers 0.',
         )
+    if plan.num_workers > 1 and prepared.data.train.data_class != "indexed":
+        raise BadJob(
+            f"the plan has {plan.num_workers} loader workers, but the data are a stream, which one reader reads",
+            remedy='Use num_workers 1, or the loader "inline".',
+        )
 
 
 def given_plan(given: str | Path | Plan | None) -> Plan | None:

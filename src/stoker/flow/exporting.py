@@ -25,6 +25,7 @@ from stoker.loading import datasets_of
 from stoker.loading.samples import Samples
 from stoker.recipes import resolved
 from stoker.records import ArtifactSource
+from stoker.stepping.adopting import merged
 from stoker.store import sha256_file
 
 _NUM_EXAMPLES = 8
@@ -87,7 +88,7 @@ def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Art
     exporting.require_place(out)
     job = resolved(job or run.job())
     with generators_kept(), users_code("the model or its data", None, error=BadArtifact):
-        module = run.model(job)
+        module = merged(run.model(job))
         data = datasets_of(job)
         samples = data.valid or data.test or data.train
         taken = job_inputs(job, module, samples)

@@ -13,6 +13,7 @@ import safetensors.torch
 from stoker import records, reporting, training
 from stoker.errors import BadRun, StokerError
 from stoker.flow.bottleneck import bottleneck_of
+from stoker.flow.examples import read_examples, write_examples
 from stoker.flow.opening import tell
 from stoker.flow.recovering import with_plan
 from stoker.flow.runs import WEIGHTS, Run
@@ -22,6 +23,7 @@ from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
 from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_root, write_atomic
 from stoker.training import Sink
+from stoker.training.examples import ExampleWatcher
 
 
 def final_metrics(session: Session) -> dict[str, float]:
@@ -42,7 +44,7 @@ def final_metrics(session: Session) -> dict[str, float]:
         if samples is None:
             continue
         started = time.perf_counter()
-        metrics = _evaluated(session, samples)
+        metrics = _evaluated(session, samples, split)
         found |= {f"{split}/{name}": value for name, value in metrics.items()}
         if split == "test":
             took_s = time.perf_counter() - started
@@ -53,13 +55,23 @@ def final_metrics(session: Session) -> dict[str, float]:
     return found
 
 
-def _evaluated(session: Session, samples: Samples) -> dict[str, float]:
-    """The final weights' metrics, in smaller batches where memory is short."""
+def _evaluated(session: Session, samples: Samples, split: str) -> dict[str, float]:
+    """The final weights' metrics, in smaller batches where memory is short; examples are kept with the session."""
     step, emit = session.step, session.loop.telemetry.emit
     recovery = session.loop.recovery or training.Recovery(step, tell=emit)
-    return recovery.without_weights(
-        lambda: training.evaluate(step, samples, training.evaluation_batch(step)), session.position
-    )
+    classes = tuple(getattr(session.prepared.job.data, "classes", ()))
+
+    def evaluated() -> tuple[dict[str, float], ExampleWatcher]:
+        watcher = ExampleWatcher(split, step.objective.fields, classes)
+        return training.evaluate(step, samples, training.evaluation_batch(step), watcher=watcher), watcher
+
+    metrics, watcher = recovery.without_weights(evaluated, session.position)
+    found = watcher.collected(step.world)
+    if watcher.problem is not None:
+        emit("warned", message=f"samples of {split} cannot be shown in the report: {watcher.problem}")
+    if found is not None:
+        session.examples = (*session.examples, found)
+    return metrics
 
 
 def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
@@ -76,13 +88,17 @@ def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
         updates=session.position.updates,
         wall_s=telemetry.wall_s,
         failure=None,
+        ended_early=session.loop.course.verdict,
     )
     fields: dict[str, JSON] = {
         "run": directory.name, "metrics": dict(metrics), "samples": done.samples, "updates": done.updates,
-        "wall_s": done.wall_s, "report": str(directory.report_path), "peak_bytes": peak_bytes,
+        "wall_s": done.wall_s, "ended_early": done.ended_early,
+        "report": str(directory.report_path), "peak_bytes": peak_bytes,
         "bottleneck": records.to_json(_bottleneck(session, done)),
         "profile": _profile(directory) if session.is_profiled else None,
     }  # fmt: skip
+    with _not_worth_a_run(telemetry, "the samples that the report shows"):
+        write_examples(directory, session.examples)
     with _not_worth_a_run(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
         _write_report(directory, done, Event(kind="finished", at=time.time(), fields=fields))
     with _not_worth_a_run(telemetry, "how the forecast compares, for the next plan,"):
@@ -126,7 +142,8 @@ def _write_report(directory: RunDirectory, done: records.Run, finished: Event) -
     """The report, as of when the run is finished: whoever is told so finds it."""
     report = directory.read_report()
     whole = dataclasses.replace(report, run=done, events=(*report.events, finished))
-    write_atomic(directory.report_path, reporting.render_html(whole), what="the report")
+    page = reporting.render_html(whole, read_examples(directory))
+    write_atomic(directory.report_path, page, what="the report")
 
 
 def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:
@@ -154,7 +171,8 @@ def _calibrate(session: Session, run: records.Run, peak_bytes: int) -> None:
 
     for forecast in (chosen.forecast, chosen.untried):
         if forecast is not None:
-            append("total_s", forecast.total_s, run.wall_s)
+            if run.ended_early is None:
+                append("total_s", forecast.total_s, run.wall_s)
             append("peak_bytes", forecast.peak_bytes, float(peak_bytes))
 
 

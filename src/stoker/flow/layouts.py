@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
-from torch.optim import Optimizer
+from torch.optim import Optimizer as TorchOptimizer
 
 from stoker import planning
 from stoker.devices import Place, cache_key, installed_torch
@@ -16,7 +16,8 @@ from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit
 from stoker.flow.planner import Planner, calibrations_of, measured_hardware
 from stoker.flow.preparation import users_code
-from stoker.jobs import Muon
+from stoker.jobs import Optimizer
+from stoker.jobs.more_optimizers import ScheduleFree
 from stoker.planning.layouts import Terms, layouts_of
 from stoker.planning.ranking import LEAST_GAIN
 from stoker.planning.slow_links import recommend
@@ -25,6 +26,7 @@ from stoker.profiling.model_parts import model_parts
 from stoker.records import Candidate, Device, Hardware, Layout, Plan, Profile, Rejection
 from stoker.records.links import Links
 from stoker.records.model_parts import ModelParts
+from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.layouts import stages
 from stoker.stepping.layouts.tensor_plans import divided_dimensions, problem_with
 from stoker.stepping.layouts.terms import problem_with_job
@@ -251,7 +253,7 @@ def _why_alone(planner: Planner) -> str | None:
     return None
 
 
-def _optimizers(planner: Planner) -> Iterator[Optimizer]:
+def _optimizers(planner: Planner) -> Iterator[TorchOptimizer]:
     """The job's optimiser on the outline of its model; none where it cannot be made there."""
     prepared = planner.prepared
     with contextlib.suppress(Exception):  # what is wrong with it, if anything is, the real one says
@@ -261,8 +263,11 @@ def _optimizers(planner: Planner) -> Iterator[Optimizer]:
 def _objection(planner: Planner, layout: Layout) -> str | None:
     """Why the model cannot be in parts as a layout says."""
     job, model = planner.prepared.job, planner.prepared.model
-    if isinstance(job.optimizer, Muon) and layout.shards > 1:
-        return "Muon orthogonalises whole matrices, and shards hold parts of them"
+    if isinstance(job.optimizer, Optimizer) and not job.optimizer.is_elementwise and layout.shards > 1:
+        return f"{type(job.optimizer).__name__} needs whole matrices, and shards hold parts of them"
+    needs_statistics = job.swa is not None or isinstance(job.optimizer, ScheduleFree)
+    if needs_statistics and not layout.is_replicated and batch_norms(model):
+        return "the averaged weights need running statistics of their own, which takes whole models"
     problem = problem_with_job(job, layout) or problem_with(model, layout) or stages.problem_with(model, layout)
     samples = job.batch // layout.data_size
     if problem is None and samples < layout.stages:

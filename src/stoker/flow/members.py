@@ -272,7 +272,7 @@ def _kept(life: _Life, session: Session | None) -> Carried | None:
 
 def _evaluate(session: Session) -> None:
     """All that needs every process before one of them finishes the run."""
-    if session.position.updates == session.loop.total_updates:
+    if session.is_complete:
         session.metrics = final_metrics(session)
         session.weights = session.step.whole_weights()
 

@@ -27,6 +27,7 @@ from stoker.recipes import resolved
 from stoker.records import JobSpec
 from stoker.records.noise import BatchChoice
 from stoker.stepping import build_model, bytes_of, outline, ran_out_of_memory, weights_digest
+from stoker.stepping.freezing import counted, what_is_trained
 from stoker.units import format_bytes
 
 
@@ -45,7 +46,9 @@ class Prepared:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about how the job was made ready, one line each."""
-        return () if self.batch_choice is None else (self.batch_choice.in_words(),)
+        frozen = what_is_trained(self.job, self.model)
+        batch = None if self.batch_choice is None else self.batch_choice.in_words()
+        return tuple(note for note in (batch, frozen) if note is not None)
 
     @property
     def extent(self) -> Extent:
@@ -92,6 +95,7 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
         data, model = datasets_of(job), outline(job)
         if not isinstance(model, nn.Module):
             raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
+        job = counted(job, data.extent(job))
     prepared = Prepared(job, entry, data, model)
     if not isinstance(job.batch, AutoBatch):
         return prepared

@@ -61,9 +61,7 @@ def rows_of_job(job: Job, manifest: Manifest, calibration: int, most: int, seed:
         raise BadJob(
             "the job has no validation data to choose and accept by", remedy="Give Job(valid=…), or rows with --data."
         )
-    taken = job_inputs(job, outline(job), validation)
-    if not _fits(taken, manifest):
-        taken = taken.prepared()
+    taken = stored_as(job_inputs(job, outline(job), validation), manifest)
     return _rows(taken, data.train, calibration, seed), _rows(taken, validation, most, seed)
 
 
@@ -88,12 +86,13 @@ def metric_of_job(job: Job) -> Metric:
     return Metric(getattr(first, "__name__", "metric"), per_row, bool(getattr(first, "lower_is_better", False)))
 
 
-def _fits(taken: JobInputs, manifest: Manifest) -> bool:
-    """Whether the exported model takes samples as they are stored."""
+def stored_as(taken: JobInputs, manifest: Manifest) -> JobInputs:
+    """The inputs as the exported model takes them: samples as they are stored, or already prepared."""
     stored = taken.arrays([0])
-    return all(
+    is_stored = all(
         spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
     )
+    return taken if is_stored else taken.prepared()
 
 
 def _rows(taken: JobInputs, samples: Samples, most: int, seed: int) -> Rows:

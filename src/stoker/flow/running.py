@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from stoker.flow.runs import Run
 from stoker.flow.supervising import train_supervised
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
-from stoker.store import find_run, runs_root
-from stoker.training import Sink
+from stoker.store import RunDirectory, find_run, runs_root
+from stoker.training import Hook, Hooks, Sink
 from stoker.units import Duration
 
 
@@ -48,6 +49,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     profile: bool = False,
     entry: Entry | None = None,
     sink: Sink | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> Run:
     """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
 
@@ -65,6 +67,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
         entry: the job file it came from.
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
+        hooks: functions that are called with a copy of every event, beside the sink; one that raises is told of once
+            and called no more. Of several processes those of the first one are called.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -82,16 +86,15 @@ def train(  # noqa: PLR0913 - what the command line offers
     if member is not None and meeting is not None and meeting.rank > 0:
         return follow(prepared, _device(on, member), member, meeting)
     device, place = _device(on, member), _place(on, meeting)
-    if profile and place is not None:
-        raise BadJob(
-            f"profile looks into one process, and {place.count} are asked for",
-            remedy="Use it with `--on here`; the report of a run on many shows where the time of each goes.",
-        )
+    if profile:
+        _require_one_process(place)
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose(prepared, run_dir, resume, parent, new=new)
     given, early = given_plan(plan), list[Event]()
     with ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(reporting.choose_display()) if sink is None else sink]
+        if hooks:
+            shown.append(Hooks(hooks, lambda words: _tell_of_hook(directory, shown[0], words)))
         if because is not None:
             tell(shown, "warned", message=because)
         if not directory.is_run:
@@ -100,10 +103,7 @@ def train(  # noqa: PLR0913 - what the command line offers
             _tell_plan(decision, device, directory.name, [early.append, *shown])
             stack.enter_context(directory.locked())
             create(directory, prepared, device, decision, coupling, parent)
-            with or_no_run(directory):
-                keep_sources(directory, prepared.entry)
-                for event in early:
-                    directory.append_event(event)
+            _keep_what_it_came_of(directory, prepared.entry, early)
         else:
             stack.enter_context(directory.locked())
             require_same_plan(directory, given)
@@ -121,6 +121,27 @@ def train(  # noqa: PLR0913 - what the command line offers
         except StokerError as error:
             failed(directory, error, sinks)
             raise
+
+
+def _keep_what_it_came_of(directory: RunDirectory, entry: Entry | None, early: Sequence[Event]) -> None:
+    """Copy the job file, and what happened before there was a run; without them there is none."""
+    with or_no_run(directory):
+        keep_sources(directory, entry)
+        for event in early:
+            directory.append_event(event)
+
+
+def _require_one_process(place: Place | None) -> None:
+    if place is not None:
+        raise BadJob(
+            f"profile looks into one process, and {place.count} are asked for",
+            remedy="Use it with `--on here`; the report of a run on many shows where the time of each goes.",
+        )
+
+
+def _tell_of_hook(directory: RunDirectory, shown: Sink, words: str) -> None:
+    """Say what became of a hook, also in the run's log if there is a run."""
+    tell([shown, *([directory.append_event] if directory.is_run else [])], "warned", message=words)
 
 
 def _device(on: str, member: launching.Member | None) -> Device:

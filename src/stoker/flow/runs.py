@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
 
 from stoker import records, reporting, training
 from stoker.errors import BadRun
+from stoker.flow.examples import read_examples
 from stoker.jobs import Job, load_job
 from stoker.stepping import build_model
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
@@ -90,6 +92,18 @@ class Run:
         """
         return self._job or self._job_from_copy()
 
+    def plot(self) -> Any:
+        """A plotly figure of the run's losses and metrics over samples: `run.plot().show()`; a notebook shows it.
+
+        Raises:
+            BadRun: its log cannot be read.
+        """
+        return reporting.plot(self.directory.read_report())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return reporting.run_html(self.directory.read_report())
+
     def __repr__(self) -> str:
         """Name, status and metrics."""
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
@@ -119,7 +133,8 @@ def report(where: str | Path) -> Path:
         BadRun: there is no such run, or it is damaged.
     """
     directory = find_run(runs_root(), str(where))
-    write_atomic(directory.report_path, reporting.render_html(directory.read_report()), what="the report")
+    page = reporting.render_html(directory.read_report(), read_examples(directory))
+    write_atomic(directory.report_path, page, what="the report")
     return directory.report_path
 
 

@@ -14,16 +14,21 @@ from stoker import profiling, records, training
 from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
 from stoker.jobs import Job
+from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
 from stoker.loading import BatchSource, Stream, key_of, seed_generators
 from stoker.records import CheckpointManifest, Coupling, Decision, Device, Environment, JobSpec, Position
 from stoker.records.codec import JSON
-from stoker.stepping import Step, measure_name
+from stoker.records.examples import ExampleSet
+from stoker.stepping import Step
+from stoker.stepping.averaging import EqualAverage
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, RunDirectory, find_run, runs_root
 from stoker.training import Sink
 
 _GUARANTEES = {
     "indexed": "order computed from (seed, epoch, position): resumes at any sample, at once",
+    "seekable": "one reader in each process; its own state is kept with each checkpoint: resumes there, at once",
+    "stream": "one reader in each process; it has no state: a resume reads again what was read before",
 }
 
 
@@ -52,11 +57,18 @@ class Session:
     """Of the weights worth keeping, at the end."""
     weights: dict[str, torch.Tensor] | None = None
     """Those weights, whole, at the end."""
+    examples: tuple[ExampleSet, ...] = ()
+    """What they made of samples of held-out sets."""
 
     @property
     def step(self) -> Step:
         """The model and its optimiser."""
         return self.loop.step
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.loop.is_complete(self.position)
 
 
 def ready(  # noqa: PLR0913 - what a session is made of
@@ -99,6 +111,7 @@ def ready(  # noqa: PLR0913 - what a session is made of
         prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
         plan, split=step.split(),
     )  # fmt: skip
+    source.reader.state = progress.get("reader")
     checkpointer = training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
     loop = training.Loop(
         step=step,
@@ -118,6 +131,7 @@ def ready(  # noqa: PLR0913 - what a session is made of
             is_writing=lambda: checkpointer.is_writing,
         ),
         unevaluated=None if given is None else given.unevaluated,
+        course=_course(prepared.job, step, progress),
     )  # fmt: skip
     session = Session(prepared, directory, decision, store, loop, position)
     for problem in store.problems:
@@ -187,7 +201,7 @@ def _start_from(
 
 def _goes_on(theirs: JobSpec, mine: JobSpec) -> bool:
     """Whether a fork continues where its parent is; else it takes over the weights and counts from 0."""
-    same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in ("batch", "seed"))
+    same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in ("batch", "seed", "freeze"))
     optimizers = [_kind(spec.settings.get("optimizer")) for spec in (theirs, mine)]
     return same_order and theirs.data_fingerprint == mine.data_fingerprint and optimizers[0] == optimizers[1]
 
@@ -230,14 +244,23 @@ def _changes(was: Environment, now: Environment) -> str:
     )
 
 
+def _course(job: Job, step: Step, progress: dict[str, JSON]) -> training.Course:
+    """What evaluations have decided so far; how many weights the step's average is of is put back on the way."""
+    if isinstance(step.average, EqualAverage):
+        step.average.count = int(progress.get("averaged", 0))
+    course = training.Course.of(job)
+    course.load(progress.get("course", {}))
+    return course
+
+
 def _best_so_far(job: Job, progress: dict[str, JSON]) -> training.Best:
     """The measure that tells the best checkpoint, and its best value so far.
 
-    It is the first metric: a named one, or a function that says by an attribute `lower_is_better` which way is better;
-    else the loss.
+    It is the first metric, if it is one number and known which way is better: by its name, by an attribute
+    `lower_is_better`, or by torchmetrics' `higher_is_better`; else the loss.
     """
-    first = job.metrics[0] if job.metrics else "loss"
-    lower_is_better = getattr(first, "lower_is_better", None)
-    name = measure_name(first) if isinstance(first, str) or lower_is_better is not None else "loss"
+    first = next(iter(job.metrics), "loss")
+    lower_is_better = says_lower_is_better(first) if gives_one_number(first) else None
+    name = "loss" if lower_is_better is None else metric_name(first)
     found: dict[str, JSON] = progress["best"] if progress else {"value": None, "samples": 0}
     return training.Best(name, found["value"], found["samples"], lower_is_better=bool(lower_is_better))

@@ -22,9 +22,11 @@ from stoker.jobs.source import name_of, source_digest
 from stoker.records import digest
 from stoker.records.codec import JSON
 
-_NOT_SETTINGS = ("model", "data", "valid", "test", "name")
+_NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
 """Fields of a Job that its spec identifies by content (weights, data) rather than by description."""
 
+_LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths")
+"""Fields that came later, and are left out where they are None."""
 
 _WORDS = ("torch.dtype", "torch.device")
 """Types whose values are their text. By name: jobs are described without torch."""
@@ -33,7 +35,8 @@ _WORDS = ("torch.dtype", "torch.device")
 def describe_settings(job: Job) -> dict[str, JSON]:
     """Everything a Job resolved to, as JSON, except its model and data, which are identified by content."""
     # Specs of jobs without one of these stay as they were.
-    left_out = {*_NOT_SETTINGS, *(name for name in ("step", "sync") if getattr(job, name) is None)}
+    left_out = {*_NOT_SETTINGS, *(name for name in _LATER if getattr(job, name) is None),
+                *(() if job.stop else ("stop",))}  # fmt: skip
     fields = (f.name for f in dataclasses.fields(job) if f.name not in left_out)
     return {name: describe(getattr(job, name)) for name in fields}
 
@@ -86,13 +89,19 @@ def _describe_object(value: Any, within: tuple[int, ...]) -> JSON:
         return described
     described |= _source(type(value))
     if is_data:
-        state = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        fields = (field for field in dataclasses.fields(value) if not _is_unsaid(field, value))
+        state = {field.name: getattr(value, field.name, None) for field in fields}
     elif hasattr(value, "state_dict"):  # a module: what it is made of prints, and its tensors are registered
         public = {key: item for key, item in sorted(vars(value).items()) if not key.startswith("_")}
         state = {**public, "prints": repr(value), "state_dict": dict(value.state_dict())}
     else:
         state = dict(sorted(_attributes(value).items()))
     return described | {key: _describe(item, within) for key, item in state.items()}
+
+
+def _is_unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a setting that came later is at its default: specs of jobs without it stay as they were."""
+    return bool(field.metadata.get("unsaid")) and getattr(value, field.name, None) == field.default
 
 
 def _source(value: Any) -> dict[str, JSON]:

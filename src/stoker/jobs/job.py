@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from stoker.errors import BadJob, nearest
+from stoker.jobs.averages import SWA
 from stoker.jobs.batch_size import AutoBatch
-from stoker.jobs.optimizers import Optimizer
+from stoker.jobs.freezing import Freeze, Patterns, freezing_of
+from stoker.jobs.habits import habit_checks
+from stoker.jobs.lengths import Arrangement, problem_with
+from stoker.jobs.metrics import listed
+from stoker.jobs.mixing import Mix, problems_with_mix
+from stoker.jobs.optimizers import Muon, Optimizer
+from stoker.jobs.sampling import Sampling
+from stoker.jobs.schedule_shapes import bound
 from stoker.jobs.schedules import Constant, Schedule
+from stoker.jobs.stopping import Stop
 from stoker.jobs.sync import Sync
+from stoker.jobs.weights import Source, Weights, weights_of
 from stoker.units import Duration, epochs
 
 if TYPE_CHECKING:
     import torch
 
-LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1")
+LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1", "own")
 RECIPES = ("fast",)
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
 
@@ -38,15 +48,19 @@ class Holdout:
 
     fraction: float
     seed: int = 0
+    stratify: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
             raise ValueError(f"holdout takes the share of the data to set aside, between 0 and 1, got {self.fraction}")
 
 
-def holdout(fraction: float, *, seed: int = 0) -> Holdout:
-    """Set `fraction` of the training data aside for validation; the same samples for the same `seed`."""
-    return Holdout(fraction, seed)
+def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdout:
+    """Set `fraction` of the training data aside for validation; the same samples for the same `seed`.
+
+    `stratify` takes that share of each class, as nearly as whole samples allow.
+    """
+    return Holdout(fraction, seed, stratify)
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,12 @@ class Job:
         model: a module, or a function of no arguments that makes one (called with its random draws fixed by `seed`).
         data: training samples: a tuple or dict of tensors or NumPy arrays (first dimension: samples), a map-style
             PyTorch dataset, or one of `stoker.data`.
-        loss: a name (see `LOSSES`); `loss(output, target)` giving one value per sample; `loss(model, batch)`, told by
-            its first parameter's name, giving `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe.
+        loss: a name (see `LOSSES`; "own" is the mean loss that the model itself returns); `loss(output, target)`
+            giving one value per sample; `loss(model, batch)`, told by its first parameter's name, giving
+            `stoker.Loss(sum, count)`; or a scalar mean, accepted after a probe.
             Beside `step` only what evaluation needs.
-        optimizer: `stoker.SGD`, `Adam`, `AdamW`, `Muon`, or a function from parameters to a `torch.optim.Optimizer`;
-            it may be left to the recipe.
+        optimizer: `stoker.SGD`, `Adam`, `AdamW`, `Muon`, one of `stoker.optimizers`, or a function from parameters to
+            a `torch.optim.Optimizer`; it may be left to the recipe.
             Beside `step`: a function from the model to one, or to a list or dict of them, handed to `step` like that.
         step: `step(model, optimizers, batch)`, a whole update of the job's own, for what is not one loss and one
             optimiser; it returns a scalar loss, or a dict of scalars, the loss first. See docs/own-loop.md.
@@ -85,15 +100,24 @@ class Job:
         until: how long to train: `stoker.epochs(5)`, `samples`, `updates`, or `seconds`.
         valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint.
         test: data of the same form, used once, at the end.
-        metrics: names (see `METRICS`), or functions like the loss whose values are summed over samples and divided by
-            their count. The first one chooses the best checkpoint if it is a name, or a function with an attribute
-            `lower_is_better`; else the loss does.
+        metrics: names (see `METRICS`), functions like the loss whose values are summed over samples and divided by
+            their count, or objects that keep a state, such as torchmetrics'; a dict gives names. The first one chooses
+            the best checkpoint if it is a name, or says by an attribute which way is better; else the loss does.
         schedule: a function of progress (0 to 1) giving a factor of the learning rate; see `stoker.schedules`.
         augment: random transforms of the inputs, in batches on the device; see `stoker.transforms`.
+        mix: `stoker.transforms.Mixup(…)` or `CutMix(…)`: samples of a batch mixed with each other, and their losses; of
+            several, one is drawn for each batch.
         label_smoothing: share of the target spread over all classes (the two cross-entropies).
         clip_norm: the gradient's global norm is scaled down to this.
         penalty: a function of the model, added to the loss once per update.
         ema: an average of the weights; a number is its decay.
+        swa: another: the mean of the weights at points of the last part of the run, `stoker.SWA(start=0.75)`.
+        stop: what ends the run before its time: `[stoker.EarlyStopping(patience=stoker.epochs(5)),
+            stoker.Target("accuracy", 0.95)]`, whichever comes first.
+        freeze: patterns of parameters that are left as they are, `("embeddings.*",)`, or with how long each is,
+            `{"encoder.*": stoker.epochs(2)}`; or `stoker.Freeze`, which also says what batch norms there do.
+        init: the weights that the model starts from: a safetensors file, a folder of them, tensors by name, or
+            `stoker.Weights`, which also says what stays as it was made.
         coupling_group: samples whose statistics belong together in a model that couples samples (default: the batch).
         sync: how replicas on slow links come together after an interval, instead of with every update:
             `stoker.DiLoCo(every=…)` or `stoker.LocalSGD(every=…)`. See docs/slow-links.md.
@@ -102,6 +126,10 @@ class Job:
             of a dict, all but the target).
         target: which entry is the target (default: the last of a tuple; `target`, `label`, `labels` or `y` of a dict).
         collate: makes a batch of a list of samples (map-style datasets; default: PyTorch's).
+        sampling: which samples an epoch is made of: `stoker.sampling.balanced()`, `weighted(…)` or `stratified()`
+            (default: every one once, in a keyed order). See docs/sampling.md.
+        lengths: how samples of different lengths are put together: `stoker.lengths.bucketed()` or `packed(…)`. See
+            docs/lengths.md.
         evaluate_every: how often `valid` is evaluated; always at the end too.
         select: which weights the run keeps: those "best" on `valid`, or the "last".
         on_non_finite: what a loss or gradient that is not finite leads to: "stop"; "roll_back" to the last checkpoint
@@ -124,19 +152,26 @@ class Job:
     step: Callable[..., Any] | None = None
     valid: Any = None
     test: Any = None
-    metrics: Sequence[str | Callable[..., Any]] = ()
+    metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any] = ()
     schedule: Schedule = Constant()
     augment: Sequence[Callable[..., Any]] = ()
+    mix: Mix | Sequence[Mix] | None = None
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     penalty: Callable[[Any], Any] | None = None
     ema: EMA | float | None = None
+    swa: SWA | None = None
+    stop: Sequence[Stop] = ()
+    freeze: Freeze | Patterns | None = None
+    init: Weights | Source | None = None
     coupling_group: int | None = None
     sync: Sync | None = None
     loss_scope: Literal["sample", "batch"] = "sample"
     inputs: str | int | Sequence[str | int] | None = None
     target: str | int | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    sampling: Sampling | None = None
+    lengths: Arrangement | None = None
     evaluate_every: Duration = epochs(1)
     select: Literal["best", "last"] = "best"
     on_non_finite: Literal["stop", "roll_back", "skip"] = "stop"
@@ -150,7 +185,17 @@ class Job:
             object.__setattr__(self, "batch", AutoBatch())
         if _is_number(self.ema):
             object.__setattr__(self, "ema", _average(self.ema))
-        checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self))
+        for name, made_of in (("freeze", freezing_of), ("init", weights_of)):
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _made(name, made_of, given))
+        object.__setattr__(self, "metrics", _made("metrics", listed, self.metrics))
+        if _is_duration(self.until):
+            object.__setattr__(self, "schedule", _made("schedule", lambda one: bound(one, self.until), self.schedule))
+        checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
+                  *_thawing(self), *habit_checks(self),
+                  *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
+        if wrong := problem_with(self.sampling, self.lengths, self.batch):
+            raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")
         for field_name, is_right, problem in checks:
             if not is_right:
                 raise BadJob(f"Job({field_name}=…): {problem}")
@@ -263,6 +308,17 @@ def _sync(job: Job) -> Iterator[_Check]:
     yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
 
 
+def _thawing(job: Job) -> Iterator[_Check]:
+    """What goes with parameters that thaw while training goes on; those frozen for good go with everything."""
+    if isinstance(job.freeze, Freeze) and job.freeze.is_gradual:
+        why = "parameters that thaw while training goes on do not go with"
+        yield "freeze", job.sync is None, f"{why} sync: freeze them for good, or not at all"
+        yield "freeze", job.step is None, f"{why} a step of the job's own, which does that itself"
+        given: object = job.batch
+        yield "freeze", not isinstance(given, AutoBatch), f"{why} a batch that is still to be chosen"
+        yield "freeze", not isinstance(job.optimizer, Muon), f"{why} stoker.Muon"
+
+
 def _fields(job: Job) -> list[_Check]:
     """Names or places of entries of a sample."""
     inputs = job.inputs
@@ -283,6 +339,14 @@ def _average(decay: float) -> EMA:
         return EMA(float(decay))
     except ValueError as problem:
         raise BadJob(f"Job(ema=…): {problem}") from None
+
+
+def _made(name: str, made_of: Callable[[Any], Any], given: object) -> Any:
+    """A field in its full form, of what was given."""
+    try:
+        return made_of(given)
+    except (TypeError, ValueError) as problem:
+        raise BadJob(f"Job({name}=…): {problem}") from None
 
 
 def _name_of(function: object) -> str:

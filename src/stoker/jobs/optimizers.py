@@ -15,6 +15,9 @@ from typing import Any, ClassVar, Literal
 
 Groups = Mapping[str, Mapping[str, float]]
 
+UNSAID = {"unsaid": True}
+"""Metadata of a setting that came later: at its default it is left out of a JobSpec, so that older ones stay theirs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
@@ -26,6 +29,9 @@ class Optimizer:
 
     _of_all: ClassVar[frozenset[str]] = frozenset({"groups"})
     """Fields that a group has no setting of its own for."""
+
+    is_elementwise: ClassVar[bool] = True
+    """Whether each weight moves by its own gradient and state alone; else no process may hold a part of a tensor."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
@@ -53,10 +59,15 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980); weight decay is L2, as in `torch.optim.Adam`."""
+    """Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980); weight decay is L2, as in `torch.optim.Adam`.
+
+    `amsgrad` divides by the largest second moment so far (Reddi et al. 2018, https://arxiv.org/abs/1904.09237), which
+    is one more tensor of state for each weight.
+    """
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    amsgrad: bool = field(default=False, metadata=UNSAID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +77,7 @@ class AdamW(Optimizer):
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    amsgrad: bool = field(default=False, metadata=UNSAID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +119,12 @@ class Muon(Optimizer):
     beside: Sequence[str] = ()
 
     _of_all: ClassVar[frozenset[str]] = frozenset({"groups", "rest", "steps", "adjust", "beside"})
+    is_elementwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rest: object = self.rest
-        if not isinstance(rest, Optimizer) or isinstance(rest, Muon):
+        if not isinstance(rest, SGD | Adam | AdamW):
             raise TypeError(f"rest is stoker.SGD, Adam or AdamW, got a {type(rest).__name__}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum lies in [0, 1), got {self.momentum}")

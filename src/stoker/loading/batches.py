@@ -13,11 +13,14 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
+from stoker.jobs.mixing import Mix
 from stoker.loading.ahead import copied_ahead
-from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors
-from stoker.loading.order import EpochOrder, Indices
+from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors, take
+from stoker.loading.mixing import Pairing, pairing_of
+from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
 from stoker.loading.split import ALL_OF_IT, Pass, Split
+from stoker.loading.streams import ReaderState
 from stoker.loading.transforms import Draw
 from stoker.loading.worker_watch import WorkerWatch
 from stoker.loading.workers import Place, by_workers
@@ -38,6 +41,8 @@ class Pipeline:
     seed: int = 0
     channels_last: bool = False
     dtype: torch.dtype | None = None
+    mix: Sequence[Mix] = ()
+    """How samples of a batch are mixed in the end; `Batch.cut` does it, which has their partners."""
 
     def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
         """The samples `indices` [B] of `epoch`, ready for the model."""
@@ -76,6 +81,10 @@ class Batch:
     pipeline: Pipeline
     split: Split = ALL_OF_IT
     whole: int | None = None
+    pairing: Pairing | None = None
+    """Whom they are mixed with; None: as in the first update, among themselves."""
+    along: Indices = field(default_factory=partial(np.empty, 0, np.int64))
+    """Partners that were fetched along with them, and come behind them in `content`."""
 
     @property
     def size(self) -> int:
@@ -95,9 +104,13 @@ class Batch:
         """Samples start..stop, ready for the model.
 
         Raises:
-            BadJob: nothing in the batch has an entry for each sample.
+            BadJob: nothing in the batch has an entry for each sample; or it is to be mixed and is not of that kind.
         """
-        size = len(self.indices)
+        ready = self._ready(start, stop)
+        return self._mixed(ready, start, stop) if self.pipeline.mix else ready
+
+    def _ready(self, start: int, stop: int) -> Content:
+        size = len(self.indices) + len(self.along)
         if stop - start == size and is_row_of_tensors(self.content):
             return self.pipeline(self.content, self.epoch, self.indices)
         if not (stop - start == size or can_be_cut(self.content, size)):
@@ -107,6 +120,23 @@ class Batch:
             )
         # Cut even where nothing is left out: a batch then has one type, whatever the micro-batch.
         return self.pipeline(cut(self.content, start, stop, size), self.epoch, self.indices[start:stop])
+
+    def _mixed(self, ready: Content, start: int, stop: int) -> Content:
+        """Samples start..stop with their partners, which are made ready here unless they are among them."""
+        pairing = self._pairing
+        rows, size = pairing.rows[start:stop], len(self.indices) + len(self.along)
+        if stop - start == size:
+            partners = take(ready, rows.tolist(), size)
+        else:
+            indices = np.concatenate([self.indices, self.along])[rows]
+            partners = self.pipeline(take(self.content, rows.tolist(), size), self.epoch, indices)
+        return pairing.mixed(ready, partners, start, stop, self.pipeline.fields)
+
+    @cached_property
+    def _pairing(self) -> Pairing:
+        if self.pairing is not None:
+            return self.pairing
+        return pairing_of(self.pipeline.mix, seed=self.pipeline.seed, epoch=self.epoch, update=0, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -122,10 +152,12 @@ class BatchSource:
     """Its workers, where there are any."""
     split: Split = ALL_OF_IT
     """What of each batch this process takes."""
-    order: EpochOrder = field(init=False)
+    reader: ReaderState = field(default_factory=ReaderState, compare=False)
+    """Where its stream is, if it is one that has a state."""
+    order: Order = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", EpochOrder(self.extent.num_train, self.seed))
+        object.__setattr__(self, "order", self.samples.order(self.seed))
 
     def batches(self, start: Position, total_updates: int) -> Generator[Batch, None, None]:
         """The batches of updates `start.updates` up to `total_updates`, in order.
@@ -135,18 +167,23 @@ class BatchSource:
             RunFailed: a loader worker died twice over the same batch.
         """
         updates = range(start.updates, total_updates)
-        with closing(self._fetched(self._places(updates))) as fetched:
-            for update, ((epoch, indices), content) in zip(updates, fetched, strict=True):
-                yield Batch(content, indices, epoch, self.pipeline, self.split, self._whole(update))
+        samples = self.reader.begin(self.samples)
+        with closing(self._fetched(samples, self._places(updates))) as fetched:
+            for update, ((epoch, indices), found) in zip(updates, fetched, strict=True):
+                content = self.reader.taken(samples, found)
+                pairing = self._pairing(update)
+                own = len(indices) - (0 if pairing is None else len(pairing.extra))
+                here, along = indices[:own], indices[own:]
+                yield Batch(content, here, epoch, self.pipeline, self.split, self._whole(update), pairing, along)
 
-    def _fetched(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+    def _fetched(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
         """Raw batches, where they are wanted as soon as they can be."""
         device, loader = self.pipeline.device, self.plan.loader
         if loader == "workers":
-            return copied_ahead(self._by_workers(places), device)
+            return copied_ahead(self._by_workers(samples, places), device)
         if loader == "memory":
-            return copied_ahead(self._gathered(self.samples, places), device)
-        return self._gathered(self._on_device if loader == "device" else self.samples, places)
+            return copied_ahead(self._gathered(samples, places), device)
+        return self._gathered(self._on_device if loader == "device" else samples, places)
 
     def _gathered(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
         for epoch, indices in places:
@@ -157,10 +194,10 @@ class BatchSource:
         """The samples in the device's memory."""
         return self.samples.on(self.pipeline.device)
 
-    def _by_workers(self, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+    def _by_workers(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
         plan, is_pinned = self.plan, self.pipeline.device.type == "cuda"
         return by_workers(
-            self.samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned, watch=self.watch
+            samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned, watch=self.watch
         )
 
     def _whole(self, update: int) -> int:
@@ -171,7 +208,19 @@ class BatchSource:
         for update in updates:
             position, size = self.extent.position(update), self._whole(update)
             indices = self.order.indices(position.epoch, position.cursor, position.cursor + size)
-            yield position.epoch, indices if self.split.parts == 1 else indices[self.split.held(size)]
+            own = indices if self.split.parts == 1 else indices[self.split.held(size)]
+            pairing = self._pairing(update)
+            if pairing is not None and len(pairing.extra):
+                own = np.concatenate([own, indices[pairing.extra]])
+            yield position.epoch, own
+
+    def _pairing(self, update: int) -> Pairing | None:
+        """Whom the samples of a batch that are here are mixed with; None where nothing is."""
+        if not self.pipeline.mix:
+            return None
+        size, epoch = self._whole(update), self.extent.position(update).epoch
+        held = None if self.split.parts == 1 else self.split.held(size)
+        return pairing_of(self.pipeline.mix, seed=self.seed, epoch=epoch, update=update, size=size, held=held)
 
 
 def in_order(samples: Samples, pipeline: Pipeline, size: int, split: Split = ALL_OF_IT) -> Iterator[Batch]:

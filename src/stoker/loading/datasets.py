@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
+from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
+from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.extent import Extent
+from stoker.jobs.lengths import Bucketed, Packed
+from stoker.loading.bucketing import InBuckets
+from stoker.loading.fields import Fields
+from stoker.loading.labels import held_out_by_class, labels_of
+from stoker.loading.measured import lengths_of
+from stoker.loading.packing import InRows
+from stoker.loading.rearranged import rows_of
 from stoker.loading.samples import Samples, as_samples, hold_out
+from stoker.loading.sampling import sampled
+from stoker.loading.streams import StreamSamples, as_stream, is_stream
 
 
 @dataclass(frozen=True)
@@ -34,11 +47,74 @@ def datasets_of(job: Job) -> Datasets:
     Raises:
         BadJob: data of an unsupported kind, of mismatched lengths, or empty.
     """
-    train = as_samples(job.data, what="data", collate=job.collate, seed=job.seed)
-    valid: Samples | None = None
+    whole = _samples(job, job.data, "data")
+    train, valid = whole, None
     if isinstance(job.valid, Holdout):
-        train, valid = hold_out(train, job.valid)
+        train, valid = _held_out(whole, job.valid, job)
     elif job.valid is not None:
-        valid = as_samples(job.valid, what="valid", collate=job.collate, seed=job.seed)
-    test = None if job.test is None else as_samples(job.test, what="test", collate=job.collate, seed=job.seed)
-    return Datasets(train, valid, test, note=getattr(job.data, "note", None))
+        valid = _samples(job, job.valid, "valid")
+    test = None if job.test is None else _samples(job, job.test, "test")
+    note = getattr(job.data, "note", None)
+    if isinstance(train, StreamSamples):
+        _require_indexed(job)
+    elif job.sampling is not None:
+        train = sampled(train, whole, job)
+    elif isinstance(job.lengths, Bucketed):
+        lengths = rows_of(train, lengths_of(whole, job.lengths.length_of, "data"))
+        train = InBuckets(train, lengths, job.batch, job.lengths.window)
+    elif isinstance(job.lengths, Packed):
+        return _packed(job, job.lengths, whole, Datasets(train, valid, test, note))
+    return Datasets(train, valid, test, note)
+
+
+def _samples(job: Job, data: Any, what: str) -> Samples:
+    if is_stream(data):
+        return as_stream(data, what=what, collate=job.collate, seed=job.seed, length=_whole_run(job, what))
+    return as_samples(data, what=what, collate=job.collate, seed=job.seed)
+
+
+def _whole_run(job: Job, what: str) -> int | None:
+    """Samples of the whole run, where that is known: what training reads of a stream that does not say its length."""
+    if what != "data" or job.until.unit not in ("samples", "updates"):
+        return None
+    updates = job.until.value / (job.batch if job.until.unit == "samples" else 1)
+    return math.ceil(updates) * job.batch
+
+
+def _held_out(whole: Samples, holdout: Holdout, job: Job) -> tuple[Samples, Samples]:
+    if isinstance(whole, StreamSamples):
+        raise BadJob("nothing can be held out of a stream, whose samples have no numbers",
+                     remedy="Give valid=… data of its own.")  # fmt: skip
+    if not holdout.stratify:
+        return hold_out(whole, holdout)
+    return held_out_by_class(whole, holdout, labels_of(whole, job, getattr(job.sampling, "targets", None)))
+
+
+def _require_indexed(job: Job) -> None:
+    """Refuse what chooses samples by number, of a stream."""
+    for name in ("sampling", "lengths"):
+        if getattr(job, name) is not None:
+            raise BadJob(f"Job({name}=…) chooses among all samples, and data is a stream",
+                         remedy="Do it within the stream, or give data with __len__ and __getitem__.")  # fmt: skip
+    if isinstance(job.batch, AutoBatch):
+        raise BadJob('Job(batch="auto") measures on samples from all over the data, and data is a stream',
+                     remedy="Give the batch as a number.")  # fmt: skip
+
+
+def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datasets:
+    """The sets with their samples packed into rows, each by its own lengths."""
+    fields, length_of = Fields(job.inputs, job.target), settings.length_of
+    lengths = lengths_of(whole, length_of, "data")
+
+    def rows(samples: Samples, what: str) -> Samples:
+        if isinstance(samples, StreamSamples):
+            raise BadJob(f"{what} is a stream, and its samples are to be packed by length",
+                         remedy="Give data with __len__ and __getitem__.")  # fmt: skip
+        is_of_data = what == "data" or (what == "valid" and isinstance(job.valid, Holdout))
+        asked = length_of if callable(length_of) else None
+        own = rows_of(samples, lengths) if is_of_data else lengths_of(samples, asked, what)
+        return InRows(samples, own, settings, fields, job.seed)
+
+    valid = None if sets.valid is None else rows(sets.valid, "valid")
+    test = None if sets.test is None else rows(sets.test, "test")
+    return Datasets(rows(sets.train, "data"), valid, test, sets.note)

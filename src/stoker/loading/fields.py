@@ -55,6 +55,14 @@ class Fields:
             return _like(content, [transform(item) if at == place else item for at, item in enumerate(content)])
         return transform(content)
 
+    def map_target(self, content: Content, transform: Callable[[Any], Any]) -> Content:
+        """The batch with `transform` applied to its target, which it must have."""
+        if isinstance(content, Mapping):
+            chosen = self._target_key(content)
+            return {key: transform(item) if key == chosen else item for key, item in content.items()}
+        place = len(content) - 1 if self.target is None else _place(self.target, content)
+        return _like(content, [transform(item) if at == place else item for at, item in enumerate(content)])
+
     def _inputs_of(self, content: Content) -> dict[str, Any] | tuple[Any, ...]:
         if isinstance(content, Mapping):
             return {str(key): content[key] for key in self._input_keys(content)}

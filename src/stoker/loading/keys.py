@@ -29,6 +29,8 @@ class Stream(IntEnum):
     EVALUATION = 6
     HOLDOUT = 7
     PROBE = 8
+    SAMPLING = 9
+    MIXING = 10
 
 
 def key_of(stream: Stream, *parts: int) -> int:

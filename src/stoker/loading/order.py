@@ -8,6 +8,8 @@ Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", https:/
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,6 +51,14 @@ class KeyedPermutation:
         return (high << self._low_bits) | low
 
 
+class Order(Protocol):
+    """Which samples come where in each epoch."""
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
+        ...
+
+
 class EpochOrder:
     """The order of samples in every epoch of a run, from (seed, epoch, position) alone."""
 
@@ -59,8 +69,7 @@ class EpochOrder:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """Sample indices [stop - start] at positions start..stop of `epoch`, 0 <= start <= stop <= size; read only."""
-        if not 0 <= start <= stop <= self.size:
-            raise IndexError(f"an epoch has positions 0 to {self.size}, asked for {start}..{stop}")
+        require_within(self.size, start, stop)
         if start // _BLOCK == max(stop - 1, start) // _BLOCK:
             return self._block_of(epoch, start // _BLOCK)[start % _BLOCK : start % _BLOCK + stop - start]
         parts = []
@@ -75,3 +84,21 @@ class EpochOrder:
             positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.size), dtype=np.int64)
             self._block = (epoch, block, permutation(positions))
         return self._block[2]
+
+
+class InOrder:
+    """The order of a stream: as it is read, in every epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """The positions themselves [stop - start]."""
+        require_within(self.size, start, stop)
+        return np.arange(start, stop, dtype=np.int64)
+
+
+def require_within(size: int, start: int, stop: int) -> None:
+    """Refuse positions that an epoch of `size` samples does not have."""
+    if not 0 <= start <= stop <= size:
+        raise IndexError(f"an epoch has positions 0 to {size}, asked for {start}..{stop}")

@@ -6,19 +6,22 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from stoker.errors import BadJob
+from stoker.data.files.huggingface import huggingface, is_huggingface
+from stoker.data.files.source import IndexedSource
+from stoker.errors import BadJob, StokerError
 from stoker.jobs import Holdout
 from stoker.jobs.source import name_of
 from stoker.loading.fields import Content, map_tensors
 from stoker.loading.fingerprint import digest_of_arrays, digest_of_items, leaves_of
 from stoker.loading.generators import seed_generators
 from stoker.loading.keys import Stream, key_of
-from stoker.loading.order import Indices, KeyedPermutation
+from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order
 from stoker.records import DataClass
 
 _HASHED_ITEMS = 16
@@ -51,9 +54,27 @@ class Samples(ABC):
     def prepare(self, content: Content) -> Content:
         """Turn raw content into model inputs, after augmentation, on the device."""
 
+    def order(self, seed: int) -> Order:
+        """In which order an epoch takes them."""
+        return EpochOrder(len(self), seed)
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """The samples `indices` [B] one by one, not collated; raises BadSample."""
+        content = self.fetch(indices, epoch)
+        return [map_tensors(content, partial(_row_of, row=row)) for row in range(len(indices))]
+
+    def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
+        """As `fetch`, of samples that an epoch may have several times: what they draw is keyed by `draws` [B]."""
+        return self.fetch(indices, epoch)
+
     def all_of(self, _key: Any) -> torch.Tensor | None:
         """One entry of all samples at once where that costs nothing, such as every target; else None."""
         return None
+
+    @property
+    def num_at_hand(self) -> int:
+        """How many of them, the first ones, can be fetched in any order at no more than their own cost."""
+        return len(self)
 
     @property
     def num_bytes(self) -> int | None:
@@ -157,16 +178,40 @@ class ItemSamples(Samples):
 
     def fetch(self, indices: Indices, epoch: int) -> Content:
         """Items `indices` [B], collated."""
-        return self.collate([self.item((epoch, int(index))) for index in indices], indices)
+        return self.collate(self.items(indices, epoch), indices)
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """Items `indices` [B]."""
+        return [self.item((epoch, int(index))) for index in indices]
+
+    def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
+        """Items `indices` [B], collated, each drawing anew wherever it is drawn."""
+        pairs = zip(indices.tolist(), draws.tolist(), strict=True)
+        return self.collate([self._keyed(index, epoch, draw) for index, draw in pairs], indices)
 
     def item(self, place: tuple[int, int]) -> Any:
         """Item (epoch, index) of the dataset, its random draws keyed."""
         epoch, index = place
-        seed_generators(key_of(Stream.ITEM, self._seed, epoch, index))
+        return self._keyed(index, epoch, index)
+
+    def _keyed(self, index: int, epoch: int, draw: int) -> Any:
+        """Item `index`, its random draws keyed by the epoch and `draw`."""
+        seed_generators(key_of(Stream.ITEM, self._seed, epoch, draw))
         try:
-            return self.dataset[index]
+            return self.read(index)
+        except StokerError as error:
+            raise BadSample(str(error)) from error
         except Exception as error:
-            raise BadSample(f"sample {index} of {self.name} raised {type(error).__name__}: {error}") from error
+            what = f"sample {self.named(index)} of {self.name}"
+            raise BadSample(f"{what} raised {type(error).__name__}: {error}") from error
+
+    def read(self, index: int) -> Any:
+        """What the dataset has at `index`."""
+        return self.dataset[index]
+
+    def named(self, index: int) -> str:
+        """What errors call sample `index`."""
+        return str(index)
 
     def collate(self, items: list[Any], indices: Indices | None = None) -> Content:
         """A batch of items; says which ones differ in shape when they do not stack."""
@@ -174,7 +219,7 @@ class ItemSamples(Samples):
             return self._collate(items)
         except Exception as error:
             is_ours = self._collate is torch.utils.data.default_collate
-            named = _shape_mismatch(items, indices) if is_ours else None
+            named = _shape_mismatch(items, indices, self.named) if is_ours else None
             raised = f"collating {len(items)} samples of {self.name} raised {type(error).__name__}: {error}"
             raise BadSample(named or raised) from error
 
@@ -208,6 +253,14 @@ class SubsetOf(Samples):
     def fetch(self, indices: Indices, epoch: int) -> Content:
         """The batch of these samples of the subset."""
         return self.whole.fetch(self.indices[indices], epoch)
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """These samples of the subset, one by one."""
+        return self.whole.items(self.indices[indices], epoch)
+
+    def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
+        """The batch of these samples of the subset, as the whole draws for them."""
+        return self.whole.fetch_drawn(self.indices[indices], epoch, draws)
 
     def fingerprint(self) -> str:
         """The whole's, and which part this is."""
@@ -267,8 +320,14 @@ def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
 
 def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None, seed: int) -> Samples:
     if isinstance(data, torch.utils.data.IterableDataset):
-        raise BadJob(f"{what} is an IterableDataset: streams are not supported yet",
+        raise BadJob(f"{what} is an IterableDataset, which has no samples by number",
                      remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.")  # fmt: skip
+    if is_huggingface(data):
+        data = huggingface(data)
+    if isinstance(data, IndexedSource):
+        from stoker.loading.sources import SourceSamples  # noqa: PLC0415 - made of ItemSamples, which are here
+
+        return SourceSamples(data, collate, seed)
     if hasattr(data, "arrays") and hasattr(data, "prepare"):  # one of stoker.data
         return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
     if type(data) is torch.utils.data.TensorDataset and collate is None:  # a subclass may change its items
@@ -311,6 +370,10 @@ def _tensor(array: Any, what: str) -> torch.Tensor:
         raise BadJob(f"{what} cannot be a tensor: {error}", remedy="Give numbers, in an array or tensor.") from error
 
 
+def _row_of(tensor: torch.Tensor, row: int) -> torch.Tensor:
+    return tensor[row]
+
+
 def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
 
@@ -319,7 +382,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, torch.Tensor | np.ndarray)
 
 
-def _shape_mismatch(items: list[Any], indices: Indices | None) -> str | None:
+def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str] = str) -> str | None:
     """Which two samples differ in shape, or None."""
     shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in leaves_of(item)] for item in items]
     for at, shape in enumerate(shapes):
@@ -327,7 +390,7 @@ def _shape_mismatch(items: list[Any], indices: Indices | None) -> str | None:
             first, other = (0, at) if indices is None else (int(indices[0]), int(indices[at]))
             pair = next(((a, b) for a, b in zip(shapes[0], shape, strict=False) if a != b), (shapes[0], shape))
             return (
-                f"samples {first} and {other} differ in shape: {list(pair[0])} and {list(pair[1])}; "
+                f"samples {named(first)} and {named(other)} differ in shape: {list(pair[0])} and {list(pair[1])}; "
                 "make them equal in the dataset, or give Job(collate=…) that pads them"
             )
     return None

@@ -100,7 +100,8 @@ def loaders(profile: Profile, device: Device) -> tuple[tuple[Loader, int], ...]:
     if profile.is_in_memory:
         return (("device" if _goes_on_the_device(profile, device) else "memory", 0),)
     counts = (device.cores, max(1, device.cores // 2)) if device.kind == "cpu" else HOST_WORKERS
-    return (("inline", 0), *(("workers", count) for count in dict.fromkeys(counts)))
+    allowed = (count if profile.most_workers is None else min(count, profile.most_workers) for count in counts)
+    return (("inline", 0), *(("workers", count) for count in dict.fromkeys(allowed)))
 
 
 def _goes_on_the_device(profile: Profile, device: Device) -> bool:

@@ -37,5 +37,6 @@ def profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, d
         num_blocks=num_blocks(model),
         loss_chunks=worthwhile_chunks(job, model, data.train),
         has_own_step=job.step is not None,
+        most_workers=None if data.train.data_class == "indexed" else 1,
         data_bytes=data.train.num_bytes if device_kind == "cuda" else None,
     )

@@ -18,6 +18,7 @@ from stoker.loading import Batch, BatchSource, Datasets, in_order
 from stoker.profiling.memory import PeakMemory
 from stoker.records import Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of, ran_out_of_memory
+from stoker.stepping.freezing import thawed
 
 _FEWEST, _MOST = 3, 30
 _COMPARED_BATCHES = 3
@@ -42,7 +43,7 @@ def try_plan(
         BadJob: the data do not fit the model or the loss.
         DoesNotFit: the device ran out of memory.
     """
-    started = clock()
+    started, job = clock(), thawed(job)  # with all its gradients and states, which have to fit
     apply_malloc(plan.malloc)
     gc.collect()  # models whose blocks are checkpointed refer to themselves, and stay for the collector
     with threads(plan.threads), PeakMemory(plan.device) as peak:
@@ -59,7 +60,8 @@ def try_plan(
             raise DoesNotFit(f"{plan.in_words()} ran out of memory on {plan.device}: {problem}") from problem
     state = [tensor for values in step.optimizer.state.values() for tensor in values.values()]
     held = [*step.model.state_dict().values(), *(t for t in state if isinstance(t, torch.Tensor))]
-    averages = [] if step.average is None else list(step.average.weights.values())
+    has_own = step.average is not None and step.average.is_apart
+    averages = list(step.average.weights.values()) if step.average is not None and has_own else []
     return Measurement(
         plan=plan,
         samples_per_update=min(job.batch, len(data.train)),

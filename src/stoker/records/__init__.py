@@ -13,6 +13,7 @@ from stoker.records.artifact import (
     Tolerance,
 )
 from stoker.records.bottleneck import Achieved, Bottleneck, Bound
+from stoker.records.cleaning import CleanList, Dropped
 from stoker.records.codec import digest, dumps, from_json, loads, to_json
 from stoker.records.device import Ceilings, Device, Environment, Precision
 from stoker.records.estimate import Basis, Estimate
@@ -63,8 +64,8 @@ from stoker.records.trace import (
 
 __all__ = [
     "BATCH", "LARGEST_GRADIENT_ERROR", "ONE_PROCESS", "Achieved", "ArtifactSource", "Basis", "Bottleneck", "Bound",
-    "Breakdown", "Calibration", "Candidate", "Category", "Ceilings", "CheckpointManifest", "Coupling",
-    "CouplingKind", "DataClass", "Datatype", "Decision", "Device", "DynamicDim", "EngineName", "Environment",
+    "Breakdown", "Calibration", "Candidate", "Category", "Ceilings", "CheckpointManifest", "CleanList", "Coupling",
+    "CouplingKind", "DataClass", "Datatype", "Decision", "Device", "Dropped", "DynamicDim", "EngineName", "Environment",
     "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable",
     "Layout", "Loader", "Malloc", "Manifest", "Measurement", "MicroBenchmark", "Occurrence", "Operation", "Phase",
     "Plan", "Position", "Precision", "Price", "Profile", "Proof", "Quantity", "RankTimes", "Rejection",

@@ -58,7 +58,8 @@ class Profile:
     `parameters` counts scalars; `num_blocks` is how many equal blocks the model repeats (0: none), the most that can be
     checkpointed. `loss_chunks` is in how many parts the loss is worth computing where memory is short (1: it is not, or
     cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or nobody
-    looked). `has_own_step`: the job makes its updates itself.
+    looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
+    number; a stream is read by one).
     """
 
     schema: ClassVar[int] = 2
@@ -76,3 +77,4 @@ class Profile:
     loss_chunks: int = 1
     data_bytes: int | None = None
     has_own_step: bool = False
+    most_workers: int | None = None

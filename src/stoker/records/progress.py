@@ -44,15 +44,16 @@ class Event:
     - planned: run, device, plan, forecast, explanation, took_s
     - started: run, samples, total_samples, total_updates, environment, data, level
     - resumed: samples, updates, checkpoint
-    - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
-    - evaluated: split (valid or test), samples, metrics, took_s, best
+    - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes;
+      where known: grad_norm (before clipping), lrs (of all groups)
+    - evaluated: split (valid or test), samples, metrics, took_s, best; decided (what it changed), if anything
     - checkpointed: samples, bytes, blocked_s, write_s, path, best
     - warned: message
     - stopped: reason, samples
     - replanned: samples, old, new, why, free_bytes
     - recovered: samples, what, why
     - skipped: samples, updates, why, in_a_row, indices
-    - finished: run, metrics, samples, updates, wall_s, report, peak_bytes, bottleneck, profile
+    - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
     """
 
     schema: ClassVar[int] = 1

@@ -20,7 +20,10 @@ RunStatus = Literal["unfinished", "finished", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's record. `metrics` has keys such as `test/accuracy`; `wall_s` is training time over all its processes."""
+    """A run's record. `metrics` has keys such as `test/accuracy`; `wall_s` is training time over all its processes.
+
+    `ended_early` is why a finished run ended before its time, as its job's `stop` says.
+    """
 
     schema: ClassVar[int] = 1
     name: str
@@ -34,6 +37,7 @@ class Run:
     updates: int = 0
     wall_s: float = 0.0
     failure: str | None = None
+    ended_early: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from stoker.reporting.display import choose_display
 from stoker.reporting.html import render_html
+from stoker.reporting.notebook import notebook_display, run_html
+from stoker.reporting.plots import plot
 from stoker.reporting.summary import (
     ForecastRow,
     TimeShare,
@@ -12,6 +14,6 @@ from stoker.reporting.summary import (
 )
 
 __all__ = [
-    "ForecastRow", "TimeShare", "choose_display", "forecast_rows", "live_history", "render_html", "summary_lines",
-    "time_split",
+    "ForecastRow", "TimeShare", "choose_display", "forecast_rows", "live_history", "notebook_display", "plot",
+    "render_html", "run_html", "summary_lines", "time_split",
 ]  # fmt: skip

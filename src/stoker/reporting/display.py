@@ -158,6 +158,10 @@ def choose_display(*, as_json: bool = False, stdout: TextIO = sys.stdout, consol
     """
     if as_json:
         return JsonDisplay(stdout)
+    from stoker.reporting.notebook import notebook_display  # noqa: PLC0415 - it is a display itself
+
+    if console is None and (found := notebook_display()) is not None:
+        return found
     console = Console(stderr=True) if console is None else console
     return (
         LiveDisplay(console)

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from stoker.records import Event, Report
 from stoker.reporting.history import best_evaluation, evaluation_metrics, finite, live_history, of_kind, text
 from stoker.reporting.palette import light
-from stoker.reporting.wording import format_metric, format_samples, is_fraction
+from stoker.reporting.wording import format_metric, format_samples, is_fraction, is_of_class
 
 MOST_POINTS = 600
 _LINEAR_UP_TO = 6.0
@@ -62,21 +62,22 @@ def _loss(events: Sequence[Event]) -> Chart | None:
     if not train and not valid:
         return None
     ticks = _logarithmic_ticks([*train, *valid])
-    figure = _figure("samples", log_ticks=ticks)
+    figure = blank_figure("samples", log_ticks=ticks)
     if train:
-        figure.add_trace(_line(thinned(train), "train, running", "blue", width=1.6))
+        figure.add_trace(line_trace(thinned(train), "train, running", "blue", width=1.6))
     if valid:
-        figure.add_trace(_line(valid, "valid", "ember", markers=True))
+        figure.add_trace(line_trace(valid, "valid", "ember", markers=True))
     _mark_resumes(figure, events)
     words = f"train {train[0][1]:.4g} to {train[-1][1]:.4g}" if train else ""
     if valid:
         words += f"{'; ' if words else ''}valid at its lowest {min(y for _, y in valid):.4g}"
-    return _chart("loss", "Loss, logarithmic" if ticks else "Loss", words, figure)
+    return as_chart("loss", "Loss, logarithmic" if ticks else "Loss", words, figure)
 
 
 def _metrics(events: Sequence[Event]) -> list[Chart]:
     evaluations = of_kind(events, "evaluated")
-    names = dict.fromkeys(name for event in evaluations for name in evaluation_metrics(event) if name != "loss")
+    names = dict.fromkeys(name for event in evaluations for name in evaluation_metrics(event)
+                          if name != "loss" and not is_of_class(name))  # fmt: skip
     found = [_metric(name, events) for name in list(names)[:_MOST_METRICS]]
     return [chart for chart in found if chart is not None]
 
@@ -86,7 +87,7 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
     by_split: dict[str, list[Event]] = {}
     for event in of_kind(events, "evaluated"):
         by_split.setdefault(text(event, "split", "valid"), []).append(event)
-    figure = _figure("samples", y_format=".1%" if is_fraction(name) else "")
+    figure = blank_figure("samples", y_format=".1%" if is_fraction(name) else "")
     words: list[str] = []
     for split, evaluations in by_split.items():
         points = _points(evaluations, lambda event: evaluation_metrics(event).get(name))
@@ -94,7 +95,7 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
             continue
         is_test = split == "test"
         figure.add_trace(
-            _line(
+            line_trace(
                 points, split, "teal" if is_test else "ember", markers=True, symbol="diamond" if is_test else "circle"
             )
         )
@@ -105,7 +106,7 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
         _ring(figure, (finite(best, "samples") or 0.0, value), f"best {format_metric(name, value)}")
         words.append(f"best {format_metric(name, value)} at {format_samples(finite(best, 'samples') or 0)} samples")
     _mark_resumes(figure, events)
-    return _chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure) if words else None
+    return as_chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure) if words else None
 
 
 def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
@@ -113,24 +114,24 @@ def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
     if not points:
         return None
     shown, unit = _in_time_units(points)
-    figure = _figure(unit, from_zero=True)
+    figure = blank_figure(unit, from_zero=True)
     words = f"last {points[-1][1]:,.0f}"
     if report.decision is not None:
         expected = report.decision.chosen.forecast.samples_per_s
         figure.add_hrect(y0=expected.low, y1=expected.high, fillcolor=light("amber"), opacity=0.18, line_width=0)
         words += f"; forecast band {expected.low:,.0f} to {expected.high:,.0f}"
-    figure.add_trace(_line(thinned(shown), "samples/s", "blue", width=1.6))
-    return _chart("throughput", "Throughput, samples/s", words, figure)
+    figure.add_trace(line_trace(thinned(shown), "samples/s", "blue", width=1.6))
+    return as_chart("throughput", "Throughput, samples/s", words, figure)
 
 
 def _learning_rate(events: Sequence[Event]) -> Chart | None:
     points = _points(of_kind(events, "progress"), lambda event: finite(event, "lr"))
     if not points:
         return None
-    figure = _figure("samples", from_zero=True)
-    figure.add_trace(_line(thinned(points), "learning rate", "blue", width=2))
+    figure = blank_figure("samples", from_zero=True)
+    figure.add_trace(line_trace(thinned(points), "learning rate", "blue", width=2))
     peak = max(y for _, y in points)
-    return _chart("learning-rate", "Learning rate", f"highest {peak:.3g}, last {points[-1][1]:.3g}", figure)
+    return as_chart("learning-rate", "Learning rate", f"highest {peak:.3g}, last {points[-1][1]:.3g}", figure)
 
 
 def _memory(events: Sequence[Event]) -> Chart | None:
@@ -138,10 +139,10 @@ def _memory(events: Sequence[Event]) -> Chart | None:
     if not points:
         return None
     shown, unit = _in_time_units([(x, y / 2**30) for x, y in points])
-    figure = _figure(unit, from_zero=True)
-    figure.add_trace(_line(thinned(shown), "GiB", "blue", width=2))
+    figure = blank_figure(unit, from_zero=True)
+    figure.add_trace(line_trace(thinned(shown), "GiB", "blue", width=2))
     peak = max(y for _, y in shown)
-    return _chart("memory", "Memory, GiB", f"highest {peak:.2f}", figure)
+    return as_chart("memory", "Memory, GiB", f"highest {peak:.2f}", figure)
 
 
 def _points(events: Sequence[Event], value: Callable[[Event], float | None], *, over_time: bool = False) -> list[Point]:
@@ -168,7 +169,8 @@ def _logarithmic_ticks(points: Sequence[Point]) -> list[float]:
     return [tick for tick in ticks if low / 2 <= tick <= high * 2]
 
 
-def _figure(x_title: str, *, y_format: str = "", from_zero: bool = False, log_ticks: Sequence[float] = ()) -> Any:
+def blank_figure(x_title: str, *, y_format: str = "", from_zero: bool = False, log_ticks: Sequence[float] = ()) -> Any:
+    """A figure without content, in the page's fonts and colours; logarithmic upwards if it is given ticks for that."""
     font = {"family": "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", "size": 12, "color": light("muted")}
     axis = {"zeroline": False, "linecolor": light("line"), "tickcolor": light("line"), "automargin": True}
     hover = {"bgcolor": light("surface"), "bordercolor": light("line"), "font": {"color": light("ink"), "size": 12}}
@@ -195,7 +197,7 @@ def _figure(x_title: str, *, y_format: str = "", from_zero: bool = False, log_ti
     )  # fmt: skip
 
 
-def _line(
+def line_trace(
     points: Sequence[Point],
     name: str,
     colour: str,
@@ -241,7 +243,8 @@ def _mark_resumes(figure: Any, events: Sequence[Event]) -> None:
             figure.add_vline(x=position, line=line, annotation=note, annotation_position="top right")
 
 
-def _chart(key: str, title: str, words: str, figure: Any) -> Chart:
+def as_chart(key: str, title: str, words: str, figure: Any) -> Chart:
+    """A figure with its key in the page, its title, and what it shows in words; several traces have a legend."""
     num_named = sum(trace.showlegend is not False for trace in figure.data)
     figure.update_layout(showlegend=num_named > 1)
     return Chart(key, title, words, str(figure.to_json()))

@@ -12,26 +12,36 @@ from importlib import resources
 from plotly.offline import get_plotlyjs
 
 from stoker.records import Report, dumps
+from stoker.records.examples import ExampleSet
 from stoker.reporting import sections
+from stoker.reporting.confusion import confusion_chart
 from stoker.reporting.figures import Chart, charts
 from stoker.reporting.holdup import holdup
 from stoker.reporting.kernel_section import profiled
 from stoker.reporting.markup import Markup, element, escaped, joined, script_json, section
 from stoker.reporting.palette import repainting, style_variables
+from stoker.reporting.plots import habit_charts
+from stoker.reporting.predictions import predictions
 from stoker.reporting.rank_section import ranks_together
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def render_html(report: Report) -> str:
-    """The report as a page of about 5 MB, nearly all of it plotly.js; a run without any chart needs no plotly.js."""
-    drawn = charts(report)
+def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
+    """The report as a page of about 5 MB, nearly all of it plotly.js; a run without any chart needs no plotly.js.
+
+    `examples` are samples of held-out sets, and what the trained weights made of them.
+    """
+    confused = [chart for one in examples if (chart := confusion_chart(one)) is not None]
+    drawn = (*charts(report), *habit_charts(report), *confused)
     body = joined(
         [
             sections.headline(report),
             sections.failure(report),
             _figures("Learning", [chart for chart in drawn if _is_learning(chart)]),
-            _figures("Running", [chart for chart in drawn if not _is_learning(chart)]),
+            _figures("Running", [chart for chart in drawn if not _is_learning(chart) and chart not in confused]),
+            _figures("Confusion", confused),
+            predictions(examples),
             holdup(report),
             ranks_together(report),
             profiled(report),
@@ -47,6 +57,16 @@ def render_html(report: Report) -> str:
     return _document(report.run.name, element("main", body), _scripts(drawn))
 
 
+def page(title: str, parts: Sequence[Markup], drawn: Sequence[Chart] = ()) -> str:
+    """A page of its own, of parts that hold `drawn` as `figure_grid` lays them out."""
+    return _document(title, element("main", *parts), _scripts(drawn))
+
+
+def figure_grid(title: str, drawn: Sequence[Chart]) -> Markup:
+    """A titled grid of figures, for `page`; nothing where there are none."""
+    return _figures(title, drawn)
+
+
 def _document(title: str, body: Markup, scripts: Markup) -> str:
     style = f"{style_variables()}{_resource('page.css')}"
     return (
@@ -59,7 +79,7 @@ def _document(title: str, body: Markup, scripts: Markup) -> str:
 
 
 def _is_learning(chart: Chart) -> bool:
-    return chart.key == "loss" or chart.key.startswith("metric-")
+    return chart.key == "loss" or chart.key.startswith(("metric-", "class-"))
 
 
 def _figures(title: str, drawn: Sequence[Chart]) -> Markup:

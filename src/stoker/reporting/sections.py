@@ -184,7 +184,8 @@ def _result(report: Report) -> Markup:
         value, label = format_metric(*named), named[0].replace("/", " ")
     split = named[0].split("/")[0] if named else ""
     others = {n: v for n, v in report.run.metrics.items() if named and n != named[0] and n.startswith(f"{split}/")}
-    notes = [note for note in (best or "", format_metrics(others)) if note]
+    early = f"Ended before its time: {report.run.ended_early}." if report.run.ended_early else ""
+    notes = [note for note in (best or "", format_metrics(others), early) if note]
     lines = joined(element("p", escaped(note), css="note") for note in notes)
     return element("div", element("p", escaped(label), css="label"), element("p", escaped(value), css="big"), lines,
                    css="result")  # fmt: skip

@@ -108,15 +108,16 @@ def wall_seconds(report: Report) -> float:
 def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
     """The forecast beside what was measured; empty without a plan.
 
-    Measured are: the total of a finished run; update time and rate over all training (data included, evaluations and
-    checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint held training up; and the peak
-    memory that `finished` states.
+    Measured are: the total of a run that was finished, and not before its time; update time and rate over all training
+    (data included, evaluations and checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint
+    held training up; and the peak memory that `finished` states.
     """
     if report.decision is None:
         return ()
     forecast, events = report.decision.chosen.forecast, live_history(report.events)
     update_s, samples_per_s = _training_speed(events)
-    total_s = wall_seconds(report) if report.run.status == "finished" else None
+    is_whole = report.run.status == "finished" and report.run.ended_early is None
+    total_s = wall_seconds(report) if is_whole else None
     return (
         ForecastRow("total time", forecast.total_s, total_s),
         ForecastRow("one update", forecast.step_s, update_s),
@@ -131,6 +132,8 @@ def summary_lines(report: Report) -> list[str]:
     """What came of a run, in a few lines for the terminal."""
     events = live_history(report.events)
     lines = [_outcome(report), _effort(report, events)]
+    if report.run.ended_early is not None:
+        lines.append(f"ended before its time: {report.run.ended_early}")
     if report.decision is not None:
         lines.append(f"plan: {report.decision.chosen.plan.in_words()}")
         rows = forecast_rows(report)

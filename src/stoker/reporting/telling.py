@@ -78,9 +78,9 @@ def _progress(event: Event) -> str:
 def _evaluated(event: Event) -> str:
     metrics = format_metrics(evaluation_metrics(event))
     best = " (best so far)" if event.fields.get("best") is True else ""
-    return (
-        f"{text(event, 'split', 'valid')} at {format_samples(number(event, 'samples') or 0)} samples: {metrics}{best}"
-    )
+    decided = f"; {words}" if (words := text(event, "decided")) else ""
+    where = f"{text(event, 'split', 'valid')} at {format_samples(number(event, 'samples') or 0)} samples"
+    return f"{where}: {metrics}{best}{decided}"
 
 
 def _checkpointed(event: Event) -> str:
@@ -142,6 +142,8 @@ def _finished(event: Event) -> str:
     line = f"finished {format_samples(number(event, 'samples') or 0)} samples"
     if (wall := finite(event, "wall_s")) is not None:
         line += f" in {format_seconds(wall)}"
+    if why := text(event, "ended_early"):
+        line += f", before its time, because {why}"
     metrics = format_metrics(numbers(event.fields.get("metrics")))
     return f"{line}: {metrics}" if metrics else line
 

@@ -54,13 +54,30 @@ def format_metric(name: str, value: float) -> str:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics on one line, the loss last.
+    """Metrics on one line, the loss last; of those with a value for each class, the ends.
 
     >>> format_metrics({"loss": 0.25, "accuracy": 0.9})
     'accuracy 90.00 % · loss 0.25'
     """
-    ordered = sorted(metrics.items(), key=lambda item: item[0].rsplit("/", 1)[-1] == "loss")
-    return " · ".join(f"{name} {format_metric(name, value)}" for name, value in ordered)
+    single = {name: value for name, value in metrics.items() if not is_of_class(name)}
+    ordered = sorted(single.items(), key=lambda item: item[0].rsplit("/", 1)[-1] == "loss")
+    words = [f"{name} {format_metric(name, value)}" for name, value in ordered]
+    return " · ".join([*words, *_by_class(metrics)])
+
+
+def is_of_class(name: str) -> bool:
+    """Whether a result is that of one class of several: `f1[3]`."""
+    return name.endswith("]")
+
+
+def _by_class(metrics: Mapping[str, float]) -> list[str]:
+    """The lowest and the highest value of each metric that has one for each class."""
+    values: dict[str, list[float]] = {}
+    for name, value in metrics.items():
+        if is_of_class(name):
+            values.setdefault(name.partition("[")[0], []).append(value)
+    return [f"{name} by class {format_metric(name, min(of))} to {format_metric(name, max(of))}"
+            for name, of in values.items()]  # fmt: skip
 
 
 def headline_metric(metrics: Mapping[str, float]) -> tuple[str, float] | None:

@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights."""
+"""Averages of a model's weights: the exponential moving one, and the one in which points of a run count alike."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from stoker.stepping.local_tensors import all_local
 
 class Average:
     """A second set of weights that follows the model's, and lies where they lie; see `stoker.jobs.EMA`."""
+
+    is_apart = True
+    """It takes memory of its own."""
+    needs_statistics = False
+    """Its running statistics are the model's, which follows closely."""
 
     def __init__(self, settings: EMA, model: nn.Module) -> None:
         self.settings = settings
@@ -38,3 +43,52 @@ class Average:
         """Take over saved averages."""
         for name, tensor in weights.items():
             self.weights[name].copy_(tensor)
+
+
+class EqualAverage:
+    """The mean of the weights at some points of a run; see `stoker.SWA`. Until the first, the model's own weights.
+
+    `count` says how many weights it is the mean of; whoever restores it sets that too. `statistics` are running
+    statistics of batch norms at the mean, by name; until there are any, the model's are taken.
+    """
+
+    is_apart = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._mean = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self._trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self.count = 0
+        self.statistics: dict[str, torch.Tensor] = {}
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The mean, with the model's buffers as they were at the last point, and its own statistics."""
+        if not self.count:
+            return self._model.state_dict()
+        return self._mean | self.statistics
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it is another model than the one that running statistics were gathered of."""
+        return self.count > 0
+
+    def update(self, update: int) -> None:
+        """Nothing: the points are chosen by whoever knows how long the run is."""
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Add the model's present weights to the mean."""
+        self.count += 1
+        live = self._model.state_dict()
+        averaged = [name for name, mean in self._mean.items() if name in self._trained and mean.is_floating_point()]
+        mine = all_local(self._mean[name] for name in averaged)
+        torch._foreach_lerp_(mine, all_local(live[name].detach() for name in averaged), 1 / self.count)
+        for name in self._mean.keys() - set(averaged):
+            self._mean[name].copy_(live[name])
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take over a saved mean."""
+        for name, tensor in weights.items():
+            self._mean[name].copy_(tensor)

@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading import Fields, Samples, map_tensors
+from stoker.stepping.outputs import scores
 
 CHUNKS = 8
 """In how many parts a planner would compute a loss: what is left of the logits is then small beside other things."""
@@ -143,9 +144,9 @@ def in_chunks(job: Job, model: nn.Module, chunks: int) -> ChunkedLoss | None:
     """
     if chunks == 1:
         return None
-    if job.loss != "token_cross_entropy" or job.step is not None:
+    if job.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
         raise BadJob(
-            f'the plan computes the loss in {chunks} chunks, which is possible for loss="token_cross_entropy" alone',
+            f'the plan computes the loss in {chunks} chunks, which is possible for loss="token_cross_entropy" alone, and not with mix',
             remedy=_REMEDY,
         )
     return ChunkedLoss(model, chunks, label_smoothing=job.label_smoothing)
@@ -161,7 +162,7 @@ def worthwhile_chunks(job: Job, model: nn.Module, samples: Samples) -> int:
     """
     layer = output_layer(model)
     is_large = layer is not None and layer.out_features >= _LEAST_VOCABULARY * layer.in_features
-    if not is_large or job.loss != "token_cross_entropy" or job.step is not None:
+    if not is_large or job.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
         return 1
     try:
         outline = copy.deepcopy(model).to("meta")
@@ -169,7 +170,7 @@ def worthwhile_chunks(job: Job, model: nn.Module, samples: Samples) -> int:
         content = map_tensors(content, lambda tensor: tensor.to("meta"))
         fields = Fields(job.inputs, job.target)
         with torch.random.fork_rng(devices=[]):
-            ChunkedLoss(outline, CHUNKS).features(lambda: fields.call(outline, content))
+            ChunkedLoss(outline, CHUNKS).features(lambda: scores(fields.call(outline, content)))
     except Exception:  # noqa: BLE001 - a model that looks at values fails there in many ways, and is none the worse
         return 1
     return CHUNKS

@@ -18,6 +18,7 @@ from stoker.loading import Samples
 from stoker.records import Coupling, CouplingKind
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.culprits import culprits, loss_cause
+from stoker.stepping.outputs import require_aligned
 from stoker.stepping.parts import Agreement, compare_groups, compare_parts
 from stoker.stepping.probing import Probe, Where, working_probe
 
@@ -38,6 +39,8 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     if job.batch == 1 or len(samples) < 2:
         return _separable("an update sees one sample")
     probe = working_probe(job, samples)
+    _, quad = next(probe.quads())
+    require_aligned(job, probe.model, probe.pool.batch(quad.first).cut(0, len(quad.first)))
     if not probe.is_repeatable():
         cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
         return _coupled(

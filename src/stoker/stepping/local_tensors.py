@@ -26,3 +26,11 @@ def is_spread(tensor: torch.Tensor) -> bool:
 def all_local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """As `local`, of each."""
     return [local(tensor) for tensor in tensors]
+
+
+def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm of all gradients together, a scalar; the gradients stay as they are.
+
+    Of gradients that lie here whole: parts of DTensors are not put together.
+    """
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).detach()

@@ -17,31 +17,43 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.loading import Content, Fields, map_tensors
+from stoker.jobs.metrics import Named, is_stateful, metric_name
+from stoker.loading import Content, Fields
+from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
+from stoker.stepping.mixed_loss import Entries, entries_of, mixed_loss
+from stoker.stepping.outputs import OwnLoss, in_full_precision, scores
 
 IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
 
+Observer = Callable[[Any, Any, Content], None]
+"""Sees the scores and the target of a batch that is evaluated, and the batch, which is the model's input."""
+
 LossForm = Literal["sum and count", "value per sample", "scalar"]
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """A loss or metric: what it is called, and whether its function takes the model or the output."""
+    """A loss or metric: what it is called, and whether its function takes the model or the output.
+
+    `takes_scores`: of an output that has its scores under a name, it is given those.
+    """
 
     name: str
     function: Callable[..., Any]
     takes_model: bool
+    takes_scores: bool = False
 
 
 class Objective:
     """The loss and the metrics of a job.
 
     A function whose first parameter is called `model` gets (model, batch), any other (output, target). What comes back
-    is a Loss, a tensor with one value per sample or token (summed and counted), or a scalar mean over samples.
+    is a Loss, a tensor with one value per sample or token (summed and counted), or a scalar mean over samples. The loss
+    "own" is what the model returns as its mean loss.
     Losses that are modules are copied; their own tensors, such as class weights, go to `device` and `dtype`.
     `in_chunks` takes the place of `token_cross_entropy` wherever nobody else needs the logits.
     """
@@ -58,9 +70,24 @@ class Objective:
         self.fields = Fields(job.inputs, job.target)
         self.label_smoothing = job.label_smoothing
         self._device, self._dtype = device, dtype
+        self._own = OwnLoss(self.fields) if job.loss == "own" else None
         losses = () if job.loss is None else (self._measure("loss", job.loss, LOSSES),)
-        self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in job.metrics))
+        summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
+        self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in summed))
         self._needs_output = not all(measure.takes_model for measure in self._all)
+        self._observer: Observer | None = None
+        self._entries: Entries | None = None
+        if job.mix is not None and losses:
+            self._entries = entries_of(job, losses[0].function, takes_model=losses[0].takes_model)
+
+    @contextlib.contextmanager
+    def observed_by(self, observer: Observer | None) -> Iterator[None]:
+        """Within the block, whatever is measured is shown to `observer` as well."""
+        self._observer = observer
+        try:
+            yield
+        finally:
+            self._observer = None
 
     def loss(self, model: Callable[..., Any], content: Content, size: int) -> Loss:
         """The loss of one micro-batch of `size` samples.
@@ -82,9 +109,11 @@ class Objective:
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
-        if self._in_chunks is not None and len(self._all) == 1:
+        if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
             return {"loss": self._chunked(self._in_chunks, model, content)}
-        output = self.fields.call(model, content) if self._needs_output else None
+        output = self._output(model, content) if self._needs_output or self._observer is not None else None
+        if self._observer is not None:
+            self._observer(*self._compared(model, output, content), content)
         values = {one.name: self._value(one, model, output, content) for one in self._all}
         for name, value in values.items():
             if name != "loss" and size > 1 and isinstance(value, torch.Tensor) and value.dim() == 0:
@@ -95,20 +124,28 @@ class Objective:
         return {name: self._as_sum(value, size, name) for name, value in values.items()}
 
     def _measure(self, name: str, given: str | Callable[..., Any], named: dict[str, Callable[..., Any]]) -> _Measure:
+        given = given.metric if isinstance(given, Named) else given
         if isinstance(given, nn.Module):
             placed = copy.deepcopy(given).to(device=self._device, dtype=self._dtype)
-            return _Measure(name, placed, takes_model(given.forward))
+            is_of_torch = type(given).__module__.startswith("torch.nn")
+            return _Measure(name, placed, takes_model(given.forward), takes_scores=is_of_torch)
         if not isinstance(given, str):
             return _Measure(name, given, takes_model(given))
+        if given == "own":
+            return _Measure(name, _own_loss, takes_model=False)
         function = named[given]
         if given.endswith("cross_entropy") and self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
-        return _Measure(name, function, takes_model=False)
+        return _Measure(name, function, takes_model=False, takes_scores=True)
+
+    def _output(self, model: Callable[..., Any], content: Content) -> Any:
+        """What the model returns; given its labels as well where it computes its loss itself."""
+        return self.fields.call(model, content) if self._own is None else self._own.call(model, content)
 
     def _chunked(self, in_chunks: ChunkedLoss, model: Callable[..., Any], content: Content) -> Loss:
         """The token cross-entropy of a batch, without all of its logits at once."""
         target = self._target_of(content, "loss")
-        return Loss(in_chunks(lambda: self.fields.call(model, content), target), _num_valid(target))
+        return Loss(in_chunks(lambda: scores(self.fields.call(model, content)), target), _num_valid(target))
 
     def _target_of(self, content: Content, name: str) -> Any:
         target = self.fields.target_of(content)
@@ -124,19 +161,31 @@ class Objective:
         loss = next((measure for measure in self._all if measure.name == "loss"), None)
         if loss is None:
             raise BadJob("the job has a step of its own and no loss", remedy="Give Job(loss=…) as well.")
-        output = None if loss.takes_model else self.fields.call(model, content)
+        output = None if loss.takes_model else self._output(model, content)
         return self._value(loss, model, output, content)
 
     def _value(self, measure: _Measure, model: Callable[..., Any], output: Any, content: Content) -> Any:
         """What the measure's function returns."""
         if measure.takes_model:
             return measure.function(model, content)
+        if self._own is not None and measure.function is _own_loss:
+            return self._own.of(model, output, content)
         target = self._target_of(content, measure.name)
-        output = map_tensors(output, _in_full_precision)
+        if measure.takes_scores:
+            output, target = (scores(output), target) if self._own is None else self._own.aligned(model, output, target)
+        output = in_full_precision(output)
         try:
+            if self._entries is not None and isinstance(target, MixedTarget):
+                return mixed_loss(self._entries, output, target)
             return measure.function(output, target)
         except (IndexError, RuntimeError, ValueError) as error:
             raise BadJob(_misfit(measure.name, output, target, error)) from error
+
+    def _compared(self, model: Callable[..., Any], output: Any, content: Content) -> tuple[Any, Any]:
+        """Scores and target as a named metric compares them."""
+        target = self.fields.target_of(content)
+        found, target = (scores(output), target) if self._own is None else self._own.aligned(model, output, target)
+        return in_full_precision(found), target
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
@@ -154,7 +203,7 @@ class Objective:
 
 def measure_name(measure: str | Callable[..., Any]) -> str:
     """What a loss or metric is called in results."""
-    return measure if isinstance(measure, str) else getattr(measure, "__name__", type(measure).__name__)
+    return metric_name(measure)
 
 
 @contextlib.contextmanager
@@ -185,8 +234,9 @@ def takes_model(function: Callable[..., Any]) -> bool:
     return bool(parameters) and parameters[0] == "model"
 
 
-def _in_full_precision(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+def _own_loss(_output: Any, _target: Any) -> Any:
+    """Stands for the loss in the model's output, which `OwnLoss` finds."""
+    raise AssertionError("never called")
 
 
 def _cross_entropy(output: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0) -> Loss:

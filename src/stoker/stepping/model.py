@@ -12,7 +12,12 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
+from stoker.jobs.freezing import Freeze
+from stoker.jobs.weights import Weights
 from stoker.loading import Stream, key_of, seed_generators
+from stoker.stepping.adopting import adopted, is_foreign, naming
+from stoker.stepping.freezing import freeze_for_good
+from stoker.stepping.initial_weights import take_over
 from stoker.stepping.modes import to_training
 
 
@@ -20,16 +25,22 @@ def build_model(job: Job) -> nn.Module:
     """The job's model with its initial weights, made anew or a copy of the module given; its mode by `to_training`.
 
     Raises:
-        BadJob: the function does not return a module, or the module has nothing to train, or lacks sizes.
+        BadJob: the function does not return a module, or the module has nothing to train, or lacks sizes; or what it
+            is to start from or leave frozen is not there.
     """
     if isinstance(job.model, nn.Module):
         model = copy.deepcopy(job.model)
     else:
         with torch.random.fork_rng(devices=[]):
             seed_generators(key_of(Stream.INITIAL_WEIGHTS, job.seed))
-            model = job.model()
+            with naming():
+                model = job.model()
     if not isinstance(model, nn.Module):
-        raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
+        raise BadJob(
+            f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module",
+            remedy='Set KERAS_BACKEND="torch" before Keras is imported.' if is_foreign(model) else None,
+        )
+    model = adopted(model)
     if lazy := [
         name for name, parameter in model.named_parameters() if isinstance(parameter, nn.UninitializedParameter)
     ]:
@@ -37,8 +48,13 @@ def build_model(job: Job) -> nn.Module:
             f"{lazy[0]} of {type(model).__name__} has no size before the first batch",
             remedy="Give the layer its number of inputs, or pass a batch through the model before handing it over.",
         )
+    if isinstance(job.init, Weights):
+        take_over(model, job.init)
+    if isinstance(job.freeze, Freeze):
+        freeze_for_good(to_training(model), job.freeze)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise BadJob(f"{type(model).__name__} has no parameter to train")
+        frozen = " that is not frozen" if job.freeze is not None else ""
+        raise BadJob(f"{type(model).__name__} has no parameter to train{frozen}")
     return to_training(model)
 
 

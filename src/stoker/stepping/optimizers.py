@@ -11,15 +11,39 @@ from torch import nn
 
 from stoker.errors import BadJob, nearest
 from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
+from stoker.jobs.more_optimizers import (
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adamax,
+    NAdam,
+    RAdam,
+    RMSprop,
+    ScheduleFreeAdamW,
+    ScheduleFreeSGD,
+)
 from stoker.records import Plan
-from stoker.stepping import muon
+from stoker.stepping import muon, schedule_free
 from stoker.stepping.own_step import own_optimizers
 
 _CLASSES: dict[type[Optimizer], type[torch.optim.Optimizer]] = {
     SGD: torch.optim.SGD,
     Adam: torch.optim.Adam,
     AdamW: torch.optim.AdamW,
+    Adagrad: torch.optim.Adagrad,
+    RMSprop: torch.optim.RMSprop,
+    Adadelta: torch.optim.Adadelta,
+    Adamax: torch.optim.Adamax,
+    NAdam: torch.optim.NAdam,
+    RAdam: torch.optim.RAdam,
+    Adafactor: torch.optim.Adafactor,
+    ScheduleFreeSGD: schedule_free.ScheduleFree,
+    ScheduleFreeAdamW: schedule_free.ScheduleFree,
 }
+_FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
+"""Those that PyTorch has one kernel for; of Muon that is its rest."""
+_OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
+"""Those with one implementation, over lists of tensors."""
 
 
 def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
@@ -30,8 +54,7 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
-        implementation = plan.optimizer_implementation
-        chosen: dict[str, Any] = {} if implementation == "default" else {implementation: True}
+        chosen = _arguments_of(plan, job.optimizer)
         if isinstance(job.optimizer, Muon):
             return _build_muon(job.optimizer, model, plan, chosen)
         groups = parameter_groups(job.optimizer, trainable)
@@ -45,6 +68,23 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
     return optimizer
+
+
+def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:
+    """What PyTorch's optimisers are told of the plan's implementation.
+
+    Raises:
+        BadJob: this optimiser has no such implementation.
+    """
+    wanted, name = plan.optimizer_implementation, type(settings).__name__
+    if wanted == "default":
+        return {}
+    if isinstance(settings, _OURS) or (wanted == "fused" and not isinstance(settings, _FUSED)):
+        raise BadJob(f"the plan asks for a {wanted} implementation, and {name} has none",
+                     remedy='Set optimizer_implementation of the plan to "default".')  # fmt: skip
+    # Lists of tensors cannot hold DTensors beside plain ones: there each parameter has its turn.
+    is_spread = plan.layout.shards * plan.layout.tensor > 1
+    return {} if wanted == "foreach" and is_spread else {wanted: True}
 
 
 def _build_muon(settings: Muon, model: nn.Module, plan: Plan, chosen: dict[str, Any]) -> torch.optim.Optimizer:
@@ -74,9 +114,11 @@ def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> lis
 
 def implementations(job: Job, device_kind: str) -> tuple[str, ...]:
     """Implementations of the job's optimiser that a plan may choose among on this kind of device."""
-    if not isinstance(job.optimizer, Optimizer):
+    if not isinstance(job.optimizer, Optimizer) or isinstance(job.optimizer, _OURS):
         return ("default",)
-    return ("fused", "default") if device_kind in ("cpu", "cuda") else ("default",)
+    if isinstance(job.optimizer, _FUSED):
+        return ("fused", "default") if device_kind in ("cpu", "cuda") else ("default",)
+    return ("foreach", "default")
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -92,10 +92,10 @@ def pool_of(job: Job, samples: Samples, dtype: torch.dtype) -> Pool:
     Raises:
         BadJob: a sample cannot be fetched, or samples do not collate.
     """
-    order = KeyedPermutation(len(samples), key_of(Stream.PROBE, job.seed))
+    order = KeyedPermutation(samples.num_at_hand, key_of(Stream.PROBE, job.seed))
     try:
         bytes_each = _num_bytes(samples.fetch(order(np.arange(1, dtype=np.int64)), 0))
-        most = min(len(samples), _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
+        most = min(samples.num_at_hand, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
         indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, bytes_each))), dtype=np.int64))
         content = samples.fetch(indices, 0)
     except BadSample as problem:

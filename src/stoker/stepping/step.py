@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from stoker.jobs import EMA, Job, Loss, Optimizer
+from stoker.jobs import Job, Loss, Optimizer
+from stoker.jobs.mixing import mixes_of
 from stoker.loading import (
     Batch,
     Content,
@@ -31,19 +32,21 @@ from stoker.loading import (
     seed_generators,
     seed_torch,
 )
+from stoker.loading.transforms import for_evaluation
 from stoker.records import Coupling, Plan
-from stoker.stepping.averaging import Average
+from stoker.stepping.averages import average_of
 from stoker.stepping.batch_norm import GroupedBatchNorm
 from stoker.stepping.capture import CapturedPass
 from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.compiling import compile_in_place, uncompiled
+from stoker.stepping.freezing import Thawing
 from stoker.stepping.fused_update import fused_update
 from stoker.stepping.layouts import spread
 from stoker.stepping.layouts.base import noted
 from stoker.stepping.layouts.legal import add_penalty, require_legal, require_no_closure
 from stoker.stepping.layouts.sync_batch_norm import SyncBatchNorm
-from stoker.stepping.local_tensors import all_local
+from stoker.stepping.local_tensors import all_local, norm_of
 from stoker.stepping.losses import Objective
 from stoker.stepping.model import build_model
 from stoker.stepping.modes import in_evaluation, to_training
@@ -93,10 +96,14 @@ class Step:
         self.world, self._spread = world, spread(plan, self.model, world, job, is_apart=job.sync is not None)
         self.outer = None if job.sync is None else Outer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
+        self._thawing = Thawing.of(job, self.model, self.optimizer, is_alone=world is ALONE)
         chunked = in_chunks(job, self.model, plan.loss_chunks)
         self.objective = Objective(job, device=self.device, dtype=dtype, in_chunks=chunked)
-        self.average = Average(job.ema, self.model) if isinstance(job.ema, EMA) else None
+        self.average = average_of(job, self.model, self.optimizer, coupling, plan)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.rate_factor = 1.0  # beside the schedule's: what a plateau made of the rates
+        self.gradient_norm: torch.Tensor | None = None  # of the last update that looked, before clipping
+        self.looks_at_norm = False
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         optimised = set(map(id, self._parameters))
         left_out = [p for p in self.model.parameters() if p.requires_grad and id(p) not in optimised]
@@ -115,11 +122,7 @@ class Step:
         elif coupling.kind == "batch_norm" and coupling.group is not None and plan.micro_batch > coupling.group:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
-        self._captured: CapturedPass | None = None
-        if plan.captured:
-            self._captured = CapturedPass(
-                lambda content: self._loss(content, plan.micro_batch), self.model, self._parameters
-            )
+        self._captured = self._capture() if plan.captured else None
         own = job.step
         self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
@@ -129,7 +132,8 @@ class Step:
             device=self.device,
             fields=self.objective.fields,
             prepare=samples.prepare,
-            augment=self.job.augment if augmented else (),
+            augment=self.job.augment if augmented else for_evaluation(self.job.augment),
+            mix=mixes_of(self.job.mix) if augmented else (),
             seed=self.job.seed,
             channels_last=self.plan.memory_format == "channels_last",
             dtype=self.dtype,
@@ -186,6 +190,7 @@ class Step:
         """Leave the gradient of the batch's mean loss (and penalty) in the parameters; returns the mean loss."""
         if self.own is not None:
             return self.own.gradients(self._whole(batch, update))
+        self._thaw(update)
         try:
             with products_in(self.plan.precision, self.device):
                 return self._gradients(batch, update)
@@ -198,7 +203,19 @@ class Step:
             mean = self._passed(batch, update)
         if self.job.penalty is not None:
             add_penalty(self.job.penalty, self.model)
+        if self._thawing is not None:
+            self._thawing.forget_gradients()
         return mean.detach()
+
+    def _thaw(self, update: int) -> None:
+        """Let what is trained in this update require gradients, and nothing else."""
+        if self._thawing is not None and self._thawing.at(update) and self._captured is not None:
+            self._captured = self._capture()
+
+    def _capture(self) -> CapturedPass:
+        """A pass to be captured, of what is trained now."""
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        return CapturedPass(lambda content: self._loss(content, self.plan.micro_batch), self.model, trained)
 
     def _passed(self, batch: Batch, update: int) -> torch.Tensor:
         """The mean loss by autograd, over as many micro-batches as it takes."""
@@ -286,7 +303,7 @@ class Step:
         devices, states = [self.device.index or 0] if self.device.type == "cuda" else [], generator_states()
         with (
             torch.random.fork_rng(devices=devices),
-            self._weights_to_keep(),
+            self.with_kept_weights(),
             torch.no_grad(),
             products_in(self.plan.precision, self.device),
             uncompiled() if self.plan.compile else contextlib.nullcontext(),
@@ -328,7 +345,7 @@ class Step:
 
     def set_rates(self, progress: float) -> float:
         """Set the learning rates for `progress`; returns that of the first group."""
-        factor = self.job.schedule(progress)
+        factor = self.job.schedule(progress) * self.rate_factor
         for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
         return float(self.optimizer.param_groups[0]["lr"])
@@ -385,7 +402,10 @@ class Step:
         elif skips:
             norm = self._spread.clip(self._parameters, math.inf)
         else:
+            if self.looks_at_norm and self.is_replicated:  # where each has all, it is no word to the others
+                self.gradient_norm = norm_of(self._parameters)
             return
+        self.gradient_norm = norm.detach()
         if is_watched and not math.isfinite(norm):
             raise not_finite("gradient's norm", float(norm), update)
 
@@ -402,8 +422,8 @@ class Step:
         return losses[0]
 
     @contextlib.contextmanager
-    def _weights_to_keep(self) -> Iterator[None]:
-        """The weights worth keeping in the model's place."""
+    def with_kept_weights(self) -> Iterator[None]:
+        """Within the block, the weights worth keeping in the model's place."""
         if self.average is None and self.outer is None:
             yield
             return

@@ -4,32 +4,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from stoker.errors import RunFailed
-from stoker.loading import Samples, Split, in_order
+from stoker.jobs.stopping import LOWER_IS_BETTER
+from stoker.loading import Batch, Content, Samples, Split, in_order
 from stoker.stepping import Step
+from stoker.training.metrics import stateful_metrics
 
-LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
+
+class Watcher(Protocol):
+    """Looks on while a set is evaluated."""
+
+    def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
+        """Take in a batch of samples that count here, which `content` is, ready for the model."""
+        ...
 
 
-def evaluate(step: Step, samples: Samples, size: int, beat: Callable[[], None] | None = None) -> dict[str, float]:
+def evaluate(
+    step: Step, samples: Samples, size: int, beat: Callable[[], None] | None = None, watcher: Watcher | None = None
+) -> dict[str, float]:
     """The loss and every metric over `samples`, evaluated in batches of `size`: sums divided once by their counts.
 
+    Metrics that keep a state are copied, see every sample once, and compute what they compute at the end.
     Several processes take a part each, and all have the result.
-    `beat` is called after each batch, for whoever watches whether something goes on.
+    `beat` is called after each batch, for whoever watches whether something goes on; `watcher` sees the samples that
+    are evaluated here.
 
     Raises:
         RunFailed: a metric counted nothing.
+        BadJob: a metric with a state gives something else than numbers, or cannot be had from several processes.
     """
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
     world = step.world
     part = Split(world.data_rank, world.layout.data_size)
-    with step.evaluation() as measure:
+    stateful = stateful_metrics(step)
+    shown: list[tuple[Batch, bool]] = []
+
+    def observe(output: Any, target: Any, content: Content) -> None:
+        batch, counts_here = shown[-1]
+        if counts_here and stateful is not None:
+            with torch.autocast(step.device.type, enabled=False):
+                stateful.update(output, target)
+        if counts_here and watcher is not None:
+            watcher.see(output, target, content, batch)
+
+    is_observed = stateful is not None or watcher is not None
+    with step.evaluation() as measure, step.objective.observed_by(observe if is_observed else None):
         for batch in in_order(samples, step.pipeline(samples, augmented=False), size, part):
             counts_here = all(one.counts for one in batch.passes(size))
+            shown[:] = [(batch, counts_here)]
             for name, found in measure(batch.cut(0, batch.size), batch.size).items():
                 sums[name] = sums.get(name, 0.0) + float(found.sum) * counts_here
                 counts[name] = counts.get(name, 0.0) + float(found.count) * counts_here
@@ -41,7 +68,8 @@ def evaluate(step: Step, samples: Samples, size: int, beat: Callable[[], None] |
             sums, counts = dict(zip(sums, total_sums, strict=True)), dict(zip(sums, total_counts, strict=True))
     if empty := [name for name, count in counts.items() if count == 0]:
         raise RunFailed(f"{empty[0]} counted nothing in {len(samples)} samples of {samples.name}")
-    return {name: sums[name] / counts[name] for name in sums}
+    whole = {name: sums[name] / counts[name] for name in sums}
+    return whole if stateful is None else whole | stateful.computed(world)
 
 
 def evaluation_batch(step: Step) -> int:

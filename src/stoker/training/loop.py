@@ -12,11 +12,15 @@ from stoker.loading import BatchSource, Samples, WorkerDeath
 from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.stepping import NotFinite, Step
+from stoker.stepping.averaging import EqualAverage
 from stoker.training.checkpoints import Checkpointer, Written
+from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.interrupts import StopRequest
 from stoker.training.recovery import Recovery
 from stoker.training.spikes import SpikeDetector
+from stoker.training.statistics import average_is_due, renew_statistics, require_renewable
+from stoker.training.stopping import measured
 from stoker.training.telemetry import Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
@@ -67,6 +71,8 @@ class Loop:
     threads: ThreadKeeper | None = None
     is_called: Callable[[], bool] = _nobody_waits
     unevaluated: Position | None = None
+    course: Course = field(default_factory=Course)
+    """What evaluations have decided about the rate and the end."""
     _is_told_not_compiled: bool = field(default=False, init=False)
 
     def run(self, position: Position) -> Position:
@@ -80,7 +86,8 @@ class Loop:
             Called: the processes have to meet anew; the update before is complete.
         """
         recovery = self.recovery or Recovery(self.step, tell=self.telemetry.emit)
-        self.reached = position
+        self.reached, self.step.rate_factor = position, self.course.rate_factor
+        require_renewable(self.step, self.source)
         self.source.watch.tell = self._tell_replaced
         if self.threads is not None:
             self.threads.start(position)
@@ -104,12 +111,15 @@ class Loop:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
         next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
         self._make_up(position, recovery)
-        for batch in self.source.batches(position, self.total_updates):
+        end = self.total_updates if self.course.verdict is None else position.updates
+        for batch in self.source.batches(position, end):
             telemetry.lap("data")
             before = position
+            self.step.looks_at_norm = telemetry.is_nearly_due or before.updates == 0
             loss = recovery.update(batch, before, before.samples / total)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
+            self._average_if_due(before, position)
             is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.whole_size)
             if is_due or (position.updates == 1 and loss is not None):
                 self._report_progress(position)
@@ -118,20 +128,40 @@ class Loop:
                 self.step.settle()
             is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
             is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
+            is_over = is_last or self._ends_early()
             is_due = self._agreed("save", mine=telemetry.wall_s >= next_save_s)
-            if is_best or is_last or is_stopping or is_due:
+            if is_best or is_over or is_stopping or is_due:
                 self._save(position, is_best=is_best)
                 next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
             self.unevaluated = None
             self._announce(self.checkpointer.collect())
-            if is_stopping:
+            if is_stopping or is_over:
                 break
-            if self._agreed("meet", mine=self.is_called()) and not is_last:
+            if self._agreed("meet", mine=self.is_called()):
                 self._keep_for_the_next_meeting(position)
                 raise Called
         if telemetry.has_news:
             self._report_progress(position)
         return position
+
+    def is_complete(self, position: Position) -> bool:
+        """Whether nothing is left to train: the end is reached, or it came before its time."""
+        return position.updates == self.total_updates or self.course.verdict is not None
+
+    def _ends_early(self) -> bool:
+        """Whether the run ends here, before its time."""
+        if self.course.verdict is None:
+            return False
+        self.step.settle()
+        return True
+
+    def _average_if_due(self, before: Position, position: Position) -> None:
+        """Take the weights into their equal-weight average, where the job says so."""
+        average, settings = self.step.average, self.step.job.swa
+        if not isinstance(average, EqualAverage) or settings is None:
+            return
+        if average_is_due(settings, self.extent, self.total_updates, before, position):
+            average.take()
 
     def _agreed(self, signal: str, *, mine: bool) -> bool:
         """Whether this process wants it; among several, whether any did when the last update was made."""
@@ -153,12 +183,13 @@ class Loop:
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
             is_best = self._evaluate_if_due(self.unevaluated, position, recovery, is_last=is_last)
-            if is_best or is_last:
+            if is_best or is_last or self._ends_early():
                 self._save(position, is_best=is_best)
         self.unevaluated = None
 
     def _report_progress(self, position: Position) -> None:
-        loss = self.telemetry.progress(position, float(self.step.optimizer.param_groups[0]["lr"]))
+        rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
+        loss = self.telemetry.progress(position, rates[0], self._beside(rates))
         if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at
             raise NotFinite(
                 f"the loss is {loss} after {position.samples} samples",
@@ -169,6 +200,12 @@ class Loop:
         if self.threads is not None:
             self.threads.look(self.telemetry.samples_per_s, position)
         self._tell_not_compiled()
+
+    def _beside(self, rates: list[float]) -> dict[str, JSON]:
+        """What else a progress event says: the gradient's norm in the last update, rates where there are several."""
+        norm, self.step.gradient_norm = self.step.gradient_norm, None
+        found: dict[str, JSON] = {} if norm is None else {"grad_norm": float(norm)}
+        return found if len(set(rates)) == 1 else found | {"lrs": list(rates)}
 
     def _tell_not_compiled(self) -> None:
         """Say once that a compiled plan's model runs uncompiled after all, and why."""
@@ -182,7 +219,10 @@ class Loop:
 
     def _evaluate_if_due(self, before: Position, position: Position, recovery: Recovery, *, is_last: bool) -> bool:
         """Evaluate where an interval ends; whether this was the best so far."""
-        if self.valid is None or not (is_last or evaluation_is_due(self.evaluate_every, self.extent, before, position)):
+        is_due = is_last or evaluation_is_due(self.evaluate_every, self.extent, before, position)
+        if is_due:
+            recovery.without_weights(lambda: renew_statistics(self.step, self.source), position)
+        if self.valid is None or not is_due:
             return False
         if self.telemetry.has_news:
             self._report_progress(position)
@@ -190,21 +230,29 @@ class Loop:
         metrics = recovery.without_weights(
             lambda: evaluate(self.step, valid, evaluation_batch(self.step), self.telemetry.beat), position
         )
-        is_best = is_better(self.best.name, metrics[self.best.name], self.best.value, lower=self.best.lower_is_better)
+        value = measured(metrics, self.best.name)
+        is_best = is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:
-            self.best.value, self.best.samples = metrics[self.best.name], position.samples
+            self.best.value, self.best.samples = value, position.samples
+        decided = self.course.judge(metrics, position, self.extent)
+        self.step.rate_factor = self.course.rate_factor
         took_s = self.telemetry.lap("evaluation")
         self.telemetry.evaluated(took_s)
         self.telemetry.emit(
-            "evaluated", split="valid", samples=position.samples, metrics=dict(metrics), took_s=took_s, best=is_best
-        )
+            "evaluated", split="valid", samples=position.samples, metrics=dict(metrics), took_s=took_s, best=is_best,
+            **({} if decided is None else {"decided": decided}),
+        )  # fmt: skip
         return is_best
 
     def progress(self) -> dict[str, JSON]:
         """What is kept with a state besides the state itself."""
+        course, average = self.course.state(), self.step.average
         return {
             "wall_s": self.telemetry.wall_s,
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
+            **self.source.reader.kept(),
+            **({"course": course} if course else {}),
+            **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
         }
 
     def _save(self, position: Position, *, is_best: bool) -> None:

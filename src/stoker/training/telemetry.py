@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -56,6 +56,7 @@ class Telemetry:
         self._evaluate_s, self._evaluations_left = evaluate_s, evaluations_left
         self._started = clock() - wall_s
         self._mark = self._last_progress = clock()
+        self._update_s = 0.0
         self._split = {"data": 0.0, "update": 0.0, "evaluation": 0.0, "checkpoint": 0.0}
         self.num_laps, self.longest_s = 0, 0.0
         self.samples_per_s = 0.0
@@ -91,12 +92,17 @@ class Telemetry:
 
     def updated(self, loss: torch.Tensor, num_samples: int) -> bool:
         """Note an update's loss; whether a progress event is due."""
-        self.lap("update")
+        self._update_s = self.lap("update")
         # A GPU is not waited for; on a CPU a number costs nothing and, unlike a tensor, keeps no memory.
         self._loss_sum += loss.item() if loss.device.type == "cpu" else loss
         self._num_losses += 1
         self._samples += num_samples
         return self._mark - self._last_progress >= self._interval_s
+
+    @property
+    def is_nearly_due(self) -> bool:
+        """Whether a progress event is to be expected after the update that begins now, as long as the last one."""
+        return self._mark + self._update_s - self._last_progress >= self._interval_s
 
     def skipped(self) -> bool:
         """Note an update that was left out: its time counts, its samples and its loss do not.
@@ -106,8 +112,8 @@ class Telemetry:
         self.lap("update")
         return self.has_news and self._mark - self._last_progress >= self._interval_s
 
-    def progress(self, position: Position, lr: float) -> float:
-        """Send a progress event; returns the mean loss since the last one."""
+    def progress(self, position: Position, lr: float, more: Mapping[str, JSON] | None = None) -> float:
+        """Send a progress event with `more` fields; returns the mean loss since the last one."""
         loss = float(self._loss_sum) / self._num_losses
         self.lap("update")  # a GPU was waited for just now
         elapsed = self._clock() - self._last_progress
@@ -123,7 +129,7 @@ class Telemetry:
         self.emit(
             "progress", samples=position.samples, total_samples=self.total_samples, updates=position.updates,
             epoch=position.epoch, loss=loss, lr=lr, samples_per_s=rate, eta_s=self._eta_s(position), wall_s=self.wall_s,
-            split_s=dict(self._split), resident_bytes=resident,
+            split_s=dict(self._split), resident_bytes=resident, **(more or {}),
         )  # fmt: skip
         self._split = dict.fromkeys(self._split, 0.0)
         self._samples, self._loss_sum, self._num_losses, self._last_progress = 0, 0.0, 0, self._clock()

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from stoker.loading import Batch, BatchSource, Content, map_tensors
-from stoker.loading.order import EpochOrder
 from stoker.records import Position, Verdict
 from stoker.stepping import Step
 from stoker.verifying.subject import Subject, Timebox, same_bits
@@ -70,11 +69,14 @@ def _ordered(subject: Subject) -> int:
 
 def _problem_with_order(subject: Subject) -> str | None:
     """Whether an epoch's order holds every sample once, is not the next one's, and is the same from its middle."""
-    size, seed, count = len(subject.data.train), subject.job.seed, _ordered(subject)
-    first, second = (EpochOrder(size, seed).indices(epoch, 0, count) for epoch in (0, 1))
+    train, seed, count = subject.data.train, subject.job.seed, _ordered(subject)
+    if train.data_class != "indexed":
+        return None  # it comes as it is read
+    size, order = len(train), train.order(seed)
+    first, second = (order.indices(epoch, 0, count) for epoch in (0, 1))
     if len(np.unique(first)) != count:
         return "an epoch's order holds a sample twice."
-    if not np.array_equal(EpochOrder(size, seed).indices(0, count // 2, count), first[count // 2 :]):
+    if not np.array_equal(train.order(seed).indices(0, count // 2, count), first[count // 2 :]):
         return "an epoch's order depends on where it is begun."
     if size > 8 and np.array_equal(first, second):
         return "two epochs have the same order."

@@ -72,19 +72,27 @@ def compress(
     keep_all: Annotated[
         Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
     ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="First train smaller networks beside the run's own, and try these too.")
+    ] = False,
+    fine_tune: Annotated[
+        float | None,
+        typer.Option("--fine-tune", metavar="EPOCHS", help="How long each is trained (default: a quarter of the run)."),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Make an exported model smaller and faster, with proof that it keeps its metric and is faster here."""
     with reported(debug=debug):
         from stoker import flow
-        from stoker.cli.compressions import compression_document, render_compression, teller
+        from stoker.cli.compressions import compression_document, fine_tuning, render_compression, silence, teller
 
         with output(for_json=as_json):
             found = flow.compress(
                 model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, None)[0], data=data,
                 metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
-                keep_all=keep_all, tell=teller(Console(stderr=True), quiet=as_json),
+                keep_all=keep_all, prune=prune, fine_tune=fine_tuning(fine_tune, prune=prune),
+                tell=teller(Console(stderr=True), quiet=as_json), sink=silence if as_json else None,
             )  # fmt: skip
         if as_json:
             print_document(compression_document(found))

@@ -22,12 +22,19 @@ class CannotMake(StokerError):
 class Workshop:
     """What candidates are made from: the model given, and rows of training data, asked one at a time.
 
-    `sums_fit` says that the CPU adds products of 8 bits without overflow (VNNI and its like); others need weights of 7.
+    `graph` takes the place of the model's own, such as that of a pruned network with the same inputs. `sums_fit` says
+    that the CPU adds products of 8 bits without overflow (VNNI and its like); others need weights of 7.
     """
 
     source: Artifact
     calibration: Rows
     sums_fit: bool = True
+    graph: Path | None = None
+
+    @property
+    def graph_path(self) -> Path:
+        """The graph to make candidates of."""
+        return self.graph or self.source.graph_path
 
     def calibration_inputs(self) -> Iterator[Arrays]:
         """Inputs of each row [1, ...], cut to its own length, so that filling is not calibrated on."""
@@ -37,14 +44,15 @@ class Workshop:
 
 @dataclass(frozen=True)
 class Made:
-    """The graph of a candidate, and every file that belongs to it."""
+    """The graph of a candidate, every file that belongs to it, and files `beside` that the engine does not read."""
 
     graph: Path
     files: tuple[Path, ...]
+    beside: tuple[Path, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """What its files take [bytes]."""
+        """What the engine reads [bytes]."""
         return sum(path.stat().st_size for path in self.files)
 
 
@@ -62,11 +70,17 @@ class Candidate:
     precision: ServingPrecision
     make: Callable[[Workshop, Path], Made] = field(repr=False)
     effort: float = 1.0
+    is_pruned: bool = False
 
     @property
     def is_reduced(self) -> bool:
-        """Whether it computes in 8 bits, and so has to beat the best that does not."""
+        """Whether it computes in 8 bits."""
         return self.precision in {"int8", "int8+bf16"}
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether it costs accuracy by design, and so has to beat the best that does not."""
+        return self.is_reduced or self.is_pruned
 
 
 @contextmanager

@@ -45,6 +45,11 @@ def candidates_for(
     return (*bf16, *others, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
 
 
+def as_given(given: tuple[EngineName, ServingPrecision]) -> tuple[Candidate, ...]:
+    """The form that the model given is in, for other graphs than its own; none where no engine's is like it."""
+    return tuple(one for one in _as_they_are() if (one.engine, one.precision) == given)
+
+
 def _as_they_are() -> tuple[Candidate, ...]:
     return (
         Candidate("fp32 openvino", "as it is", "openvino", "fp32", openvino.as_it_is),

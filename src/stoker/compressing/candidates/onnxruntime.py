@@ -28,7 +28,7 @@ def as_it_is(workshop: Workshop, directory: Path) -> Made:
     onnx = _onnx()
     with explained("ONNX"):
         path = directory / "model.onnx"
-        onnx.save(onnx.load(workshop.source.graph_path), path)
+        onnx.save(onnx.load(workshop.graph_path), path)
         return Made(path, (path,))
 
 
@@ -97,7 +97,7 @@ def _prepared(workshop: Workshop) -> Iterator[Path]:
     """The graph optimised, with shapes inferred: what the quantisers want."""
     with tempfile.TemporaryDirectory() as aside:
         path = Path(aside) / "prepared.onnx"
-        _tools().quant_pre_process(str(workshop.source.graph_path), str(path), skip_symbolic_shape=True)
+        _tools().quant_pre_process(str(workshop.graph_path), str(path), skip_symbolic_shape=True)
         yield path
 
 

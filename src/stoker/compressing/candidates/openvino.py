@@ -30,13 +30,13 @@ extremes without outliers; symmetric extremes; after SmoothQuant."""
 def as_it_is(workshop: Workshop, directory: Path) -> Made:
     """The graph in OpenVINO's own format."""
     with explained("OpenVINO"):
-        return saved(read(workshop.source.graph_path), directory)
+        return saved(read(workshop.graph_path), directory)
 
 
 def halved(workshop: Workshop, directory: Path) -> Made:
     """The graph with its weights stored in fp16, which bf16 is computed from: half the size."""
     with explained("OpenVINO"):
-        return saved(read(workshop.source.graph_path), directory, halve=True)
+        return saved(read(workshop.graph_path), directory, halve=True)
 
 
 def quantised(workshop: Workshop, directory: Path, style: Style) -> Made:
@@ -54,7 +54,7 @@ def quantised_model(workshop: Workshop, style: Style) -> Any:
     nncf = _nncf()
     rows = list(workshop.calibration_inputs())
     with _quietly(), signal_stack.kept():
-        model = read(workshop.source.graph_path)
+        model = read(workshop.graph_path)
         return nncf.quantize(
             model, nncf.Dataset(rows), subset_size=len(rows), **_settings(nncf, style, sums_fit=workshop.sums_fit)
         )  # fmt: skip

@@ -22,6 +22,7 @@ from stoker.profiling.tracing.session import Session, session
 from stoker.profiling.tracing.widening import TensorUse
 from stoker.records import Coupling, Plan, Trace, TraceSettings
 from stoker.stepping import Step, build_model
+from stoker.stepping.freezing import thawed
 
 _PROGRESS = 0.5
 """Share of the run done: what the schedule gives there is no special case, as a rate of 0 might be."""
@@ -64,7 +65,7 @@ def trace_update(
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
     fetched = data.train.fetch(indices[: min(_FETCHED, len(data.train))], 0)
-    job = replace(job, batch=size)
+    job = thawed(replace(job, batch=size, init=None))  # values are not looked at; the end takes most memory
     with session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
         raw = _widened(fetched, traced, size)
@@ -170,6 +171,6 @@ def _hold(step: Step, raw: Content, traced: Session) -> None:
     for optimised, values in step.optimizer.state.items():
         for value in tensors_in(values.values()):
             hold(value, "optimizer state", owners.get(optimised, ""))
-    if step.average is not None:
+    if step.average is not None and step.average.is_apart:
         for name, weight in step.average.weights.items():
             hold(weight, "average", name.rpartition(".")[0])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
 from stoker.errors import BadJob
-from stoker.jobs import Job, Muon
+from stoker.jobs import Job, Muon, Optimizer
 from stoker.records import ONE_PROCESS, Coupling, Layout, Plan
 from stoker.stepping.optimizers import needs_closure
 
@@ -93,8 +93,10 @@ def _require_spreadable(job: Job, plan: Plan) -> None:
     if plan.compile:
         raise BadJob(f"compiled plans are one process's so far, and this one is for {where}",
                      remedy="Use the plan without compile.")  # fmt: skip
-    if isinstance(job.optimizer, Muon) and layout.shards * layout.tensor > 1:
+    optimizer = job.optimizer
+    if isinstance(optimizer, Optimizer) and not optimizer.is_elementwise and layout.shards * layout.tensor > 1:
+        does = "orthogonalises" if isinstance(optimizer, Muon) else "scales"
         raise BadJob(
-            f"Muon orthogonalises whole matrices, and {layout.in_words()} hold parts of them",
+            f"{type(optimizer).__name__} {does} whole matrices, and {layout.in_words()} hold parts of them",
             remedy="Use replicas or stages, which hold matrices whole, or another optimiser.",
         )

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from stoker.jobs import Job, Muon
+from stoker.jobs import Job, Muon, Optimizer
+from stoker.jobs.metrics import is_stateful
 from stoker.records import Layout
 from stoker.stepping.losses import measure_name, takes_model
 
@@ -26,7 +27,9 @@ def problem_with_job(job: Job, layout: Layout) -> str | None:
 
 def _of_tensor(job: Job) -> Iterable[_Term]:
     yield job.penalty is not None, "Job(penalty=…), which would see parts of matrices"
-    yield isinstance(job.optimizer, Muon), "Muon, which needs whole matrices"
+    optimizer = job.optimizer
+    needs_all = isinstance(optimizer, Optimizer) and not optimizer.is_elementwise
+    yield needs_all, f"{type(optimizer).__name__}, which needs whole matrices"
 
 
 def _of_stages(job: Job) -> Iterable[_Term]:
@@ -34,6 +37,8 @@ def _of_stages(job: Job) -> Iterable[_Term]:
     names = ", ".join(map(measure_name, of_model))
     yield bool(of_model), f"{names}, which takes the model: no stage has all of it"
     yield job.penalty is not None, "Job(penalty=…): no stage has all weights"
+    stateful = [measure_name(one) for one in job.metrics if is_stateful(one)]
+    yield bool(stateful), f"{', '.join(stateful)}, which sees outputs: only the last stage has them"
     yield isinstance(job.optimizer, Muon), "Muon, which tells hidden matrices from the others by the whole model"
 
 

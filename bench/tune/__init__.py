@@ -1,0 +1,1 @@
+"""What `stoker tune` finds, and for how much training."""

@@ -1,0 +1,205 @@
+"""How much training a search needs to find what random search finds with 40 whole trials.
+
+    python -m bench.tune.search [--case branin digits] [--seeds 3] [--trials 40]
+
+For each seed random search trains 40 configurations to their end. Then each rule searches the same space until it has a
+finished trial as good as random search's best, or has trained half as many samples as random search did in all. What
+counts is samples, those of trials that were given up included: seconds would depend on what else the machine does.
+
+branin: the Branin function, to which a made-up learning curve falls, so that early values say something, not all.
+digits: `examples/tune_me.py`, a small network on the handwritten digits; each trial is a real run in this process,
+under one plan, judged by the loss on held-out data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from bench.forecast.registration import surroundings
+from stoker.flow.trials import JobSource, TrainTrial
+from stoker.records import Plan
+from stoker.records.codec import JSON
+from stoker.records.study import PrunerName, SamplerName, StudySettings, StudyTrial
+from stoker.tuning.conducting import Conductor, Work
+from stoker.tuning.library import require_optuna
+from stoker.tuning.messages import Ending, Judge, Reading, Request, RunTrial, Slot
+from stoker.tuning.processes import run_here
+from stoker.tuning.pruning import pruner_for, rungs_of
+from stoker.tuning.results import read_trials
+from stoker.tuning.space import parse_space
+from stoker.tuning.storage import open_storage, open_study
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results"
+
+RULES: tuple[tuple[SamplerName, PrunerName], ...] = (
+    ("tpe", "asha"), ("tpe", "none"), ("random", "asha"), ("gp", "none"), ("tpe", "hyperband"),
+)  # fmt: skip
+HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A space, what runs a trial of it, and how long a trial is [samples]."""
+
+    name: str
+    space: str
+    run_trial: RunTrial
+    first_samples: int
+    total_samples: int
+    fixed: dict[str, str] = field(default_factory=dict)
+
+
+def branin_trial(request: Request, slot: Slot, judge: Judge) -> Ending:  # noqa: ARG001 - a trial's arguments
+    """A trial whose loss falls to Branin's value, the faster the larger x is: curves cross."""
+    x, y = (float(request.parameters[name]) for name in "xy")
+    b, c, t = 5.1 / (4 * math.pi**2), 5 / math.pi, 1 / (8 * math.pi)
+    end = (y - b * x**2 + c * x - 6) ** 2 + 10 * (1 - t) * math.cos(x) + 10
+    total, loss = 2700, math.inf
+    for samples in range(100, total + 1, 100):
+        loss = end + 40 * math.exp(-samples / (300 + 20 * (10 - x)))
+        if judge(Reading(samples=samples, total_samples=total, metrics={"loss": loss})):
+            return Ending(kind="stopped", samples=samples)
+    return Ending(kind="finished", metrics={"loss": end}, samples=total)
+
+
+def cases() -> dict[str, Case]:
+    """What is searched."""
+    plan = Plan(device="cpu", micro_batch=64)
+    fixed = {"batch": "64", "epochs": "9"}
+    source = JobSource(path=ROOT / "examples" / "tune_me.py", fixed=fixed)
+    space = (
+        "lr=log(1e-4,1) momentum=float(0,0.99) weight_decay=log(1e-6,1e-2) width=choice(4,8,16) dropout=float(0,0.6)"
+    )
+    return {
+        "branin": Case("branin", "x=float(-5,10) y=float(0,15)", branin_trial, 100, 2700),
+        "digits": Case("digits", space, TrainTrial(source=source, plan=plan), 1150, 10350, fixed),
+    }
+
+
+class Limited:
+    """A conductor that begins no trial once enough was found, or enough was spent."""
+
+    def __init__(self, conductor: Conductor, *, target: float, samples: float) -> None:
+        self._conductor, self._target, self._samples = conductor, target, samples
+        self.seconds_left, self.is_over = None, False
+        self.spent, self.reached_at = 0, None
+
+    def next_request(self) -> Request | None:
+        """The next trial, if there is reason for one."""
+        if self.reached_at is not None or self.spent >= self._samples:
+            return None
+        return self._conductor.next_request()
+
+    def on_place(self, number: int, on: str) -> None:
+        """Hand on."""
+        self._conductor.on_place(number, on)
+
+    def judge(self, number: int, reading: Reading) -> bool:
+        """Hand on."""
+        return self._conductor.judge(number, reading)
+
+    def ended(self, number: int, ending: Ending) -> None:
+        """Hand on, and see whether it was good enough."""
+        self._conductor.ended(number, ending)
+        self.spent += ending.samples
+        if ending.kind == "finished" and ending.metrics["loss"] <= self._target:
+            self.reached_at = self.spent
+
+
+def settings(case: Case, sampler: SamplerName, pruner: PrunerName, seed: int) -> StudySettings:
+    """A study of a case."""
+    return StudySettings(
+        name=f"{case.name}-{sampler}-{pruner}-{seed}", job=case.name, job_digest="", fixed=case.fixed,
+        space=parse_space(case.space), objective="valid/loss", higher_is_better=False, sampler=sampler, pruner=pruner,
+        seed=seed, on="cpu", first_samples=case.first_samples, total_samples=case.total_samples,
+    )  # fmt: skip
+
+
+def search(
+    case: Case, study: StudySettings, folder: Path, *, trials: int, target: float = -math.inf, samples: float = math.inf
+) -> tuple[tuple[StudyTrial, ...], Limited]:
+    """Run a study until it has enough trials, is as good as `target`, or has trained `samples`."""
+    place = folder / study.name
+    place.mkdir()
+    storage = open_storage("", place)
+    opened = open_study(storage, study.name, higher_is_better=False)
+    opened.pruner = pruner_for(study.pruner, rungs_of(study.first_samples, study.total_samples))
+    work = Work(directory=place, worker="bench", trials=trials)
+    limited = Limited(Conductor(storage, opened, study, work, lambda _: None), target=target, samples=samples)
+    run_here(limited, case.run_trial, Slot(on="cpu"))
+    return read_trials(opened), limited
+
+
+def one_seed(case: Case, seed: int, trials: int, folder: Path) -> dict[str, JSON]:
+    """Random search, then each rule against it."""
+    whole, _ = search(case, settings(case, "random", "none", seed), folder, trials=trials)
+    values = [one.value for one in whole if one.state == "finished" and one.value is not None]
+    target, spent = min(values), sum(one.samples for one in whole)
+    found: dict[str, JSON] = {"seed": seed, "random_best": target, "random_samples": spent}
+    for sampler, pruner in RULES:
+        began = time.perf_counter()
+        done, limited = search(
+            case, settings(case, sampler, pruner, seed), folder, trials=10 * trials, target=target, samples=HALF * spent
+        )
+        best = min((one.value for one in done if one.state == "finished" and one.value is not None), default=None)
+        found[f"{sampler}+{pruner}"] = {
+            "share_of_samples": None if limited.reached_at is None else limited.reached_at / spent,
+            "best": best, "trials": len(done), "took_s": time.perf_counter() - began,
+        }  # fmt: skip
+        share = "not in half" if limited.reached_at is None else f"{limited.reached_at / spent:.0%}"
+        print(f"{case.name} seed {seed} {sampler}+{pruner}: {share} ({len(done)} trials, best {best:.4g}, "
+              f"random's {target:.4g})", flush=True)  # fmt: skip
+    return found
+
+
+def summary(rows: Sequence[dict[str, JSON]]) -> dict[str, JSON]:
+    """Of each rule: how often it was as good in half of the samples, and the median share; none counts as more."""
+    told: dict[str, JSON] = {}
+    for sampler, pruner in RULES:
+        shares = [row[f"{sampler}+{pruner}"]["share_of_samples"] for row in rows]
+        reached = [share for share in shares if share is not None]
+        told[f"{sampler}+{pruner}"] = {
+            "reached": len(reached), "of": len(shares),
+            "median_share": statistics.median(1.0 if share is None else share for share in shares),
+        }  # fmt: skip
+    return told
+
+
+def main() -> int:
+    """Search every case; 0 if TPE with ASHA was as good as random search in half of its samples with every seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", nargs="+", default=["branin", "digits"], choices=["branin", "digits"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trials", type=int, default=40)
+    asked = parser.parse_args()
+    require_optuna("gp")
+    date, is_good = datetime.now(UTC).date().isoformat(), True
+    for name in asked.case:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = [one_seed(cases()[name], seed, asked.trials, Path(folder)) for seed in range(asked.seeds)]
+        told = summary(rows)
+        is_good = is_good and told["tpe+asha"]["reached"] == asked.seeds
+        result = {
+            "what": "share of random search's samples that other rules need to be as good as its best",
+            "command": f"python -m bench.tune.search --case {name} --seeds {asked.seeds} --trials {asked.trials}",
+            "date": date, "machine": surroundings(), "optuna": version("optuna"), "summary": told, "seeds": rows,
+        }  # fmt: skip
+        path = RESULTS / f"tune_{name}_{date}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"{name}: {json.dumps(told)}\n{path}")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

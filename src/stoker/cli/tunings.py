@@ -1,0 +1,196 @@
+"""A study in the terminal: what happens while it goes on, and its trials, best first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.errors import BadJob
+from stoker.records import Estimate, from_json, to_json
+from stoker.records.codec import JSON
+from stoker.records.study import PlannedTrial, StudyEvent, StudyResult, StudyTrial
+from stoker.units import format_bytes, format_count, format_seconds
+
+Sink = Callable[[StudyEvent], None]
+
+_MOST_ROWS = 20
+_LONGEST_REASON = 60
+_STYLES = {"finished": "", "pruned": "dim", "running": "yellow", "failed": "red"}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_seconds(text: str) -> float:
+    """A time such as `90s`, `30min`, `2h`, `1.5d`, or a number of seconds [s].
+
+    Raises:
+        BadJob: it is none.
+    """
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is not None:
+        return float(found[1]) * _SECONDS[found[2]]
+    try:
+        return float(text)
+    except ValueError:
+        raise BadJob(f"--time {text}: wanted a time such as 90s, 30min or 2h") from None
+
+
+def parse_parallel(text: str) -> int | None:
+    """A number of trials at once; None for `auto`.
+
+    Raises:
+        BadJob: it is neither.
+    """
+    if text.strip().lower() == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise BadJob(f"--parallel {text}: wanted auto, or a number of trials") from None
+
+
+@contextmanager
+def study_display(*, as_json: bool, stdout: TextIO, console: Console) -> Iterator[Sink]:
+    """A sink that shows a study: one JSON object a line on `stdout` if asked for, else lines on `console`."""
+    if as_json:
+        yield lambda event: print(json.dumps(to_json({"event": event.kind, "at": event.at, **event.fields})),
+                                  file=stdout, flush=True)  # fmt: skip
+        return
+
+    def show(event: StudyEvent) -> None:
+        for line in told(event):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    yield show
+
+
+def told(event: StudyEvent) -> list[str]:
+    """What happened, in lines of words."""
+    fields = event.fields
+    match event.kind:
+        case "looking":
+            return [f"looking at {fields['job']} …"]
+        case "forecast":
+            return _forecast_lines(fields)
+        case "packed":
+            return [fields["why"]]
+        case "began" | "resumed":
+            verb = "begins" if event.kind == "began" else "goes on"
+            return [f"trial {fields['trial']} {verb}: {settings_in_words(fields['parameters'])}"]
+        case "ended":
+            return [_ended(fields)]
+        case "warned":
+            return [f"warning: {fields['message']}"]
+        case "done":
+            return [f"{fields['trials']} trials, {fields['samples']:,} samples in all; page: {fields['page']}"]
+
+
+def settings_in_words(parameters: dict[str, JSON]) -> str:
+    """Settings on one line: `lr=0.012 width=32`."""
+    return " ".join(f"{name}={_setting(value)}" for name, value in parameters.items())
+
+
+def render_study(result: StudyResult, console: Console) -> None:
+    """Print a study's trials, best first, what mattered, and the command that trains the best settings."""
+    console.print(_table(result))
+    if len(result.trials) > _MOST_ROWS:
+        console.print(Text(f"and {len(result.trials) - _MOST_ROWS} more; --json and the page have all", style="dim"))
+    if result.importance:
+        ordered = sorted(result.importance.items(), key=lambda item: -item[1])
+        console.print(f"what mattered: {', '.join(f'{name} {share:.0%}' for name, share in ordered)}", highlight=False)
+    best = result.best
+    if best is not None and result.settings.job.endswith(".py"):
+        settings = {**result.settings.fixed, **best.parameters}
+        words = " ".join(f"--set {name}={_exact(value)}" for name, value in settings.items())
+        console.print(Text.assemble(("train the best: ", "bold"), f"stoker train {result.settings.job} {words}"),
+                      soft_wrap=True)  # fmt: skip
+
+
+def study_document(result: StudyResult) -> dict[str, JSON]:
+    """A study for `--json`: its record, with the trials best first."""
+    document: dict[str, JSON] = to_json(result)
+    best = result.best
+    return {
+        **document,
+        "trials": [to_json(one) for one in result.ranked],
+        "best": None if best is None else to_json(best),
+        "samples": result.samples,
+    }
+
+
+def _forecast_lines(fields: dict[str, Any]) -> list[str]:
+    total, pruned = (_estimate(fields[name]) for name in ("total_s", "pruned_s"))
+    lines = [f"{fields['trials']} trials, {fields['parallel']} at once"]
+    if total is not None:
+        low, high = format_seconds(total.low), format_seconds(total.high)
+        lines[0] += f": about {format_seconds(total.value)} ({low} to {high}) if each is trained to its end"
+    if pruned is not None and total is not None and pruned.value < total.value:
+        lines.append(f"  about {format_seconds(pruned.value)} with pruning")
+    for name, what in (("energy_kwh", "energy"), ("cost_usd", "rent of such a device")):
+        if (found := _estimate(fields[name])) is not None:
+            lines.append(f"  {what}: about {format_count(float(f'{found.value:.2g}'))} {found.unit}")
+    lines += [f"  {_planned(from_json(one, PlannedTrial))}" for one in fields["planned"]]
+    return lines + [f"  assumed: {line}" for line in fields["assumptions"]]
+
+
+def _planned(one: PlannedTrial) -> str:
+    words = settings_in_words(one.parameters)
+    if one.problem or one.total_s is None:
+        return f"{words}: {one.problem.splitlines()[0] if one.problem else 'not planned'}"
+    memory = f", {format_bytes(one.peak_bytes.value)}" if one.peak_bytes is not None else ""
+    return f"{words}: {format_seconds(one.total_s.value)}{memory}"
+
+
+def _ended(fields: dict[str, Any]) -> str:
+    value = "" if fields["value"] is None else f" {float(fields['value']):.4g}"
+    reason = f" ({_first_line(fields['reason'])})" if fields["reason"] else ""
+    best = fields["best"]
+    record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
+    return f"trial {fields['number']} {fields['state']}{value} after {fields['samples']:,} samples{reason}{record}"
+
+
+def _table(result: StudyResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trial", justify="right")
+    table.add_column(result.settings.objective, justify="right", no_wrap=True)
+    for parameter in result.settings.space:
+        table.add_column(Text(parameter.name), no_wrap=True)
+    table.add_column("samples", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("state", overflow="fold")
+    for trial in result.ranked[:_MOST_ROWS]:
+        table.add_row(*_cells(trial, result), style=_STYLES[trial.state])
+    return table
+
+
+def _cells(trial: StudyTrial, result: StudyResult) -> list[str | Text]:
+    values = [Text(_setting(trial.parameters.get(parameter.name))) for parameter in result.settings.space]
+    return [
+        str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", *values, f"{trial.samples:,}",
+        format_seconds(trial.wall_s) if trial.wall_s else "",
+        Text(f"{trial.state}{': ' if trial.reason else ''}{_first_line(trial.reason)}"),
+    ]  # fmt: skip
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
+
+
+def _setting(value: JSON) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else _exact(value)
+
+
+def _exact(value: JSON) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _estimate(value: JSON) -> Estimate | None:
+    return None if value is None else from_json(value, Estimate)

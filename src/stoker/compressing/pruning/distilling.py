@@ -1,0 +1,121 @@
+"""A loss that keeps a network near another that taught it.
+
+What: beside the job's own loss, the distance from the teacher's answer to the same input: for classes the
+Kullback-Leibler divergence of both distributions at a temperature, times its square, which keeps gradients in scale;
+for numbers the squared distance. The teacher sees what the student sees, augmentation included, in evaluation mode.
+Use when: a network was cut down and shall find back to what it could. The teacher says more of each sample than its
+label does, so that little training is enough.
+Costs: a forward pass of the teacher with every micro-batch.
+Does not combine with: losses of the form loss(model, batch), which keep the output to themselves.
+Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", https://arxiv.org/abs/1503.02531, section 2.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Loss
+from stoker.loading.fields import Content, Fields
+from stoker.stepping.losses import IGNORED_TARGET, LOSSES, takes_model
+from stoker.stepping.outputs import in_full_precision, scores
+
+TEMPERATURE = 4.0
+TEACHERS_SHARE = 0.7
+"""How much of the loss is the distance from the teacher."""
+
+_CLASSES = {"cross_entropy": 1, "token_cross_entropy": -1}
+"""The dimension that classes lie in, by the name of the loss."""
+
+
+class Distillation(nn.Module):
+    """The loss of a job whose model learns from its labels and from a teacher; give it as `Job(loss=…)`.
+
+    A module, so that the teacher is placed with the job's tensors, and described by its weights.
+
+    Args:
+        teacher: takes what the job's model takes, and answers in the same shapes; a copy of it, in evaluation mode.
+        job: whose loss, inputs and target these are.
+        temperature: divides the logits of both; higher says more of the classes that are not the answer.
+        share: of the teacher's part, in [0, 1].
+
+    Raises:
+        BadJob: the job's loss does not take an output and a target.
+    """
+
+    def __init__(
+        self, teacher: nn.Module, job: Job, *, temperature: float = TEMPERATURE, share: float = TEACHERS_SHARE
+    ) -> None:
+        super().__init__()
+        is_named = isinstance(job.loss, str)
+        if job.step is not None or job.loss in (None, "own") or not (is_named or _takes_output(job.loss)):
+            raise BadJob(
+                "a teacher needs the model's output, and this job's loss or step keeps it to itself",
+                remedy="Pruning goes with losses by name, or of the form loss(output, target).",
+            )
+        self.teacher = copy.deepcopy(teacher).eval().requires_grad_(requires_grad=False)
+        self.loss, self.label_smoothing = job.loss, job.label_smoothing
+        self.inputs, self.target = job.inputs, job.target
+        self.temperature, self.share = temperature, share
+        self._fields = Fields(job.inputs, job.target)
+
+    def forward(self, model: Callable[..., Any], batch: Content) -> Loss:
+        """The loss of a batch, as a sum over what the job's own loss counts."""
+        output = in_full_precision(scores(self._fields.call(model, batch)))
+        target = self._fields.target_of(batch)
+        own = self._own(output, target)
+        with torch.no_grad():
+            taught = in_full_precision(scores(self._fields.call(self.teacher, batch)))
+        pairs = zip(_tensors(output), _tensors(taught), strict=True)
+        apart = sum((self._distance(a, b, target) for a, b in pairs), start=torch.zeros_like(own.sum))
+        return Loss((1 - self.share) * own.sum + self.share * apart, own.count)
+
+    def _own(self, output: Any, target: Any) -> Loss:
+        """The job's own loss."""
+        function = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        if self.label_smoothing:
+            function = functools.partial(function, label_smoothing=self.label_smoothing)
+        found = function(output, target)
+        if isinstance(found, Loss):
+            return found
+        rows = len(_tensors(output)[0])
+        return Loss(found * rows, rows) if found.dim() == 0 else Loss(found.sum(), found.numel())
+
+    def _distance(self, output: torch.Tensor, taught: torch.Tensor, target: Any) -> torch.Tensor:
+        """The sum over samples, or over tokens that have a target."""
+        if isinstance(self.loss, str) and self.loss in _CLASSES:
+            return self._divergence(output, taught, target, _CLASSES[self.loss])
+        if self.loss == "binary_cross_entropy":
+            logits, soft = output / self.temperature, torch.sigmoid(taught / self.temperature)
+            return F.binary_cross_entropy_with_logits(logits, soft, reduction="sum") * self.temperature**2
+        return F.mse_loss(output, taught, reduction="sum")
+
+    def _divergence(self, output: torch.Tensor, taught: torch.Tensor, target: Any, dim: int) -> torch.Tensor:
+        student = F.log_softmax(output / self.temperature, dim)
+        teacher = F.log_softmax(taught / self.temperature, dim)
+        each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(dim)
+        if isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == each.shape:
+            each = each * (target != IGNORED_TARGET)
+        return each.sum() * self.temperature**2
+
+
+def _takes_output(loss: Any) -> bool:
+    return not takes_model(loss.forward if isinstance(loss, nn.Module) else loss)
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """The tensors of floating point in an output, in order."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        return [one for item in output.values() for one in _tensors(item)]
+    if isinstance(output, Sequence) and not isinstance(output, str):
+        return [one for item in output for one in _tensors(item)]
+    return []

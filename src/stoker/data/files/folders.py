@@ -1,0 +1,252 @@
+"""Images in files: a folder for each class, or one folder and a table of labels."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from stoker.data.files.cleaning import Clean, left_out, require_known
+from stoker.data.files.images import SUFFIXES, ImageForm, image_form
+from stoker.data.files.mending import as_first_seen, note_unreadable
+from stoker.data.files.names import Names
+from stoker.data.files.source import IndexedSource, Labels, digest_of_parts
+from stoker.errors import BadJob, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a folder: names below it, sizes [bytes] and times [ns] as [N, 2], labels [N], and classes."""
+
+    names: Names
+    versions: np.typing.NDArray[np.int64]
+    labels: Labels
+    classes: tuple[str, ...]
+    note: str | None = None
+
+
+@final
+class ImageFolder(IndexedSource):
+    """Images and their classes: uint8 [C, H, W] (prepared: float32), label int64 []."""
+
+    target = 1
+
+    def __init__(
+        self, root: Path, form: ImageForm, classes: tuple[str, ...] | None, labels: Path | None, clean: Clean
+    ) -> None:
+        super().__init__(root.name or str(root))
+        self.root = root
+        self.form = form
+        self._given_classes = classes
+        self._labels_file = labels
+        self._clean = clean
+
+    @cached_property
+    def _listing(self) -> Listing:
+        if not self.root.is_dir():
+            raise BadJob(f"{self.root} is no folder", remedy="Give the folder that holds the images.")
+        dropped = left_out(self._clean, self.root)
+        if self._labels_file is not None:
+            labelled = list(_labelled(self._labels_file))
+            return _listed(self.root, labelled, self._given_classes, dropped, note=None)
+        found, others = _by_folder(self.root)
+        note = f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}" if others else None
+        return _listed(self.root, found, self._given_classes or _folders(self.root), dropped, note)
+
+    @property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override] - known when the folder was looked through
+        """Names of the classes, in the order of their numbers."""
+        return self._listing.classes
+
+    @property
+    def note(self) -> str | None:
+        """What was left out."""
+        return self._listing.note
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._listing.names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of names, sizes, times of change, labels and classes, and of how images are read; of no pixels."""
+        listing = self._listing
+        versions = as_first_seen(self.root, listing.names, listing.versions)
+        digest = digest_of_parts(
+            listing.names, versions.tobytes(), listing.labels.tobytes(), listing.classes, repr(self.form)
+        )  # fmt: skip
+        return f"{digest} (of names, sizes and times of {len(self):,} files)"
+
+    def sample(self, index: int) -> tuple[torch.Tensor, int]:
+        """Image `index` and its label."""
+        import torch
+
+        name = self._listing.names[index]
+        path = self.root / name
+        try:
+            pixels = self.form.decoded(path.read_bytes())
+        except (OSError, ValueError) as error:
+            note_unreadable(self.root, name)
+            raise BadJob(
+                f"the image {path} cannot be read: {error}",
+                remedy="Put a whole one in its place, and the same command goes on. "
+                f"`stoker data check {self.root}` finds all such files.",
+            ) from error
+        return torch.from_numpy(pixels), int(self._listing.labels[index])
+
+    def sample_id(self, index: int) -> str:
+        """The file's path below the folder."""
+        return self._listing.names[index]
+
+    def labels(self) -> Labels:
+        """The class of every image."""
+        return self._listing.labels
+
+    def prepare(self, batch: Any) -> Any:
+        """Pixels as the form says, labels as they are."""
+        pixels, labels = batch
+        return self.form.prepare(pixels), labels
+
+
+def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
+    path: str | Path,
+    *,
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    resize: str = "stretch",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    classes: Sequence[str] | None = None,
+    labels: str | Path | None = None,
+    clean: Clean = None,
+) -> ImageFolder:
+    """The images below `path`, where each folder is a class; nothing is read until it is needed.
+
+    Args:
+        path: the folder; what begins with a dot, or is no image by its suffix, is left out, the latter with a note.
+        size: (height, width), or one number for both; without it all images must be of one size.
+        channels: 1, 3 or 4.
+        resize: "stretch", "crop" or "pad".
+        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
+        std: what they are divided by then; default 1.
+        classes: their names in the order of their numbers; default: the folders, sorted.
+        labels: a CSV file with a header, whose first column is a file below `path` and whose second its class, where
+            there are no folders of classes.
+        clean: what `stoker data check` found, to be left out.
+
+    Raises:
+        BadJob: words that cannot be meant; and, when it is looked through, a class without images.
+    """
+    form = image_form(size, channels, resize, mean, std)
+    named = None if classes is None else tuple(map(str, classes))
+    return ImageFolder(Path(path).expanduser(), form, named, None if labels is None else Path(labels), clean)
+
+
+def _listed(
+    root: Path, labelled: list[tuple[str, str]], classes: tuple[str, ...] | None, dropped: frozenset[str],
+    note: str | None,
+) -> Listing:  # fmt: skip
+    """The listing of files with their classes, in the order of their names."""
+    kept = sorted(pair for pair in labelled if pair[0] not in dropped)
+    require_known(dropped, len(labelled) - len(kept), str(root))
+    known = classes if classes is not None else tuple(sorted({label for _, label in kept}))
+    numbers = {label: number for number, label in enumerate(known)}
+    for name, label in kept:
+        if label not in numbers:
+            raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
+                         remedy="Name it among classes=…, or take it away.")  # fmt: skip
+    labels = np.array([numbers[label] for _, label in kept], np.int64)
+    _require_all_classes(root, known, labels)
+    versions = np.array([_version(root / name) for name, _ in kept], np.int64).reshape(-1, 2)
+    left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
+    notes = [left] if len(kept) < len(labelled) else []
+    told = "; ".join([*notes, *filter(None, [note])]) or None
+    return Listing(Names(name for name, _ in kept), versions, labels, known, told)
+
+
+def _require_all_classes(root: Path, classes: tuple[str, ...], labels: Labels) -> None:
+    if not classes:
+        raise BadJob(f"there are no images in {root}", remedy="Give a folder with one folder of images for each class.")
+    counts = np.bincount(labels, minlength=len(classes))
+    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+    if empty:
+        raise BadJob(
+            f"{root} has no images of {', '.join(map(repr, empty))} ({len(labels):,} of the other classes)",
+            remedy="Take the empty folder away, or name the classes that count: classes=[…].",
+        )
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadJob(f"{path} cannot be read: {error.strerror}", remedy="It is named among the images.") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _folders(root: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def _by_folder(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Images below `root` with the first folder on their way, and files that are no images."""
+    images: list[tuple[str, str]] = []
+    others: list[str] = []
+    for name in _files_below(root):
+        folder, slash, _ = name.partition("/")
+        if Path(name).suffix.lower() not in SUFFIXES:
+            others.append(name)
+        elif not slash:
+            raise BadJob(
+                f"{root / name} lies in no folder of a class",
+                remedy="Put each image into a folder named after its class, or give labels=FILE.",
+            )
+        else:
+            images.append((name, folder))
+    return images, others
+
+
+def _files_below(root: Path) -> Iterator[str]:
+    """Files below `root`, links followed, as paths with slashes; hidden ones and folders already seen are left out."""
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        between = Path(folder).relative_to(root).as_posix()
+        start = "" if between == "." else f"{between}/"
+        yield from (f"{start}{name}" for name in names if not name.startswith("."))
+
+
+def _labelled(path: Path) -> Iterator[tuple[str, str]]:
+    """Files and classes out of a table.
+
+    Raises:
+        BadJob: it cannot be read, a row has no two fields, or a file is there twice.
+    """
+    seen: set[str] = set()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for row, fields in enumerate(csv.reader(file)):
+                if row == 0 or not fields:
+                    continue
+                if len(fields) < 2 or not all(fields[:2]):
+                    raise BadJob(f"{path}, row {row - 1}: wanted a file and its class, got {fields}")
+                if fields[0] in seen:
+                    raise BadJob(f"{path}, row {row - 1}: {fields[0]!r} has a label already")
+                seen.add(fields[0])
+                yield fields[0], fields[1]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadJob(f"the labels in {path} cannot be read: {error}", remedy="Give a CSV file in UTF-8.") from error

@@ -1,0 +1,234 @@
+"""Datasets of Hugging Face's library, whose columns of images, numbers and text become entries of samples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from stoker.data.files.extras import needs
+from stoker.data.files.images import ImageForm, image_form
+from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
+from stoker.errors import BadJob, nearest
+
+_TARGETS = ("target", "label", "labels", "y")
+"""The columns that `Job` takes for the target unless it is told another."""
+
+
+@final
+class HuggingFace(IndexedSource):
+    """Rows of a `datasets.Dataset` as dicts.
+
+    Images are uint8 [C, H, W] (prepared: float32), integers and class labels int64, other numbers float32, lists of
+    numbers tensors of these, text as it is. A dataset with a format or transform of its own (`with_format`,
+    `set_transform`) gives its rows as that makes them.
+    """
+
+    def __init__(self, dataset: Any, columns: tuple[str, ...] | None, target: str | None, form: ImageForm) -> None:
+        super().__init__(f"{getattr(dataset.info, 'dataset_name', None) or 'dataset'}/{dataset.split or 'all'}")
+        known = tuple(dataset.column_names)
+        for column in (*(columns or ()), *(() if target is None else (target,))):
+            if column not in known:
+                raise BadJob(f"{self.name} has no column {column!r}. {nearest(column, known)}")
+        self.columns = known if columns is None else columns
+        chosen = target or next((name for name in _TARGETS if name in self.columns), None)
+        self.target = chosen
+        self.form = form
+        self._fingerprint = str(dataset._fingerprint)  # noqa: SLF001 - what their library itself identifies data by
+        self._has_format = dataset.format["type"] is not None
+        self._kinds = {name: _kind(dataset.features[name]) for name in self.columns}
+        feature = None if chosen is None else dataset.features[chosen]
+        self.classes = tuple(getattr(feature, "names", None) or ())
+        self.dataset = dataset if self._has_format else _undecoded(dataset.select_columns(list(self.columns)))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.dataset)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the library's own fingerprint, which is of the table and what was done to it; and of how it is read."""
+        digest = digest_of_parts(self._fingerprint, self.columns, repr(self.form))
+        return f"{digest} (of their fingerprint {self._fingerprint})"
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Row `index`."""
+        row = self.dataset[index]
+        if self._has_format:
+            return {name: row[name] for name in self.columns if name in row} or row
+        return {name: self._entry(name, row[name], index) for name in self.columns}
+
+    def sample_id(self, index: int) -> str:
+        """The row's number."""
+        return str(index)
+
+    def rows(self, indices: Indices) -> dict[str, Any] | None:
+        """All columns of these rows, from one reading of the table; None where rows come as a format makes them."""
+        if self._has_format:
+            return None
+        import torch
+
+        columns = self.dataset[indices.tolist()]
+        batch: dict[str, Any] = {}
+        for name in self.columns:
+            entries = [self._entry(name, value, int(at)) for value, at in zip(columns[name], indices, strict=True)]
+            if self._kinds[name] == "text":
+                batch[name] = entries
+            elif not isinstance(entries[0], torch.Tensor):
+                batch[name] = torch.tensor(entries)
+            elif any(entry.shape != entries[0].shape for entry in entries):
+                return None  # row by row, it is told which two differ
+            else:
+                batch[name] = torch.stack(entries)
+        return batch
+
+    def prepare(self, batch: Any) -> Any:
+        """Images as the form says, the rest as it is."""
+        if self._has_format or not isinstance(batch, Mapping):
+            return batch
+        return {
+            name: self.form.prepare(entry) if self._kinds.get(name) == "image" else entry
+            for name, entry in batch.items()
+        }
+
+    def labels(self) -> Labels | None:
+        """The column of the target, if it holds class labels or integers."""
+        return self._labels
+
+    @cached_property
+    def _labels(self) -> Labels | None:
+        if self.target is None or self._kinds.get(str(self.target)) not in ("label", "integer"):
+            return None
+        with needs("pyarrow"):
+            column = self.dataset.with_format("numpy", columns=[self.target])[:][self.target]
+        return np.asarray(column, np.int64)
+
+    def _entry(self, name: str, value: Any, index: int) -> Any:
+        """A value of a column as an entry of a sample."""
+        kind = self._kinds[name]
+        if value is None:
+            raise BadJob(
+                f"row {index} of {self.name} has no {name!r}",
+                remedy=f"dataset.filter(lambda row: row[{name!r}] is not None) leaves such rows out.",
+            )
+        if kind == "image":
+            return self._image(name, value, index)
+        if kind == "numbers":
+            return _numbers(value)
+        return _numbers(float(value)) if kind == "number" else value
+
+    def _image(self, name: str, value: Mapping[str, Any], index: int) -> Any:
+        import torch
+
+        try:
+            content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+            return torch.from_numpy(self.form.decoded(content))
+        except (OSError, ValueError) as error:
+            raise BadJob(
+                f"the image {name!r} in row {index} of {self.name} cannot be read: {error}",
+                remedy="Leave the row out with dataset.filter(…) or dataset.select(…).",
+            ) from error
+
+
+def huggingface(
+    dataset: Any,
+    columns: Sequence[str] | None = None,
+    *,
+    target: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    resize: str = "stretch",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> Any:
+    """A dataset of Hugging Face's library as a source; of several splits, a dict of sources.
+
+    `Job(data=dataset)` does this by itself, with images as large as they are.
+
+    Args:
+        dataset: a `datasets.Dataset` or `DatasetDict`; the folder of one that was saved; or a name for their
+            `load_dataset`, which may download it.
+        columns: those that samples have; default all. The target comes with the name it has.
+        target: the column of labels, if it is called none of target, label, labels, y; name it to the Job as well.
+        size: of images, (height, width), or one number for both; without it all must be of one size.
+        channels: of images: 1, 3 or 4.
+        resize: "stretch", "crop" or "pad".
+        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
+        std: what they are divided by then; default 1.
+
+    Raises:
+        BadJob: the library is missing, a column is not there, or it is a stream.
+    """
+    form = image_form(size, channels, resize, mean, std)
+    found = _loaded(dataset) if isinstance(dataset, str | Path) else dataset
+    if isinstance(found, Mapping):
+        return {
+            name: huggingface(part, columns, target=target, size=size, channels=channels, resize=resize, mean=mean,
+                              std=std)
+            for name, part in found.items()
+        }  # fmt: skip
+    if not is_huggingface(found):
+        what = "a stream of theirs" if hasattr(found, "take") and not hasattr(found, "__len__") else "no such dataset"
+        raise BadJob(
+            f"stoker.data.huggingface takes a datasets.Dataset; a {type(found).__name__} is {what}",
+            remedy="Load it without streaming=True, or give a stream to Job(data=…) itself.",
+        )
+    return HuggingFace(found, None if columns is None else tuple(columns), target, form)
+
+
+def is_huggingface(data: Any) -> bool:
+    """Whether `data` is a map-style dataset of their library, which is not imported to see that."""
+    module = sys.modules.get("datasets")
+    return module is not None and isinstance(data, module.Dataset)
+
+
+def _loaded(place: str | Path) -> Any:
+    with needs("datasets", "huggingface"):
+        import datasets
+    folder = Path(place).expanduser()
+    is_saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
+    return datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(str(place))
+
+
+def _undecoded(dataset: Any) -> Any:
+    """The dataset with its images as encoded bytes: they are decoded here, as all images are."""
+    import datasets
+
+    for name, feature in dataset.features.items():
+        if _kind(feature) == "image":
+            dataset = dataset.cast_column(name, datasets.Image(decode=False))
+    return dataset
+
+
+def _kind(feature: Any) -> str:
+    """What a column holds: image, label, integer, number, numbers, text, or other."""
+    kind = type(feature).__name__
+    if kind in {"Image", "ClassLabel"}:
+        return "image" if kind == "Image" else "label"
+    if kind in {"Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "Array5D"} or isinstance(
+        feature, list
+    ):
+        return "numbers"
+    dtype = str(getattr(feature, "dtype", ""))
+    if dtype.startswith(("int", "uint", "bool")):
+        return "integer"
+    if dtype.startswith(("float", "double", "decimal")):
+        return "number"
+    return "text"
+
+
+def _numbers(value: Any) -> Any:
+    """Nested lists of numbers as a tensor, integers int64 and others float32; text and ragged lists as they are."""
+    import torch
+
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        return value
+    if array.dtype.kind in "iub":
+        return torch.from_numpy(array.astype(np.int64))
+    return torch.from_numpy(array.astype(np.float32)) if array.dtype.kind == "f" else value

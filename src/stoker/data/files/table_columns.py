@@ -1,0 +1,147 @@
+"""A block's columns as numbers and codes. Imports pyarrow, and so is imported when a table is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stoker.data.files.table_blocks import Block
+from stoker.errors import BadJob, nearest
+
+NOT_A_NUMBER = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL")
+"""What stands for a missing number in text, beside nothing at all."""
+
+MOST_VALUES = 2**16
+"""A column of categories or classes with more different values than this is taken for a mistake."""
+
+
+def numbers_of(block: Block, column: str, *, is_strict: bool = False) -> npt.NDArray[np.float64]:
+    """A column as float64 [B], with NaN where it is missing; if `is_strict`, words for that are no numbers.
+
+    Raises:
+        BadJob: a value is no number, or the column is of a type without numbers.
+    """
+    values = _plain(block.columns[column])
+    if pa.types.is_null(values.type):
+        return np.full(len(values), np.nan)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = _parsed(block, column, values, is_strict=is_strict)
+    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+              or pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type)):  # fmt: skip
+        raise BadJob(
+            f"{block.path}: the column {column!r} is of type {values.type}, which has no numbers",
+            remedy="Make numbers of it, or leave it out of features=[…].",
+        )
+    numbers: npt.NDArray[np.float64] = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def texts_of(block: Block, column: str) -> pa.Array:
+    """A column as large_string [B], null where it is missing; numbers and booleans as they are written.
+
+    Raises:
+        BadJob: the column is of a type that has no text.
+    """
+    values = _plain(block.columns[column])
+    try:
+        return pc.cast(values, pa.large_string())
+    except pa.ArrowException as error:
+        raise BadJob(
+            f"{block.path}: the column {column!r} is of type {values.type}, which has no text", remedy="Leave it out."
+        ) from error
+
+
+def are_numbers(block: Block, column: str) -> bool:
+    """Whether every value of a column that is not missing is a number; booleans are none."""
+    values = _plain(block.columns[column])
+    if pa.types.is_boolean(values.type):
+        return False
+    try:
+        numbers_of(block, column, is_strict=True)
+    except BadJob:
+        return False
+    return True
+
+
+class Vocabulary:
+    """The different values of a column, numbered as they come, or as they were given."""
+
+    def __init__(self, column: str, given: tuple[str, ...] | None) -> None:
+        self.column = column
+        self.given = given
+        self.numbers: dict[str, int] = {value: number for number, value in enumerate(given or ())}
+
+    def codes_of(self, block: Block, texts: pa.Array) -> npt.NDArray[np.int64]:
+        """The numbers [B] of values [B], -1 where one is missing.
+
+        Raises:
+            BadJob: a value is not among those given, or there are too many.
+        """
+        encoded = pc.dictionary_encode(texts)
+        known = np.array([self._number(block, texts, value) for value in encoded.dictionary.to_pylist()], np.int64)
+        places = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+        return np.where(places < 0, -1, np.append(known, -1)[places])
+
+    def sorted(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+        """The values in their final order (as given, else by themselves), and the final number of each code."""
+        if self.given is not None:
+            return self.given, np.arange(len(self.given), dtype=np.int64)
+        values = tuple(sorted(self.numbers))
+        final = np.empty(len(values), np.int64)
+        final[[self.numbers[value] for value in values]] = np.arange(len(values))
+        return values, final
+
+    def _number(self, block: Block, texts: pa.Array, value: str) -> int:
+        if value not in self.numbers:
+            if self.given is not None:
+                at = int(block.rows[texts.to_pylist().index(value)])
+                raise BadJob(
+                    f"{block.path}, row {at}: {self.column!r} is {value!r}, which is not among its {len(self.given):,} "
+                    f"values. {nearest(value, self.given)}",
+                    remedy="Add it where the values are named, or leave the row out with clean=….",
+                )
+            if len(self.numbers) == MOST_VALUES:
+                raise BadJob(
+                    f"{block.path}: the column {self.column!r} has more than {MOST_VALUES:,} different values",
+                    remedy="As categories they would be as many rows of a table; take it as text=[…], or leave it out.",
+                )
+            self.numbers[value] = len(self.numbers)
+        return self.numbers[value]
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def _parsed(block: Block, column: str, values: pa.Array, *, is_strict: bool) -> pa.Array:
+    """Text as numbers."""
+    values = pc.utf8_trim_whitespace(values)
+    words = pa.array(["", *NOT_A_NUMBER], values.type)
+    is_word = pc.fill_null(pc.is_in(values, value_set=words), fill_value=False)
+    try:
+        if is_strict and pc.any(is_word).as_py():
+            raise pa.ArrowInvalid("a word")
+        return pc.cast(pc.if_else(is_word, pa.scalar(None, values.type), values), pa.float64())
+    except pa.ArrowException as error:
+        known = () if is_strict else ("", *NOT_A_NUMBER)
+        at, value = next(
+            (at, value) for at, value in enumerate(values.to_pylist()) if value not in known and not _is_number(value)
+        )
+        raise BadJob(
+            f"{block.path}, row {int(block.rows[at])}: {column!r} is {value!r}, which is no number",
+            remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
+        ) from error
+
+
+def _is_number(value: str | None) -> bool:
+    if value is None:
+        return True
+    if value in NOT_A_NUMBER:
+        return False
+    try:
+        pc.cast(pa.scalar(value), pa.float64())
+    except pa.ArrowException:
+        return False
+    return True

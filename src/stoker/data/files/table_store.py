@@ -1,0 +1,152 @@
+"""A table on disk as the arrays that samples are gathered from, memory-mapped; and the record of what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.data.files.extras import needs
+from stoker.errors import BadJob
+from stoker.store import cache_root, disk_errors
+
+_RECORD = "table.json"
+_VERSION = 1
+"""Of the files below; a table of another version is read anew."""
+
+FEATURES, CATEGORIES, TARGET, ROWS = "features.f32", "categories.i64", "target.bin", "rows.i64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRecord:
+    """What a stored table holds; `digest` is of its content, `missing` counts what was missing by column."""
+
+    num_rows: int
+    files: tuple[str, ...]
+    ends: tuple[int, ...]
+    """Rows up to the end of every file."""
+    features: tuple[str, ...]
+    categories: dict[str, tuple[str, ...]]
+    text: tuple[str, ...]
+    target: str | None
+    target_kind: str | None
+    classes: tuple[str, ...]
+    means: dict[str, float]
+    missing: dict[str, int]
+    num_dropped: int
+    num_cleaned: int
+    sizes: dict[str, int]
+    digest: str
+
+
+class StoredTable:
+    """A table whose arrays are mapped, so that only what is gathered is read."""
+
+    def __init__(self, folder: Path, record: TableRecord) -> None:
+        self.record = record
+        self._folder = folder
+        rows = record.num_rows
+        self.rows = self._mapped(ROWS, np.int64, (rows,))
+        self.features = self._mapped(FEATURES, np.float32, (rows, len(record.features)))
+        self.categories = self._mapped(CATEGORIES, np.int64, (rows, len(record.categories)))
+        kind = np.float32 if record.target_kind == "number" else np.int64
+        self.target = None if record.target is None else self._mapped(TARGET, kind, (rows,))
+        self._texts = [
+            (self._mapped(f"text-{at}.ends.i64", np.int64, (rows,)), self._bytes(f"text-{at}.utf8"))
+            for at in range(len(record.text))
+        ]
+
+    def text(self, column: int, row: int) -> str:
+        """What the text column number `column` has in `row`."""
+        ends, content = self._texts[column]
+        start = int(ends[row - 1]) if row else 0
+        return bytes(content[start : int(ends[row])]).decode()
+
+    def place(self, row: int) -> tuple[str, int]:
+        """The file of a sample, and its row there."""
+        at = int(np.searchsorted(np.array(self.record.ends), row, side="right"))
+        return self.record.files[at], int(self.rows[row])
+
+    def _mapped(self, name: str, dtype: type[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(self._folder / name, dtype, "r", shape=shape)
+
+    def _bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        size = self.record.sizes[name]
+        return self._mapped(name, np.uint8, (size,))
+
+
+def folder_of(key: str) -> Path:
+    """Where the table of this key is kept, or will be."""
+    return cache_root() / "data" / "tables" / key[:40]
+
+
+def key_of(*parts: object) -> str:
+    """What tells one table from another, before it is read."""
+    return hashlib.sha256(json.dumps([_VERSION, *parts]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def opened(folder: Path) -> StoredTable | None:
+    """The table in `folder`; None where there is none, or not all of it."""
+    try:
+        found = json.loads((folder / _RECORD).read_text())
+        record = TableRecord(**{name: _frozen(value) for name, value in found.items()})
+        sizes = {name: (folder / name).stat().st_size for name in record.sizes}
+    except (OSError, ValueError, TypeError):
+        return None
+    return StoredTable(folder, record) if sizes == record.sizes else None
+
+
+def write_record(folder: Path, record: TableRecord) -> None:
+    """Write what the table is: last, so that a table without it is none."""
+    with disk_errors(folder, "a table's record", error=BadJob):
+        (folder / _RECORD).write_text(json.dumps(dataclasses.asdict(record)))
+
+
+def digest_of_files(folder: Path, names: Iterable[str]) -> str:
+    """SHA-256 of the files of a table."""
+    state = hashlib.sha256()
+    for name in names:
+        with (folder / name).open("rb") as file:
+            state.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()};".encode())
+    return f"sha256:{state.hexdigest()}"
+
+
+@contextmanager
+def appending(folder: Path, names: Iterable[str]) -> Iterator[dict[str, IO[bytes]]]:
+    """New files in `folder`, open to be written.
+
+    Raises:
+        BadJob: the disk is full, or cannot be written.
+    """
+    files: dict[str, IO[bytes]] = {}
+    with disk_errors(folder, "a table in the cache", error=BadJob):
+        try:
+            for name in names:
+                files[name] = (folder / name).open("wb")
+            yield files
+        finally:
+            for file in files.values():
+                file.close()
+
+
+def require_pyarrow() -> None:
+    """Say how to get pyarrow where it is missing; raises BadJob."""
+    with needs("pyarrow"):
+        import pyarrow as pa
+    assert pa.__version__
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value)
+    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value

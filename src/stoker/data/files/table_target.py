@@ -1,0 +1,85 @@
+"""The column of the target: classes, whole numbers or numbers, whichever its values are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stoker.data.files.table_blocks import Block
+from stoker.data.files.table_columns import Vocabulary, are_numbers, numbers_of, texts_of
+from stoker.data.files.table_spec import TableSpec
+from stoker.errors import BadJob
+
+FoundKind = Literal["class", "integer", "number"]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What was found: the kind; the target of every row, int64 or float32 [N]; names of classes, if it is one."""
+
+    kind: FoundKind
+    values: npt.NDArray[np.int64] | npt.NDArray[np.float32]
+    classes: tuple[str, ...] = ()
+
+
+class TargetReader:
+    """Reads the target block by block, as every kind that it can still be."""
+
+    def __init__(self, column: str, spec: TableSpec) -> None:
+        self.column = column
+        kind = "class" if spec.classes is not None else spec.target_kind
+        self._wanted = kind
+        self._can_be_class = kind in ("auto", "class")
+        self._can_be_number = kind != "class"
+        self._can_be_integer = kind in ("auto", "integer")
+        self._words = Vocabulary(column, spec.classes)
+        self._codes: list[npt.NDArray[np.int64]] = []
+        self._numbers: list[npt.NDArray[np.float64]] = []
+
+    def read(self, block: Block) -> None:
+        """Take a block's targets; missing ones, which are counted elsewhere, become anything."""
+        if self._wanted == "auto" and self._can_be_number and not are_numbers(block, self.column):
+            self._can_be_number = self._can_be_integer = False
+            self._numbers.clear()
+        if self._can_be_class:
+            self._read_classes(block)
+        if self._can_be_integer and not _are_whole(block, self.column):
+            self._can_be_integer = False
+            if self._wanted == "integer":
+                raise BadJob(f"{block.path}: the target {self.column!r} has values that are no whole numbers",
+                             remedy='Take it as target_kind="number" or "class".')  # fmt: skip
+        if self._can_be_number:
+            self._numbers.append(numbers_of(block, self.column, is_strict=True))
+
+    def result(self) -> Targets:
+        """The targets of all rows that were read."""
+        if self._can_be_number:
+            numbers = np.concatenate([*self._numbers, np.empty(0)])
+            if self._can_be_integer:
+                return Targets("integer", np.nan_to_num(numbers).astype(np.int64))
+            return Targets("number", numbers.astype(np.float32))
+        classes, final = self._words.sorted()
+        codes = np.concatenate([*self._codes, np.empty(0, np.int64)])
+        return Targets("class", np.append(final, -1)[codes], classes)
+
+    def _read_classes(self, block: Block) -> None:
+        try:
+            self._codes.append(self._words.codes_of(block, texts_of(block, self.column)))
+        except BadJob:
+            if not self._can_be_number:
+                raise
+            self._can_be_class = False  # numbers of many values, as a regression has
+            self._codes.clear()
+
+
+def _are_whole(block: Block, column: str) -> bool:
+    values = block.columns[column]
+    if block.is_text:
+        is_whole = pc.match_substring_regex(pc.utf8_trim_whitespace(values), r"^[+-]?\d+$")
+        return pc.all(is_whole).as_py() is not False  # None: all are missing
+    return pa.types.is_integer(values.type) or pa.types.is_null(values.type)

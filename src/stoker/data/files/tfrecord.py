@@ -1,0 +1,247 @@
+"""TFRecord files of `tf.train.Example`, read at random without TensorFlow.
+
+A record is its length (8 bytes), a checksum of that, the content, and a checksum of the content. An index of where
+records begin is made once, from the lengths, whose checksums are looked at then; those of the content are looked at
+whenever a record is read. Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from stoker.data.files.cleaning import Clean, left_out, require_known
+from stoker.data.files.extras import needs
+from stoker.data.files.images import ImageForm, image_form
+from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
+from stoker.data.files.source import IndexedSource, Labels, digest_of_parts, require_choice
+from stoker.errors import BadJob, nearest
+
+_HEADER, _CHECKSUM = 12, 4
+_MASK_DELTA = 0xA282EAD8
+
+KINDS = ("image", "int64", "float32", "text", "bytes")
+Kind = str | tuple[str, Sequence[int]]
+
+
+@final
+class TFRecord(IndexedSource):
+    """Examples as dicts with an entry for each of `features`."""
+
+    def __init__(
+        self, paths: tuple[Path, ...], features: dict[str, tuple[str, tuple[int, ...]]], form: ImageForm,
+        target: str | None, classes: tuple[str, ...], clean: Clean,
+    ) -> None:  # fmt: skip
+        super().__init__(paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}")
+        self.paths = paths
+        self.features = features
+        self.form = form
+        self.classes = classes
+        self.target = target
+        self._clean = clean
+        self._files = OpenFiles(paths)
+
+    @cached_property
+    def _places(self) -> Arrays:
+        """The shard, number, offset, length and stored checksum of every record [N]."""
+        found = [indexed(path, "tfrecord", records_of) for path in self.paths]
+        counts = [len(one["offset"]) for one in found]
+        places = {name: np.concatenate([one[name] for one in found]) for name in ("offset", "length", "checksum")}
+        places["shard"] = np.repeat(np.arange(len(found)), counts)
+        places["number"] = np.concatenate([np.arange(count) for count in counts])
+        dropped = left_out(self._clean, self.paths[0].parent)
+        if dropped:
+            keep = np.array([self._named(shard, number) not in dropped for shard, number in
+                             zip(places["shard"].tolist(), places["number"].tolist(), strict=True)], bool)  # fmt: skip
+            require_known(dropped, int((~keep).sum()), self.name)
+            places = {name: array[keep] for name, array in places.items()}
+        if not len(places["offset"]):
+            raise BadJob(f"{self.paths[0]} has no records", remedy="Give files with at least one.")
+        return places
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self._places["offset"])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the records' lengths and stored checksums, and of how they are read."""
+        content = [self._places[name].tobytes() for name in ("shard", "number", "length", "checksum")]
+        digest = digest_of_parts(*content, repr(self.features), repr(self.form), self.classes)
+        return f"{digest} (of the checksums of {len(self):,} records)"
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """Record `index`, its features as they were asked for."""
+        try:
+            found = _features_of(self._content(index))
+            return {name: self._entry(found, name, *kind) for name, kind in self.features.items()}
+        except (OSError, ValueError) as error:
+            shard, number = int(self._places["shard"][index]), int(self._places["number"][index])
+            raise BadJob(
+                f"record {number} of {self.paths[shard]} cannot be read: {error}",
+                remedy="Put a whole file in its place, and the same command goes on; or leave the record out with "
+                "clean=…, which makes it another job.",
+            ) from error
+
+    def sample_id(self, index: int) -> str:
+        """The file, and the record in it, from 0."""
+        return self._named(int(self._places["shard"][index]), int(self._places["number"][index]))
+
+    def labels(self) -> Labels | None:
+        """The target of every record, if it is one whole number; all records are read for that, once."""
+        return self._labels
+
+    @cached_property
+    def _labels(self) -> Labels | None:
+        if self.target is None or self.features[str(self.target)] != ("int64", ()):
+            return None
+        name = str(self.target)
+        found = (_features_of(self._content(index)) for index in range(len(self)))
+        return np.array([self._entry(features, name, "int64", ()) for features in found], np.int64)
+
+    def prepare(self, batch: Any) -> Any:
+        """Images as the form says, the rest as it is."""
+        return {
+            name: self.form.prepare(entry) if self.features[name][0] == "image" else entry
+            for name, entry in batch.items()
+        }
+
+    def _named(self, shard: int, number: int) -> str:
+        return f"{self.paths[shard].name}:{number}"
+
+    def _content(self, index: int) -> bytes:
+        places = self._places
+        length = int(places["length"][index])
+        content = self._files.read(int(places["shard"][index]), int(places["offset"][index]), length)
+        if masked_crc(content) != int(places["checksum"][index]):
+            raise ValueError("its content does not have its checksum: it is damaged")
+        return content
+
+    def _entry(self, found: Mapping[str, Any], name: str, kind: str, shape: tuple[int, ...]) -> Any:
+        import torch
+
+        if name not in found:
+            raise ValueError(f"it has no feature {name!r}. {nearest(name, found)}")
+        stored = found[name].WhichOneof("kind")
+        wanted = {"int64": "int64_list", "float32": "float_list"}.get(kind, "bytes_list")
+        if stored != wanted:
+            raise ValueError(f"its feature {name!r} is a {stored or 'nothing'}, {kind!r} needs a {wanted}")
+        values = getattr(found[name], stored).value
+        if wanted == "bytes_list":
+            if len(values) != 1:
+                raise ValueError(f"its feature {name!r} has {len(values)} values, {kind!r} is one")
+            if kind == "image":
+                return torch.from_numpy(self.form.decoded(values[0]))
+            return values[0].decode() if kind == "text" else values[0]
+        array = np.array(values, kind)
+        if array.size != int(np.prod(shape)):
+            raise ValueError(f"its feature {name!r} has {array.size} values, wanted the shape {list(shape)}")
+        return torch.from_numpy(array.reshape(shape))
+
+
+def tfrecord(  # noqa: PLR0913 - what can be said of records with images
+    paths: Paths,
+    features: Mapping[str, Kind],
+    *,
+    target: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    resize: str = "stretch",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    classes: Sequence[str] = (),
+    clean: Clean = None,
+) -> TFRecord:
+    """The records of TFRecord files, in the order they lie there.
+
+    Args:
+        paths: `train-{00000..00127}-of-00128`, with `*`, or a list; not compressed.
+        features: by name what each is: "image" (encoded), "int64", "float32", "text" or "bytes"; numbers with a shape
+            are ("float32", (28, 28)).
+        target: the feature that is the label, if it is called none of target, label, labels, y; name it to the Job too.
+        size: of images, (height, width), or one number for both; without it all must be of one size.
+        channels: of images: 1, 3 or 4.
+        resize: "stretch", "crop" or "pad".
+        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
+        std: what they are divided by then; default 1.
+        classes: names of the label's values, for reports.
+        clean: what to leave out, as FILE:NUMBER.
+
+    Raises:
+        BadJob: a file is missing, compressed, cut off or damaged, or a feature is of an unknown kind.
+    """
+    form = image_form(size, channels, resize, mean, std)
+    kinds = {name: _kind(name, given) for name, given in features.items()}
+    if not kinds:
+        raise BadJob("features={} leaves nothing of a record", remedy='As in features={"image": "image", ...}.')
+    if target is not None and target not in kinds:
+        raise BadJob(f"the target {target!r} is not among the features. {nearest(target, kinds)}")
+    chosen = target or next((name for name in ("target", "label", "labels", "y") if name in kinds), None)
+    return TFRecord(shard_paths(paths), kinds, form, chosen, tuple(map(str, classes)), clean)
+
+
+def records_of(path: Path) -> Arrays:
+    """Where the content of every record begins, its length [bytes], and the checksum stored after it: [N] each.
+
+    Raises:
+        BadJob: the file is cut off, or a length does not have its checksum.
+    """
+    num_bytes = path.stat().st_size
+    offsets, lengths, checksums = [], [], []
+    at = 0
+    with path.open("rb", buffering=0) as file:
+        while at < num_bytes:
+            header = os.pread(file.fileno(), _HEADER, at)
+            length = _length_in(header)
+            end = at + _HEADER + length
+            if length < 0 or end + _CHECKSUM > num_bytes:
+                what = "does not have its checksum" if length < 0 else f"ends after the file, of {num_bytes:,} bytes"
+                raise BadJob(
+                    f"record {len(offsets):,} of {path}, at byte {at:,}, {what}",
+                    remedy="It is no TFRecord file, or damaged or cut off: fetch it again.",
+                )
+            offsets.append(at + _HEADER)
+            lengths.append(length)
+            checksums.append(struct.unpack("<I", os.pread(file.fileno(), _CHECKSUM, end))[0])
+            at = end + _CHECKSUM
+    return {
+        "offset": np.array(offsets, np.int64), "length": np.array(lengths, np.int64),
+        "checksum": np.array(checksums, np.int64),
+    }  # fmt: skip
+
+
+def masked_crc(content: bytes) -> int:
+    """The checksum that TFRecord keeps: CRC-32C, turned and moved so that a checksum of checksums is no weak one."""
+    with needs("google-crc32c"):
+        import google_crc32c
+    crc = google_crc32c.value(content)
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _length_in(header: bytes) -> int:
+    """The length that a header states; -1 if it is cut off or does not have its checksum."""
+    if len(header) < _HEADER:
+        return -1
+    length, checksum = struct.unpack("<QI", header)
+    return int(length) if masked_crc(header[:8]) == checksum else -1
+
+
+def _features_of(content: bytes) -> Mapping[str, Any]:
+    """The features of an encoded `tf.train.Example`; ValueError if it is none."""
+    with needs("protobuf"):
+        from stoker.data.files.tf_example import features_of
+    return features_of(content)
+
+
+def _kind(name: str, given: Kind) -> tuple[str, tuple[int, ...]]:
+    kind, shape = (given, ()) if isinstance(given, str) else given
+    require_choice(f"the kind of feature {name!r}", kind, KINDS)
+    if shape and kind not in ("int64", "float32"):
+        raise BadJob(f"feature {name!r} of kind {kind!r} has no shape of its own", remedy=f"Give {name!r}: {kind!r}.")
+    return kind, tuple(shape)

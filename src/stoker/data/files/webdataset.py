@@ -1,0 +1,290 @@
+"""WebDataset shards: tar files in which the members of a sample follow each other and share a name up to its first dot.
+
+They are made to be read from end to end; here an index of their members is made once, so that they are indexed data,
+in an order that is computed. Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.data.files.cleaning import Clean, left_out, require_known
+from stoker.data.files.images import SUFFIXES, ImageForm, image_form
+from stoker.data.files.mending import as_first_seen, note_unreadable, version_of
+from stoker.data.files.names import Names
+from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
+from stoker.data.files.source import IndexedSource, Labels, digest_of_parts
+from stoker.errors import BadJob, nearest
+
+_NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]+)")
+"""A sample's key with its folder, and what the member is."""
+
+_IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
+_PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
+
+
+@dataclass(frozen=True)
+class Members:
+    """Where the parts of samples lie: `shard` [N], `offset` and `size` [N, F], `kind` [N, F] into `kinds`; keys."""
+
+    shard: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+    kind: npt.NDArray[np.int64]
+    kinds: tuple[str, ...]
+    keys: Names
+    num_cleaned: int
+
+
+@final
+class WebDataset(IndexedSource):
+    """Samples of shards: a tuple with an entry for each of `fields`."""
+
+    def __init__(
+        self, paths: tuple[Path, ...], fields: tuple[str, ...], form: ImageForm, classes: tuple[str, ...], clean: Clean
+    ) -> None:
+        super().__init__(paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}")
+        self.paths = paths
+        self.fields = fields
+        self.form = form
+        self.classes = classes
+        self.target = len(fields) - 1 if len(fields) > 1 else None
+        self._clean = clean
+        self._files = OpenFiles(paths)
+
+    @cached_property
+    def members(self) -> Members:
+        """Where everything lies; looked for on first use."""
+        found = [indexed(path, "tar", members_of) for path in self.paths]
+        return _chosen(self.paths, found, self.fields, self._clean)
+
+    @property
+    def note(self) -> str | None:
+        """What was left out."""
+        count = self.members.num_cleaned
+        return f"{self.name}: {count:,} samples are left out by the clean list" if count else None
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.members.keys)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the shards' names, sizes and times, of what lies where in them, and of how it is read."""
+        found, root = self.members, self.paths[0].parent
+        names = [path.name for path in self.paths]
+        versions = np.array([version_of(path) for path in self.paths], np.int64)
+        if all(path.parent == root for path in self.paths):
+            versions = as_first_seen(root, names, versions)
+        arrays = b"".join(array.tobytes() for array in (found.shard, found.offset, found.size))
+        digest = digest_of_parts(names, versions.tobytes(), arrays, found.keys, self.fields, self.classes,
+                                 repr(self.form))  # fmt: skip
+        return f"{digest} (of names, sizes and times of {len(self.paths):,} shards, and of their members)"
+
+    def sample(self, index: int) -> tuple[Any, ...]:
+        """Sample `index`, its members decoded by their kinds."""
+        return tuple(self._entry(index, field) for field in range(len(self.fields)))
+
+    def sample_id(self, index: int) -> str:
+        """The shard and the key in it."""
+        return f"{self.paths[int(self.members.shard[index])].name}:{self.members.keys[index]}"
+
+    def labels(self) -> Labels | None:
+        """The last field of every sample, if it is `cls`; read once, a few bytes each."""
+        return self._labels
+
+    @cached_property
+    def _labels(self) -> Labels | None:
+        if self.fields[-1] != "cls":
+            return None
+        last = len(self.fields) - 1
+        return np.array([self._entry(index, last) for index in range(len(self))], np.int64)
+
+    def prepare(self, batch: Any) -> Any:
+        """Images as the form says, the rest as it is."""
+        pairs = zip(self.fields, batch, strict=True)
+        return tuple(self.form.prepare(entry) if _is_image(field) else entry for field, entry in pairs)
+
+    def _entry(self, index: int, field: int) -> Any:
+        members = self.members
+        shard, kind = int(members.shard[index]), members.kinds[int(members.kind[index, field])]
+        try:
+            content = self._files.read(shard, int(members.offset[index, field]), int(members.size[index, field]))
+            return self._decoded(content, kind)
+        except (OSError, ValueError) as error:
+            path = self.paths[shard]
+            note_unreadable(path.parent, path.name)
+            raise BadJob(
+                f"{members.keys[index]}.{kind} in {path} cannot be read: {error}",
+                remedy="Put a whole shard in its place, with the same members, and the same command goes on. "
+                f"`stoker data check {path}` finds all such samples.",
+            ) from error
+
+    def _decoded(self, content: bytes, kind: str) -> Any:
+        """What a member's content means, by the last part of its name; ValueError where it means nothing."""
+        last = kind.rpartition(".")[2]
+        if last in _IMAGES:
+            import torch
+
+            return torch.from_numpy(self.form.decoded(content))
+        if last in {"cls", "cls2", "index", "inx", "id"}:
+            return self._number(content.decode().strip())
+        decoders: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "text": bytes.decode, "json": json.loads,
+                                                       "npy": _array}  # fmt: skip
+        return decoders.get(last, bytes)(content)
+
+    def _number(self, text: str) -> int:
+        if text in self.classes:
+            return self.classes.index(text)
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no class. {nearest(text, self.classes)}") from None
+        if self.classes and not 0 <= number < len(self.classes):
+            raise ValueError(f"there are {len(self.classes)} classes, it is of number {number}")
+        return number
+
+
+def webdataset(  # noqa: PLR0913 - what can be said of shards of images
+    shards: Paths,
+    *,
+    fields: Sequence[str] = ("jpg;jpeg;png;webp", "cls"),
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    resize: str = "stretch",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    classes: Sequence[str] = (),
+    clean: Clean = None,
+) -> WebDataset:
+    """The samples of tar shards, in the order they lie there; at first only the first bytes of each are looked at.
+
+    Args:
+        shards: `train-{0000..0146}.tar`, with `*`, or a list.
+        fields: the members that make a sample, in order; `;` separates the names that one may have. Images become
+            uint8 [C, H, W], `cls` a number, `txt` text, `json` what it holds, `npy` an array; others stay bytes.
+        size: of images, (height, width), or one number for both; without it all must be of one size.
+        channels: of images: 1, 3 or 4.
+        resize: "stretch", "crop" or "pad".
+        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
+        std: what they are divided by then; default 1.
+        classes: their names, where `cls` holds names; else for reports.
+        clean: what `stoker data check` found, to be left out.
+
+    Raises:
+        BadJob: a shard is missing, compressed or no tar file; a sample lacks a field; a field is a pickle.
+    """
+    form = image_form(size, channels, resize, mean, std)
+    for field in fields:
+        if _PICKLES & {name.rpartition(".")[2] for name in field.split(";")}:
+            raise BadJob(f"the field {field!r} is a pickle, which can run any code when it is opened",
+                         remedy="Write arrays as .npy, and the rest as .json.")  # fmt: skip
+    if not fields:
+        raise BadJob("fields=[] leaves nothing of a sample", remedy='As in fields=["jpg;png", "cls"].')
+    return WebDataset(shard_paths(shards), tuple(fields), form, tuple(map(str, classes)), clean)
+
+
+def members_of(path: Path) -> Arrays:
+    """The members of a tar file that are samples' parts: where each begins and its size [M], and its name.
+
+    Raises:
+        BadJob: it is no tar file, or is cut off.
+    """
+    offsets, sizes, names = [], [], []
+    num_bytes = path.stat().st_size
+    try:
+        with tarfile.open(path, "r:") as file:
+            for member in file:
+                file.members = []  # type: ignore[assignment] - else it keeps a record of every member
+                if member.offset_data + member.size > num_bytes:
+                    raise tarfile.ReadError(f"it ends within {member.name}")
+                if member.isreg() and _NAME.fullmatch(member.name):
+                    offsets.append(member.offset_data)
+                    sizes.append(member.size)
+                    names.append(member.name)
+    except (tarfile.TarError, OSError) as error:
+        raise BadJob(
+            f"{path} cannot be read as tar: {error}", remedy="Fetch the shard again; it is damaged or cut off."
+        ) from error
+    stored = Names(names)
+    return {
+        "offset": np.array(offsets, np.int64), "size": np.array(sizes, np.int64),
+        "names": np.frombuffer(stored.blob, np.uint8), "ends": stored.ends,
+    }  # fmt: skip
+
+
+def _chosen(paths: Sequence[Path], found: Sequence[Arrays], fields: Sequence[str], clean: Clean) -> Members:
+    """The fields of every sample of the shards, those left out taken away."""
+    dropped = left_out(clean, paths[0].parent)
+    wanted = {kind: at for at, field in enumerate(fields) for kind in field.lower().split(";")}
+    kinds = tuple(wanted)
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    shards: list[int] = []
+    keys: list[str] = []
+    places: list[list[tuple[int, int, int]]] = []
+    num_cleaned = 0
+    for shard, (path, arrays) in enumerate(zip(paths, found, strict=True)):
+        for key, parts in _samples_of(path, arrays):
+            if f"{path.name}:{key}" in dropped or key in dropped:
+                num_cleaned += 1
+                continue
+            chosen = {wanted[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in wanted}
+            _require_fields(path, key, fields, chosen, parts)
+            shards.append(shard)
+            keys.append(key)
+            places.append([chosen[at] for at in range(len(fields))])
+    require_known(dropped, num_cleaned, paths[0].name)
+    if not keys:
+        raise BadJob(f"{paths[0]} has no samples", remedy="Members are called KEY.KIND, as in 000001.jpg.")
+    array = np.array(places, np.int64)
+    return Members(np.array(shards, np.int64), array[:, :, 0], array[:, :, 1], array[:, :, 2], kinds, Names(keys),
+                   num_cleaned)  # fmt: skip
+
+
+def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[int, int]]]]:
+    """Keys in order, each with its members by kind: (offset, size)."""
+    names = Names.of_parts(arrays["names"].tobytes(), arrays["ends"])
+    samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
+    for name, offset, size in zip(names, arrays["offset"].tolist(), arrays["size"].tolist(), strict=True):
+        matched = _NAME.fullmatch(name)
+        assert matched is not None, "only such names are in the index"
+        key, kind = matched[1].removeprefix("./"), matched[2].lower()
+        if not samples or samples[-1][0] != key:
+            samples.append((key, {}))
+        if kind in samples[-1][1]:
+            raise BadJob(f"{path} has {name} twice in a row", remedy="Give each sample a key of its own.")
+        samples[-1][1][kind] = (offset, size)
+    return samples
+
+
+def _require_fields(
+    path: Path, key: str, fields: Sequence[str], chosen: dict[int, tuple[int, int, int]], parts: dict[str, Any]
+) -> None:
+    for at, field in enumerate(fields):
+        if at not in chosen:
+            raise BadJob(
+                f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
+                remedy="Name the members in fields=[…], or leave the sample out with clean=….",
+            )
+
+
+def _is_image(field: str) -> bool:
+    return field.lower().split(";")[0].rpartition(".")[2] in _IMAGES
+
+
+def _array(content: bytes) -> Any:
+    import io
+
+    import torch
+
+    return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False))

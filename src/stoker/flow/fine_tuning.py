@@ -1,0 +1,122 @@
+"""Training what is left of a pruned network, with the whole one as its teacher: a run like any other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from stoker import records
+from stoker.compressing.pruning import Distillation, rebuilt
+from stoker.errors import BadJob, RunFailed
+from stoker.flow.preparation import prepare
+from stoker.flow.running import train
+from stoker.flow.runs import WEIGHTS, Run, load
+from stoker.jobs import Job, schedules
+from stoker.records.pruning import Pruning
+from stoker.stepping import build_model
+from stoker.store import RunDirectory, runs_root, write_atomic
+from stoker.training import Sink, load_weights
+from stoker.units import Duration
+
+SHARE_OF_TRAINING = 0.25
+"""How long a pruned network is trained for, of what the job itself was."""
+
+RATE = 0.3
+"""The highest learning rate of that, of the job's own: what is left is near where it shall be."""
+
+RECORD = "pruning.json"
+"""The record of a pruned network: in the directory of the run that trained it, and with what was made of it."""
+
+_NOT_TAKEN_OVER = ("test", "recipe", "ema", "swa", "stop", "sync", "init", "freeze", "mix")
+"""Fields of a job that are about how its own training begins, goes on and ends."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A schedule at a share of its height."""
+
+    share: float
+    schedule: schedules.Schedule
+
+    def __call__(self, progress: float) -> float:
+        """The factor of the learning rate at `progress`."""
+        return self.share * self.schedule(progress)
+
+
+def tuning_job(job: Job, module: nn.Module, teacher: nn.Module, until: Duration, *, name: str) -> Job:
+    """The job that trains what is left of a network: the original's data and loss, and the whole network as teacher.
+
+    What was chosen by validation data is not taken over: a pruned network is accepted on rows of it that nothing was
+    chosen by, its weights included. So the last weights are kept, and nothing stops early.
+
+    Raises:
+        BadJob: the loss or step does not go with a teacher.
+    """
+    if job.loss_scope == "batch":
+        raise BadJob("pruning takes losses of single samples, and this job's is of a whole batch")
+    defaults = {field.name: field.default for field in dataclasses.fields(Job)}
+    changes = {field: defaults[field] for field in _NOT_TAKEN_OVER if field in defaults} | {
+        "model": module, "loss": Distillation(teacher, job), "label_smoothing": 0.0, "until": until, "select": "last",
+        "schedule": Reduced(RATE, schedules.warmup_cosine()), "name": name,
+    }  # fmt: skip
+    return dataclasses.replace(job, **changes)
+
+
+def share_of(until: Duration) -> Duration:
+    """A quarter of a job's length, in its own unit."""
+    value = SHARE_OF_TRAINING * until.value
+    return dataclasses.replace(until, value=float(math.ceil(value)) if until.unit == "updates" else value)
+
+
+def trained(original: Run, job: Job, teacher: nn.Module, pruning: Pruning, sink: Sink | None) -> tuple[Run, nn.Module]:
+    """The network of a pruning, trained on: by a run that is continued if it was stopped, and taken if it is finished.
+
+    Args:
+        original: the run whose model was pruned.
+        job: its job, made ready.
+        teacher: its model.
+        pruning: what was decided.
+        sink: receives the run's events; None: a display on standard error.
+
+    Raises:
+        BadJob: the job's loss or step does not go with a teacher.
+        RunFailed: training was asked to stop, or could not go on.
+    """
+    name = f"{original.name}-pruned-{pruning.target:g}x"
+    job = tuning_job(job, rebuilt(teacher, pruning.cut), teacher, pruning.until, name=name)
+    directory = RunDirectory(runs_root() / f"{name}-{prepare(job).spec.digest()[:6]}")
+    if directory.is_run and directory.read_run().status == "finished":
+        run = Run(directory, job)
+    else:
+        run = train(job, run_dir=directory.path, sink=sink)
+    if run.status != "finished":
+        raise RunFailed(
+            f"{run.name} was stopped before what is left of {original.name} was trained",
+            remedy="The same command goes on where it was.",
+        )
+    record = dataclasses.replace(pruning, run=run.name)
+    write_atomic(run.path / RECORD, records.dumps(record) + "\n", what="what was pruned")
+    return run, run.model(job)
+
+
+def pruned_model(run: Run, job: Job | None = None) -> nn.Module:
+    """The model of a run that trained a pruned network: made of the job's whole model, with the run's weights.
+
+    Args:
+        run: one of those that pruning made; its directory has `pruning.json`.
+        job: of the run that was pruned; default: that run's own copy of its job file, which then runs as code.
+
+    Raises:
+        BadJob: it trained no pruned network, or the job makes another model than the one that was pruned.
+        BadRun: the run is not finished, or the one it was pruned from is gone.
+    """
+    path = run.path / RECORD
+    if not path.is_file():
+        raise BadJob(f"{run.name} did not train a pruned network: there is no {RECORD} in {run.path}")
+    pruning = records.loads(path.read_text(encoding="utf-8"), Pruning)
+    model = rebuilt(build_model(job or load(pruning.source.name).job()), pruning.cut)
+    load_weights(model, run.weights(), run.path / WEIGHTS)
+    return model.eval()

@@ -1,0 +1,302 @@
+"""Prune: from a run to smaller networks that answer as its model does, each fast enough and trained on beside it.
+
+What was decided by measuring is kept in the run's directory before anything is trained, so that the same command, after
+an interruption, goes on with the same network and the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from stoker import exporting, records
+from stoker.artifacts import Artifact
+from stoker.compressing import Course, PrunedGraph
+from stoker.compressing.contender import gain_of
+from stoker.compressing.pruning import (
+    CannotPrune,
+    Probe,
+    next_ratio,
+    prunable,
+    rebuilt,
+    removed_at,
+    scores_of,
+    sound_cut,
+)
+from stoker.compressing.pruning.pacing import fast_enough
+from stoker.engines.torch_module import as_tensor
+from stoker.errors import BadArtifact, BadJob, StokerError
+from stoker.exporting import About, JobInputs, job_inputs, named_outputs
+from stoker.flow.fine_tuning import RECORD, share_of, trained
+from stoker.flow.generators import generators_kept
+from stoker.flow.preparation import Prepared, prepare, users_code
+from stoker.flow.rows_of_jobs import stored_as
+from stoker.flow.runs import Run, load
+from stoker.jobs import Job
+from stoker.loading.keys import Stream, key_of
+from stoker.loading.order import KeyedPermutation
+from stoker.records import BATCH, EngineName, ServingPrecision
+from stoker.records.compression import Interval
+from stoker.records.pruning import Cut, Importance, Pruning
+from stoker.stepping.losses import Objective
+from stoker.store import write_atomic
+from stoker.training import Sink
+from stoker.units import Duration
+
+TARGETS = (1.25, 1.5, 2.0)
+"""How much faster than the whole network pruned ones shall be."""
+
+_DECIDED = "pruned"
+"""Where a run's directory keeps what was decided about each speed."""
+
+_BATCHES, _ROWS = 16, 64
+_RACE_S = 2.0
+_MOST_PROBES = 5
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """What pruning works with: the run and its job made ready, the model as exported, and where it is timed."""
+
+    run: Run
+    prepared: Prepared
+    teacher: nn.Module
+    taken: JobInputs
+    course: Course
+    runs_in: tuple[EngineName, ServingPrecision]
+    proved_on: str
+    tell: Callable[[str], None]
+
+    def ask(self, module: nn.Module) -> Sequence[torch.Tensor]:
+        """The outputs of a network like the teacher for the first training rows."""
+        rows = self.taken.arrays(range(4), self.prepared.data.train)
+        return tuple(named_outputs(self.taken.call(module, *map(as_tensor, rows.values()))).values())
+
+    def export(self, module: nn.Module, out: Path) -> Artifact:
+        """A network like the teacher, with the signature of the model given.
+
+        Raises:
+            BadArtifact: it cannot be exported.
+        """
+        manifest = self.course.source.manifest
+        named = {
+            spec.name: {at: dim for at, dim in enumerate(spec.shape) if isinstance(dim, str) and dim != BATCH}
+            for spec in manifest.inputs
+        }
+        about = About(
+            name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
+            labels=manifest.labels,
+        )  # fmt: skip
+        rows = self.taken.arrays(np.linspace(0, len(self.taken.samples) - 1, num=8).astype(np.int64))
+        return exporting.export_call(module.eval(), self.taken.call, rows, out, about)
+
+
+def pruned_graphs(pruner: Pruner, aside: Path, *, until: Duration | None, sink: Sink | None) -> tuple[PrunedGraph, ...]:
+    """Networks at the speeds of `TARGETS`, trained on and exported into `aside`; those that cannot be had are told of.
+
+    Args:
+        pruner: see `pruner_of`.
+        aside: an empty directory.
+        until: how long each is trained; None: a quarter of what the job's run was.
+        sink: receives the events of their runs; None: a display on standard error.
+
+    Raises:
+        BadJob: the job's loss or step does not go with a teacher.
+        RunFailed: training was stopped: the same command goes on.
+    """
+    until = until or share_of(pruner.prepared.job.until)
+    found: list[PrunedGraph] = []
+    try:
+        chosen = decided(pruner, TARGETS, until, aside)
+    except CannotPrune as error:
+        pruner.tell(f"not pruned: {error.message}")
+        return ()
+    for pruning in chosen:
+        pruner.tell(f"{_name(pruning)}: training what is left, {pruning.until}")
+        run, module = trained(pruner.run, pruner.prepared.job, pruner.teacher, pruning, sink)
+        directory = aside / f"{pruning.target:g}x"
+        try:
+            artifact = pruner.export(module, directory / "model")
+        except BadArtifact as error:
+            pruner.tell(f"{_name(pruning)}: {error.message}")
+            continue
+        record = directory / RECORD
+        shutil.copyfile(run.path / RECORD, record)
+        found.append(PrunedGraph(_name(pruning), _how(pruning), artifact.graph_path, record))
+    return tuple(found)
+
+
+def pruner_of(
+    source: Artifact, job: Job | None, course: Course, *, fast_dtypes: Sequence[str], proved_on: str,
+    tell: Callable[[str], None],
+) -> Pruner:  # fmt: skip
+    """What it takes to prune the model of a version that was exported from a run.
+
+    Raises:
+        BadJob: it came from elsewhere, or there is no data like what it takes.
+        BadRun: its run is gone.
+    """
+    origin = source.manifest.source
+    if origin.kind != "run":
+        raise BadJob(
+            f"{source.path} was not exported from a run (it came from {origin.kind} {origin.name}): what is left after "
+            "pruning has to be trained on, and there is no job to train it by",
+            remedy="Prune the version that `stoker export RUN` wrote, or leave --prune out.",
+        )
+    run = load(origin.name)
+    with users_code("the job's data", None), generators_kept():
+        prepared = prepare(job or run.job())
+        teacher = run.model(prepared.job)
+        samples = prepared.data.valid or prepared.data.test or prepared.data.train
+        taken = stored_as(job_inputs(prepared.job, teacher, samples), source.manifest)
+    engine: tuple[EngineName, ServingPrecision] = (source.manifest.engine, source.manifest.precision)
+    if "bf16" in fast_dtypes and engine[0] == "openvino":
+        engine = ("openvino", "bf16")
+    return Pruner(run, prepared, teacher, taken, course, engine, proved_on, tell)
+
+
+def decided(pruner: Pruner, targets: Sequence[float], until: Duration, aside: Path) -> list[Pruning]:
+    """What to cut for each speed: as decided before under the same terms, or measured now and kept.
+
+    Raises:
+        CannotPrune: no channels can go.
+    """
+    kept = {target: _kept(pruner, target, until) for target in targets}
+    missing = [target for target in targets if kept[target] is None]
+    if missing:
+        kept |= _measured(pruner, missing, until, aside)
+    found = {records.digest(one.cut): one for target in targets if (one := kept[target]) is not None}
+    return list(found.values())  # one network may be fast enough for several speeds
+
+
+def _kept(pruner: Pruner, target: float, until: Duration) -> Pruning | None:
+    path = _place(pruner, target)
+    try:
+        pruning = records.loads(path.read_text(encoding="utf-8"), Pruning)
+    except (OSError, ValueError):
+        return None
+    wanted = _undecided(pruner, target, until)
+    undecided = dataclasses.replace(
+        pruning, ratio=wanted.ratio, speed_up=wanted.speed_up, cut=wanted.cut, importance=wanted.importance
+    )
+    return pruning if undecided == wanted else None
+
+
+def _undecided(pruner: Pruner, target: float, until: Duration) -> Pruning:
+    """A record without its decision: the terms it is made under."""
+    terms = pruner.course.terms
+    return Pruning(
+        source=pruner.course.source.manifest.source, target=target, ratio=0.0, importance="taylor",
+        speed_up=Interval(value=1.0, low=1.0, high=1.0), engine_precision=" ".join(pruner.runs_in),
+        batch_sizes=terms.batch_sizes, threads=terms.threads, proved_on=pruner.proved_on, until=until,
+        cut=Cut(kept=(), layers=()),
+    )  # fmt: skip
+
+
+def _place(pruner: Pruner, target: float) -> Path:
+    return pruner.run.path / _DECIDED / f"{target:g}x.json"
+
+
+def _measured(
+    pruner: Pruner, targets: Sequence[float], until: Duration, aside: Path
+) -> dict[float, Pruning | None]:  # fmt: skip
+    """The cut for each speed, by making graphs of networks at a few shares and racing them with the whole.
+
+    Raises:
+        CannotPrune: no channels can go.
+    """
+    pruner.tell("looking for channels that can go")
+    scores = channel_scores(pruner, "taylor")
+    cuts: dict[float, Cut] = {}
+    measured: dict[float, Interval] = {}
+    numbers = itertools.count()
+
+    def probe(ratio: float) -> Probe:
+        cuts[ratio] = sound_cut(pruner.teacher, pruner.ask, removed_at(scores, ratio))
+        measured[ratio] = _speed_up(pruner, cuts[ratio], aside / f"probe-{next(numbers)}")
+        gain = measured[ratio]
+        pruner.tell(f"{ratio:.0%} of channels out: {gain.value:.2f}× as fast ({gain.low:.2f} to {gain.high:.2f})")
+        return Probe(ratio, gain.value)
+
+    probes: list[Probe] = []
+    found: dict[float, Pruning | None] = {}
+    for target in targets:
+        for _ in range(_MOST_PROBES):
+            ratio = next_ratio(probes, target)
+            if ratio is None:
+                break
+            probes.append(probe(ratio))
+        best = fast_enough(probes, target)
+        found[target] = None
+        if best is None:
+            pruner.tell(f"{target:g}× is not to be had: {max(one.speed_up for one in probes):.2f}× at most")
+            continue
+        chosen = dataclasses.replace(
+            _undecided(pruner, target, until), ratio=best.ratio, speed_up=measured[best.ratio], cut=cuts[best.ratio]
+        )
+        _place(pruner, target).parent.mkdir(exist_ok=True)
+        write_atomic(_place(pruner, target), records.dumps(chosen) + "\n", what="what is pruned")
+        found[target] = chosen
+    return found
+
+
+def channel_scores(pruner: Pruner, importance: Importance) -> dict[str, Any]:
+    """How important each channel that can go is, for what it costs; see `scores_of`.
+
+    Raises:
+        CannotPrune: none can go.
+    """
+    groups = prunable(pruner.teacher, pruner.ask)
+    return scores_of(
+        pruner.teacher, pruner.ask, groups, importance=importance, gradients=lambda module: _gradients(pruner, module)
+    )
+
+
+def _gradients(pruner: Pruner, module: nn.Module) -> Iterator[None]:
+    """Leave the gradient of the job's loss on some training batches, one after another, in `module`'s parameters."""
+    objective, samples = Objective(pruner.prepared.job), pruner.prepared.data.train
+    order = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, pruner.prepared.job.seed, len(samples), 2))
+    for start in range(0, min(len(samples), _BATCHES * _ROWS), _ROWS):
+        rows = order(np.arange(start, min(start + _ROWS, len(samples)), dtype=np.int64))
+        module.zero_grad(set_to_none=True)
+        loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
+        (loss.sum / loss.count).backward()
+        yield
+
+
+def _speed_up(pruner: Pruner, cut: Cut, directory: Path) -> Interval:
+    """How much faster than the whole network what is left of it is, in the engine and precision it will be served in.
+
+    Raises:
+        CannotPrune: the engine or the exporter refuses it.
+    """
+    course, (engine, precision) = pruner.course, pruner.runs_in
+    try:
+        artifact = pruner.export(rebuilt(pruner.teacher, cut), directory / "model")
+        pair = [
+            course.engine_of(dataclasses.replace(one.manifest, engine=engine, precision=precision), one.graph_path)
+            for one in (artifact, course.source)
+        ]
+    except StokerError as error:
+        raise CannotPrune(f"the pruned network cannot be timed: {error.message}") from error
+    gain = gain_of(course.races(pair[0], pair[1], seconds=_RACE_S), course.terms.confidence)
+    for one in pair:
+        one.close()
+    return gain
+
+
+def _name(pruning: Pruning) -> str:
+    return f"pruned {pruning.target:g}×"
+
+
+def _how(pruning: Pruning) -> str:
+    return f"{pruning.ratio:.0%} of channels out, trained on for {pruning.until} with the whole network as teacher"

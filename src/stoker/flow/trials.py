@@ -1,0 +1,269 @@
+"""Trials of a study as real runs: what a process of `stoker tune` does, and what it looks up before the first.
+
+Nothing here loads PyTorch until it is called: the process that conducts a study never does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import BadJob, BadRun, DoesNotFit, StokerError, first_line
+from stoker.jobs import Job, load_job
+from stoker.jobs.source import name_of, source_digest
+from stoker.records import Event, Plan, digest
+from stoker.records.codec import JSON
+from stoker.records.study import PlannedTrial
+from stoker.store import RunDirectory, RunLock
+from stoker.tuning.messages import Ending, EndingKind, Judge, Reading, Request, Slot
+from stoker.tuning.space import as_text
+
+if TYPE_CHECKING:
+    from stoker.flow.preparation import Prepared
+    from stoker.jobs import Entry
+
+_LOCK_S = 60.0
+"""How long the process of a killed study may take to save a run that this one is to continue [s]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSource:
+    """Where the jobs of a study come from: a job file, or a function of the settings; `fixed` are settings of all."""
+
+    path: Path | None = None
+    function: Callable[..., Job] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, parameters: Mapping[str, JSON]) -> tuple[Job, Entry | None]:
+        """The job with these settings.
+
+        Raises:
+            BadJob: it cannot be made.
+        """
+        settings = {**self.fixed, **parameters}
+        if self.path is not None:
+            return load_job(self.path, {name: as_text(value) for name, value in settings.items()})
+        assert self.function is not None
+        try:
+            job = self.function(**settings)
+        except StokerError:
+            raise
+        except Exception as problem:
+            raise BadJob(f"{self.name}(…) raised {type(problem).__name__}: {first_line(problem)}") from problem
+        if not isinstance(job, Job):
+            raise BadJob(f"{self.name}(…) returned a {type(job).__name__}, wanted a stoker.Job")
+        return job, None
+
+    @property
+    def name(self) -> str:
+        """The file's name, or the function's."""
+        return self.path.stem if self.path is not None else getattr(self.function, "__name__", "job")
+
+    def digest(self, entry: Entry | None) -> str:
+        """SHA-256 (hex) of what makes the jobs: the file and its local imports, or the function's text."""
+        if entry is not None:
+            return entry.digest
+        return digest([name_of(self.function), source_digest(self.function)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTrial:
+    """Trains a trial in this process; see `stoker.tuning.RunTrial`. It is pickled on its way there."""
+
+    source: JobSource
+    plan: Plan | Path | None = None
+
+    def __call__(self, request: Request, slot: Slot, judge: Judge) -> Ending:
+        """The trial's end. The test set is not used: a study that looked at it would have chosen by it."""
+        from stoker.flow.running import train  # noqa: PLC0415 - PyTorch is loaded here, in the trial's own process
+
+        directory = RunDirectory(request.directory)
+        _wait_until_free(directory)
+        if directory.is_run and directory.read_run().status == "finished":
+            return _kept_ending(directory)  # it was, and the study's process was killed before it noted that
+        listener = _Listener(judge)
+        try:
+            job, entry = self.source.make(request.parameters)
+            run = train(
+                dataclasses.replace(job, test=None), on=request.on or slot.on, run_dir=request.directory,
+                plan=self.plan, memory=slot.memory_bytes, entry=entry, sink=listener,
+            )  # fmt: skip
+        except StokerError as error:
+            return listener.ending(_kind_of(error), error.message)
+        if run.status != "finished":
+            return listener.ending("stopped")
+        return _kept_ending(directory)
+
+
+class _Listener:
+    """A sink that asks after each evaluation whether to go on, and stops the run by a signal if not."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._total_samples = self._samples = 0
+        self._wall_s = 0.0
+
+    def __call__(self, event: Event) -> None:
+        fields = event.fields
+        self._samples = max(self._samples, int(fields.get("samples") or 0))
+        self._wall_s = float(fields.get("wall_s") or self._wall_s)
+        if event.kind == "started":
+            self._total_samples = int(fields["total_samples"])
+        if event.kind == "evaluated" and fields["split"] == "valid":
+            metrics = {name: float(value) for name, value in fields["metrics"].items()}
+            reading = Reading(samples=fields["samples"], total_samples=self._total_samples, metrics=metrics)
+            if self._judge(reading) and reading.samples < self._total_samples:
+                signal.raise_signal(signal.SIGTERM)  # asks the run of this process to save and stop
+
+    def ending(self, kind: EndingKind, words: str = "") -> Ending:
+        """How the run ended, with what was spent on it."""
+        return Ending(kind=kind, samples=self._samples, wall_s=self._wall_s, words=words)
+
+
+def _kept_ending(directory: RunDirectory) -> Ending:
+    """The ending of a finished run, from its records."""
+    run = directory.read_run()
+    told = next((event.fields for event in reversed(directory.read_events()) if event.kind == "finished"), {})
+    metrics = {name.removeprefix("valid/"): value for name, value in run.metrics.items() if name.startswith("valid/")}
+    return Ending(
+        kind="finished", metrics=metrics, samples=run.samples, wall_s=run.wall_s,
+        peak_bytes=int(told.get("peak_bytes", 0)),
+    )  # fmt: skip
+
+
+def _kind_of(error: StokerError) -> EndingKind:
+    """What an error of a run means for a study: no memory, numbers that are none, or a mistake."""
+    from stoker.stepping import NotFinite, ran_out_of_memory  # noqa: PLC0415 - PyTorch; it is loaded by now
+
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    if any(isinstance(one, DoesNotFit) or ran_out_of_memory(one) for one in chain):
+        return "out of memory"
+    return "diverged" if any(isinstance(one, NotFinite) for one in chain) else "failed"
+
+
+def _wait_until_free(directory: RunDirectory) -> None:
+    """Wait until the process that had the run, which is asked to stop when its study ends, has saved it.
+
+    Raises:
+        BadRun: it goes on and on.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    while directory.path.exists():
+        try:
+            with RunLock(directory.path):
+                return
+        except BadRun:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What is known of a study's jobs before any is trained.
+
+    `objectives` maps every name of an objective to whether higher is better; `default` is what chooses a run's best
+    checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends.
+    """
+
+    digest: str
+    objectives: dict[str, bool]
+    unclear: tuple[str, ...]
+    default: str
+    first_samples: int
+    total_samples: int
+    planned: tuple[PlannedTrial, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookAtJobs:
+    """Makes the jobs of some configurations and plans them, in a process with as much of the machine as a trial has."""
+
+    source: JobSource
+    on: str
+    plan: Plan | Path | None = None
+    is_planned: bool = True
+
+    def __call__(self, configurations: Sequence[dict[str, JSON]]) -> Survey:
+        """What is known of the jobs.
+
+        Raises:
+            BadJob: none of them can be made, or there is nothing to choose by.
+        """
+        planned, prepared, problem = [], [], None
+        for parameters in configurations:
+            try:
+                job, entry = self.source.make(parameters)
+                planned.append(self._planned(parameters, job, entry, prepared))
+            except StokerError as error:
+                problem = problem or error
+                planned.append(PlannedTrial(parameters=parameters, problem=error.message))
+        if not prepared:
+            assert problem is not None
+            raise problem
+        return _surveyed(self.source, planned, prepared)
+
+    def _planned(
+        self, parameters: dict[str, JSON], job: Job, entry: Entry | None, found: list[Prepared]
+    ) -> PlannedTrial:
+        """What a configuration needs; its job made ready goes into `found`, whether it fits or not."""
+        from stoker.devices import attached_devices, cheapest, planned_devices, resolve_place  # noqa: PLC0415
+        from stoker.flow.decision import decide, given_plan  # noqa: PLC0415 - PyTorch
+        from stoker.flow.preparation import prepare  # noqa: PLC0415 - PyTorch
+        from stoker.planning import cost_usd  # noqa: PLC0415 - NumPy
+
+        prepared = prepare(dataclasses.replace(job, test=None), entry)
+        found.append(prepared)
+        if not self.is_planned:
+            return PlannedTrial(parameters=parameters)
+        device = resolve_place(self.on, attached_devices())
+        forecast = decide(prepared, device, given_plan(self.plan))[0].chosen.forecast
+        place = next(one for one in planned_devices(device.torch_name, attached_devices()) if one.device == device)
+        price = cheapest(place.entry.name) if place.entry is not None else None
+        return PlannedTrial(
+            parameters=parameters, total_s=forecast.total_s, peak_bytes=forecast.peak_bytes,
+            energy_kwh=forecast.energy_kwh, total_samples=forecast.total_samples,
+            cost_usd=None if price is None else cost_usd(forecast.total_s, price),
+        )  # fmt: skip
+
+
+def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequence[Prepared]) -> Survey:
+    from stoker.stepping import measure_name  # noqa: PLC0415 - PyTorch
+    from stoker.training.evaluation import is_better  # noqa: PLC0415 - PyTorch
+
+    first = prepared[0]
+    if first.data.valid is None:
+        raise BadJob(
+            f"{source.name}: the job has no valid data, so nothing tells which trial is better",
+            remedy="Give it: Job(valid=stoker.holdout(0.1), …).",
+        )
+    objectives, unclear = {"valid/loss": False}, []
+    for metric in first.job.metrics:
+        name, lower = measure_name(metric), getattr(metric, "lower_is_better", None)
+        if isinstance(metric, str) or lower is not None:
+            objectives[f"valid/{name}"] = is_better(name, 1.0, 0.0, lower=bool(lower))
+        else:
+            unclear.append(f"valid/{name}")
+    chosen = measure_name(first.job.metrics[0]) if first.job.metrics else "loss"
+    default = f"valid/{chosen}" if f"valid/{chosen}" in objectives else "valid/loss"
+    ends = [_ends(one) for one in prepared]
+    totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
+    return Survey(
+        digest=source.digest(first.entry), objectives=objectives, unclear=tuple(unclear), default=default,
+        first_samples=min(begin for begin, _ in ends), total_samples=max(totals, default=0), planned=tuple(planned),
+    )  # fmt: skip
+
+
+def _ends(prepared: Prepared) -> tuple[int, int]:
+    """Where a run is first evaluated and where it ends [samples]; 0 where it is given in seconds."""
+    extent, job = prepared.extent, prepared.job
+    first = extent.position(extent.updates_in(job.evaluate_every)).samples
+    total = 0 if job.until.unit == "seconds" else extent.position(extent.updates_in(job.until)).samples
+    return (min(first, total) if total else first), total

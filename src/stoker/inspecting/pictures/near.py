@@ -1,0 +1,200 @@
+"""Near duplicates: pictures that were stored again, scaled or brightened. Hashes propose, pixels decide.
+
+What: pairs whose perceptual hashes are close; of these the ones that stand out, far closer to each other (at most 0.3
+    times) than either is to the pictures that are usually nearest; of these the ones whose pixels are alike when both
+    are decoded again.
+Why so: where all pictures are alike (garments on black, X-rays), any two may have r = 0.99 and be two things. How close
+    is close has to be told by the set.
+Costs: hashing is one pass; the rest is a product with 4,096 references, and decoding the few pairs that are left.
+Source: D. Lowe, "Distinctive Image Features from Scale-Invariant Keypoints", 2004, section 7.1 (the ratio of the nearest
+    to the next nearest; ours is to the fourth among references, so that a picture stored three times is still found).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from stoker.inspecting.checked import Tell
+from stoker.inspecting.groups import groups_of
+from stoker.inspecting.pictures.hamming import MOST_BITS, close_pairs
+from stoker.inspecting.pictures.reading import Survey
+from stoker.inspecting.sources.splits import AGAINST, rank
+from stoker.records.cleaning import Finding
+
+_SIDE = 32
+"""Pixels of a side that pairs are compared at, if both have as many: enough to tell pictures apart, few enough that the
+edges of a picture that was scaled or compressed fall into the same pixels."""
+
+_LEAST_SPREAD = 8
+"""Levels between the darkest and the brightest pixel, below which a picture shows nothing to compare."""
+
+_MOST_RATIO = 0.3
+"""Distance of a pair over the distance to the usual neighbours, above which a pair does not stand out."""
+
+_SURE = 0.999
+"""Pearson's r of the small grey pictures, from which a pair stands out whatever is usual: one of a burst of copies."""
+
+_REFERENCES = 4096
+_USUAL = 4
+"""The neighbour among the references, counted from the nearest, whose distance is usual."""
+
+_BLOCK = 1 << 15
+
+
+@dataclass(frozen=True)
+class NearPair:
+    """Two rows, the earlier one first, and how alike their pixels are (Pearson's r)."""
+
+    first: int
+    second: int
+    correlation: float
+
+
+@dataclass(frozen=True)
+class NearPairs:
+    """The pairs, how many were proposed by their hashes and by small pictures, and what was not compared."""
+
+    pairs: tuple[NearPair, ...]
+    proposed: int
+    decoded: int
+    crowded: int
+
+    def note(self) -> str:
+        """What was done, for the report."""
+        words = (
+            f"near duplicates: {self.proposed:,} pairs within {MOST_BITS} of 64 bits, {self.decoded:,} stand out, "
+            f"{len(self.pairs):,} have alike pixels; what was mirrored, turned or cropped is not found"
+        )
+        crowd = f"; {self.crowded:,} pictures look like too many others and were compared with part of them"
+        return words + (crowd if self.crowded else "")
+
+
+def near_pairs(survey: Survey, least_correlation: float, tell: Tell) -> NearPairs:
+    """All pairs of pictures with other pixels that look the same."""
+    signatures = survey.signatures
+    first, _ = groups_of(signatures["content"])
+    rows = first[signatures["spread"][first] >= _LEAST_SPREAD]
+    close = close_pairs(np.asarray(signatures["look"][rows]))
+    left, right = rows[close.first], rows[close.second]
+    is_foreign = np.array([name == AGAINST for name in survey.split_names] or [False])
+    ours = ~(is_foreign[survey.splits[left]] & is_foreign[survey.splits[right]])
+    left, right = left[ours], right[ours]
+    chosen = _standing_out(signatures, rows, left, right)
+    found = tuple(_verified(survey, left[chosen], right[chosen], least_correlation, tell))
+    return NearPairs(found, len(left), int(chosen.sum()), close.crowded)
+
+
+def near_findings(survey: Survey, pairs: tuple[NearPair, ...]) -> Iterator[Finding]:
+    """Leaks first: of a pair in two splits, the sample that gives way. Then, within a split, all but one of a cluster.
+
+    A sample counts as a near duplicate if it looks like an earlier one of its split that does not: one of each chain
+    stays.
+    """
+    flagged: set[int] = set()
+    within: list[NearPair] = []
+    for pair in pairs:
+        if survey.splits[pair.first] == survey.splits[pair.second]:
+            within.append(pair)
+            continue
+        kept, given = sorted((pair.first, pair.second), key=lambda row: -rank(survey.split_name(row)))
+        if given not in flagged:
+            flagged.add(given)
+            yield _finding(survey, given, kept, pair.correlation)
+    for pair in sorted(within, key=lambda pair: (pair.second, pair.first)):
+        if pair.first not in flagged and pair.second not in flagged:
+            flagged.add(pair.second)
+            yield _finding(survey, pair.second, pair.first, pair.correlation)
+
+
+def correlation(one: Image.Image, other: Image.Image) -> float:
+    """How alike two RGB pictures are: Pearson's r of all values of all channels, at one size.
+
+    Brightness and contrast do not count, shape and colours do. A picture of one shade is like nothing.
+    """
+    size = min(one.width, other.width, _SIDE), min(one.height, other.height, _SIDE)
+    return _pearson(_sized(one, size).reshape(-1), _sized(other, size).reshape(-1))
+
+
+def _finding(survey: Survey, row: int, other: int, alike: float) -> Finding:
+    is_leak = survey.splits[row] != survey.splits[other]
+    where = f" in {survey.split_name(other)}" if is_leak else ""
+    labels = survey.label(row), survey.label(other)
+    differ = f"; labelled {labels[0]} and {labels[1]}" if labels[0] != labels[1] else ""
+    return Finding(
+        fault="near-leak" if is_leak else "near-duplicate", gravity="suspect", id=survey.ids[row],
+        where=survey.split_name(row), beside=(survey.ids[other],), measure=round(alike, 4),
+        detail=f"looks like {survey.ids[other]}{where} (r = {alike:.4f}){differ}",
+    )  # fmt: skip
+
+
+def _standing_out(
+    signatures: NDArray[np.void], rows: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which pairs are much closer, by small grey pictures, than pictures of this set usually are."""
+    usual = _usual_distances(signatures, rows, np.unique(np.concatenate([left, right])))
+    out = np.zeros(len(left), np.bool_)
+    for start in range(0, len(left), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        r = (_units(signatures, left[block]) * _units(signatures, right[block])).sum(axis=1)
+        near = _distances(r) <= _MOST_RATIO * np.minimum(usual[left[block]], usual[right[block]])
+        out[block] = near | (r >= _SURE)
+    return out
+
+
+def _usual_distances(
+    signatures: NDArray[np.void], rows: NDArray[np.int64], asked: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """For each asked row, how far its fourth nearest reference is; for others 0. One of many thousand rows is one."""
+    order = np.argsort(np.ascontiguousarray(signatures["content"][rows, :8]).view(np.uint64).reshape(-1))
+    references = _units(signatures, rows[order[:_REFERENCES]])
+    place = len(references) - min(_USUAL, len(references))
+    usual = np.zeros(len(signatures), np.float32)
+    for start in range(0, len(asked), _BLOCK // 8):
+        some = asked[start : start + _BLOCK // 8]
+        usual[some] = _distances(np.partition(_units(signatures, some) @ references.T, place, axis=1)[:, place])
+    return usual
+
+
+def _units(signatures: NDArray[np.void], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Small grey pictures [rows, 256] without mean, of length 1."""
+    flat = signatures["grey"][rows].reshape(len(rows), -1).astype(np.float32)
+    flat -= flat.mean(axis=1, keepdims=True)
+    units: NDArray[np.float32] = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-6)
+    return units
+
+
+def _distances(r: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Distances of vectors of length 1 by their correlation."""
+    distances: NDArray[np.float32] = np.sqrt(np.maximum(2 - 2 * r, 0))
+    return distances
+
+
+def _pearson(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Correlation of two vectors; 0 where one has no contrast."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def _verified(
+    survey: Survey, left: NDArray[np.int64], right: NDArray[np.int64], least: float, tell: Tell
+) -> Iterator[NearPair]:
+    """The pairs whose pixels are alike."""
+    picture = functools.lru_cache(maxsize=256)(survey.picture)
+    for done, (first, second) in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
+        if done % 256 == 0:
+            tell("comparing pairs", done, len(left))
+        alike = correlation(picture(first), picture(second))
+        if alike >= least:
+            yield NearPair(first, second, alike)
+
+
+def _sized(image: Image.Image, size: tuple[int, int]) -> NDArray[np.float32]:
+    fitted = image if image.size == size else image.resize(size, Image.Resampling.BOX)
+    return np.asarray(fitted, np.float32)

@@ -1,0 +1,137 @@
+"""From what is stored to pixels, every byte of it decoded; and what is wrong where that fails."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import re
+import warnings
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from stoker.records.cleaning import Fault
+
+_SAME_FORMAT = {"MPO": "JPEG", "DIB": "BMP"}
+_END_OF_JPEG = b"\xff\xd9"
+
+
+class Unreadable(ValueError):
+    """A sample without pixels; `fault` is what it counts as."""
+
+    def __init__(self, fault: Fault, detail: str) -> None:
+        super().__init__(detail)
+        self.fault: Fault = fault
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image: upright, in the mode it is stored in; `misnamed` says of what format it really is."""
+
+    image: Image.Image
+    misnamed: str = ""
+
+
+def decode(content: bytes | NDArray[Any], suffix: str = "") -> Picture:
+    """The whole image.
+
+    Raises:
+        Unreadable: it is empty, damaged, cut off, of no known format, larger than Pillow's limit, or not finite.
+    """
+    return _of_bytes(content, suffix) if isinstance(content, bytes) else Picture(_of_array(content))
+
+
+def digest(image: Image.Image) -> bytes:
+    """SHA-256 of what is seen: equal for equal pixels, whatever format and mode they are stored in.
+
+    Grey, palette and RGB images of 8 bits are compared as RGB, those with transparency as RGBA, deeper ones as stored.
+    """
+    if image.mode in {"I", "F", "I;16", "I;16B", "I;16L"}:
+        shown = image
+    else:
+        shown = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    head = f"{shown.mode} {shown.width} {shown.height} ".encode()
+    return hashlib.sha256(head + shown.tobytes()).digest()
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The image in RGB of 8 bits; transparent pixels are white, deeper values are scaled by the largest they can be."""
+    if image.mode == "RGB":
+        return image
+    if image.mode in {"I", "F", "I;16", "I;16B", "I;16L"}:
+        values = np.asarray(image, np.float64)
+        largest = float(values.max(initial=0.0))
+        top = largest if image.mode == "F" else 255.0 if largest <= 255 else max(largest, 65535.0)
+        return Image.fromarray(np.clip(values * (255 / (top or 1.0)), 0, 255).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        upper = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", upper.size, "white"), upper).convert("RGB")
+    return image.convert("RGB")
+
+
+def _of_bytes(content: bytes, suffix: str) -> Picture:
+    if not content:
+        raise Unreadable("empty", "has no bytes")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of broken EXIF, which is not what is decoded
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = _loaded(content)
+    except UnidentifiedImageError:
+        raise Unreadable("corrupt", f"is no image: begins with {content[:8].hex(' ')}") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise Unreadable("shape", _words(error)) from None
+    except (OSError, SyntaxError, ValueError, IndexError, EOFError, zlib.error, OverflowError) as error:
+        raise Unreadable("corrupt", f"cannot be decoded: {_words(error)}") from None
+    found = _SAME_FORMAT.get(image.format or "", image.format or "")
+    promised = _formats().get(suffix, "")
+    return Picture(_upright(image), found if promised and found != promised else "")
+
+
+def _loaded(content: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    if image.format == "PNG":
+        image.verify()  # the checksums of chunks, which decoding does not look at
+        image = Image.open(io.BytesIO(content))
+    if image.format == "JPEG" and content.rfind(_END_OF_JPEG) < 0:
+        raise OSError("the end of the JPEG is missing")
+    image.load()
+    return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As its EXIF data say it is to be seen; broken ones say nothing."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return image
+
+
+def _of_array(pixels: NDArray[Any]) -> Image.Image:
+    if pixels.dtype.kind == "f":
+        if not np.isfinite(pixels).all():
+            raise Unreadable("not-finite", f"has {int((~np.isfinite(pixels)).sum()):,} values that are not finite")
+        low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
+        unit = 1.0 if low >= 0 and high <= 1 else max(high - low, 1e-12)
+        scaled = pixels * 255 if unit == 1.0 else (pixels - low) * (255 / unit)
+        pixels = scaled if low >= 0 and 1 < high <= 255 else np.clip(scaled, 0, 255)
+    elif pixels.dtype != np.uint8 and int(pixels.max(initial=0)) > 255:
+        pixels = np.asarray(pixels, np.int64) // 257
+    pixels = np.ascontiguousarray(pixels.astype(np.uint8))
+    return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+
+
+def _words(error: BaseException) -> str:
+    """The error's words, without the memory address that Pillow puts in."""
+    return re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "these bytes", str(error).strip()) or type(error).__name__
+
+
+@functools.cache
+def _formats() -> dict[str, str]:
+    """What format an ending promises."""
+    return {suffix: _SAME_FORMAT.get(name, name) for suffix, name in Image.registered_extensions().items()}

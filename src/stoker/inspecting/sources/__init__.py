@@ -1,0 +1,1 @@
+"""What a path holds, as samples that can be read one by one."""

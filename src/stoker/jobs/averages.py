@@ -1,0 +1,44 @@
+"""Averages of the weights as settings: the equal-weight one of stochastic weight averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.units import Duration, epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWA:
+    """Stochastic weight averaging: the mean of the weights at points of the last part of a run, each counting alike.
+
+    From the first point on, the mean is what is evaluated and kept. Where the model has batch norms, their running
+    statistics at the mean are found before each evaluation, and at the end, from `statistics` batches of training data
+    in training order (epoch 0, augmented, dropout off), as plain means over these batches.
+    The rate is the schedule's: for the constant one of the paper, one that falls and then stays, such as
+    `schedules.piecewise({0: 1, 0.7: 0.1})`.
+    Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization",
+    https://arxiv.org/abs/1803.05407, algorithm 1.
+
+    Args:
+        start: share of the run after which the first point may come, in [0, 1).
+        every: weights are taken where an interval of this length ends (epochs, samples or updates), and at the end of
+            the run.
+        statistics: training batches for the running statistics.
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    start: float = 0.75
+    every: Duration = epochs(1)
+    statistics: int = 50
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < 1:
+            raise ValueError(f"start is the share of the run before the first weights are taken, in [0, 1), "
+                             f"got {self.start}")  # fmt: skip
+        if self.every.unit == "seconds":
+            raise ValueError("weights are taken every so many epochs, samples or updates, not seconds")
+        statistics: object = self.statistics
+        if not isinstance(statistics, int) or isinstance(statistics, bool) or statistics < 1:
+            raise ValueError(f"statistics is a number of training batches, 1 or more, got {statistics!r}")

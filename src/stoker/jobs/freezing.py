@@ -1,0 +1,136 @@
+"""Which parameters a job leaves as they are: always, or for the first part of a run.
+
+What: a parameter whose name matches a shell pattern gets no gradient, no optimiser state and no weight decay until it
+is thawed. The first pattern that matches decides, as in the groups of an optimiser.
+Use when: a pretrained model is fine-tuned; a backbone is to be left alone while a new head is still far off. Costs:
+nothing; what lies before the first trained layer is not passed backward.
+Does not combine with: thawing (not freezing for good) with `sync`, `Muon`, a batch still to be chosen, or a step of the
+job's own.
+Source: gradual unfreezing, Howard and Ruder 2018, https://arxiv.org/abs/1801.06146, section 3.3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.jobs.extent import Extent
+from stoker.units import Duration
+
+Patterns = Sequence[str] | Mapping[str, Duration | None]
+"""Patterns of parameters frozen for good, or with how long each is frozen (None: for good)."""
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Parameters that are left as they are, by name.
+
+    Args:
+        patterns: `("embeddings.*", …)`, or `{"encoder.layer.0.*": stoker.epochs(2), "embeddings.*": None}`: for how
+            long each is frozen, None being for good. The first pattern that matches a name decides.
+        statistics: what batch norms do while all of their parameters are frozen: "kept", the default, normalises by
+            their running statistics, which do not move; "moving" goes on as if they were trained. Dropout is not
+            touched.
+        but: patterns of what is trained nevertheless: `stoker.Freeze({"*": stoker.epochs(1)}, but=("head.*",))`.
+
+    Raises:
+        ValueError: there is no pattern, or a duration is in seconds.
+        TypeError: a pattern is no text, or its duration no duration.
+    """
+
+    patterns: Patterns
+    statistics: Literal["kept", "moving"] = "kept"
+    but: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", _checked(self.patterns))
+        if self.statistics not in ("kept", "moving"):
+            raise ValueError(f'statistics are "kept" or "moving", got {self.statistics!r}')
+        but: object = self.but
+        if isinstance(but, str) or not isinstance(but, Sequence) or not all(isinstance(one, str) for one in but):
+            raise TypeError(f"but is a list of patterns, got {but!r}")
+
+    @property
+    def durations(self) -> dict[str, Duration | None]:
+        """For how long the parameters of each pattern are frozen, in order; None is for good."""
+        return dict(self.patterns)
+
+    @property
+    def is_gradual(self) -> bool:
+        """Whether anything thaws while training goes on."""
+        return any(duration is not None for duration in self.durations.values())
+
+    @property
+    def at_the_end(self) -> Freeze:
+        """The same once everything has thawed that will."""
+        return Thawed(self.patterns, self.statistics, self.but)
+
+    def in_updates(self, extent: Extent) -> Freeze:
+        """The same, with durations as the whole updates that reach them in a run of that shape.
+
+        >>> Freeze({"encoder.*": Duration(2, "epochs")}).in_updates(Extent(num_train=100, batch=32)).durations
+        {'encoder.*': Duration(value=8.0, unit='updates')}
+        """
+        durations = {
+            name: None if duration is None else Duration(float(extent.updates_in(duration)), "updates")
+            for name, duration in self.durations.items()
+        }
+        return dataclasses.replace(self, patterns=durations)
+
+    def release(self, name: str) -> float:
+        """The update, counted from 0, from which on a parameter is trained: 0 from the first on, infinite never.
+
+        Durations have to be in updates by now.
+
+        >>> some = Freeze({"encoder.0.*": None, "encoder.*": Duration(10, "updates")})
+        >>> [some.release(name) for name in ("encoder.0.weight", "encoder.1.weight", "head.weight")]
+        [inf, 10.0, 0.0]
+        """
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.but):
+            return 0.0
+        for pattern, duration in self.durations.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return math.inf if duration is None else float(math.ceil(duration.value))
+        return 0.0
+
+
+class Thawed(Freeze):
+    """What is left of a `Freeze` once everything has thawed that will."""
+
+    @property
+    def is_gradual(self) -> bool:
+        """No more."""
+        return False
+
+    def release(self, name: str) -> float:
+        """Infinite for what is frozen for good, else 0."""
+        return math.inf if math.isinf(super().release(name)) else 0.0
+
+
+def freezing_of(given: Freeze | Patterns) -> Freeze:
+    """What a job was given, as `Freeze`; raises as that does."""
+    return given if isinstance(given, Freeze) else Freeze(given)
+
+
+def _checked(patterns: object) -> tuple[tuple[str, Duration | None], ...]:
+    """The patterns in order, each with its duration."""
+    if isinstance(patterns, Mapping):
+        pairs = list(patterns.items())
+    elif isinstance(patterns, Sequence) and not isinstance(patterns, str):
+        pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, None) for item in patterns]
+    else:
+        raise TypeError(f"wanted a list of patterns, or a dict from patterns to durations, got {patterns!r}")
+    if not pairs:
+        raise ValueError("there is no pattern")
+    for pattern, duration in pairs:
+        if not isinstance(pattern, str):
+            raise TypeError(f"a pattern is a text such as 'encoder.*', got {pattern!r}")
+        if duration is not None and not isinstance(duration, Duration):
+            raise TypeError(f"{pattern!r} is frozen for a duration such as stoker.epochs(2), or None, got {duration!r}")
+        if duration is not None and duration.unit == "seconds":
+            raise ValueError(f"{pattern!r} thaws after epochs, samples or updates, not seconds")
+    return tuple(pairs)

@@ -1,0 +1,65 @@
+"""Ends of a run before its time, by what evaluations say of it: part of the Job, since they change what is learned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+
+from stoker.units import Duration
+
+LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
+"""Measures whose names say so; of all other named ones higher is better."""
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Ends the run when a measure on `valid` has not got better for `patience`.
+
+    Args:
+        metric: its name in results: "loss", "accuracy", "f1[3]"; "valid/loss" and "valid loss" mean the same.
+        patience: how long it may stand still, counted from the best evaluation: `stoker.epochs(5)`.
+        min_delta: better is what is better by more than this.
+        lower_is_better: of the measure; left out, it is known of losses, errors and the named metrics, and of what
+            says so by an attribute (`lower_is_better`, or torchmetrics' `higher_is_better`).
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    metric: str = "loss"
+    _: KW_ONLY
+    patience: Duration
+    min_delta: float = 0.0
+    lower_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.patience.unit == "seconds":
+            raise ValueError("patience is counted in epochs, samples or updates, not seconds")
+        if not 0 <= self.min_delta < math.inf:
+            raise ValueError(f"min_delta is how much better is better, finite and not negative, got {self.min_delta}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ends the run when a measure on `valid` has reached `value`; for its name and direction see `EarlyStopping`."""
+
+    metric: str
+    value: float
+    _: KW_ONLY
+    lower_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"a target is a finite number, got {self.value}")
+
+
+Stop = EarlyStopping | Target
+
+
+def bare_name(metric: str) -> str:
+    """A measure's name without the split before it.
+
+    >>> bare_name("valid/f1[3]"), bare_name("valid loss"), bare_name("accuracy")
+    ('f1[3]', 'loss', 'accuracy')
+    """
+    return metric.removeprefix("valid").lstrip("/ ") if metric.startswith(("valid/", "valid ")) else metric

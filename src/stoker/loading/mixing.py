@@ -1,0 +1,155 @@
+"""Mixing samples with partners from the same optimiser batch, whatever part of it is here, and however that is cut.
+
+Who is mixed with whom, and in which proportion, is drawn for the whole batch from (seed, epoch, update). A process that
+takes a part of a batch fetches the partners that belong to others along with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from stoker.errors import BadJob
+from stoker.jobs.mixing import CutMix, Mix
+from stoker.loading.distributions import Numbers, symmetric_beta, uniform
+from stoker.loading.fields import Content, Fields
+from stoker.loading.keys import Stream, key_of, keys_of_samples
+from stoker.loading.order import Indices, KeyedPermutation
+from stoker.loading.transforms.erasing import boxes
+
+_SHARES, _CENTRES, _CHANCES = range(3)
+"""What numbers are drawn for."""
+
+
+class MixedTarget(NamedTuple):
+    """What a mixed sample is meant to be: `share` [B] of the first target, and the rest of the second.
+
+    The loss is taken of the output with each target, and mixed likewise.
+    """
+
+    first: Any
+    second: Any
+    share: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Whom the samples of a batch that are here [B] are mixed with, and how.
+
+    `rows` [B] says where each one's partner lies in what is fetched: the samples themselves, then those at the places
+    `extra` of the whole batch. `shares` [B] are what is left of the sample itself, `centres` [2, B] where boxes lie, as
+    shares of height and width.
+    """
+
+    mix: Mix
+    rows: Indices
+    extra: Indices
+    shares: Numbers
+    centres: Numbers
+
+    def mixed(self, own: Content, partners: Content, start: int, stop: int, fields: Fields) -> Content:
+        """Samples start..stop, ready for the model, mixed with their partners, ready as well.
+
+        Raises:
+            BadJob: their inputs or targets are not of a kind that can be mixed.
+        """
+        theirs = _only_input(partners, fields)
+        target = fields.target_of(own)
+        if target is None:
+            raise BadJob("Job(mix=…) mixes samples and their targets, and these have none")
+        _require_tensors(_only_input(own, fields), target)
+        shares = torch.empty(0)
+
+        def mix(inputs: torch.Tensor) -> torch.Tensor:
+            nonlocal shares
+            changed, shares = self._mixed_inputs(inputs, theirs, start, stop)
+            return changed
+
+        content = fields.map_inputs(own, mix)
+        return fields.map_target(content, lambda first: MixedTarget(first, fields.target_of(partners), shares))
+
+    def _mixed_inputs(
+        self, own: torch.Tensor, theirs: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mixed inputs and what share of each is the sample's own (float32 [B])."""
+        if isinstance(self.mix, CutMix):
+            return self._pasted(own, theirs, start, stop)
+        shares = torch.from_numpy(self.shares[start:stop].astype(np.float32)).to(own.device)
+        by_sample = shares.to(own.dtype).view(-1, *[1] * (own.dim() - 1))
+        # In two products: `lerp` may round the last few elements otherwise, and which these are depends on the cut.
+        mixed = own * by_sample + theirs * (1 - by_sample)
+        return _laid_out(mixed, own), shares
+
+    def _pasted(
+        self, own: torch.Tensor, theirs: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if own.dim() != 4:
+            raise BadJob(f"CutMix takes images [B, C, H, W], got inputs of shape {list(own.shape)}")
+        sides = np.array(own.shape[2:], dtype=np.float64)[:, None]
+        lengths = np.floor(sides * np.sqrt(1 - self.shares[start:stop]))
+        begins = np.floor(self.centres[:, start:stop] * sides) - lengths // 2
+        ends = np.minimum(begins + lengths, sides)
+        begins = np.maximum(begins, 0)
+        pasted_B1HW = boxes(own, begins[0], begins[1], ends[0], ends[1])
+        area = np.prod(ends - begins, axis=0) / np.prod(sides)
+        shares = torch.from_numpy((1 - area).astype(np.float32)).to(own.device)
+        return _laid_out(torch.where(pasted_B1HW, theirs, own), own), shares
+
+
+def pairing_of(
+    mixes: Sequence[Mix], *, seed: int, epoch: int, update: int, size: int, held: Sequence[int] | None = None
+) -> Pairing:
+    """Who is mixed with whom in the batch of `size` samples that update number `update` takes.
+
+    Args:
+        mixes: the ways of mixing, of which one is drawn for the batch.
+        seed: of the job.
+        epoch: from 0.
+        update: from 0.
+        size: samples of the whole batch.
+        held: the places in it that are here (default: all).
+    """
+    places = np.arange(size, dtype=np.int64)
+    key = key_of(Stream.MIXING, seed, epoch, update)
+    mix = mixes[key_of(Stream.MIXING, key) % len(mixes)]
+    # Drawn for all places, wherever they are: the last bits of a logarithm may depend on the place within an array.
+    keys = keys_of_samples(key, places)
+    shares = np.where(uniform(keys, _CHANCES) < mix.p, symmetric_beta(mix.alpha, keys, _SHARES), 1.0)
+    centres = np.stack([uniform(keys, _CENTRES, axis) for axis in (0, 1)])
+    partners = KeyedPermutation(size, key)(places)
+    here = places if held is None else np.array(held, dtype=np.int64)
+    extra = np.setdiff1d(partners[here], here)
+    row_of = np.zeros(size, dtype=np.int64)
+    row_of[here] = np.arange(len(here))
+    row_of[extra] = len(here) + np.arange(len(extra))
+    return Pairing(mix, row_of[partners[here]], extra, shares[here], centres[:, here])
+
+
+def _only_input(content: Content, fields: Fields) -> Any:
+    given: tuple[Any, ...] = fields.call(lambda *inputs, **named: (*inputs, *named.values()), content)
+    if len(given) != 1:
+        raise BadJob(
+            f"Job(mix=…) goes with one input, and the model takes {len(given)}",
+            remedy="Name the one that the model takes: Job(inputs=…), or leave mix out.",
+        )
+    return given[0]
+
+
+def _require_tensors(inputs: Any, target: Any) -> None:
+    if not (isinstance(inputs, torch.Tensor) and inputs.is_floating_point()):
+        kind = inputs.dtype if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+        raise BadJob(
+            f"Job(mix=…) mixes inputs that are floating numbers, got {kind}",
+            remedy="Token numbers and the like have no mean; leave mix out.",
+        )
+    if not (isinstance(target, torch.Tensor) and target.dim() > 0 and target.shape[0] == inputs.shape[0]):
+        raise BadJob(f"Job(mix=…) takes targets in a tensor with an entry for each sample, got {type(target).__name__}")
+
+
+def _laid_out(mixed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """In the memory format of `like`, which the plan chose."""
+    return mixed if mixed.stride() == like.stride() else torch.empty_like(like).copy_(mixed)

@@ -1,0 +1,224 @@
+"""Streams: samples that are read one after the other, by one reader, from the beginning of every epoch.
+
+What: a stream is read again up to where a batch begins (*stream*), or put there by its own state, which is kept with
+each checkpoint (*seekable*). Use when: data have no numbers, such as what comes over a network. Costs: a stream that
+has no state is replayed on resume; of several processes each reads all of it and takes its share.
+Does not combine with: loader workers beyond one, a holdout, `sampling` and `lengths`, batch="auto".
+Source: the protocol of state is that of torchdata's stateful data sets, https://github.com/meta-pytorch/data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sized
+from typing import Any
+
+import torch
+
+from stoker.data.streams import StreamSource
+from stoker.errors import BadJob
+from stoker.jobs.source import name_of
+from stoker.loading.fields import Content
+from stoker.loading.fingerprint import digest_of_items
+from stoker.loading.order import Indices, InOrder, Order
+from stoker.loading.samples import ItemSamples, Samples
+from stoker.loading.stream_reader import Reader, Sought, can_be_kept, initial_state
+from stoker.records import DataClass
+from stoker.records.codec import JSON
+
+_HASHED_ITEMS = 16
+_AT_HAND = 64
+_CONTAINERS = (dict, set, frozenset, str, bytes)
+
+
+def is_stream(data: Any) -> bool:
+    """Whether `data` can only be read one sample after the other."""
+    if isinstance(data, StreamSource | torch.utils.data.IterableDataset | torch.utils.data.DataLoader):
+        return True
+    has_numbers = hasattr(data, "__getitem__") or hasattr(data, "arrays") or isinstance(data, _CONTAINERS)
+    return hasattr(data, "__iter__") and not has_numbers
+
+
+def as_stream(
+    data: Any, *, what: str, collate: Callable[[list[Any]], Any] | None = None, seed: int = 0, length: int | None = None
+) -> StreamSamples:
+    """`data` as Samples that are read in order.
+
+    Args:
+        data: a stream, as `is_stream` tells.
+        what: names it in errors ("data", "valid", "test").
+        collate: makes a batch of a list of samples.
+        seed: fixes what is drawn while it is read, and how it is shuffled.
+        length: samples to take where the stream does not say how many it has.
+
+    Raises:
+        BadJob: it can be read only once, is a loader, or nobody knows how long it is.
+    """
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise BadJob(f"{what} is a DataLoader, whose batches are made already",
+                     remedy="Give its dataset; batches, order and workers are Stoker's.")  # fmt: skip
+    if not isinstance(data, StreamSource):
+        data = _as_source(data, what)
+    stated = data.length if data.length is not None else _length_of(data.source)
+    taken = length if stated is None else stated
+    if taken is None:
+        raise BadJob(
+            f"{what} is a stream that does not say how many samples it has, so that an epoch has no end",
+            remedy=f"Give {what}=stoker.data.stream(…, length=…)"
+            + (", or until=stoker.samples(…) or stoker.updates(…)." if what == "data" else "."),
+        )
+    if taken < 1:
+        raise BadJob(f"{what} has no samples", remedy="Give at least one sample.")
+    return StreamSamples(data, taken, collate, seed, is_stated=stated is not None)
+
+
+class StreamSamples(Samples):
+    """The samples of a stream: number i is the one at place i of an epoch, once its blocks are shuffled, if they are.
+
+    What is asked for in the order of places is read as it comes; going back means reading from the beginning, or from
+    a state that was `seek`ed. Before a sample is read, the global generators are seeded from (seed, epoch, place).
+    """
+
+    is_in_memory = False
+
+    def __init__(
+        self, given: StreamSource, length: int, collate: Callable[[list[Any]], Any] | None, seed: int, *,
+        is_stated: bool = True,
+    ) -> None:  # fmt: skip
+        self.given = given
+        self.name = type(given.source).__name__
+        self._length = length
+        self._is_stated = is_stated
+        self._items = ItemSamples(given.source, collate, seed)
+        self._seed = seed
+        self._initial = initial_state(given.source)
+        self.data_class: DataClass = "seekable" if can_be_kept(self._initial) else "stream"
+        self._reader: Reader | None = None
+        self._sought: Sought | None = None
+
+    def __len__(self) -> int:
+        """Samples in an epoch."""
+        return self._length
+
+    @property
+    def num_at_hand(self) -> int:
+        """The first few: others are read up to."""
+        return min(len(self), _AT_HAND)
+
+    def order(self, seed: int) -> Order:
+        """As they are read."""
+        return InOrder(len(self))
+
+    def fetch(self, indices: Indices, epoch: int) -> Content:
+        """The samples at places `indices` [B] of an epoch, collated; quick where they come after the last ones."""
+        return self._items.collate(self.items(indices, epoch), indices)
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """The samples at these places, each read once, in the order of the stream."""
+        found = {place: self._item(epoch, place) for place in sorted({int(index) for index in indices})}
+        return [found[int(index)] for index in indices]
+
+    def fingerprint(self) -> str:
+        """Digest of the stream's type, its length if it has one, its blocks, and its first few samples."""
+        first = self._opened(0, 0, block=1)
+        items = [first.item(place) for place in range(min(_HASHED_ITEMS, len(self)))]
+        first.close()
+        length = len(self) if self._is_stated else "open"
+        what = f"{name_of(type(self.given.source))}:{length}:{self.given.buffer}"
+        return f"{digest_of_items(what, items)} (of the first {len(items)} items)"
+
+    def prepare(self, content: Content) -> Content:
+        """Nothing: items come prepared."""
+        return content
+
+    def seek(self, state: str) -> None:
+        """Read from here on, where what is asked for lies behind it; `state` is what `state` gave."""
+        self._sought = Sought(**json.loads(state))
+
+    def state(self) -> str | None:
+        """Where the reader is, as JSON; None of a stream without a state, or that nobody has read from."""
+        if self.data_class != "seekable" or self._reader is None:
+            return None
+        return json.dumps(vars(self._reader.sought()))
+
+    def _item(self, epoch: int, place: int) -> Any:
+        if self._reader is None or not self._reader.reaches(epoch, place):
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = self._opened(epoch, place, self.given.buffer or 1)
+        return self._reader.item(place)
+
+    def _opened(self, epoch: int, place: int, block: int) -> Reader:
+        start = self._sought
+        if start is None or start.epoch != epoch or start.place > place:
+            start = Sought(epoch, 0, self._initial)
+        return Reader(self.given.source, start, len(self), self._seed, block)
+
+
+class WithState(Samples):
+    """A stream's samples, each batch together with the state the reader is in after it: a pair."""
+
+    is_in_memory = False
+
+    def __init__(self, stream: StreamSamples) -> None:
+        self.stream = stream
+        self.name = stream.name
+        self.data_class = stream.data_class
+
+    def __len__(self) -> int:
+        """Samples in an epoch."""
+        return len(self.stream)
+
+    def fetch(self, indices: Indices, epoch: int) -> Content:
+        """The batch, and the state as text."""
+        return self.stream.fetch(indices, epoch), self.stream.state()
+
+    def fingerprint(self) -> str:
+        """The stream's."""
+        return self.stream.fingerprint()
+
+    def prepare(self, content: Content) -> Content:
+        """As the stream does."""
+        return self.stream.prepare(content)
+
+
+class ReaderState:
+    """The state a stream was in after the last batch that was given out, to be kept with a checkpoint."""
+
+    def __init__(self) -> None:
+        self.state: str | None = None
+
+    def kept(self) -> dict[str, JSON]:
+        """What a checkpoint keeps of it."""
+        return {} if self.state is None else {"reader": self.state}
+
+    def begin(self, samples: Samples) -> Samples:
+        """What to fetch from, beginning where the state says; a stream that has states then tells them."""
+        if not isinstance(samples, StreamSamples) or samples.data_class != "seekable":
+            return samples
+        if self.state is not None:
+            samples.seek(self.state)
+        return WithState(samples)
+
+    def taken(self, samples: Samples, fetched: Content) -> Content:
+        """The batch of what was fetched from `samples`, its state noted."""
+        if isinstance(samples, WithState):
+            content, self.state = fetched
+            return content
+        return fetched
+
+
+def _as_source(data: Any, what: str) -> StreamSource:
+    try:
+        return StreamSource(data)
+    except BadJob as problem:
+        raise BadJob(f"{what}: {problem.message}", remedy=problem.remedy) from None
+
+
+def _length_of(source: Any) -> int | None:
+    if not isinstance(source, Sized):
+        return None
+    try:
+        return len(source)
+    except TypeError:  # it has the method, and nothing to say
+        return None

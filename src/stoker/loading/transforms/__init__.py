@@ -1,0 +1,29 @@
+"""Transforms of inputs, in batches on the device, drawn per sample from (seed, epoch, index); `stoker.transforms`.
+
+A transform is a callable `(inputs_BCHW, draw) -> inputs_BCHW`. All its randomness comes from `draw`, so that a sample
+is augmented alike whatever micro-batch, worker or process it passes through: bit for bit, which is why angles and the
+like are calculated sample by sample on the host, and sums within an image in whole numbers.
+A method `in_evaluation(inputs_BCHW)`, where a transform has one, stands for it when the model is evaluated.
+
+Images are as they are stored: uint8 from 0 to 255, or floating, for colours from 0 to 1. What moves pixels as they are
+(flips, shifts, crops, erasing) takes any type. Shapes: B samples, C channels, H height, W width.
+"""
+
+from stoker.jobs.mixing import CutMix, Mixup
+from stoker.loading.transforms.affine import RandomAffine, RandomResizedCrop, RandomRotation, RandomScale
+from stoker.loading.transforms.blurring import GaussianBlur, GaussianNoise
+from stoker.loading.transforms.choosing import OneOf, Sometimes
+from stoker.loading.transforms.color import ColorJitter, Normalize, RandomGrayscale
+from stoker.loading.transforms.draw import Draw
+from stoker.loading.transforms.erasing import Cutout, RandomErasing
+from stoker.loading.transforms.evaluating import for_evaluation
+from stoker.loading.transforms.flips import AlternatingFlip, RandomFlip, RandomVerticalFlip
+from stoker.loading.transforms.tones import Autocontrast, Posterize, Solarize
+from stoker.loading.transforms.windows import RandomCrop, RandomShift
+
+__all__ = [
+    "AlternatingFlip", "Autocontrast", "ColorJitter", "CutMix", "Cutout", "Draw", "GaussianBlur", "GaussianNoise",
+    "Mixup", "Normalize", "OneOf", "Posterize", "RandomAffine", "RandomCrop", "RandomErasing", "RandomFlip",
+    "RandomGrayscale", "RandomResizedCrop", "RandomRotation", "RandomScale", "RandomShift", "RandomVerticalFlip",
+    "Solarize", "Sometimes", "for_evaluation",
+]  # fmt: skip

@@ -1,0 +1,77 @@
+"""Transforms that only some samples get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.errors import BadJob
+from stoker.loading.order import Indices
+from stoker.loading.transforms.checks import require_probability
+from stoker.loading.transforms.draw import Draw
+
+Transform = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Sometimes:
+    """Apply a transform with probability `p`; it must keep the shape and the type of its inputs."""
+
+    transform: Transform
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_probability(self.p)
+
+    def __call__(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The inputs, some transformed."""
+        chosen = np.flatnonzero(draw.numbers() < self.p)
+        return _applied(self.transform, x, chosen, draw.of(chosen, 0))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Apply one of several transforms to each sample, all equally likely; an empty list among them leaves it alone.
+
+    Each must keep the shape and the type of its inputs; a list is applied one after the other.
+    """
+
+    transforms: Sequence[Transform | Sequence[Transform]]
+
+    def __post_init__(self) -> None:
+        if len(self.transforms) == 0:
+            raise ValueError("OneOf takes a list of transforms, got an empty one")
+
+    def __call__(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The inputs, each transformed in one way."""
+        choices = np.floor(draw.numbers(0, len(self.transforms)))
+        for branch, given in enumerate(self.transforms):
+            chosen = np.flatnonzero(choices == branch)
+            part = draw.of(chosen, branch)
+            for transform in given if isinstance(given, Sequence) else (given,):
+                x = _applied(transform, x, chosen, part)
+        return x
+
+
+def _applied(transform: Transform, x: torch.Tensor, chosen: Indices, draw: Draw) -> torch.Tensor:
+    """`x` with the samples `chosen` transformed.
+
+    Raises:
+        BadJob: that changes their shape or type.
+    """
+    if len(chosen) == 0:
+        return x
+    rows = torch.from_numpy(chosen).to(x.device)
+    part = x.index_select(0, rows)
+    changed = transform(part, draw)
+    if changed.shape != part.shape or changed.dtype != part.dtype:
+        raise BadJob(
+            f"{type(transform).__name__} makes {changed.dtype} {list(changed.shape)} of {part.dtype} "
+            f"{list(part.shape)}, and only some samples of a batch would get it",
+            remedy="Put it into the list of transforms by itself.",
+        )
+    return x.index_copy(0, rows, changed)

@@ -1,0 +1,196 @@
+"""The report of a data check as one HTML file that needs nothing else; pictures of what was found are inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+
+from stoker.records.cleaning import CleanList, ColumnFacts, DataCheck, Fault, Finding, Gravity, SplitFacts
+from stoker.reporting.data_words import FAULTS
+from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
+from stoker.reporting.palette import style_variables
+from stoker.units import format_rate, format_seconds
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_MOST_CARDS = 24
+_MOST_ROWS = 40
+_MOST_BESIDE = 3
+_MOST_CLASSES = 40
+
+
+def pictured(check: DataCheck) -> tuple[str, ...]:
+    """Names of the samples whose pictures the page shows: of each kind of finding some, with what stands beside."""
+    names: dict[str, None] = {}
+    for _, chosen, _ in _kinds(check):
+        for finding in chosen[:_MOST_CARDS]:
+            names |= dict.fromkeys(name for name in (finding.id, *finding.beside[:_MOST_BESIDE]) if name)
+    return tuple(names)
+
+
+def render_data_page(check: DataCheck, clean: CleanList, pictures: Mapping[str, str]) -> str:
+    """The page.
+
+    Args:
+        check: what was found.
+        clean: what is left out because of it.
+        pictures: data URIs of samples, by their names.
+    """
+    body = joined(
+        [
+            _headline(check, clean),
+            _overview(check),
+            *(_kind(gravity_fault, chosen, count, pictures) for gravity_fault, chosen, count in _kinds(check)),
+            _balance(check.splits),
+            _columns(check.columns),
+            _how(check, clean),
+            element("footer", escaped("Made by Stoker. The data were read and not changed. This file loads nothing.")),
+        ]
+    )
+    return _document(f"Data check of {check.source}", element("main", body))
+
+
+def _document(title: str, body: Markup) -> str:
+    folder = resources.files("stoker.reporting")
+    style = style_variables() + "".join(
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "data_page.css")
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(title)} · Stoker</title><style>{style}</style></head><body>{body}</body></html>\n"
+    )
+
+
+def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding], int]]:
+    """Each kind of finding, those of it to be shown (at even distances from the worst to the mildest), and how many."""
+    found = []
+    for (gravity, fault), count in check.counts().items():
+        of_kind = [one for one in check.findings if (one.gravity, one.fault) == (gravity, fault)]
+        most = _MOST_CARDS if any(one.id for one in of_kind) else _MOST_ROWS
+        step = max(1.0, len(of_kind) / most)
+        found.append(((gravity, fault), [of_kind[int(place * step)] for place in range(min(most, count))], count))
+    return found
+
+
+def _headline(check: DataCheck, clean: CleanList) -> Markup:
+    faults = sum(finding.gravity in {"corrupt", "fault"} for finding in check.findings)
+    suspects = sum(finding.gravity == "suspect" for finding in check.findings)
+    status = element("span", escaped("faults found" if faults else "no faults"),
+                     css=f"status {'failed' if faults else 'finished'}")  # fmt: skip
+    title = element("div", element("h1", escaped(f"Data check of {check.source}")), status, css="title")
+    result = element(
+        "div",
+        element("p", escaped("faults"), css="label"),
+        element("p", escaped(f"{faults:,}"), css="big" if faults else "big none"),
+        element("p", escaped(f"and {suspects:,} suspects, to be looked at"), css="note"),
+        css="result",
+    )
+    splits = ", ".join(f"{one.num_samples:,} {one.name or 'in all'}" for one in check.splits)
+    tiles = [
+        ("samples", f"{check.num_samples:,}", splits),
+        ("left out", f"{len(clean.dropped):,}", f"{clean.kept:,} are kept"),
+        ("kind", check.kind, f"held against {', '.join(check.against)}" if check.against else ""),
+        ("time", format_seconds(check.took_s), format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")),
+    ]
+    drawn = element("div", *(_tile(*tile) for tile in tiles), css="tiles")
+    return element("header", title, element("div", result, drawn, css="hero"))
+
+
+def _tile(label: str, value: str, note: str) -> Markup:
+    parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
+    return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
+
+
+def _overview(check: DataCheck) -> Markup:
+    rows = []
+    for (gravity, fault), count in check.counts().items():
+        name, meaning = FAULTS[fault]
+        link = element("a", escaped(name), href=f"#{gravity}-{fault}")
+        badge = element("span", escaped(gravity), css=f"grave {gravity}")
+        rows.append((badge, link, escaped(f"{count:,}"), escaped(meaning)))
+    if not rows:
+        return section("What was found", element("p", escaped("Nothing: no fault, and nothing suspect.")))
+    return section("What was found", table(("", "finding", "how many", "what it is"), rows, css="found"))
+
+
+def _kind(key: tuple[Gravity, Fault], chosen: Sequence[Finding], count: int, pictures: Mapping[str, str]) -> Markup:
+    gravity, fault = key
+    name, meaning = FAULTS[fault]
+    badge = element("span", escaped(f"{count:,}"), css="count")
+    some = f"; {len(chosen)} of {count:,} are shown, from the worst to the mildest" if len(chosen) < count else ""
+    has_pictures = any(one.id in pictures for one in chosen)
+    content = _cards(chosen, pictures) if has_pictures else _rows(chosen)
+    heading = element("h2", escaped(name), badge, id=f"{gravity}-{fault}")
+    return element("section", heading, element("p", escaped(f"{meaning}{some}"), css="lead"), content)
+
+
+def _cards(chosen: Iterable[Finding], pictures: Mapping[str, str]) -> Markup:
+    return element("div", *(_card(finding, pictures) for finding in chosen), css="cards")
+
+
+def _card(finding: Finding, pictures: Mapping[str, str]) -> Markup:
+    beside = [name for name in finding.beside[:_MOST_BESIDE] if name in pictures]
+    shots = [_shot(finding.id, pictures)] if finding.id in pictures else []
+    if beside:
+        css = "beside three" if len(beside) > 1 else "beside"
+        shots.append(element("div", *(_shot(name, pictures) for name in beside), css=css))
+    parts = [element("div", *shots, css="shots")] if shots else []
+    named = element("b", escaped(finding.id or finding.where))
+    return element("div", *parts, named, element("p", escaped(finding.detail)), css="card")
+
+
+def _shot(name: str, pictures: Mapping[str, str]) -> Markup:
+    kind = "photo" if pictures[name].startswith("data:image/jpeg") else "small"
+    return Markup(f'<img class="{kind}" src="{escaped(pictures[name])}" alt="{escaped(name)}" title="{escaped(name)}">')
+
+
+def _rows(chosen: Iterable[Finding]) -> Markup:
+    rows = [(escaped(one.id or one.where or "the whole set"), escaped(one.detail)) for one in chosen]
+    return table(("where", "what"), rows, css="rows")
+
+
+def _balance(splits: Sequence[SplitFacts]) -> Markup:
+    drawn = [_classes(facts_of) for facts_of in splits if facts_of.classes]
+    return section("Classes", element("div", *drawn, css="balance")) if drawn else Markup("")
+
+
+def _classes(one: SplitFacts) -> Markup:
+    most = max(one.classes.values())
+    shown = list(one.classes.items())[:_MOST_CLASSES]
+    bars = [
+        element("li", element("span", escaped(name), title=name),
+                element("i", style=f"width:{100 * count / most:.1f}%"), element("span", escaped(f"{count:,}")))
+        for name, count in shown
+    ]  # fmt: skip
+    more = f" (the first {_MOST_CLASSES} of {len(one.classes)})" if len(shown) < len(one.classes) else ""
+    heading = element("h3", escaped(f"{one.name or 'all samples'}{more}"))
+    return element("div", heading, element("ul", *bars))
+
+
+def _columns(columns: Sequence[ColumnFacts]) -> Markup:
+    if not columns:
+        return Markup("")
+    rows = [
+        (
+            escaped(one.name), escaped(one.kind), escaped(f"{one.missing / max(1, one.num_rows):.2%}"),
+            escaped(f"{'≥ ' if one.is_distinct_capped else ''}{one.distinct:,}"),
+            escaped("" if one.median is None else f"{one.median:g}"), escaped(" · ".join(one.examples)),
+        )
+        for one in columns
+    ]  # fmt: skip
+    head = ("column", "kind", "missing", "different values", "median", "most frequent")
+    return section("Columns", table(head, rows, css="columns"))
+
+
+def _how(check: DataCheck, clean: CleanList) -> Markup:
+    notes = element("ul", *(element("li", escaped(note)) for note in check.notes), css="why")
+    settings = ", ".join(f"{name} = {value}" for name, value in check.settings.items())
+    rows = [
+        ("source", escaped(check.source)),
+        ("checked", escaped(check.made_at)),
+        ("options", escaped(settings)),
+        ("clean list", escaped(f"{len(clean.dropped):,} samples to leave out, {clean.kept:,} kept: clean.json")),
+    ]
+    return section("How it was looked at", notes if check.notes else Markup(""), facts(rows))

@@ -1,0 +1,42 @@
+"""What the trained weights make of samples: those they are most wrong about, and the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.records.examples import Example, ExampleSet
+from stoker.reporting.markup import Markup, element, escaped, joined, section
+
+
+def predictions(sets: Sequence[ExampleSet]) -> Markup:
+    """A row of samples with the largest losses of each split, and one of its first samples; else nothing."""
+    rows = [row for one in sets for row in _rows_of(one)]
+    return section("Samples", *rows) if rows else Markup("")
+
+
+def _rows_of(examples: ExampleSet) -> list[Markup]:
+    of = f"of {examples.num_samples:,} in {examples.split}"
+    titled = ((f"Largest losses, {of}", examples.worst), (f"The first ones, {of}", examples.first))
+    return [
+        joined([element("h3", escaped(title)), element("div", *map(_card, shown), css="samples")])
+        for title, shown in titled
+        if shown
+    ]
+
+
+def _card(example: Example) -> Markup:
+    """A sample: its picture or numbers, what was wanted, what came out."""
+    is_right = example.output == example.target or example.output.startswith(f"{example.target} (")
+    picture = Markup("")
+    if example.picture is not None:
+        label = f"sample {example.index}"
+        picture = Markup(f'<img src="data:image/png;base64,{escaped(example.picture)}" alt="{escaped(label)}">')
+    elif example.values:
+        picture = element("code", escaped(", ".join(f"{value:.3g}" for value in example.values)))
+    loss = "" if example.loss is None else f"loss {example.loss:.3g}"
+    lines = [
+        element("b", escaped(example.output), css="good" if is_right else "bad"),
+        element("span", escaped(f"wanted {example.target}" if example.target else "")),
+        element("span", escaped(" · ".join(part for part in (f"#{example.index}", loss) if part))),
+    ]
+    return element("figure", picture, *lines, css="sample")

@@ -1,0 +1,95 @@
+"""Putting the weights that a job starts from into its model; settings in `stoker.jobs.weights`."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs.weights import Weights
+
+_NAMED_AT_MOST = 4
+
+
+def take_over(model: nn.Module, weights: Weights) -> None:
+    """Copy `weights` into the parameters and buffers of `model`, in its own types.
+
+    Raises:
+        BadJob: the source cannot be read, or it and the model are not made for each other; with names and shapes.
+    """
+    theirs = {name.removeprefix(weights.prefix): tensor for name, tensor in _tensors_of(weights.source).items()}
+    state = model.state_dict(keep_vars=True)
+    mine = {name: tensor for name, tensor in state.items() if not _is_in(name, weights.fresh)}
+    _require_matches(weights.fresh, state, "fresh")
+    _require_matches(weights.unused, theirs, "unused")
+    there = {id(tensor) for name, tensor in mine.items() if name in theirs}  # a tied one is stored under one name
+    _require_none(
+        [f"{name} {list(tensor.shape)}" for name, tensor in mine.items() if id(tensor) not in there],
+        f"of {type(model).__name__} are not in its initial weights",
+        "Name those that shall stay as they were made: stoker.Weights(…, fresh=(…,)).",
+    )
+    _require_none(
+        [name for name in theirs if name not in state and not _is_in(name, weights.unused)],
+        f"in the initial weights have no place in {type(model).__name__}",
+        "Name those that are not wanted: stoker.Weights(…, unused=(…,)); or a prefix to take off: prefix=….",
+    )
+    _require_none(
+        [f"{name} {list(theirs[name].shape)} for {list(tensor.shape)}" for name, tensor in mine.items()
+         if name in theirs and theirs[name].shape != tensor.shape],
+        "in the initial weights are of another shape",
+        "Give the model the sizes it was trained with, or keep those as they were made: fresh=(…,).",
+    )  # fmt: skip
+    with torch.no_grad():
+        for name in mine.keys() & theirs.keys():
+            mine[name].copy_(theirs[name])
+
+
+def _tensors_of(source: Any) -> Mapping[str, torch.Tensor]:
+    if isinstance(source, Mapping):
+        if stray := [name for name, tensor in source.items() if not isinstance(tensor, torch.Tensor)]:
+            raise BadJob(f"Job(init=…): {stray[0]!r} is a {type(source[stray[0]]).__name__}, wanted tensors by name")
+        return source
+    files = _files_of(Path(os.fspath(source)))
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            found |= safetensors.torch.load_file(file)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise BadJob(f"Job(init=…): {file} cannot be read as safetensors: {error}") from error
+    return found
+
+
+def _files_of(path: Path) -> list[Path]:
+    """A file, or all files with weights in a folder: large models come in several."""
+    if path.is_file():
+        return [path]
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    if not files:
+        what = "has no safetensors file in it" if path.is_dir() else "is not there"
+        raise BadJob(f"Job(init=…): {path} {what}", remedy="Give a .safetensors file, or a folder of them.")
+    return files
+
+
+def _is_in(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _require_matches(patterns: Sequence[str], names: Iterable[str], what: str) -> None:
+    known = list(names)
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise BadJob(f"Weights({what}=…): {pattern!r} matches none of {len(known)} names, such as {known[-1]!r}")
+
+
+def _require_none(names: list[str], problem: str, remedy: str) -> None:
+    if names:
+        more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+        raise BadJob(f"{', '.join(names[:_NAMED_AT_MOST])}{more} {problem}", remedy=remedy)

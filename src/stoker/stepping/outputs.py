@@ -1,0 +1,153 @@
+"""What models of other libraries return, and the losses that they compute themselves.
+
+What: a model may return a tensor, or an object with an attribute or entry `logits`, as those of Hugging Face do; named
+losses and metrics, and PyTorch's own loss modules, are given the logits. A user's own functions get what the model
+returned. Use when: always. Costs: nothing.
+`loss="own"` is for models that take their labels and return their mean loss. It becomes a sum again by the number of
+labels that it is a mean of, so that micro-batches add up; if that number is another one, the probe of coupling finds
+that parts do not add up to the whole, and batches are not cut.
+Source: `transformers/loss/loss_utils.py` of transformers 5.23: cross-entropies are means over labels that are not -100,
+those of causal language models over all labels but each sample's first one; regressions are means over elements.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from stoker.errors import BadJob
+from stoker.jobs import Job, Loss
+from stoker.loading import Content, Fields
+
+_IGNORED = -100
+_SHIFTING = ("ForCausalLM", "CsmForConditionalGeneration")
+_DECODING = "ForConditionalGeneration"
+"""Shifts its labels where one stack of layers does all, as in models of images and text; not beside an encoder."""
+
+
+def scores(output: Any) -> Any:
+    """The tensor in a model's output that named losses are computed of; the output itself where nothing says which."""
+    if isinstance(output, torch.Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return found if isinstance(found, torch.Tensor) else output
+
+
+def in_full_precision(output: Any) -> Any:
+    """`output` with what is in half precision as float32; of the type that it has."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    if isinstance(output, Mapping):
+        widened = {key: in_full_precision(value) for key, value in output.items()}
+        if type(output) is dict or all(widened[key] is value for key, value in output.items()):
+            return widened if type(output) is dict else output
+        changed: Any = copy.copy(output)  # an object of the library's, whose entries are attributes as well
+        for key, value in widened.items():
+            changed[key] = value
+        return changed
+    if type(output) in (tuple, list):
+        return type(output)(map(in_full_precision, output))
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*map(in_full_precision, output))
+    return output
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether a model compares each token with the next label: it is given the input tokens as labels."""
+    kind = loss_kind(model)
+    if kind == _DECODING:
+        return not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return kind in _SHIFTING
+
+
+def loss_kind(model: Any) -> str | None:
+    """What Hugging Face calls a model's loss, such as `ForCausalLM`; None for models of others."""
+    if not hasattr(model, "config") or not hasattr(model, "loss_function"):
+        return None
+    named = getattr(model, "loss_type", None)
+    return str(named) if named else "ForCausalLM"  # what such a model falls back to
+
+
+def require_aligned(job: Job, model: Any, content: Content) -> None:
+    """Refuse a comparison of each token with itself.
+
+    Raises:
+        BadJob: the loss is the token cross-entropy, and the labels are the tokens that go into a causal model.
+    """
+    if job.loss != "token_cross_entropy" or not isinstance(content, Mapping) or not shifts_labels(model):
+        return
+    tokens, labels = content.get("input_ids"), Fields(job.inputs, job.target).target_of(content)
+    are_tokens = isinstance(tokens, torch.Tensor) and isinstance(labels, torch.Tensor) and tokens.shape == labels.shape
+    if are_tokens and bool(((labels == tokens) | (labels == _IGNORED)).all()):
+        raise BadJob(
+            f"{type(model).__name__} is given its own input tokens as labels, and token_cross_entropy compares each "
+            "token's logits with the label in its place",
+            remedy='Use loss="own", by which the model shifts them, or give each token the next one as its label.',
+        )
+
+
+class OwnLoss:
+    """The mean loss that a model returns, as a sum and a count.
+
+    Args:
+        fields: of the job; samples are dicts, and the model takes their entries by name, the target among them.
+    """
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+
+    def call(self, model: Callable[..., Any], content: Content) -> Any:
+        """The model's output for a batch with its labels.
+
+        Raises:
+            BadJob: samples are no dicts.
+        """
+        if not isinstance(content, Mapping):
+            raise BadJob(
+                'loss="own" hands samples to the model by name, labels included, and these are no dicts',
+                remedy='Give data as {"input_ids": …, "labels": …}, by the names of the model\'s arguments.',
+            )
+        chosen = self._fields.inputs
+        if chosen is None:
+            return model(**content)
+        names = [chosen] if isinstance(chosen, str | int) else list(chosen)
+        names += [] if self._fields.target is None or self._fields.target in names else [self._fields.target]
+        return model(**{str(name): content[name] for name in names})
+
+    def of(self, model: Any, output: Any, content: Content) -> Loss | torch.Tensor:
+        """The loss in an output; a bare scalar where there are no labels to count.
+
+        Raises:
+            BadJob: the model did not return a scalar `loss`.
+        """
+        mean = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if not isinstance(mean, torch.Tensor) or mean.dim():
+            raise BadJob(
+                f'loss="own" needs a model that returns its mean loss as `.loss`; this one returned a '
+                f"{type(output).__name__} without",
+                remedy="Give the samples the entry that it takes its labels from, or another loss.",
+            )
+        mean = in_full_precision(mean)
+        labels = self._fields.target_of(content)
+        if not isinstance(labels, torch.Tensor):
+            return mean
+        count = num_labels(model, labels)
+        return Loss(mean * count, count)
+
+    def aligned(self, model: Any, output: Any, target: Any) -> tuple[Any, Any]:
+        """Logits and labels such that each stands beside what it is compared with."""
+        logits = scores(output)
+        is_of_tokens = isinstance(logits, torch.Tensor) and logits.dim() == 3
+        return (logits[:, :-1], target[:, 1:]) if is_of_tokens and shifts_labels(model) else (logits, target)
+
+
+def num_labels(model: Any, labels: torch.Tensor) -> torch.Tensor | int:
+    """How many labels the mean loss of `model` is a mean of."""
+    if labels.is_floating_point():
+        return labels.numel()
+    if labels.dim() > 1 and shifts_labels(model):
+        labels = labels[..., 1:]
+    return (labels != _IGNORED).sum()

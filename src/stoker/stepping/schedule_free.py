@@ -1,0 +1,155 @@
+"""Schedule-free SGD and AdamW: an average of the weights in place of a rate that falls.
+
+What: gradients are taken at y, between the weights z that move by them and their average x. The model holds y, the
+    optimiser z, and x = y + (1 - 1/beta) (z - y) is computed where it is wanted: for evaluation and checkpoints.
+Use when: the length of the run is not known beforehand, or no schedule shall be chosen.
+Costs: one tensor of state for each weight (SGD), two (AdamW): as much as with momentum. x is a copy of the weights for
+    as long as an evaluation, or the copy for a checkpoint, takes.
+Does not combine with: schedules that fall, other averages (`ema`, `swa`), `sync`, a step of the job's own.
+Source: A. Defazio et al., "The Road Less Scheduled" (2024), https://arxiv.org/abs/2405.15682, algorithm 1; the updates
+    in terms of y and z, and the weights of the average, are those of https://github.com/facebookresearch/schedule_free.
+    There the counts are an optimiser's group's; here each parameter's, with whose state they are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.stepping.local_tensors import all_local, local
+
+Group = dict[str, Any]
+
+
+class ScheduleFree(torch.optim.Optimizer):
+    """Schedule-free descent over parameters that hold y; see `stoker.jobs.more_optimizers.ScheduleFree`.
+
+    Args:
+        groups: parameter groups.
+        lr: learning rate; a warm-up may change it between updates.
+        beta: how far y is on the way from z to x.
+        weight_decay: decoupled, at y.
+        beta2: decay of the second moment; None: gradients are taken as they are (SGD).
+        eps: added to the root of the second moment.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        *,
+        lr: float,
+        beta: float,
+        weight_decay: float = 0.0,
+        beta2: float | None = None,
+        eps: float = 1e-8,
+    ) -> None:
+        defaults = {"lr": lr, "beta": beta, "weight_decay": weight_decay, "beta2": beta2, "eps": eps}
+        super().__init__([dict(group) for group in groups], defaults)
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]  # PyTorch's stub has it return a float
+        self, closure: Callable[[], torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
+        """Move y and z of all parameters that have gradients; returns what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameters in self._of_one_age(group):
+                self._move(group, parameters)
+        return loss
+
+    def _of_one_age(self, group: Group) -> list[list[torch.Tensor]]:
+        """The group's parameters that have gradients, together with those of as many steps."""
+        alike: dict[tuple[int, float, float], list[torch.Tensor]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if not state:
+                state |= {"step": 0, "largest_rate": 0.0, "sum_of_weights": 0.0, "z": parameter.detach().clone()}
+                if group["beta2"] is not None:
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+            alike.setdefault((state["step"], state["largest_rate"], state["sum_of_weights"]), []).append(parameter)
+        return list(alike.values())
+
+    def _move(self, group: Group, parameters: list[torch.Tensor]) -> None:
+        states = [self.state[parameter] for parameter in parameters]
+        share = _counted(states, float(group["lr"]))
+        y, z = all_local(parameters), all_local(state["z"] for state in states)
+        direction = all_local(p.grad for p in parameters if p.grad is not None)
+        if group["beta2"] is not None:
+            direction = _normalized(group, direction, states)
+        if group["weight_decay"]:
+            direction = [one.clone() for one in direction]  # a gradient may be looked at after the step
+            torch._foreach_add_(direction, y, alpha=group["weight_decay"])
+        torch._foreach_lerp_(y, z, share)
+        torch._foreach_add_(y, direction, alpha=group["lr"] * (group["beta"] * (1 - share) - 1))
+        torch._foreach_add_(z, direction, alpha=-group["lr"])
+
+
+class HiddenAverage:
+    """The average x of a schedule-free optimiser, computed anew each time it is asked for.
+
+    `statistics` are running statistics at x, by name; until there are any, the model's are taken.
+    """
+
+    is_apart = False
+    """It takes no memory of its own between updates."""
+
+    def __init__(self, model: nn.Module, optimizer: ScheduleFree) -> None:
+        self._model, self._optimizer = model, optimizer
+        self.statistics: dict[str, torch.Tensor] = {}
+
+    @property
+    @torch.no_grad()
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The averaged weights and all buffers, by name; new tensors."""
+        found = {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+        beta_of = {id(p): group["beta"] for group in self._optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            state = self._optimizer.state.get(parameter, {})
+            if "z" in state:
+                local(found[name]).lerp_(local(state["z"]), 1 - 1 / beta_of[id(parameter)])
+        return found | {name: tensor.clone() for name, tensor in self.statistics.items()}
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether running statistics have to be found for it: it never is the model that they were gathered of."""
+        return True
+
+    def update(self, update: int) -> None:
+        """Nothing: y and z are all there is."""
+
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Nothing, for the same reason."""
+
+
+def _counted(states: Sequence[dict[str, Any]], rate: float) -> float:
+    """Count one more update in each of these states, which are alike; its share of the average."""
+    first = states[0]
+    largest = max(rate, first["largest_rate"])
+    weight = largest**2
+    total = first["sum_of_weights"] + weight
+    for state in states:
+        state["step"] += 1
+        state["largest_rate"], state["sum_of_weights"] = largest, total
+    return float(weight / total) if total else 0.0
+
+
+def _normalized(group: Group, gradients: list[torch.Tensor], states: Sequence[dict[str, Any]]) -> list[torch.Tensor]:
+    """The gradients over the root of their second moment, which is corrected for having begun at 0."""
+    moments, beta2 = all_local(state["exp_avg_sq"] for state in states), group["beta2"]
+    torch._foreach_mul_(moments, beta2)
+    torch._foreach_addcmul_(moments, gradients, gradients, value=1 - beta2)
+    roots = [moment.clone() for moment in moments]
+    torch._foreach_div_(roots, 1 - beta2 ** states[0]["step"])
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, group["eps"])
+    torch._foreach_reciprocal_(roots)
+    torch._foreach_mul_(roots, gradients)
+    return roots

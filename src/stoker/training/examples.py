@@ -1,0 +1,189 @@
+"""Looking on while a held-out set is evaluated: which samples have the largest losses, and which classes are confused.
+
+What: of outputs that are scores of classes, and of outputs shaped like their targets, each sample's own loss
+(cross-entropy, mean squared error), the samples with the largest ones, the first ones, and the counts of a confusion
+matrix. Use when: once, at the end of a run. Costs: a loss per sample, and a copy of a few of them.
+Does not combine with: targets of other forms, of which only the first samples are shown. What goes wrong here is told,
+and costs the run nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from stoker.loading import Batch, Content, Fields, map_tensors
+from stoker.records.examples import Example, ExampleSet
+from stoker.stepping.world import World
+from stoker.training.agreement import gathered
+from stoker.training.png import png_of
+
+NUM_EXAMPLES = 12
+MOST_CLASSES = 64
+"""Of more classes no confusion matrix is drawn: nobody could read it."""
+
+_IGNORED = -100
+_MOST_VALUES = 16
+_LARGEST_SIDE = 96
+"""Of a picture [pixels]; larger ones are shown smaller."""
+
+Counts = list[list[int]]
+
+
+@dataclass
+class ExampleWatcher:
+    """Collects examples of one split in this process; see `stoker.training.evaluate`.
+
+    `problem` is what went wrong, after which it looks no more.
+    """
+
+    split: str
+    fields: Fields
+    classes: tuple[str, ...] = ()
+    problem: str | None = None
+    num_samples: int = 0
+    _worst: list[Example] = field(default_factory=list)
+    _first: list[Example] = field(default_factory=list)
+    _confusion: torch.Tensor | None = None
+
+    def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
+        """As `Watcher.see`."""
+        if self.problem is not None:
+            return
+        try:
+            self._see(output, target, content, [int(index) for index in batch.indices])
+        except Exception as error:  # noqa: BLE001 - a picture must not cost a run its result
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def collected(self, world: World) -> ExampleSet | None:
+        """What all processes found together, in each of them; None if there is nothing to show."""
+        counts = None if self._confusion is None else self._confusion.tolist()
+        mine = (world.data_rank, self.num_samples, self._worst, self._first, counts)
+        # Of processes that share a part of the batch one has seen it, or all have.
+        by_part = {told[0]: told for told in gathered(world, mine) if told[1]}
+        if not by_part:
+            return None
+        parts = [by_part[rank] for rank in sorted(by_part)]
+        worst = sorted((one for part in parts for one in part[2]), key=lambda one: (-(one.loss or 0.0), one.index))
+        first = sorted((one for part in parts for one in part[3]), key=lambda one: one.index)
+        matrices = [part[4] for part in parts if part[4] is not None]
+        return ExampleSet(
+            split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),
+            first=tuple(first[:NUM_EXAMPLES]), confusion=_summed(matrices), classes=self.classes,
+        )  # fmt: skip
+
+    def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
+        self.num_samples += len(indices)
+        losses = losses_by_sample(output, target)
+        if losses is not None and are_classes(output, target):
+            self._count(output, target)
+        inputs = _first_tensor(self.fields, content)
+        missing = NUM_EXAMPLES - len(self._first)
+        self._first += [self._example(row, indices, inputs, output, target, losses)
+                        for row in range(min(missing, len(indices)))]  # fmt: skip
+        if losses is None:
+            return
+        least = self._worst[-1].loss if len(self._worst) == NUM_EXAMPLES else None
+        top = losses.topk(min(NUM_EXAMPLES, len(losses)))
+        for loss, row in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if least is None or loss > least:
+                self._worst.append(self._example(row, indices, inputs, output, target, losses))
+        self._worst = sorted(self._worst, key=lambda one: (-(one.loss or 0.0), one.index))[:NUM_EXAMPLES]
+
+    def _count(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        classes = output.shape[1]
+        if classes > MOST_CLASSES:
+            return
+        valid = target != _IGNORED
+        pairs = target[valid] * classes + output.argmax(1)[valid]
+        counts = torch.bincount(pairs, minlength=classes**2).view(classes, classes).cpu()
+        self._confusion = counts if self._confusion is None else self._confusion + counts
+
+    def _example(
+        self, row: int, indices: Sequence[int], inputs: torch.Tensor | None, output: Any, target: Any,
+        losses: torch.Tensor | None,
+    ) -> Example:  # fmt: skip
+        sample = None if inputs is None or inputs.shape[:1] != (len(indices),) else inputs[row].detach().cpu()
+        picture = None if sample is None or not _is_picture(sample) else png_of(sample, _LARGEST_SIDE)
+        return Example(
+            index=indices[row],
+            target=self._told_target(target, row),
+            output=self._told_output(output, target, row),
+            loss=None if losses is None else float(losses[row]),
+            picture=None if picture is None else base64.b64encode(picture).decode("ascii"),
+            values=() if sample is None or picture is not None else _values(sample),
+        )
+
+    def _told_target(self, target: Any, row: int) -> str:
+        if not isinstance(target, torch.Tensor) or not target.dim():
+            return ""
+        one = target[row]
+        return self._class(int(one)) if one.numel() == 1 and not one.is_floating_point() else _numbers(one)
+
+    def _told_output(self, output: Any, target: Any, row: int) -> str:
+        if not isinstance(output, torch.Tensor) or not output.dim():
+            return ""
+        if not are_classes(output, target):
+            return _numbers(output[row])
+        share, best = output[row].softmax(0).max(0)
+        return f"{self._class(int(best))} ({100 * float(share):.0f} %)"
+
+    def _class(self, number: int) -> str:
+        return self.classes[number] if 0 <= number < len(self.classes) else str(number)
+
+
+def are_classes(output: Any, target: Any) -> bool:
+    """Whether outputs are scores of classes [B, classes] and targets labels [B]."""
+    is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    return is_both and output.dim() == 2 and output.shape[1] > 1 and target.shape == output.shape[:1] \
+        and output.is_floating_point() and not target.is_floating_point()  # fmt: skip
+
+
+def losses_by_sample(output: Any, target: Any) -> torch.Tensor | None:
+    """The loss of each sample [B]; None where output and target are of other forms."""
+    if are_classes(output, target):
+        return F.cross_entropy(output.float(), target, reduction="none", ignore_index=_IGNORED)
+    is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not (is_both and output.shape == target.shape and output.dim() and output.is_floating_point()):
+        return None
+    return (output.float() - target.float()).square().flatten(1).mean(1) if output.dim() > 1 else (
+        output.float() - target.float()).square()  # fmt: skip
+
+
+def _first_tensor(fields: Fields, content: Content) -> torch.Tensor | None:
+    """The first tensor that goes into the model."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    fields.map_inputs(content, lambda entry: map_tensors(entry, note))
+    return found[0] if found else None
+
+
+def _is_picture(sample: torch.Tensor) -> bool:
+    """Whether a sample is an image [1 or 3, H, W] of more than a few pixels."""
+    return sample.dim() == 3 and sample.shape[0] in (1, 3) and min(sample.shape[1:]) >= 4
+
+
+def _values(sample: torch.Tensor) -> tuple[float, ...]:
+    return tuple(float(value) for value in sample.flatten()[:_MOST_VALUES].tolist())
+
+
+def _numbers(tensor: torch.Tensor) -> str:
+    """The first few values of a tensor."""
+    flat = tensor.detach().float().flatten()
+    words = ", ".join(f"{value:.4g}" for value in flat[:4].tolist())
+    return f"{words}, … ({flat.numel():,})" if flat.numel() > 4 else words
+
+
+def _summed(matrices: Sequence[Counts]) -> tuple[tuple[int, ...], ...] | None:
+    if not matrices:
+        return None
+    return tuple(tuple(sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True))

@@ -1,0 +1,97 @@
+"""Which configuration is tried next.
+
+What is proposed for a trial depends on the seed, the trial's number and the results so far, and on nothing else: each
+trial has a sampler of its own, so that a study that is continued proposes what it would have proposed.
+
+Sources: TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, as Optuna has it, with
+all parameters together. GP: Optuna's GPSampler, expected improvement under a Matérn kernel. Random search: J. Bergstra
+and Y. Bengio, JMLR 13 (2012).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from optuna import samplers
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from stoker.records.codec import JSON
+from stoker.records.study import Parameter, SamplerName
+from stoker.tuning.library import without_experimental_warnings
+from stoker.tuning.space import Space, grid
+
+_STARTUP = 10
+"""Trials at random before TPE and GP have enough to go by; Optuna's own number."""
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """The space in Optuna's terms."""
+    return {parameter.name: _distribution(parameter) for parameter in space}
+
+
+def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, parallel: int = 1) -> samplers.BaseSampler:
+    """What proposes trial `number`.
+
+    Args:
+        name: by which rule.
+        space: what is searched.
+        seed: the study's.
+        number: the trial's, from 0.
+        parallel: trials at once; where there are several, TPE assumes the worst of those under way.
+    """
+    own = seed_of(seed, number)
+    startup = max(_STARTUP, 2 * len(space))
+    with without_experimental_warnings():
+        match name:
+            case "grid":
+                return GridSampler(grid(space, seed))
+            case "random":
+                return samplers.RandomSampler(seed=own)
+            case "tpe":
+                return samplers.TPESampler(
+                    seed=own, multivariate=True, n_startup_trials=startup, constant_liar=parallel > 1
+                )
+            case "gp":
+                return samplers.GPSampler(seed=own, n_startup_trials=startup)
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of one trial's draws, below 2^32."""
+    return int.from_bytes(hashlib.sha256(f"stoker tune {seed} {number}".encode()).digest()[:4])
+
+
+class GridSampler(samplers.BaseSampler):
+    """Trial n gets point n of a grid; whoever asks sees to it that there are no more trials than points."""
+
+    def __init__(self, points: tuple[dict[str, JSON], ...]) -> None:
+        self._points = points
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Nothing is inferred from other trials."""
+        return {}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Nothing is drawn together."""
+        return {}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The parameter's value at the trial's point."""
+        return self._points[trial.number % len(self._points)][param_name]
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    low, high, step = parameter.low, parameter.high, parameter.step
+    if parameter.kind == "choice":
+        return CategoricalDistribution(parameter.choices)
+    if parameter.is_whole:
+        whole = 1 if step is None else int(step)
+        return IntDistribution(int(low), int(high), log=parameter.is_logarithmic, step=whole)
+    return FloatDistribution(low, high, log=parameter.is_logarithmic, step=step)

@@ -1,0 +1,114 @@
+"""Image files as pixels, and pixels as what a model takes."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from stoker.data.files.images import ImageForm, image_form
+from stoker.errors import BadJob
+from tests.data.files.making import pixels_of, png_of
+
+
+def form(**changes: object) -> ImageForm:
+    """RGB as it is."""
+    given = {"size": None, "channels": 3, "resize": "stretch", "mean": None, "std": None} | changes
+    return image_form(**given)  # type: ignore[arg-type]
+
+
+def encoded(image: Image.Image, kind: str = "png", **options: object) -> bytes:
+    """The image as a file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def test_an_image_comes_as_channels_height_and_width() -> None:
+    """The very pixels."""
+    assert np.array_equal(form().decoded(png_of(3)), pixels_of(3).transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
+@pytest.mark.parametrize("stored", ["L", "RGB", "RGBA", "P", "1", "CMYK", "LA"])
+def test_every_mode_becomes_the_channels_asked_for(channels: int, mode: str, stored: str) -> None:
+    """As Pillow converts."""
+    image = Image.fromarray(pixels_of(1)).convert(stored)
+    kind = "tiff" if stored == "CMYK" else "png"
+    found = form(channels=channels).decoded(encoded(image, kind))
+    wanted = np.asarray(image.convert(mode)).reshape(6, 6, channels)
+    assert np.array_equal(found, wanted.transpose(2, 0, 1))
+
+
+def test_a_palette_with_transparency_is_decoded_without_a_warning() -> None:
+    """Pillow warns where it would lose the table; warnings are errors here."""
+    image = Image.fromarray(pixels_of(1)).quantize(4)
+    found = form().decoded(encoded(image, "png", transparency=bytes([0, 255, 128, 255])))
+    assert found.shape == (3, 6, 6)
+
+
+def test_resizing_is_one_of_three() -> None:
+    """Stretched to the corners, cut at the longer sides, or put on black."""
+    wide = Image.fromarray(np.tile(np.array([255, 0], np.uint8).repeat(8), (4, 1)))  # white left, black right: 4 × 16
+    stretched, cut, padded = (
+        form(size=4, channels=1, resize=word).decoded(encoded(wide))[0] for word in ("stretch", "crop", "pad")
+    )
+    assert stretched[:, 0].min() > 200 > 50 > stretched[:, 3].max()
+    assert cut.shape == padded.shape == (4, 4)
+    assert (padded.max(axis=1) > 0).sum() == 1 and padded[0].max() == padded[3].max() == 0
+    assert cut[:, 0].min() == 255
+
+
+def test_an_image_is_upright_by_its_exif() -> None:
+    """A camera held upright stores the picture lying."""
+    image = Image.fromarray(np.zeros((4, 8, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert form().decoded(encoded(image, "jpeg", exif=exif)).shape == (3, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(png_of(1)[:80], "truncated|broken"), (b"", "cannot identify"), (b"GIF89a", "cannot identify|dimensions|header"),
+     (encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16))), "more than 8 bits")],
+)  # fmt: skip
+def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -> None:
+    """Cut off, empty, no image at all, or of 16 bits; without an address in memory."""
+    with pytest.raises(ValueError, match=message) as caught:
+        form().decoded(content)
+    assert "0x" not in str(caught.value)
+
+
+def test_preparing_standardises_each_channel() -> None:
+    """As (pixel / 255 − mean) / std; the batch given stays as it is."""
+    batch = torch.from_numpy(np.stack([pixels_of(at).transpose(2, 0, 1) for at in range(2)]))
+    before = batch.clone()
+    found = form(mean=(0.1, 0.2, 0.3), std=(0.5, 1, 2)).prepare(batch)
+    mean, std = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1), torch.tensor([0.5, 1.0, 2.0]).view(3, 1, 1)
+    torch.testing.assert_close(found, (batch / 255 - mean) / std)
+    torch.testing.assert_close(form().prepare(batch), batch / 255)
+    assert torch.equal(batch, before)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"size": (3,)}, "no size"), ({"size": 0}, "no size"), ({"channels": 2}, "channels=2"),
+     ({"resize": "zoom"}, "Give one of stretch"), ({"mean": (0.5, 0.5)}, "does not go with 3 channels"),
+     ({"std": 0.0}, "not positive"), ({"mean": float("nan")}, "does not go")],
+)  # fmt: skip
+def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], message: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(BadJob, match=message):
+        form(**given)
+
+
+def test_without_pillow_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra that brings it."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "stoker.data.files.decoding", raising=False)
+    with pytest.raises(BadJob, match=r"pip install 'stoker\[data\]'"):
+        form().decoded(b"")

@@ -1,0 +1,291 @@
+"""Tables of CSV, Parquet and JSONL files as samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker.data.files.tables import Table
+from stoker.errors import BadJob
+from stoker.records import CleanList
+from stoker.records.cleaning import Dropped
+from tests.data.files.making import COUNT, csv_file, jsonl_file, parquet_file, rows_of
+
+FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., Table]]] = {
+    "csv": (csv_file, stoker.data.csv), "jsonl": (jsonl_file, stoker.data.jsonl),
+    "parquet": (parquet_file, stoker.data.parquet),
+}  # fmt: skip
+every_format = pytest.mark.parametrize("kind", FORMATS)
+every_row = np.arange(COUNT)
+
+
+def table(kind: str, root: Path, rows: list[dict[str, Any]] | None = None, **given: Any) -> Table:
+    """The rows in a file of that kind, as a source."""
+    write, read = FORMATS[kind]
+    return read(write(root / f"t.{kind}", rows or rows_of()), **given)
+
+
+def csv_text(root: Path, text: str, **given: Any) -> Table:
+    """A CSV file of this text."""
+    (root / "t.csv").write_text(text)
+    return stoker.data.csv(root / "t.csv", **given)
+
+
+@every_format
+def test_numbers_words_text_and_classes_each_in_their_place(kind: str, tmp_path: Path) -> None:
+    """The same in every format."""
+    source = table(kind, tmp_path, features=["x1", "x2"], categories=["city"], text=["words"], target="kind")
+    batch, rows = source.rows(np.array([5, 0])), rows_of()
+    torch.testing.assert_close(batch["features"], torch.tensor([[rows[at]["x1"], rows[at]["x2"]] for at in (5, 0)]))
+    assert batch["features"].dtype == torch.float32
+    assert batch["categories"].tolist() == [[2], [0]]
+    assert batch["words"] == ["line 5, „so“", "line 0, „so“"]
+    assert [source.classes[at] for at in batch["target"]] == [rows[5]["kind"], rows[0]["kind"]]
+    assert source.categories == {"city": ("Bern", "Rom", "Ulm")}
+    assert (source.target, source.sample_id(7), len(source)) == ("target", f"t.{kind}:7", COUNT)
+
+
+def test_the_same_rows_are_the_same_data_in_every_format(tmp_path: Path) -> None:
+    """The fingerprint is of the content."""
+    given = {"features": ["x1", "x2"], "categories": ["city"], "target": "kind"}
+    assert len({table(kind, tmp_path, **given).fingerprint for kind in FORMATS}) == 1
+
+
+@every_format
+def test_features_left_open_are_all_other_columns(kind: str, tmp_path: Path) -> None:
+    """With a target alone a sample is a pair."""
+    source = table(kind, tmp_path, [{"b": 1.5, "a": 2, "y": 0.25}, {"b": -1, "a": 3, "y": 4.0}], target="y")
+    features, target = source[1]
+    assert source.features == ("b", "a")
+    assert (features.tolist(), float(target), target.dtype) == ([-1.0, 3.0], 4.0, torch.float32)
+    assert source.labels() is None and source.target == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "dtype", "wanted"),
+    [
+        (["3", "0", "3"], {}, torch.int64, [3, 0, 3]),
+        (["3", "0", "3"], {"target_kind": "number"}, torch.float32, [3.0, 0.0, 3.0]),
+        (["3", "0", "3"], {"target_kind": "class"}, torch.int64, [1, 0, 1]),
+        (["3.0", "0.5", "1"], {}, torch.float32, [3.0, 0.5, 1.0]),
+        (["no", "yes", "no"], {}, torch.int64, [0, 1, 0]),
+        (["no", "yes", "no"], {"classes": ["yes", "no"]}, torch.int64, [1, 0, 1]),
+        (["1", "x", "1"], {}, torch.int64, [0, 1, 0]),
+        (["1", "NA", "1"], {}, torch.int64, [0, 1, 0]),
+    ],
+)
+def test_a_target_is_what_its_values_are(
+    values: list[str], given: dict[str, Any], dtype: torch.dtype, wanted: list[float], tmp_path: Path
+) -> None:
+    """Whole numbers, numbers or words; or what is said."""
+    source = csv_text(tmp_path, "x,y\n" + "".join(f"1,{value}\n" for value in values), target="y", **given)
+    _, target = source.rows(np.arange(3))
+    assert (target.dtype, target.tolist()) == (dtype, wanted)
+
+
+def test_a_target_of_many_numbers_is_no_class(tmp_path: Path) -> None:
+    """Words are numbered only while they can be classes."""
+    source = csv_text(tmp_path, "x,y\n" + "".join(f"1,{at}.5\n" for at in range(70_000)), target="y")
+    assert source.rows(np.array([69_999]))[1].tolist() == [69_999.5]
+
+
+def test_missing_values_are_counted_and_placed(tmp_path: Path) -> None:
+    """In all columns at once, before anything is learned."""
+    text = "a,b,city,y\n1,,Rom,0\n,NA,,1\n3,4,Ulm,\n" + "nan,1,Rom,1\n" * 4
+    with pytest.raises(BadJob) as caught:
+        len(csv_text(tmp_path, text, features=["a", "b"], categories=["city"], target="y"))
+    assert caught.value.message == (
+        "values are missing: 5 of 'a' (t.csv:1, t.csv:3, t.csv:4 and 2 more); 2 of 'b' (t.csv:0, t.csv:1); "
+        "1 of 'city' (t.csv:1); 1 of 'y' (t.csv:2)"
+    )
+
+
+@every_format
+def test_missing_values_become_what_is_said(kind: str, tmp_path: Path) -> None:
+    """A mean of what is there, a number, a word, or the row is left out; and it is told."""
+    rows = [{"a": 1.0, "b": None, "c": "x", "y": 0}, {"a": None, "b": 2.0, "c": None, "y": 1},
+            {"a": 4.0, "b": 3.0, "c": "y", "y": None}, {"a": 6.0, "b": 5.0, "c": "x", "y": 1}]  # fmt: skip
+    source = table(kind, tmp_path, rows, features=["a", "b"], categories=["c"], target="y",
+                   missing={"a": "mean", "b": -9, "c": "unknown", "y": "drop"})  # fmt: skip
+    batch = source.rows(np.arange(3))
+    torch.testing.assert_close(batch["features"], torch.tensor([[1.0, -9.0], [3.5, 2.0], [6.0, 5.0]]))
+    assert source.categories == {"c": ("unknown", "x")}  # what only a row that is left out has does not count
+    assert [source.categories["c"][at] for at in batch["categories"][:, 0]] == ["x", "unknown", "x"]
+    assert [source.sample_id(at) for at in range(3)] == [f"t.{kind}:{row}" for row in (0, 1, 3)]
+    assert source.note is not None and "1 of 'a'" in source.note and "1 rows are left out for them" in source.note
+
+
+def test_one_choice_for_all_is_for_features(tmp_path: Path) -> None:
+    """A mean makes no target."""
+    with pytest.raises(BadJob, match=r"values are missing: 1 of 'y' \(t\.csv:1\)"):
+        len(csv_text(tmp_path, "a,y\n1,1\n,\n3,1\n", target="y", missing="mean"))
+    source = csv_text(tmp_path, "a,y\n1,1\n,\n3,1\n", target="y", missing="drop")
+    assert len(source) == 2
+
+
+def test_a_table_like_another_takes_its_numbers(tmp_path: Path) -> None:
+    """Categories, classes and means are those of training, whatever the other file has."""
+    (tmp_path / "valid.csv").write_text("city,y,a\nUlm,b,\n")
+    train = csv_text(tmp_path, "a,city,y\n1,Rom,a\n,Ulm,b\n4,Bern,c\n", features=["a"], categories=["city"],
+                     target="y", missing={"a": "mean"})  # fmt: skip
+    valid = stoker.data.csv(tmp_path / "valid.csv", like=train)
+    batch = valid.rows(np.array([0]))
+    assert batch["features"].tolist() == [[2.5]] and batch["categories"].tolist() == [[2]]
+    assert (valid.classes, batch["target"].tolist()) == (("a", "b", "c"), [1])
+    (tmp_path / "valid.csv").write_text("city,y,a\nUlm,b,1\nUlmm,b,1\n")
+    with pytest.raises(BadJob, match=r"valid\.csv, row 1: 'city' is 'Ulmm'.*Did you mean 'Ulm'"):
+        len(stoker.data.csv(tmp_path / "valid.csv", like=train))
+    with pytest.raises(BadJob, match="takes all columns from the other"):
+        len(stoker.data.csv(tmp_path / "valid.csv", like=train, target="y"))
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "message"),
+    [
+        ("a,b\n1,2\n3\n5,6\n", {}, r"row 1 has 1 fields, the header has 2: '3'"),
+        ("a,b\n1,2\n3,4,5\n", {}, r"row 1 has 3 fields"),
+        ('a,b\n"1\n",2\n3\n', {}, r"row 1 has 1 fields"),
+        ("a,b\n1,2\n3,four\n", {}, r"row 1: 'b' is 'four', which is no number\n.*categories=\['b'\]"),
+        ("a,b\n1,2\n", {"target": "c"}, r"has no column 'c'. Known: a, b"),
+        ("age,b\n1,2\n", {"features": ["agee"]}, r"no column 'agee'. Did you mean 'age'\?"),
+        ("a,a\n1,2\n", {}, "two columns 'a'"),
+        ("", {}, "has no columns"),
+        ("a,b\n", {}, "has no rows"),
+        ("a,b\n1,2\n", {"target": "b", "classes": ["2", "3"]}, "no row has the target 'b' of '3'"),
+        ("a,b\n1,2\n", {"target": "b", "classes": ["3", "4"]}, r"row 0: 'b' is '2', which is not among its 2 values"),
+        ("a,b\n1,2.5\n", {"target": "b", "target_kind": "integer"}, "no whole numbers"),
+        ("a,b\n1,2\n1,nan\n", {"target": "b", "target_kind": "number"}, "row 1: 'b' is 'nan', which is no number"),
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be_is_told(
+    text: str, given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """With the file, the row from 0 without the header, and the names near."""
+    with pytest.raises(BadJob, match=message):
+        len(csv_text(tmp_path, text, **given))
+
+
+def test_a_csv_that_is_no_utf8_is_told(tmp_path: Path) -> None:
+    """With its name."""
+    (tmp_path / "t.csv").write_bytes("a,b\nM\xfcller,1\n".encode("latin-1"))
+    with pytest.raises(BadJob, match=r"t\.csv cannot be read as CSV: .*utf"):
+        len(stoker.data.csv(tmp_path / "t.csv", text=["a"], target="b"))
+
+
+def test_a_parquet_with_a_missing_column_a_type_without_numbers_or_damage_is_told(tmp_path: Path) -> None:
+    """Each with the file."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a": [1.0], "when": [pa.scalar(0, pa.timestamp("s"))]}), path)
+    with pytest.raises(BadJob, match=r"t\.parquet has no column 'b'. Known: a, when"):
+        len(stoker.data.parquet(path, features=["a", "b"]))
+    with pytest.raises(BadJob, match=r"'when' is of type timestamp\[ms\], which has no numbers"):
+        len(stoker.data.parquet(path))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(BadJob, match=r"t\.parquet cannot be read as PARQUET"):
+        len(stoker.data.parquet(path))
+    with pytest.raises(BadJob, match=r"absent\.parquet cannot be read: No such file"):
+        len(stoker.data.parquet(tmp_path / "absent.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"a": \n', r"row 1: no JSON .*: '\{\"a\":"),
+        ('{"a": 1}\n\n[2]\n', "row 1: a list, wanted an object"),
+        ('{"a": 1}\n{"a": "x"}\n', r"row 1: 'a' is 'x', a string, where others are a number"),
+        ('{"a": "x"}\n{"a": "y"}\n', r"row 0: 'a' is 'x', which is no number"),
+    ],
+)
+def test_a_jsonl_line_that_is_not_as_it_should_be_is_told(text: str, message: str, tmp_path: Path) -> None:
+    """Blank lines do not count."""
+    (tmp_path / "t.jsonl").write_text(text)
+    with pytest.raises(BadJob, match=message):
+        len(stoker.data.jsonl(tmp_path / "t.jsonl", features=["a"]))
+
+
+def test_a_clean_list_leaves_rows_out_even_ragged_ones(tmp_path: Path) -> None:
+    """The rows after them keep their numbers."""
+    dropped = tuple(Dropped(id=f"t.csv:{row}", why="ragged") for row in (1, 3))
+    clean = CleanList(source=str(tmp_path / "t.csv"), made_at="2026-01-01T00:00:00Z", kept=3, dropped=dropped)
+    source = csv_text(tmp_path, "a,b\n0,0\n1\n2,2\n3,x\n4,4\n", target="b", clean=clean)
+    assert [source.sample_id(at) for at in range(len(source))] == ["t.csv:0", "t.csv:2", "t.csv:4"]
+    assert source.rows(np.arange(3))[0][:, 0].tolist() == [0.0, 2.0, 4.0]
+    assert source.note == "t.csv: 2 rows are left out by the clean list"
+
+
+def test_several_files_follow_each_other(tmp_path: Path) -> None:
+    """Names tell which."""
+    (tmp_path / "more").mkdir()
+    for name, first in (("a.csv", 0), ("more/b.csv", 10)):
+        (tmp_path / name).write_text("x,y\n" + "".join(f"{first + at},{at}\n" for at in range(3)))
+    source = stoker.data.csv([tmp_path / "a.csv", tmp_path / "more" / "b.csv"], target="y")
+    assert source.rows(np.arange(6))[0][:, 0].tolist() == [0, 1, 2, 10, 11, 12]
+    assert [source.sample_id(at) for at in (2, 3)] == ["a.csv:2", "more/b.csv:0"]
+
+
+def test_a_table_is_read_once_and_anew_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By size and time; a copy that lacks a part is made anew; the fingerprint is of the content."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    first = csv_text(tmp_path, "a,y\n1,2\n", target="y")
+    assert len(first) == 1
+    place, = (tmp_path / "cache" / "data" / "tables").iterdir()
+    made = (place / "table.json").stat().st_mtime_ns
+    again = stoker.data.csv(tmp_path / "t.csv", target="y")
+    assert len(again) == 1 and (place / "table.json").stat().st_mtime_ns == made
+    (place / "features.f32").write_bytes(b"")
+    assert stoker.data.csv(tmp_path / "t.csv", target="y")[0][0].tolist() == [1.0]
+    os.utime(tmp_path / "t.csv", ns=(5, 5))
+    assert stoker.data.csv(tmp_path / "t.csv", target="y").fingerprint == first.fingerprint
+    changed = csv_text(tmp_path, "a,y\n1,3\n", target="y")
+    assert changed.fingerprint != first.fingerprint
+
+
+def test_what_a_killed_process_left_half_made_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what a living one makes."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    parent = tmp_path / "cache" / "data" / "tables"
+    dead, living = parent / ".writing-abc-4194999-00000000", parent / f".writing-abc-{os.getpid()}-00000000"
+    for path in (dead, living):
+        path.mkdir(parents=True)
+    len(csv_text(tmp_path, "a,y\n1,2\n", target="y"))
+    assert not dead.exists() and living.exists()
+
+
+numbers = st.floats(allow_nan=False, width=32)
+words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(numbers, words, words), min_size=1, max_size=12))
+def test_what_was_written_is_what_is_read(kind: str, rows: list[tuple[float, str, str]], tmp_path: Path) -> None:
+    """Any numbers, words and text, whatever quotes, commas and accents are in them."""
+    source = table(kind, tmp_path, [{"x": x, "word": word, "line": line} for x, word, line in rows], features=["x"],
+                   categories=["word"], text=["line"])  # fmt: skip
+    batch = source.rows(np.arange(len(rows)))
+    assert batch["features"][:, 0].tolist() == [x for x, _, _ in rows]
+    assert [source.categories["word"][at] for at in batch["categories"][:, 0]] == [word for _, word, _ in rows]
+    assert batch["line"] == [line for _, _, line in rows]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"features": "a"}, r"one word\nGive a list of columns: features=\['a'\]"), ({"features": ["a"], "target": "a"},
+     "named for two things"), ({"missing": "median"}, "'median'"), ({"target_kind": "word"}, "target_kind"),
+     ({"target": "a", "target_kind": "number", "classes": ["b"]}, "exclude"), ({"classes": ["b"]}, "none is named")],
+)  # fmt: skip
+def test_words_that_cannot_be_meant_are_refused(given: dict[str, Any], message: str) -> None:
+    """Before any file is looked at."""
+    with pytest.raises(BadJob, match=message):
+        stoker.data.csv("absent.csv", **given)

@@ -1,0 +1,82 @@
+"""Each kind of files, killed and gone on with: the bits of a run never stopped; and a broken file in the middle."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.errors import BadJob
+from tests.data.files.making import COUNT
+from tests.flow.builders import Heard, assert_equal_weights
+from tests.flow.data_kinds import EPOCHS, job_of, plan_with, source_of
+
+KINDS = ("folder", "csv", "parquet", "jsonl", "webdataset", "tfrecord", "huggingface")
+CASES = [(kind, 0) for kind in KINDS] + [("folder", 2), ("csv", 2)]
+
+
+def _is_here(kind: str) -> bool:
+    return kind != "huggingface" or importlib.util.find_spec("datasets") is not None
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a killed run of every case."""
+    root = tmp_path_factory.mktemp("kinds")
+    cases = [f"{kind}:{workers}" for kind, workers in CASES if _is_here(kind)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.flow.data_kinds", str(root), *cases], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), CASES)
+def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(kind: str, num_workers: int, killed: Path) -> None:
+    """SIGKILL in the second epoch, then the same command: indexed data resume at any sample."""
+    if not _is_here(kind):
+        pytest.skip("the library datasets is not installed")
+    place, job, heard = killed / f"{kind}-{num_workers}", job_of(source_of(kind, killed)), Heard()
+    assert not (place / "killed" / "model.safetensors").exists()
+    resumed = stoker.train(job, run_dir=place / "killed", plan=plan_with(num_workers), sink=heard)
+    whole = stoker.train(job, run_dir=place / "whole", plan=plan_with(num_workers), sink=Heard())
+    assert 0 < heard.of("resumed")[0]["samples"] < EPOCHS * round(COUNT * 0.9)
+    assert heard.of("started")[0]["data"]["class"] == "indexed"
+    assert_equal_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_corrupt_image_ends_a_run_and_a_whole_one_in_its_place_goes_on(num_workers: int, tmp_path: Path) -> None:
+    """The error names the file; once it is mended, the same command goes on to the bits of a run that met no fault."""
+    source = source_of("folder", tmp_path)
+    whole = stoker.train(job_of(source), run_dir=tmp_path / "whole", plan=plan_with(num_workers), sink=Heard())
+    path = tmp_path / "folder" / "images" / "dog" / "0010.png"
+    good = path.read_bytes()
+    path.write_bytes(good[:60])
+    broken = stoker.data.image_folder(tmp_path / "folder" / "images", size=6, mean=0.5, std=0.25)
+    with pytest.raises(BadJob, match=r"dog/0010\.png cannot be read: .*\n.*stoker data check"):
+        stoker.train(job_of(broken), run_dir=tmp_path / "broken", plan=plan_with(num_workers), sink=Heard())
+    path.write_bytes(good)
+    mended, heard = stoker.data.image_folder(tmp_path / "folder" / "images", size=6, mean=0.5, std=0.25), Heard()
+    run = stoker.train(job_of(mended), run_dir=tmp_path / "broken", plan=plan_with(num_workers), sink=heard)
+    assert heard.of("resumed")
+    assert_equal_weights(run, whole)
+
+
+def test_a_source_holds_out_by_class_and_tells_how_it_was_split(tmp_path: Path) -> None:
+    """`split` gives parts that a job takes, and the division is told at the start."""
+    train, valid, test = source_of("csv", tmp_path).split(valid=0.2, test=0.1)
+    assert valid is not None and test is not None and train is not None
+    job = stoker.Job(
+        model=job_of(train).model, data=train, valid=valid, test=test, loss="cross_entropy", metrics=["accuracy"],
+        optimizer=stoker.SGD(lr=0.05), batch=8, until=stoker.epochs(1),
+    )  # fmt: skip
+    heard = Heard()
+    stoker.train(job, run_dir=tmp_path / "run", plan=plan_with(0), sink=heard)
+    assert any("split by name with seed 0: train 33 (cat" in event["message"] for event in heard.of("warned"))
+    assert heard.of("started")[0]["data"]["valid"] == len(valid)

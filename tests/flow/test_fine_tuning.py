@@ -1,0 +1,162 @@
+"""What is left of a pruned network is trained by a run like any other: exact, resumable, and made again from JSON."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker.compressing.pruning import rebuilt, removed_at, scores_of, sound_cut
+from stoker.compressing.pruning.soundness import prunable
+from stoker.errors import BadJob, RunFailed
+from stoker.flow import fine_tuning
+from stoker.flow.fine_tuning import pruned_model, share_of, trained, tuning_job
+from stoker.jobs import Job
+from stoker.records import ArtifactSource
+from stoker.records.compression import Interval
+from stoker.records.pruning import Pruning
+from tests.flow.builders import PLAN, Stopping, assert_equal_weights, blobs, blobs_job
+
+KILLED = '''\
+import os, signal
+from tests.flow.test_fine_tuning import begun, trained
+
+def kill(event):
+    """At the first update after an evaluation, as by a lack of memory."""
+    if event.kind == "checkpointed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+trained(*begun(), kill)
+'''
+
+
+def wide() -> nn.Module:
+    """Two layers with forty channels between them."""
+    return nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 2))
+
+
+def ask(model: nn.Module) -> Sequence[torch.Tensor]:
+    """What a model says of four points."""
+    return (model(blobs(4)[0]),)
+
+
+def half_of(model: nn.Module, original: str) -> Pruning:
+    """A pruning that takes half of the channels."""
+    cut = sound_cut(model, ask, removed_at(scores_of(model, ask, prunable(model, ask), importance="magnitude"), 0.5))
+    return Pruning(
+        source=ArtifactSource(kind="run", name=original, digest=""), target=1.5, ratio=0.5, importance="magnitude",
+        speed_up=Interval(value=1.5, low=1.4, high=1.6), engine_precision="openvino fp32", batch_sizes=(1,), threads=1,
+        proved_on="here", until=stoker.epochs(4), cut=cut,
+    )  # fmt: skip
+
+
+def job() -> Job:
+    """A job of forty channels, of which checkpoints are written at every evaluation."""
+    return blobs_job(model=wide, until=stoker.epochs(2))
+
+
+def begun() -> tuple[stoker.Run, Job, nn.Module, Pruning]:
+    """The run whose model is pruned, trained now or found, and what was decided of it; under one plan."""
+    if not isinstance(fine_tuning.train, functools.partial):
+        fine_tuning.train = functools.partial(  # type: ignore[assignment]
+            stoker.train, plan=PLAN, checkpoint_every=stoker.seconds(1e-9)
+        )
+    path = Path("whole")
+    run = stoker.load(path) if path.is_dir() else stoker.train(job(), plan=PLAN, run_dir=path, sink=lambda event: None)
+    teacher = run.model(job())
+    return run, job(), teacher, half_of(teacher, str(path.resolve()))
+
+
+@pytest.fixture(autouse=True)
+def own_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `begun` puts in the place of `train` is taken away again."""
+    monkeypatch.setattr(fine_tuning, "train", fine_tuning.train)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same call after SIGKILL ends with the weights of one that was never interrupted; a third trains nothing."""
+    begun()
+    repository = Path(__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", KILLED], check=False, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(repository), str(repository / "src")])},
+    )  # fmt: skip
+    assert found.returncode == -signal.SIGKILL, found.stderr
+    heard = Stopping(10**9)
+    run, model = trained(*begun(), heard)
+    assert "resumed" in heard.kinds
+    again = Stopping(10**9)
+    assert trained(*begun(), again)[0].path == run.path
+    assert again == []
+    monkeypatch.setenv("STOKER_RUNS", str(place / "others"))
+    other, _ = trained(*begun(), Stopping(10**9))
+    assert other.path != run.path
+    assert_equal_weights(run, other)
+    assert model(blobs(3)[0]).shape == (3, 2)
+
+
+def test_a_run_that_was_asked_to_stop_says_how_to_go_on(place: Path) -> None:
+    """Nothing of it is taken before it is finished."""
+    with pytest.raises(RunFailed, match="was stopped before") as error:
+        trained(*begun(), Stopping(80))
+    assert "same command" in str(error.value.remedy)
+    assert not list(place.glob("runs/*/pruning.json"))
+
+
+def test_the_model_is_made_again_from_json_and_safetensors() -> None:
+    """Without the process that pruned it: the whole model's code, the record of what was kept, the run's weights."""
+    arguments = begun()
+    run, model = trained(*arguments, lambda event: None)
+    again = pruned_model(stoker.load(run.path), job())
+    inputs = blobs(9, seed=4)[0]
+    assert torch.equal(again(inputs), model(inputs))
+    assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in arguments[2].parameters())
+    with pytest.raises(BadJob, match="did not train a pruned network"):
+        pruned_model(stoker.load("whole"), job())
+
+
+def test_it_learns_from_the_whole_network() -> None:
+    """After its training it answers as the whole one more often than right after the cut."""
+    run, _, teacher, pruning = begun()
+    _, model = trained(run, job(), teacher, pruning, lambda event: None)
+    inputs = blobs(500, seed=8)[0]
+
+    def apart(one: nn.Module) -> float:
+        with torch.no_grad():
+            return float((one(inputs) - teacher(inputs)).square().mean())
+
+    assert apart(model) < apart(rebuilt(teacher, pruning.cut))
+
+
+def test_nothing_of_the_validation_data_chooses_its_weights() -> None:
+    """The last weights are kept, nothing stops early or begins elsewhere, and the test set is left alone."""
+    run, original, teacher, pruning = begun()
+    given = stoker.Job(
+        **{name: getattr(original, name) for name in ("model", "data", "valid", "test", "optimizer", "batch", "until")},
+        loss="cross_entropy", label_smoothing=0.1, ema=0.9, select="best", name=run.name,
+    )  # fmt: skip
+    found = tuning_job(given, rebuilt(teacher, pruning.cut), teacher, stoker.epochs(1), name="small")
+    assert (found.select, found.test, found.ema, found.label_smoothing) == ("last", None, None, 0.0)
+    assert found.loss.label_smoothing == 0.1  # type: ignore[union-attr]
+    assert found.valid is given.valid
+    assert found.data is given.data
+    assert found.schedule(0.05) < 0.5
+
+
+def test_a_quarter_of_a_run_in_its_own_unit() -> None:
+    """Updates stay whole."""
+    assert share_of(stoker.epochs(6)) == stoker.epochs(1.5)
+    assert share_of(stoker.updates(5)) == stoker.updates(2)
+
+
+def test_losses_of_a_whole_batch_are_refused() -> None:
+    """A teacher answers sample by sample."""
+    with pytest.raises(BadJob, match="of a whole batch"):
+        tuning_job(blobs_job(loss_scope="batch"), wide(), wide(), stoker.epochs(1), name="x")

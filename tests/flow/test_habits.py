@@ -1,0 +1,176 @@
+"""Plateaus, ends before time, averages and metrics in whole runs: stopped, killed, continued, and reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stoker
+from stoker import optimizers, schedules
+from stoker.records import Event
+from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs, blobs_job, stopped_run
+from tests.flow.command import Running, job_file, plan_file, stoker_here
+
+
+def trained(job: stoker.Job, **options: Any) -> tuple[stoker.Run, Heard]:
+    """The job's run, and what it told."""
+    heard = Heard()
+    return stoker.train(job, plan=PLAN, sink=heard, **options), heard
+
+
+def normed() -> nn.Module:
+    """With a batch norm, and dropout."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+HABITS: dict[str, dict[str, Any]] = {
+    "plateau": {"schedule": schedules.plateau(factor=0.5, patience=stoker.epochs(1), min_delta=0.5)},
+    "swa": {"swa": stoker.SWA(start=0.4), "model": normed},
+    "schedule-free": {"optimizer": optimizers.ScheduleFreeAdamW(lr=0.05), "model": normed},
+    "early": {"stop": [stoker.EarlyStopping(patience=stoker.epochs(3), min_delta=0.5)], "select": "last"},
+}
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_a_run_that_was_stopped_goes_on_as_one_that_never_was(name: str) -> None:
+    """To the same bits, metrics and rates: what evaluations decided and averages hold is in the checkpoint."""
+    job = blobs_job(until=stoker.epochs(6), **HABITS[name])
+    stopped_run(job, at_samples=240, run_dir="stopped")
+    again, told = trained(job, run_dir="stopped")
+    whole, heard = trained(job, run_dir="whole")
+    assert told.of("resumed")[0]["samples"] >= 240
+    assert_equal_weights(again, whole)
+    assert again.metrics == whole.metrics
+    assert again.record.ended_early == whole.record.ended_early
+    assert told.of("progress")[-1]["lr"] == heard.of("progress")[-1]["lr"]
+
+
+def test_a_plateau_lowers_the_rate_and_says_so() -> None:
+    """No epoch is better by so much: after each the rate is half of what it was."""
+    job = blobs_job(**HABITS["plateau"])
+    _, heard = trained(job)
+    decided = [event.get("decided") for event in heard.of("evaluated", split="valid")]
+    assert decided[0] is None
+    assert decided[1] == "a plateau at 160 samples: the learning rate is 0.5 of its schedule's from here on"
+    assert heard.of("progress")[-1]["lr"] == pytest.approx(0.05)
+
+
+def test_a_run_that_ends_early_is_finished_and_says_why() -> None:
+    """In its record, its events, its summary and its report; the same job then starts anew."""
+    job = blobs_job(until=stoker.epochs(9), stop=[stoker.EarlyStopping(patience=stoker.epochs(2), min_delta=0.9)])
+    run, heard = trained(job)
+    why = "loss on valid has not got better than"
+    assert (run.status, run.record.samples) == ("finished", 240)
+    assert run.record.ended_early is not None
+    assert run.record.ended_early.startswith(why)
+    assert heard.of("finished")[0]["ended_early"] == run.record.ended_early
+    assert why in run.report_path.read_text()
+    assert "test/accuracy" in run.metrics
+    again, _ = trained(job)
+    assert again.name != run.name
+
+
+def test_a_target_ends_a_run() -> None:
+    """As soon as an evaluation reaches it."""
+    job = blobs_job(until=stoker.epochs(30), stop=[stoker.Target("accuracy", 0.6)], evaluate_every=stoker.updates(1))
+    run, heard = trained(job)
+    assert heard.of("evaluated", split="valid")[-1]["metrics"]["accuracy"] >= 0.6
+    assert all(event["metrics"]["accuracy"] < 0.6 for event in heard.of("evaluated", split="valid")[:-1])
+    assert run.record.samples < 30 * 80
+
+
+def test_the_mean_of_swa_is_that_of_the_weights_at_its_points() -> None:
+    """Of epochs 3 and 4 of 4 where it starts at half: by hand, from runs that end there."""
+    job = {"until": stoker.epochs(4), "select": "last", "valid": None}
+    averaged, _ = trained(blobs_job(swa=stoker.SWA(start=0.6), **job))
+    heard: list[dict[str, torch.Tensor]] = []
+    for updates in (15, 20):
+        # The rate is constant: a shorter run is the beginning of a longer one. 100 samples are 7 updates of 16.
+        part, _ = trained(blobs_job(**(job | {"until": stoker.epochs(3 if updates == 15 else 4)})))
+        heard.append(part.weights())
+    for name, tensor in averaged.weights().items():
+        torch.testing.assert_close(tensor, (heard[0][name] + heard[1][name]) / 2)
+
+
+def test_running_statistics_of_an_average_are_those_of_its_own_activations() -> None:
+    """Of the mean's batch norm: means over whole batches in training order, as a plain loop finds them."""
+    from stoker.loading.order import EpochOrder
+
+    inputs, target = blobs(96)
+    job = blobs_job(
+        data=(inputs, target), valid=None, test=None, model=normed, swa=stoker.SWA(start=0.0, statistics=3),
+        select="last",
+    )  # fmt: skip
+    run, _ = trained(job)
+    weights = run.weights()
+    hidden = inputs @ weights["0.weight"].T + weights["0.bias"]
+    order = EpochOrder(96, job.seed)
+    groups = [hidden[torch.from_numpy(order.indices(0, start, start + 16).copy())] for start in (0, 16, 32)]
+    torch.testing.assert_close(weights["1.running_mean"], torch.stack([g.mean(0) for g in groups]).mean(0))
+    torch.testing.assert_close(weights["1.running_var"], torch.stack([g.var(0) for g in groups]).mean(0))
+
+
+def test_a_report_shows_samples_and_what_is_confused() -> None:
+    """Of both held-out sets, also when it is made anew; a figure of the gradient's norm comes with it."""
+    run, heard = trained(blobs_job())
+    pages = [run.report_path.read_text(), stoker.report(run.path).read_text()]
+    for page in pages:
+        assert page.count('id="confusion-') == 2
+        assert "Largest losses, of 30 in test" in page
+        assert 'id="gradient-norm"' in page
+    assert heard.of("progress")[0]["grad_norm"] > 0
+    assert len(run.plot().data) > 2
+    assert "accuracy" in run._repr_html_()
+
+
+def test_hooks_hear_every_event_and_a_broken_one_costs_nothing() -> None:
+    """Beside the sink, and only what happens; the warning is in the run's log."""
+    heard = Heard()
+
+    def broken(event: Event) -> None:
+        if event.kind == "progress":
+            raise ValueError("no")
+
+    run, told = trained(blobs_job(), hooks=[heard, broken])
+    assert run.status == "finished"
+    assert heard.kinds == [kind for kind in told.kinds if kind != "warned"]
+    message = "the hook broken raised ValueError (no) at 'progress', and is called no more"
+    assert [event["message"] for event in told.of("warned")] == [message]
+    assert [event.fields["message"] for event in run.directory.read_events() if event.kind == "warned"] == [message]
+
+
+def test_the_norm_that_is_told_is_that_before_clipping() -> None:
+    """Of the first update, as by hand; a run that clips tells it too."""
+    job = blobs_job(until=stoker.updates(1), valid=None, test=None)
+    _, plain = trained(job)
+    _, clipped = trained(blobs_job(until=stoker.updates(1), valid=None, test=None, clip_norm=1e-3), run_dir="clipped")
+    assert plain.of("progress")[0]["grad_norm"] == pytest.approx(clipped.of("progress")[0]["grad_norm"], rel=1e-6)
+    assert plain.of("progress")[0]["grad_norm"] > 1e-2
+
+
+def test_killed_again_and_again_a_run_with_all_of_it_ends_at_the_same_bits() -> None:
+    """SIGKILL at several moments of a run with a plateau, SWA with batch norms, and an end before its time."""
+    changes = """settings["model"] = lambda: nn.Sequential(
+    nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 2))
+settings["swa"] = stoker.SWA(start=0.2, every=stoker.updates(3), statistics=4)
+settings["schedule"] = stoker.schedules.plateau(factor=0.7, patience=stoker.epochs(1), min_delta=0.01)
+settings["stop"] = [stoker.EarlyStopping("accuracy", patience=stoker.epochs(8), min_delta=0.01)]
+settings["select"] = "last" """
+    path, plan = job_file(changes), plan_file()
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"checkpoint_every_s": 0.02}))
+    arguments: list[str | Path] = ["train", path, "--set", "epochs=60", "--plan", plan]
+    for kind, count in (("checkpointed", 3), ("evaluated", 4)):
+        with Running(*arguments, "--run-dir", "killed") as running:
+            running.until(kind, count)
+            running.kill()
+    assert stoker_here(*arguments, "--run-dir", "killed", "--json").code == 0
+    assert stoker_here(*arguments, "--run-dir", "whole", "--json").code == 0
+    killed, whole = stoker.load("killed"), stoker.load("whole")
+    assert_equal_weights(killed, whole)
+    assert killed.metrics == whole.metrics
+    assert killed.record.ended_early == whole.record.ended_early is not None

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.data.planted import plant_csv, plant_images
+from stoker import flow
+from stoker.errors import BadJob
+from stoker.inspecting import CheckOptions
+from stoker.records import CleanList, loads
+from stoker.records.cleaning import DataCheck
+
+OPTIONS = CheckOptions(workers=1)
+
+
+def test_a_check_writes_document_list_and_page(tmp_path: Path) -> None:
+    """All three are there, hold what was returned, and the page shows the pictures that were found."""
+    plant_images(tmp_path / "set", per_class=50, copies=1)
+    checked = flow.check_data(tmp_path / "set", OPTIONS, out=tmp_path / "out")
+    assert loads((tmp_path / "out" / "check.json").read_bytes(), DataCheck) == checked.check
+    assert loads((tmp_path / "out" / "clean.json").read_bytes(), CleanList) == checked.clean
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<img") > 20
+    assert "train/cross/leak-0.png" in page
+
+
+def test_what_is_left_of_a_cleaned_set_has_no_faults(tmp_path: Path) -> None:
+    """Once the samples on the list are deleted, a second check finds no sample with a fault."""
+    plant_images(tmp_path / "set", per_class=50, copies=1)
+    first = flow.check_data(tmp_path / "set", OPTIONS)
+    for name in first.clean.dropped_ids():
+        (tmp_path / "set" / name).unlink()
+    second = flow.check_data(tmp_path / "set", OPTIONS)
+    assert second.check.num_samples == first.clean.kept
+    assert {one.fault for one in second.check.findings if one.id and one.gravity in {"corrupt", "fault"}} == {
+        "extension"
+    }
+
+
+def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
+    """Every stage is named, and never tells more than there is."""
+    plant_csv(tmp_path / "csv")
+    told: list[tuple[str, int, int]] = []
+    flow.check_data(tmp_path / "csv", OPTIONS, tell=lambda *one: told.append(one))
+    assert {what for what, _, _ in told} == {"reading rows", "reading files", "asking values"}
+    assert all(done <= total for _, done, total in told if total)
+
+
+def test_the_report_is_not_written_into_the_data(tmp_path: Path) -> None:
+    """A directory within the source is refused before anything is read."""
+    plant_csv(tmp_path / "csv")
+    with pytest.raises(BadJob, match="is within"):
+        flow.check_data(tmp_path / "csv", OPTIONS, out=tmp_path / "csv" / "out")
+    assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == ["test.csv", "train.csv"]

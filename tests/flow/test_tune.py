@@ -1,0 +1,306 @@
+"""`stoker tune` with real runs: proposed, pruned, killed, continued, shared, shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker import flow
+from stoker.errors import BadJob, BadRun, RunFailed
+from stoker.flow.trials import JobSource, TrainTrial
+from stoker.records.study import StudyEvent
+from stoker.tuning.messages import Reading, Request, Slot
+from tests.flow.builders import PLAN, blobs_job
+from tests.flow.command import Running, job_file, plan_file, stoker_here
+
+pytest.importorskip("optuna")
+
+SPACE = "lr=log(1e-3,1) width=choice(4,8,16)"
+
+
+def blobs(lr: float = 0.1, width: int = 8, epochs: float = 3) -> stoker.Job:
+    """A job as a function of its settings."""
+    return blobs_job(optimizer=stoker.SGD(lr=lr), until=stoker.epochs(epochs))
+
+
+def tuned(job: Any = blobs, space: Any = SPACE, **options: Any) -> flow.Study:
+    """A study in this process, all under one plan."""
+    known = {"trials": 4, "plan": PLAN, "planned": 0, "in_processes": False}
+    return stoker.tune(job, space, **(known | options))
+
+
+def test_trials_are_real_runs_in_the_study() -> None:
+    """Each has a directory with its record, events and weights; the best one is at hand; the test set is not used."""
+    study = tuned(job_file())
+    assert [one.state for one in study.trials] == ["finished"] * 4 or any(one.state == "pruned" for one in study.trials)
+    best = study.run()
+    assert best.path == study.path / study.best.run
+    assert best.metrics["valid/accuracy"] == study.best.value
+    assert not any(name.startswith("test/") for name in best.metrics)
+    assert best.directory.read_spec().parameters["width"] == study.best.parameters["width"]
+    assert best.model() is not None
+    assert study.page_path.is_file()
+    assert study.best.samples == best.record.samples == 240
+    assert study.best.value == max(
+        one.value for one in study.trials if one.state == "finished" and one.value is not None
+    )
+
+
+def test_the_same_call_finds_a_study_that_is_done_and_more_trials_go_on() -> None:
+    """Nothing is trained again."""
+    first = tuned(trials=3)
+    again = tuned(trials=3)
+    assert again.path == first.path
+    assert again.trials == first.trials
+    more = tuned(trials=5)
+    assert len(more.trials) == 5
+    by_number = {one.number: one for one in more.trials}
+    assert all(by_number[one.number] == one for one in first.trials)
+
+
+def test_two_studies_of_one_seed_are_equal() -> None:
+    """Settings, values and curves."""
+    one, other = tuned(study="one", trials=5), tuned(study="other", trials=5)
+    assert [(t.parameters, t.value, t.curve, t.state) for t in one.trials] == [
+        (t.parameters, t.value, t.curve, t.state) for t in other.trials
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"space": "lr=log(1e-3,2)"}, "space: "),
+        ({"sampler": "random"}, "sampler: tpe there, random here"),
+        ({"seed": 1}, "seed: 0 there, 1 here"),
+        ({"fixed": {"epochs": "2"}}, "settings: "),
+        ({"objective": "loss"}, "objective: accuracy there, loss here"),
+    ],
+    ids=["space", "sampler", "seed", "settings", "objective"],
+)
+def test_a_study_is_not_continued_under_another_rule(changes: dict[str, Any], said: str) -> None:
+    """What differs is listed."""
+    tuned(study="mine", trials=1)
+    with pytest.raises(BadRun) as error:
+        tuned(**({"space": SPACE, "study": "mine", "trials": 2} | changes))
+    assert said in error.value.message
+
+
+def test_a_study_is_not_continued_when_its_job_has_changed() -> None:
+    """Its trials would not compare."""
+    tuned(job_file(), trials=1)
+    with pytest.raises(BadRun, match="has changed since the study began"):
+        tuned(job_file('settings["batch"] = 20'), trials=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"space": "widht=choice(4,8)"}, "Did you mean 'width'?"),
+        ({"fixed": {"lr": 0.1}}, "'lr' is set and searched at once"),
+        ({"sampler": "tpee"}, "Did you mean 'tpe'?"),
+        ({"pruner": "ahsa"}, "Did you mean 'asha'?"),
+        ({"objective": "valid/acuracy"}, "Did you mean 'valid/accuracy'?"),
+        ({"objective": "test/accuracy"}, "is not tested by it any more"),
+        ({"trials": 0}, "wanted a number from 1 on"),
+        ({"parallel": 0}, "wanted auto"),
+        ({"trails": 3}, "Did you mean 'trials'?"),
+        ({"seconds": -1.0}, "wanted a time above 0"),
+        ({"job": lambda lr, width: blobs_job(valid=None)}, "has no valid data"),
+        ({"job": lambda lr, width: 5}, "returned a int, wanted a stoker.Job"),
+        ({"job": lambda lr, width: 1 / 0}, "raised ZeroDivisionError"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)) + str(len(str(value))),
+)
+def test_what_is_wrong_is_said_before_anything_is_written(options: dict[str, Any], said: str) -> None:
+    """A typo with the near name; nothing is left behind."""
+    with pytest.raises(BadJob) as error:
+        tuned(**options)
+    assert said in str(error.value)
+    assert not Path("runs").exists()
+
+
+def test_a_setting_that_a_job_file_does_not_take_is_named() -> None:
+    """By the job file's own words."""
+    with pytest.raises(BadJob, match="Did you mean 'width'"):
+        tuned(job_file(), space="widht=choice(4,8)")
+
+
+def test_a_diverged_trial_is_pruned_and_the_study_goes_on() -> None:
+    """A rate so high that the loss is no number is a bad setting, not a mistake."""
+    study = tuned(space="lr=choice(0.1,1e30)", sampler="grid", pruner="none", trials=2)
+    states = {one.parameters["lr"]: (one.state, one.reason.partition(":")[0]) for one in study.trials}
+    assert states == {0.1: ("finished", ""), 1e30: ("pruned", "diverged")}
+
+
+def test_a_trial_that_does_not_fit_is_pruned_as_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the planner's words."""
+    from stoker.errors import DoesNotFit
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DoesNotFit("the weights take 3 TiB")
+
+    monkeypatch.setattr("stoker.flow.running.train", refuse)
+    study = tuned(trials=2)
+    assert [(one.state, one.reason) for one in study.trials] == [
+        ("pruned", "out of memory: the weights take 3 TiB")
+    ] * 2
+
+
+def test_three_failures_alike_end_the_study_with_the_error() -> None:
+    """What is wrong is the job; the page is written all the same."""
+    failing = job_file('settings["loss"] = lambda output, target: {}["no such thing"]')
+    with pytest.raises(RunFailed, match="3 trials in a row failed alike"):
+        tuned(failing, study="failing", trials=10)
+    assert Path("runs/failing/study.html").is_file()
+    assert [one.state for one in flow.study("failing").trials] == ["failed"] * 3
+
+
+def test_a_killed_trial_goes_on_from_its_checkpoint() -> None:
+    """The run that was cut off in the middle is continued, and the finished one is not trained again."""
+    trial = TrainTrial(source=JobSource(function=blobs), plan=dataclasses.replace(PLAN, checkpoint_every_s=1e-6))
+    request = Request(number=0, parameters={"lr": 0.1}, directory=Path("runs/t/trials/0000"))
+    heard: list[Reading] = []
+
+    def stops_at_80(reading: Reading) -> bool:
+        heard.append(reading)
+        return reading.samples == 80
+
+    assert trial(request, Slot(on="cpu"), stops_at_80).kind == "stopped"
+    ending = trial(request, Slot(on="cpu"), lambda reading: bool(heard.append(reading)))
+    assert (ending.kind, ending.samples) == ("finished", 240)
+    assert [reading.samples for reading in heard] == [80, 160, 240]
+    kept = trial(request, Slot(on="cpu"), lambda reading: bool(heard.append(reading)))
+    assert kept == ending
+    assert len(heard) == 3
+
+
+def test_trials_in_processes_are_forecast_packed_and_shown() -> None:
+    """The command from forecast to table: two at once, each in a process with a core of its own."""
+    arguments = ["tune", job_file(), "--space", SPACE, "--trials", "3", "--plan", plan_file(), "--planned", "2"]
+    dry = stoker_here(*arguments, "--dry-run", "--json")
+    assert (dry.code, [event["event"] for event in dry.events]) == (0, ["looking", "forecast"])
+    assert dry.events[1]["total_s"]["value"] > 0
+    assert not Path("runs").exists()
+    outcome = stoker_here(*arguments, "--parallel", "auto", "--json")
+    assert outcome.code == 0
+    assert [event["event"] for event in outcome.events][:3] == ["looking", "forecast", "packed"]
+    assert len(outcome.of("ended")) == 3
+    assert outcome.of("done")[0]["trials"] == 3
+    shown = stoker_here("tune", "--show", "tune-blobs")
+    assert shown.code == 0
+    assert "train the best: stoker train" in shown.out
+    document = json.loads(stoker_here("tune", "--show", "tune-blobs", "--json").out)
+    assert document["best"]["number"] == outcome.of("done")[0]["best"]["trial"]
+    assert len(document["trials"]) == 3
+
+
+def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
+    """SIGKILL while a trial trains: the same command takes it up from its checkpoint, and the others stand."""
+    slow = job_file("import time\nsettings['penalty'] = lambda model: time.sleep(0.01) or sum(p.sum() for p in "
+                    "model.parameters()) * 0")  # fmt: skip
+    arguments: list[str | Path] = [
+        "tune", slow, "--space", SPACE, "--trials", "3", "--pruner", "none", "--plan", plan_file(), "--planned", "0",
+        "--set", "epochs=12",
+    ]  # fmt: skip
+    with Running(*arguments) as first:
+        first.until("ended")
+        begun = first.until("began")
+        _wait_for_an_evaluation(Path("runs") / _only_study() / begun["run"])
+        first.process.kill()
+        assert first.process.wait() == -signal.SIGKILL
+        before = {one.number: one for one in flow.study(_only_study()).result.trials}
+    assert [before[0].state, before[1].state] == ["finished", "running"]
+    outcome = stoker_here(*arguments, "--json")
+    assert outcome.code == 0
+    assert [event["trial"] for event in outcome.of("resumed")] == [1]
+    after = {one.number: one for one in flow.study(_only_study()).result.trials}
+    assert after[0] == before[0]
+    assert [one.state for one in after.values()] == ["finished"] * 3
+    run = flow.study(_only_study()).run(1)
+    assert [event.kind for event in run.directory.read_events()].count("resumed") == 1
+
+
+def _only_study() -> str:
+    (found,) = (one.name for one in Path("runs").iterdir() if (one / "study.json").exists())
+    return found
+
+
+def _wait_for_an_evaluation(run: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not ((run / "events.jsonl").exists() and '"evaluated"' in (run / "events.jsonl").read_text()):
+        assert time.monotonic() < deadline, "no evaluation"
+        time.sleep(0.02)
+
+
+HOLDER = """
+import pathlib, sys
+from stoker.store import RunLock
+
+RunLock(pathlib.Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_in_the_same_study_is_refused() -> None:
+    """Who has it is named, and how several work on one."""
+    study = tuned(study="mine", trials=1)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, study.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(BadRun) as error:
+            tuned(study="mine", trials=2)
+        other.kill()
+    assert f"mine is in use by process {other.pid}" in error.value.message
+    assert "--storage" in str(error.value.remedy)
+
+
+def test_two_machines_share_a_study_in_one_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own runs; the trials are one study's; another space under that name is refused."""
+    url = f"sqlite:///{Path('shared.db').absolute()}"
+    monkeypatch.setenv("STOKER_RUNS", "here")
+    first = tuned(study="both", storage=url, trials=2)
+    monkeypatch.setenv("STOKER_RUNS", "there")
+    second = tuned(study="both", storage=url, trials=4)
+    assert len(first.trials) == 2
+    assert sorted(one.number for one in second.trials) == [0, 1, 2, 3]
+    assert sorted(path.name for path in Path("there/both/trials").iterdir()) == ["0002", "0003"]
+    monkeypatch.setenv("STOKER_RUNS", "elsewhere")
+    with pytest.raises(BadRun, match="has another study called both: its space differs"):
+        tuned(study="both", storage=url, space="lr=log(1e-3,3) width=choice(4,8,16)")
+
+
+def test_interrupted_in_this_process_a_study_goes_on_later() -> None:
+    """Ctrl-C: the run is saved, the study ends, and the same call takes the trial up."""
+
+    def interrupts(event: StudyEvent) -> None:
+        if event.kind == "began" and event.fields["trial"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(sink=interrupts, study="mine")
+    heard: list[StudyEvent] = []
+    study = tuned(sink=heard.append, study="mine")
+    assert [event.fields["trial"] for event in heard if event.kind == "resumed"] == [1]
+    assert len(study.trials) == 4
+
+
+def test_a_study_that_is_not_there_is_told_with_the_near_ones() -> None:
+    """By name, by the start of a name, by path."""
+    study = tuned(study="mine", trials=1)
+    assert flow.study("mi").name == "mine"
+    assert flow.study(study.path).trials == study.trials
+    with pytest.raises(BadRun, match="Did you mean 'mine'"):
+        flow.study("mien")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadJob
+from stoker.inspecting import Checked, CheckOptions, check
+
+HEAD = "x,kind,label\n"
+ROWS = [f"{n * 1.5},{'ab'[n % 2]},{('no', 'yes')[n % 3 == 0]}" for n in range(60)]
+
+
+def _checked(tmp_path: Path, files: dict[str, str], options: CheckOptions | None = None) -> Checked:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return check(folder, (), options or CheckOptions(), workers=1, tell=lambda *_: None)
+
+
+def _told(checked: Checked, fault: str) -> list[str]:
+    return [finding.id or finding.where for finding in checked.findings if finding.fault == fault]
+
+
+def test_a_sound_table_has_no_findings(tmp_path: Path) -> None:
+    """Nothing is made up; columns and classes are told all the same."""
+    checked = _checked(tmp_path, {"t.csv": HEAD + "\n".join(ROWS)})
+    assert checked.findings == ()
+    assert [(one.name, one.kind) for one in checked.columns] == [
+        ("x", "number"), ("kind", "category"), ("label", "category"),
+    ]  # fmt: skip
+    assert checked.splits[0].classes == {"no": 40, "yes": 20}
+
+
+def test_a_number_that_is_proportional_to_the_target_tells_it(tmp_path: Path) -> None:
+    """A column in other units than the target is found; one that merely goes with it is not."""
+    rows = [f"{n * 2.54},{n + (n * 7919 % 13)},{n}" for n in range(80)]
+    checked = _checked(tmp_path, {"t.csv": "cm,about,inches\n" + "\n".join(rows)}, CheckOptions(target="inches"))
+    assert _told(checked, "target-leak") == ["cm"]
+
+
+def test_a_column_that_is_usually_the_target_by_chance_does_not_tell_it(tmp_path: Path) -> None:
+    """Where nearly all targets are one, agreeing with most of them is no leak."""
+    rows = [f"no,{'yes' if n < 2 else 'no'}" for n in range(400)]
+    checked = _checked(tmp_path, {"t.csv": "constant,label\n" + "\n".join(rows)})
+    assert _told(checked, "target-leak") == []
+    assert _told(checked, "constant") == ["constant"]
+    assert _told(checked, "imbalance") == [""]
+
+
+def test_long_tails_are_not_outliers(tmp_path: Path) -> None:
+    """Where many values are far out, none is told; where one is, it is."""
+    tail = [f"{10 ** (n % 9)},a,no" for n in range(300)]
+    assert _told(_checked(tmp_path, {"t.csv": HEAD + "\n".join(tail)}), "outlier") == []
+    (tmp_path / "set" / "t.csv").write_text(HEAD + "\n".join([*ROWS, "1e7,a,no"]))
+    again = check(tmp_path / "set", (), CheckOptions(), workers=1, tell=lambda *_: None)
+    assert _told(again, "outlier") == ["t.csv:60"]
+
+
+def test_an_option_that_names_no_column_is_refused(tmp_path: Path) -> None:
+    """A typing error is told with the nearest name."""
+    with pytest.raises(BadJob, match="no column 'labl'") as caught:
+        _checked(tmp_path, {"t.csv": HEAD + "\n".join(ROWS)}, CheckOptions(target="labl"))
+    assert "label" in (caught.value.remedy or "")
+
+
+def test_columns_that_are_ignored_do_not_tell_rows_apart(tmp_path: Path) -> None:
+    """Two rows that differ in an ignored column are one."""
+    text = "when,x\n" + "\n".join(f"{n},{n % 30}" for n in range(60))
+    assert len(_told(_checked(tmp_path, {"t.csv": text}, CheckOptions(ignore=("when",))), "duplicate")) == 30
+
+
+def test_a_split_without_a_column_and_a_mixed_one(tmp_path: Path) -> None:
+    """What only training has is missing elsewhere; a column of two types is told once, not by row."""
+    train = HEAD + "\n".join(f"{n if n % 3 else 'w' + str(n)},a,no" for n in range(60))
+    checked = _checked(tmp_path, {"train.csv": train, "test.csv": "x,label\n1,no\n2,no\n"})
+    assert _told(checked, "missing-column") == ["test/kind"]
+    assert _told(checked, "mixed-types") == ["train/x"]
+
+
+def test_a_table_that_cannot_be_read_at_all_is_an_error(tmp_path: Path) -> None:
+    """Without a row there is nothing to check."""
+    with pytest.raises(BadJob, match=r"No row can be read: t\.csv is empty"):
+        _checked(tmp_path, {"t.csv": ""})

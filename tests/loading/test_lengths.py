@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker.errors import BadJob
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))
+def test_a_padded_batch_has_each_sample_and_then_padding(lengths: list[int], multiple: int) -> None:
+    """Up to the longest, rounded up; other entries are collated as always."""
+    items = [{"x": torch.full((length, 2), float(length)), "id": length} for length in lengths]
+    batch = stoker.lengths.padded(-1, multiple_of=multiple, mask="mask")(items)
+    longest = -(-max(lengths) // multiple) * multiple
+    assert batch["x"].shape == (len(lengths), longest, 2)
+    assert batch["id"].tolist() == lengths
+    assert batch["mask"].tolist() == [[1] * length + [0] * (longest - length) for length in lengths]
+    for row, length in zip(batch["x"], lengths, strict=True):
+        assert row[:length].unique().tolist() == [float(length)]
+        assert set(row[length:].flatten().tolist()) <= {-1.0}
+
+
+def test_each_entry_may_have_padding_of_its_own() -> None:
+    """By key or by place; lists of numbers, of a tuple or alone, are padded like tensors."""
+    by_key = stoker.lengths.padded({"y": -100})([{"x": [1, 2], "y": [1, 2]}, {"x": [3], "y": [4]}])
+    assert by_key["x"].tolist() == [[1, 2], [3, 0]]
+    assert by_key["y"].tolist() == [[1, 2], [4, -100]]
+    inputs, targets = stoker.lengths.padded({1: -100})([([1, 2], [5, 6]), ([3], [7])])
+    assert (inputs.tolist(), targets.tolist()) == ([[1, 2], [3, 0]], [[5, 6], [7, -100]])
+    assert stoker.lengths.padded(9, to=3)([[1], [2, 3]]).tolist() == [[1, 9, 9], [2, 3, 9]]
+
+
+def test_a_sample_longer_than_what_is_padded_to_is_said() -> None:
+    """It is not cut."""
+    with pytest.raises(ValueError, match="a sample is 3 long, and samples are padded to 2"):
+        stoker.lengths.padded(to=2)([[1, 2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("collate", "items", "words"),
+    [
+        (lambda: stoker.lengths.padded(to=0), [], r"padded\(to=…\) is a whole number"),
+        (lambda: stoker.lengths.padded(multiple_of=1.5), [], r"padded\(multiple_of=…\) is a whole number"),
+        (lambda: stoker.lengths.padded(mask="m"), [([1], 2)], "names an entry, and samples are no dicts"),
+        (lambda: stoker.lengths.padded(mask="m"), [{"x": 1}], "no entry of a sample has a length"),
+    ],
+)
+def test_what_cannot_be_padded_is_said(collate: Any, items: list[Any], words: str) -> None:
+    """As errors of the job."""
+    with pytest.raises(BadJob, match=words):
+        collate()(items)
+
+
+def test_a_mask_of_segments_keeps_samples_apart() -> None:
+    """A token attends within its sample; causal, to itself and those before it."""
+    segments = torch.tensor([[1, 1, 2, 0]])
+    both, causal = (
+        stoker.lengths.segment_mask(segments, causal=is_causal)[0, 0].int().tolist() for is_causal in (0, 1)
+    )
+    assert both == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    assert causal == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]

@@ -1,0 +1,224 @@
+"""Models of Hugging Face's transformers, as they come: dicts in, objects with logits and a loss out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import stoker
+from stoker.errors import BadJob
+from stoker.loading import datasets_of
+from stoker.loading.batches import in_order
+from stoker.stepping import build_model, find_coupling, num_parameters
+from tests.models.loops import UPDATES, largest_gap, ours, theirs
+from tests.stepping.driving import largest_difference, plan_of, trained
+from tests.stepping.models import samples_of
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+VOCAB, TOKENS, LABELS = 19, 8, 3
+BERT = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": TOKENS, "num_labels": LABELS, "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0}  # fmt: skip
+GPT2 = {"vocab_size": VOCAB, "n_positions": TOKENS, "n_embd": 16, "n_layer": 3, "n_head": 2, "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+
+
+def texts(count: int = 48, *, masked: bool = True) -> dict[str, torch.Tensor]:
+    """Tokens of several lengths, padded, with their mask."""
+    draw = torch.Generator().manual_seed(3)
+    tokens = torch.randint(1, VOCAB, (count, TOKENS), generator=draw)
+    lengths = torch.randint(3, TOKENS + 1, (count, 1), generator=draw)
+    mask = (torch.arange(TOKENS) < lengths).long() if masked else torch.ones(count, TOKENS, dtype=torch.int64)
+    return {"input_ids": tokens * mask, "attention_mask": mask}
+
+
+def classified(**changed: Any) -> stoker.Job:
+    """A classifier of texts."""
+    data = texts()
+    given: dict[str, Any] = {
+        "model": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**BERT)),
+        "data": {**data, "labels": data["input_ids"][:, 0] % LABELS}, "loss": "own", "batch": 12,
+        "optimizer": stoker.AdamW(lr=3e-3), "until": stoker.updates(UPDATES),
+    }  # fmt: skip
+    return stoker.Job(**{**given, **changed})
+
+
+def language(**changed: Any) -> stoker.Job:
+    """A causal language model, its labels the input's tokens, padding left out, as Hugging Face has them."""
+    data = texts()
+    labels = data["input_ids"].masked_fill(data["attention_mask"] == 0, -100)
+    given = {"model": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+             "data": {**data, "labels": labels}}  # fmt: skip
+    return classified(**{**given, **changed})
+
+
+def with_next(job: stoker.Job) -> dict[str, torch.Tensor]:
+    """The data of a language model with each token's label beside it."""
+    shifted = F.pad(job.data["labels"][:, 1:], (0, 1), value=-100)
+    return {**job.data, "labels": shifted}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    """The optimiser of the jobs here, by hand."""
+    return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("loss", ["own", "cross_entropy", torch.nn.CrossEntropyLoss()])
+def test_a_classifier_learns_as_in_a_loop_of_its_own(loss: Any) -> None:
+    """By its own loss, by ours, by PyTorch's module: to 1e-5 over 50 updates."""
+    job = classified(loss=loss)
+    expected = theirs(job, lambda model, batch: model(**batch).loss, adamw)
+    assert largest_gap(ours(job), expected) < 1e-5
+    assert expected[-1] < expected[0]
+
+
+def test_a_language_model_learns_as_in_a_loop_of_its_own() -> None:
+    """Its own loss is a mean over all labels but each sample's first; whole batches, to 1e-5 over 50 updates."""
+    job = language()
+    expected = theirs(job, lambda model, batch: model(**batch).loss, adamw)
+    assert largest_gap(ours(job), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("make", "limit"), [(classified, 1e-9), (language, 1e-5)])
+def test_its_own_mean_loss_adds_up_over_micro_batches(make: Any, limit: float) -> None:
+    """Though samples have different numbers of labels: equal weights, and the probe calls it separable.
+
+    In float64; but for the language model's own loss, which rounds its logits to float32 whatever they come in.
+    """
+    job = make()
+    assert find_coupling(job, samples_of(job)).kind == "separable"
+    assert largest_difference(trained(job, 5, updates=10), trained(job, 12, updates=10)) < limit
+
+
+def test_a_loss_of_another_count_is_never_cut() -> None:
+    """A model whose mean is over something that labels do not tell: parts do not add up, so batches stay whole."""
+
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, LABELS)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layer(x)
+            weights = x.squeeze(1).abs()
+            return {"loss": (F.cross_entropy(logits, labels, reduction="none") * weights).sum() / weights.sum()}
+
+    data = {"x": torch.randn(48, 1), "labels": torch.randint(LABELS, (48,))}
+    job = classified(model=Odd, data=data)
+    assert find_coupling(job, samples_of(job)).kind == "whole_group"
+
+
+def test_labels_that_are_the_inputs_are_refused_where_each_would_be_compared_with_itself() -> None:
+    """Beside token_cross_entropy, with what to do."""
+    job = language(loss="token_cross_entropy")
+    with pytest.raises(BadJob, match="given its own input tokens as labels") as refused:
+        find_coupling(job, samples_of(job))
+    assert 'loss="own"' in str(refused.value)
+
+
+@pytest.mark.parametrize("plan", [{}, {"loss_chunks": 3}, {"checkpointed_blocks": 3}, {"micro_batch": 5}])
+def test_labels_beside_their_tokens_are_the_same_loss(plan: dict[str, Any]) -> None:
+    """Token cross-entropy of the logits, in chunks, with blocks computed twice, cut: each what its own loss is."""
+    own = language()
+    job = language(loss="token_cross_entropy", data=with_next(own))
+    assert largest_gap(ours(job, updates=8, **plan), ours(own, updates=8)) < 1e-5
+
+
+def test_metrics_see_the_logits_beside_their_labels() -> None:
+    """With its own loss, labels are shifted for metrics as the model shifts them: the same accuracy either way."""
+    own = language(metrics=("token_accuracy",))
+    beside = language(metrics=("token_accuracy",), loss="token_cross_entropy", data=with_next(own))
+    found = []
+    for job in (own, beside):
+        step = trained(job, 12, updates=2)
+        samples = datasets_of(job).train
+        batch = next(iter(step_batches(step, samples)))
+        with step.evaluation() as measure:
+            measures = measure(batch.cut(0, batch.size), batch.size)
+        found.append({name: (float(one.sum), float(one.count)) for name, one in measures.items()})
+    assert found[0]["token_accuracy"] == found[1]["token_accuracy"]
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"])
+
+
+def test_functions_of_ones_own_get_what_the_model_returns() -> None:
+    """The output's object, attributes and all, also in half precision; or the model itself."""
+    seen = []
+
+    def of_output(output: Any, target: torch.Tensor) -> torch.Tensor:
+        seen.append((type(output).__name__, output.logits.dtype, output["logits"].dtype))
+        return F.cross_entropy(output.logits, target, reduction="none")
+
+    def of_model(model: Any, batch: Any) -> stoker.Loss:
+        count = len(batch["labels"])
+        return stoker.Loss(model(**batch).loss * count, count)
+
+    expected = ours(classified(), updates=4)
+    assert largest_gap(ours(classified(loss=of_output), updates=4), expected) < 1e-5
+    assert largest_gap(ours(classified(loss=of_model), updates=4), expected) < 1e-5
+    ours(classified(loss=of_output), updates=1, precision="bf16")
+    assert set(seen) == {("SequenceClassifierOutput", torch.float32, torch.float32)}
+
+
+def test_tied_weights_are_one_parameter_trained_kept_and_loaded_once(tmp_path: Path) -> None:
+    """Counted once, in the optimiser once, equal in what the run keeps."""
+    job = language(until=stoker.updates(3), evaluate_every=stoker.updates(3))
+    model: Any = build_model(job)
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert num_parameters(model) == sum(p.numel() for p in model.parameters())
+    run = stoker.train(job, run_dir=tmp_path / "run", plan=plan_of(12), sink=lambda event: None)
+    weights = run.weights()
+    assert torch.equal(weights["lm_head.weight"], weights["transformer.wte.weight"])
+    again: Any = run.model()
+    assert again.lm_head.weight is again.transformer.wte.weight
+    assert torch.equal(again.lm_head.weight, weights["lm_head.weight"])
+
+
+def test_what_generates_is_left_as_it_was() -> None:
+    """The cache is off in training alone: the configuration of generation is not touched, and generating works."""
+    model: Any = build_model(language())
+    fresh = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+    assert model.config.use_cache is False
+    assert model.generation_config.to_dict() == fresh.generation_config.to_dict()
+    made = model.eval().generate(torch.tensor([[1, 2]]), max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert made.shape == (1, 5)
+
+
+def test_a_dict_is_needed_for_its_own_loss() -> None:
+    """A tuple has no names to hand entries over by."""
+    job = classified(data=tuple(classified().data.values()))
+    with pytest.raises(BadJob, match="by name, labels included, and these are no dicts"):
+        ours(job, updates=1)
+
+
+def test_a_model_without_a_loss_says_so() -> None:
+    """One that was given no labels, or never returns a loss."""
+    bare = transformers.BertModel(transformers.BertConfig(**BERT))
+    with pytest.raises(BadJob, match="needs a model that returns its mean loss"):
+        ours(classified(model=bare, data=texts()), updates=1)
+
+
+def test_a_whole_run_plans_trains_and_exports(tmp_path: Path) -> None:
+    """From a job to an artifact, by one name: inputs are the dict's, and so are the outputs' names."""
+    job = classified(until=stoker.epochs(2), valid=stoker.holdout(0.25), metrics=("accuracy",))
+    run = stoker.train(job, run_dir=tmp_path / "run", plan=plan_of(12), sink=lambda event: None)
+    assert 0 <= run.metrics["valid/accuracy"] <= 1
+    artifact = stoker.export(run, tmp_path / "models" / "texts")
+    assert [spec.name for spec in artifact.manifest.inputs] == ["input_ids", "attention_mask"]
+
+
+def step_batches(step: Any, samples: Any) -> Any:
+    """All samples of a job in their order, as one batch."""
+    return in_order(samples, step.pipeline(samples, augmented=False), len(samples))
+
+
+def test_training_does_not_depend_on_the_seed_of_the_process() -> None:
+    """Weights of a model made by a function are drawn by the job's seed."""
+    torch.manual_seed(1)
+    first = build_model(classified()).state_dict()
+    torch.manual_seed(2)
+    assert all(torch.equal(tensor, first[name]) for name, tensor in build_model(classified()).state_dict().items())

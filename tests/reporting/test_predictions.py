@@ -1,0 +1,62 @@
+"""Samples and confusion in the report."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from stoker.records.examples import Example, ExampleSet
+from stoker.reporting import render_html
+from stoker.reporting.confusion import confusion_chart
+from stoker.reporting.predictions import predictions
+from tests.reporting import story
+from tests.reporting.test_html import Page
+
+WRONG = Example(index=7, target="cat", output="<dog> (91 %)", loss=3.25, picture=base64.b64encode(b"png").decode())
+RIGHT = Example(index=0, target="dog", output="dog (99 %)", loss=0.01, values=(0.5, -1.0))
+SHOWN = ExampleSet(
+    split="test", num_samples=30, worst=(WRONG,), first=(RIGHT,), confusion=((9, 1, 0), (4, 6, 0), (0, 0, 10)),
+    classes=("cat", "<dog>", "owl"),
+)  # fmt: skip
+
+
+def test_samples_are_shown_with_what_was_wanted_and_what_came_out() -> None:
+    """Escaped; a picture where there is one, else numbers; what is wrong in another colour."""
+    page = Page(predictions([SHOWN]))
+    assert page.open == []
+    for expected in ("Largest losses, of 30 in test", "wanted cat", "<dog> (91 %)", "#7 · loss 3.25", "0.5, -1"):
+        assert expected in page.text
+    assert page.references == [f"data:image/png;base64,{WRONG.picture}"]
+    assert 'class="bad">&lt;dog&gt;' in predictions([SHOWN])
+    assert 'class="good">dog' in predictions([SHOWN])
+    assert predictions([]) == ""
+
+
+def test_a_confusion_matrix_is_by_the_share_of_what_was_wanted() -> None:
+    """A row for each class; its words name the pair that is confused most often."""
+    chart = confusion_chart(SHOWN)
+    assert chart is not None
+    heat = json.loads(chart.figure)["data"][0]
+    assert heat["z"][1] == [0.4, 0.6, 0.0]
+    assert heat["text"][1] == ["4", "6", ""]
+    assert heat["y"] == ["cat", "&lt;dog&gt;", "owl"]
+    assert chart.words == "most often &lt;dog&gt; taken for cat, 4 times"
+    assert confusion_chart(ExampleSet(split="test", num_samples=3)) is None
+
+
+def test_a_matrix_without_confusion_and_without_names_says_so() -> None:
+    """Classes go by their numbers."""
+    chart = confusion_chart(ExampleSet(split="valid", num_samples=3, confusion=((2, 0), (0, 1))))
+    assert chart is not None
+    assert chart.words == "no class is taken for another"
+    assert json.loads(chart.figure)["data"][0]["x"] == ["0", "1"]
+
+
+def test_a_page_holds_samples_and_confusion_and_stays_well_formed() -> None:
+    """Beside everything else, and in its own sections."""
+    page = Page(render_html(story.report(story.whole_run()), [SHOWN]))
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert "confusion-test" in page.ids
+    assert "Confusion, test" in page.text
+    assert all(reference.startswith("data:") for reference in page.references)

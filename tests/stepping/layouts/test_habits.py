@@ -1,0 +1,114 @@
+"""Optimisers, averages and metrics over several processes: what one process alone comes to."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from stoker import optimizers
+from stoker.errors import BadJob
+from stoker.jobs import Job
+from stoker.jobs.averages import SWA
+from stoker.loading import datasets_of
+from stoker.records import Coupling, Layout, Plan
+from stoker.stepping import Step
+from stoker.stepping.layouts.terms import problem_with_job
+from stoker.stepping.world import ALONE, World
+from stoker.testing.ranks import on_ranks
+from stoker.training import evaluate
+from tests.stepping.driving import SEPARABLE, largest_difference
+from tests.stepping.layouts.conformance import largest_loss_difference, taught
+from tests.stepping.models import CLASSES, make_job, mlp, vectors
+
+KINDS: dict[str, Any] = {
+    "rmsprop": optimizers.RMSprop(lr=1e-2, momentum=0.5, centered=True),
+    "nadam": optimizers.NAdam(lr=1e-2),
+    "adamax": optimizers.Adamax(lr=1e-2),
+    "adadelta": optimizers.Adadelta(),
+    "adagrad": optimizers.Adagrad(lr=0.05),
+    "radam": optimizers.RAdam(lr=1e-2),
+    "schedule-free": optimizers.ScheduleFreeAdamW(lr=1e-2, weight_decay=0.01),
+}
+
+
+def all_of_them(world: World, layout: Layout) -> dict[str, Any]:
+    """What 10 updates by each optimiser come to in this process."""
+    plan = Plan(device="cpu", micro_batch=8, layout=layout, optimizer_implementation="default")
+    return {name: taught(world, make_job(mlp, optimizer=one), plan, SEPARABLE, torch.float64, 10)
+            for name, one in KINDS.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [Layout(replicas=2), Layout(shards=2)], ids=["replicas", "shards"])
+def test_two_processes_learn_what_one_does(layout: Layout) -> None:
+    """To 1e-9 in float64, the weights that are kept as well: state of a part of a tensor is all that a part needs."""
+    alone = all_of_them(ALONE, Layout())
+    for together in on_ranks(layout, all_of_them, layout):
+        for name, expected in alone.items():
+            assert largest_loss_difference(together[name], expected) < 1e-9, name
+            assert largest_difference(together[name].weights, expected.weights) < 1e-9, name
+            assert largest_difference(together[name].kept, expected.kept) < 1e-9, name
+
+
+def metrics_job() -> Job:
+    """With a score, a value for each class and a curve, of 37 samples."""
+    from torchmetrics import classification as of_classes
+
+    from stoker.jobs.metrics import probabilities
+
+    return make_job(
+        mlp, data=vectors(37), metrics={
+            "f1": of_classes.MulticlassF1Score(CLASSES),
+            "recall": of_classes.MulticlassRecall(CLASSES, average=None),
+            "auroc": probabilities(of_classes.MulticlassAUROC(CLASSES)),
+        },
+    )  # fmt: skip
+
+
+def measured(world: World, layout: Layout, count: int) -> dict[str, float]:
+    """The metrics of the first `count` samples under fresh weights."""
+    step = Step(metrics_job(), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE, world=world)
+    samples = copy.copy(datasets_of(make_job(mlp, data=vectors(count))).train)
+    return evaluate(step, samples, 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*No (negative|positive) samples:UserWarning")
+@pytest.mark.parametrize("count", [37, 17])
+def test_metrics_with_a_state_are_those_of_one_process(count: int) -> None:
+    """In both of two processes, though the last batch leaves one of them without a sample that counts."""
+    pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    alone = measured(ALONE, Layout(), count)
+    two = Layout(replicas=2)
+    for together in on_ranks(two, measured, two, count):
+        assert together == pytest.approx(alone, rel=1e-5)
+
+
+def test_what_needs_whole_matrices_or_outputs_is_refused_in_parts() -> None:
+    """By the step, and by the planner beforehand."""
+    job = make_job(mlp, optimizer=optimizers.Adafactor(lr=1e-2))
+    plan = Plan(device="cpu", micro_batch=8, layout=Layout(shards=2))
+    with pytest.raises(BadJob, match="Adafactor scales whole matrices, and 2 shards hold parts of them"):
+        Step(job, plan, SEPARABLE)
+    assert "Adafactor, which needs whole matrices" in (problem_with_job(job, Layout(tensor=2)) or "")
+    pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    assert "f1, recall, auroc, which sees outputs" in (problem_with_job(metrics_job(), Layout(stages=2)) or "")
+
+
+def test_statistics_of_an_average_need_whole_models() -> None:
+    """A batch norm and SWA on shards are refused with what to do."""
+    coupled = Coupling(kind="batch_norm", group=16, causes=("BatchNorm1d",), evidence="known")
+    job = make_job(lambda: mlp(norm=torch.nn.BatchNorm1d), swa=SWA())
+    with pytest.raises(BadJob, match="need running statistics of their own") as caught:
+        on_shards(job, coupled)
+    assert "ema" in (caught.value.remedy or "")
+
+
+def on_shards(job: Job, coupling: Coupling) -> None:
+    """Which average a job has where models lie in parts; nothing is made of them."""
+    from stoker.stepping.averages import average_of
+
+    model = mlp(norm=torch.nn.BatchNorm1d)
+    plan = Plan(device="cpu", micro_batch=16, layout=Layout(shards=2))
+    average_of(job, model, torch.optim.SGD(model.parameters(), lr=0.1), coupling, plan)

@@ -1,0 +1,107 @@
+"""Optimisers as settings are PyTorch's own, whatever the micro-batch and the implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from stoker import optimizers
+from stoker.errors import BadJob
+from stoker.jobs import Job, Optimizer
+from stoker.records import Plan
+from stoker.stepping import Step
+from stoker.stepping.optimizers import implementations
+from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, train, trained, whole_stream
+from tests.stepping.models import make_job, mlp
+
+TORCH: dict[str, tuple[Optimizer, Any]] = {
+    "rmsprop": (
+        optimizers.RMSprop(lr=1e-2, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.01),
+        lambda p: torch.optim.RMSprop(p, lr=1e-2, alpha=0.9, momentum=0.5, centered=True, weight_decay=0.01),
+    ),
+    "adagrad": (
+        optimizers.Adagrad(lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1, weight_decay=0.01),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.01, initial_accumulator_value=0.1, weight_decay=0.01),
+    ),
+    "adadelta": (optimizers.Adadelta(rho=0.8), lambda p: torch.optim.Adadelta(p, rho=0.8)),
+    "adamax": (optimizers.Adamax(lr=1e-2), lambda p: torch.optim.Adamax(p, lr=1e-2)),
+    "nadam": (
+        optimizers.NAdam(lr=1e-2, decoupled_weight_decay=True, weight_decay=0.1),
+        lambda p: torch.optim.NAdam(p, lr=1e-2, decoupled_weight_decay=True, weight_decay=0.1),
+    ),
+    "radam": (optimizers.RAdam(lr=1e-2), lambda p: torch.optim.RAdam(p, lr=1e-2)),
+    "adafactor": (optimizers.Adafactor(lr=1e-2), lambda p: torch.optim.Adafactor(p, lr=1e-2)),
+    "amsgrad": (
+        optimizers.Adam(lr=1e-2, amsgrad=True),
+        lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    ),
+    "amsgrad, decoupled": (
+        optimizers.AdamW(lr=1e-2, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=1e-2, amsgrad=True),
+    ),
+}
+
+every_one = pytest.mark.parametrize("name", TORCH)
+
+
+def by_hand(job: Job, make: Any) -> dict[str, torch.Tensor]:
+    """The weights after 30 updates of PyTorch's own loop over the same batches, in float64."""
+    step = Step(job, plan_of(16), SEPARABLE, dtype=torch.float64)
+    model, batches = step.model, whole_stream(job, step, 30)
+    optimizer = make(model.parameters())
+    for inputs, target in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), target).backward()
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+@every_one
+def test_thirty_updates_are_those_of_pytorchs_own_loop(name: str) -> None:
+    """By the implementation of one parameter at a time, and by any other that there is."""
+    settings, make = TORCH[name]
+    job = make_job(mlp, optimizer=settings)
+    expected = by_hand(job, make)
+    for implementation in implementations(job, "cpu"):
+        mine = trained(job, 16, optimizer_implementation=implementation)
+        found = {key: tensor.detach() for key, tensor in mine.model.state_dict().items()}
+        assert largest_difference(found, expected) < 1e-9, implementation
+
+
+@every_one
+def test_micro_batches_leave_the_updates_as_they_are(name: str) -> None:
+    """Accumulated in threes, with a ragged part, they are those of whole batches."""
+    job = make_job(mlp, optimizer=TORCH[name][0])
+    assert largest_difference(trained(job, 5), trained(job, 16)) < 1e-9
+
+
+@every_one
+def test_an_update_moves_something(name: str) -> None:
+    """So that the equalities above are of steps that were made."""
+    job = make_job(mlp, optimizer=TORCH[name][0])
+    step = Step(job, plan_of(16), SEPARABLE, dtype=torch.float64)
+    before = {key: tensor.detach().clone() for key, tensor in step.model.state_dict().items()}
+    train(job, step, 1)
+    assert all(not torch.equal(tensor, before[key]) for key, tensor in step.model.state_dict().items())
+
+
+def test_a_schedule_sets_the_rate_of_every_optimiser() -> None:
+    """With a factor of nothing nothing moves, though the state does."""
+    job = make_job(mlp, optimizer=optimizers.NAdam(lr=0.1), schedule=lambda _: 0.0)
+    step = trained(job, 16, updates=2)
+    assert are_equal(step, Step(job, plan_of(16), SEPARABLE, dtype=torch.float64))
+
+
+def test_an_implementation_that_there_is_not_is_refused() -> None:
+    """With the name of the optimiser, and what to do."""
+    job = make_job(mlp, optimizer=optimizers.RMSprop(lr=0.1))
+    with pytest.raises(BadJob, match="fused implementation, and RMSprop has none") as caught:
+        Step(job, Plan(device="cpu", micro_batch=16, optimizer_implementation="fused"), SEPARABLE)
+    assert "default" in (caught.value.remedy or "")
+    assert implementations(job, "cpu") == ("foreach", "default")
+    assert implementations(make_job(mlp, optimizer=optimizers.Adagrad(lr=0.1)), "cuda") == ("fused", "default")
+    free = make_job(mlp, optimizer=optimizers.ScheduleFreeSGD(lr=0.1))
+    assert implementations(free, "cuda") == ("default",)

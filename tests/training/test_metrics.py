@@ -1,0 +1,190 @@
+"""Metrics that keep a state: values of the whole set whatever the batch, in one process and as if in several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stoker
+from stoker.errors import BadJob
+from stoker.jobs.metrics import probabilities
+from stoker.loading import as_samples
+from stoker.records import Layout
+from stoker.stepping.world import World
+from stoker.training import evaluate
+from stoker.training import metrics as subject
+from stoker.training.metrics import StatefulMetrics, numbers_in, share_states
+from tests.training.builders import blobs, step_of, tiny_job
+
+torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+from torchmetrics import classification as of_classes  # noqa: E402 - where it is installed
+
+INPUTS, TARGETS = blobs(37)
+
+
+def three_metrics() -> dict[str, object]:
+    """A mean over classes, a value for each of them, and one that keeps all outputs."""
+    return {
+        "f1": of_classes.MulticlassF1Score(2),
+        "recall": of_classes.MulticlassRecall(2, average=None),
+        "auroc": probabilities(of_classes.MulticlassAUROC(2)),
+    }
+
+
+def of_the_whole(step, *, made: dict[str, object]) -> dict[str, float]:
+    """The same metrics, given everything at once."""
+    with step.evaluation():
+        output = step.model(INPUTS)
+    found: dict[str, float] = {}
+    for name, metric in made.items():
+        metric.update(output.softmax(1), TARGETS)
+        found |= numbers_in(metric.compute(), name)
+    return found
+
+
+@settings(max_examples=12)
+@given(size=st.integers(1, 40))
+def test_results_are_those_of_one_pass_whatever_the_batch(size: int) -> None:
+    """Of a score, a vector and a curve; results of a vector are named by class. The job's own objects stay unused."""
+    given_ones = three_metrics()
+    step = step_of(tiny_job(metrics=given_ones))
+    expected = of_the_whole(step, made=three_metrics())
+    found = evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), size)
+    assert set(found) == {"loss", "f1", "recall[0]", "recall[1]", "auroc"}
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-6), name
+    assert given_ones["f1"].update_count == 0
+    assert step.model.training
+
+
+def test_probabilities_are_of_scores_by_class_and_of_single_logits() -> None:
+    """A metric under a name given before goes by that of the dict."""
+    seen: list[torch.Tensor] = []
+
+    class Watching(Counter):
+        def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+            super().update(output, target)
+            seen.append(output)
+
+    job = tiny_job(metrics={"seen": probabilities(Watching(), "other")})
+    metrics = StatefulMetrics(job, torch.device("cpu"))
+    metrics.update(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+    metrics.update(torch.tensor([[0.0]]), torch.tensor([1]))
+    assert [one.tolist() for one in seen] == [[[0.5, 0.5]], [[0.5]]]
+    assert metrics.computed(World()) == {"seen": 2.0}
+
+
+@settings(max_examples=12)
+@given(cut=st.integers(0, 37))
+def test_states_of_several_processes_become_those_of_one(cut: int) -> None:
+    """Sums, and what is kept of every sample; also where one process has seen nothing."""
+    job = tiny_job(metrics=three_metrics())
+    step = step_of(job)
+    expected = of_the_whole(step, made=three_metrics())
+    with step.evaluation():
+        output = step.model(INPUTS)
+    world = World(Layout(replicas=2), 0)
+    ranks = [StatefulMetrics(job, torch.device("cpu")) for _ in range(2)]
+    for one, part in zip(ranks, (slice(0, cut), slice(cut, None)), strict=True):
+        if len(TARGETS[part]):
+            one.update(output[part], TARGETS[part])
+    found: dict[str, float] = {}
+    for name, mine in ranks[0]._metrics.items():
+        theirs = ranks[1]._metrics[name]
+        _share(mine, theirs, name, world)
+        found |= numbers_in(mine.compute(), name)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def _share(mine, theirs, name: str, world: World) -> None:
+    """As if the other process had answered."""
+    answers = []
+
+    def gathered(_world: World, said: object) -> list[object]:
+        answers.append(said)
+        return [said, said]
+
+    patch = pytest.MonkeyPatch()
+    with patch.context() as patched:
+        patched.setattr(subject, "gathered", gathered)
+        share_states(copy_of(theirs), name, world)
+        other = (1, *answers[0][1:])
+        patched.setattr(subject, "gathered", lambda _world, said: [said, other])
+        share_states(mine, name, world)
+
+
+def copy_of(metric):
+    """So that the first answer leaves the metric as it is."""
+    import copy
+
+    return copy.deepcopy(metric)
+
+
+def test_a_matrix_is_no_result() -> None:
+    """The report shows one without being asked."""
+    step = step_of(tiny_job(metrics={"matrix": of_classes.MulticlassConfusionMatrix(2)}))
+    with pytest.raises(BadJob, match=r"metric matrix computed \[2, 2\]; results are numbers") as caught:
+        evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10)
+    assert "confusion matrix" in (caught.value.remedy or "")
+
+
+def test_a_metric_that_cannot_take_a_batch_is_named() -> None:
+    """With what it said."""
+    step = step_of(tiny_job(metrics={"f1": of_classes.BinaryF1Score()}))
+    with pytest.raises(BadJob, match="metric f1 raised"):
+        evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10)
+
+
+def test_a_collection_names_its_results() -> None:
+    """Each of its members is a result of its own."""
+    both = torchmetrics.MetricCollection([of_classes.MulticlassF1Score(2), of_classes.MulticlassRecall(2)])
+    step = step_of(tiny_job(metrics=[both]))
+    found = evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10)
+    assert {"MulticlassF1Score", "MulticlassRecall"} < set(found)
+
+
+class Counter:
+    """A metric of one's own that does not say how states are reduced."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> float:
+        """Of one batch alone."""
+        return float(len(target))
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Count samples."""
+        self.seen += len(target)
+
+    def compute(self) -> float:
+        """How many were seen."""
+        return float(self.seen)
+
+    def reset(self) -> None:
+        """Forget them."""
+        self.seen = 0
+
+
+def test_a_metric_of_ones_own_sees_every_sample_once() -> None:
+    """In one process any object with these three methods will do; several cannot join it."""
+    job = tiny_job(metrics={"seen": Counter()})
+    assert evaluate(step_of(job), as_samples((INPUTS, TARGETS), what="valid"), 10)["seen"] == 37
+    with pytest.raises(BadJob, match="metric seen does not say how its states"):
+        share_states(Counter(), "seen", World(Layout(replicas=2), 0))
+
+
+def test_a_metric_with_a_state_may_choose_the_best_checkpoint() -> None:
+    """Where it is one number and says which way is better; a vector leaves it to the loss."""
+    from stoker.flow.starting import _best_so_far
+
+    def chosen(metric: object) -> tuple[str, bool]:
+        best = _best_so_far(tiny_job(metrics={"mine": metric}), {})
+        return best.name, best.lower_is_better
+
+    assert chosen(of_classes.MulticlassF1Score(2)) == ("mine", False)
+    assert chosen(torchmetrics.MeanSquaredError()) == ("mine", True)
+    assert chosen(of_classes.MulticlassF1Score(2, average=None)) == ("loss", False)
+    assert chosen(stoker.jobs.metrics.Named("x", Counter())) == ("loss", False)

@@ -1,0 +1,58 @@
+"""What processes of trials do in tests; light to import, as each process imports it anew."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.errors import DoesNotFit
+from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
+
+TOTAL = 400
+
+
+def climb(request: Request, slot: Slot, judge: Judge) -> Ending:
+    """Four evaluations; stops where it is told to."""
+    print(f"trial {request.number} on {slot.on}")
+    for samples in range(100, TOTAL + 1, 100):
+        if judge(Reading(samples=samples, total_samples=TOTAL, metrics={"score": samples * request.parameters["x"]})):
+            return Ending(kind="stopped", samples=samples)
+    cpus = len(os.sched_getaffinity(0))
+    return Ending(kind="finished", metrics={"score": float(cpus), "pid": float(os.getpid())}, samples=TOTAL)
+
+
+def misbehave(request: Request, slot: Slot, judge: Judge) -> Ending:
+    """Ends as the setting `how` says."""
+    match request.parameters["how"]:
+        case "raise":
+            raise ZeroDivisionError("a mistake of its own")
+        case "exit":
+            sys.exit(7)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "too wide":
+            raise DoesNotFit("too wide", remedy="Take a smaller one.")
+    return Ending(kind="finished", metrics={"score": 1.0}, samples=1)
+
+
+def endless(request: Request, slot: Slot, judge: Judge) -> Ending:
+    """Goes on until SIGTERM, and then writes that it saved."""
+    path = Path(request.parameters["path"])
+    path.with_suffix(".began").write_text(str(os.getpid()))
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    while not stopped:
+        time.sleep(0.01)
+    path.write_text("saved")
+    return Ending(kind="stopped", samples=5)
+
+
+def doubled(values: Sequence[int]) -> list[int]:
+    """For `in_a_process`."""
+    if not values:
+        raise DoesNotFit("nothing to double", remedy="Give a number.")
+    return [2 * value for value in values]
