@@ -1,4 +1,6 @@
-"""Images in shards, as other trainers' data often are: `stoker train examples/data_shards.py --set "shards=t-{000..009}.tar"`.
+"""Images in shards, as other trainers' data often are.
+
+    stoker train examples/data_shards.py --set "shards=t-{000..009}.tar"
 
 A name that ends in .tar means WebDataset, with members KEY.jpg or KEY.png and KEY.cls; any other means TFRecord, with
 the features image and label.

@@ -16,10 +16,11 @@ class Customers(nn.Module):
         super().__init__()
         self.city = nn.Embedding(num_cities, 4)
         self.layers = nn.Sequential(nn.Linear(2 + 4, 32), nn.ReLU(), nn.Linear(32, num_classes))
+        self.register_buffer("scale", torch.tensor([1 / 50, 1 / 50_000]))  # years and francs, to about 1
 
     def forward(self, features: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
         """Features [B, 2] and the city's number [B, 1] to [B, classes]."""
-        return self.layers(torch.cat([features, self.city(categories[:, 0])], dim=1))
+        return self.layers(torch.cat([features * self.scale, self.city(categories[:, 0])], dim=1))
 
 
 def job(path: str, epochs: float = 20) -> stoker.Job:

@@ -155,7 +155,7 @@ def test_names_of_stoker_exist(page: Path) -> None:
     """Each `stoker.name` in code is a public name."""
     code = "\n".join([*re.findall(r"`([^`\n]+)`", _prose(page)), *_blocks(page, "python")])
     modules = {path.stem for path in PACKAGE.iterdir()}
-    named = set(re.findall(r"\bstoker\.([A-Za-z_]+)", code))
+    named = set(re.findall(r"\bstoker\.([A-Za-z_]\w*)", code))
     assert named <= {*stoker.__all__, *modules}
 
 

@@ -238,12 +238,15 @@ def plant_shards(root: Path, *, keys: int = 40, seed: int = 0) -> list[Planted]:
                     _add(archive, f"{number:06d}.png", content)
                 _add(archive, f"{number:06d}.cls", name.encode())
     cut = root / "train-0001.tar"
-    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size * 2 // 3])
+    with tarfile.open(cut) as archive:
+        torn = archive.getmember(f"{keys - 8:06d}.png")
+    cut.write_bytes(cut.read_bytes()[: torn.offset_data + torn.size // 2])
     return [
         Planted("corrupt", ("train-0000.tar:000005",), "an image cut off in a shard"),
         Planted("corrupt", ("train-0000.tar:000006",), "a key without an image"),
         Planted("duplicate", ("train-0000.tar:000004", "train-0000.tar:000008"), "an image twice in a shard"),
         Planted("corrupt", ("train-0001.tar",), "a shard cut off"),
+        Planted("corrupt", (f"train-0001.tar:{keys - 8:06d}",), "the image in which it is cut off"),
     ]
 
 
@@ -426,7 +429,7 @@ def plant_texts(root: Path, *, files: int = 60, seed: int = 0) -> list[Planted]:
     ]
 
 
-PLANTERS: dict[str, Callable[[Path], list[Planted]]] = {
+PLANTERS: dict[str, Callable[..., list[Planted]]] = {
     "images": plant_images, "labels": plant_labels, "shards": plant_shards, "arrays": plant_arrays, "idx": plant_idx,
     "csv": plant_csv, "jsonl": plant_jsonl, "parquet": plant_parquet, "texts": plant_texts,
 }  # fmt: skip

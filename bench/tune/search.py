@@ -6,7 +6,7 @@ For each seed random search trains 40 configurations to their end. Then each rul
 finished trial as good as random search's best, or has trained half as many samples as random search did in all. What
 counts is samples, those of trials that were given up included: seconds would depend on what else the machine does.
 
-branin: the Branin function, to which a made-up learning curve falls, so that early values say something, not all.
+branin: the Branin function at a growing fidelity, so that early values say something, not all.
 digits: `examples/tune_me.py`, a small network on the handwritten digits; each trial is a real run in this process,
 under one plan, judged by the loss on held-out data.
 """
@@ -25,6 +25,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from optuna.storages import InMemoryStorage
+
 from bench.forecast.registration import surroundings
 from stoker.flow.trials import JobSource, TrainTrial
 from stoker.records import Plan
@@ -37,13 +39,15 @@ from stoker.tuning.processes import run_here
 from stoker.tuning.pruning import pruner_for, rungs_of
 from stoker.tuning.results import read_trials
 from stoker.tuning.space import parse_space
-from stoker.tuning.storage import open_storage, open_study
+from stoker.tuning.storage import open_study
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 
-RULES: tuple[tuple[SamplerName, PrunerName], ...] = (
-    ("tpe", "asha"), ("tpe", "none"), ("random", "asha"), ("gp", "none"), ("tpe", "hyperband"),
+Rule = tuple[SamplerName, PrunerName]
+
+RULES: tuple[Rule, ...] = (
+    ("tpe", "asha"), ("tpe", "none"), ("random", "asha"), ("gp", "none"),
 )  # fmt: skip
 HALF = 0.5
 
@@ -61,16 +65,24 @@ class Case:
 
 
 def branin_trial(request: Request, slot: Slot, judge: Judge) -> Ending:  # noqa: ARG001 - a trial's arguments
-    """A trial whose loss falls to Branin's value, the faster the larger x is: curves cross."""
+    """A trial whose loss is the Branin function at a fidelity that grows with its samples.
+
+    Source: K. Kandasamy et al., "Multi-fidelity Bayesian Optimisation with Continuous Approximations", ICML 2017,
+    appendix: its b, c and t, all three fidelities being the share of samples trained.
+    """
     x, y = (float(request.parameters[name]) for name in "xy")
-    b, c, t = 5.1 / (4 * math.pi**2), 5 / math.pi, 1 / (8 * math.pi)
-    end = (y - b * x**2 + c * x - 6) ** 2 + 10 * (1 - t) * math.cos(x) + 10
     total, loss = 2700, math.inf
     for samples in range(100, total + 1, 100):
-        loss = end + 40 * math.exp(-samples / (300 + 20 * (10 - x)))
+        missing = 1 - samples / total
+        b, c, t = (
+            5.1 / (4 * math.pi**2) - 0.01 * missing,
+            5 / math.pi - 0.1 * missing,
+            1 / (8 * math.pi) + 0.05 * missing,
+        )
+        loss = (y - b * x**2 + c * x - 6) ** 2 + 10 * (1 - t) * math.cos(x) + 10
         if judge(Reading(samples=samples, total_samples=total, metrics={"loss": loss})):
             return Ending(kind="stopped", samples=samples)
-    return Ending(kind="finished", metrics={"loss": end}, samples=total)
+    return Ending(kind="finished", metrics={"loss": loss}, samples=total)
 
 
 def cases() -> dict[str, Case]:
@@ -132,7 +144,7 @@ def search(
     """Run a study until it has enough trials, is as good as `target`, or has trained `samples`."""
     place = folder / study.name
     place.mkdir()
-    storage = open_storage("", place)
+    storage = InMemoryStorage()  # what is found does not depend on where it is kept
     opened = open_study(storage, study.name, higher_is_better=False)
     opened.pruner = pruner_for(study.pruner, rungs_of(study.first_samples, study.total_samples))
     work = Work(directory=place, worker="bench", trials=trials)
@@ -141,13 +153,14 @@ def search(
     return read_trials(opened), limited
 
 
-def one_seed(case: Case, seed: int, trials: int, folder: Path) -> dict[str, JSON]:
+def one_seed(case: Case, seed: int, trials: int, rules: Sequence[Rule], folder: Path) -> dict[str, JSON]:
     """Random search, then each rule against it."""
     whole, _ = search(case, settings(case, "random", "none", seed), folder, trials=trials)
     values = [one.value for one in whole if one.state == "finished" and one.value is not None]
+    print(f"{case.name} seed {seed}: random search found {min(values):.4g}", flush=True)
     target, spent = min(values), sum(one.samples for one in whole)
     found: dict[str, JSON] = {"seed": seed, "random_best": target, "random_samples": spent}
-    for sampler, pruner in RULES:
+    for sampler, pruner in rules:
         began = time.perf_counter()
         done, limited = search(
             case, settings(case, sampler, pruner, seed), folder, trials=10 * trials, target=target, samples=HALF * spent
@@ -163,10 +176,10 @@ def one_seed(case: Case, seed: int, trials: int, folder: Path) -> dict[str, JSON
     return found
 
 
-def summary(rows: Sequence[dict[str, JSON]]) -> dict[str, JSON]:
+def summary(rows: Sequence[dict[str, JSON]], rules: Sequence[Rule]) -> dict[str, JSON]:
     """Of each rule: how often it was as good in half of the samples, and the median share; none counts as more."""
     told: dict[str, JSON] = {}
-    for sampler, pruner in RULES:
+    for sampler, pruner in rules:
         shares = [row[f"{sampler}+{pruner}"]["share_of_samples"] for row in rows]
         reached = [share for share in shares if share is not None]
         told[f"{sampler}+{pruner}"] = {
@@ -176,28 +189,38 @@ def summary(rows: Sequence[dict[str, JSON]]) -> dict[str, JSON]:
     return told
 
 
+def write(name: str, trials: int, rules: Sequence[Rule], rows: Sequence[dict[str, JSON]]) -> None:
+    """What is known so far, in a file."""
+    date, told = datetime.now(UTC).date().isoformat(), summary(rows, rules)
+    words = f"--case {name} --seeds {len(rows)} --trials {trials} --rules {' '.join(map('+'.join, rules))}"
+    result = {
+        "what": "share of random search's samples that other rules need to be as good as its best",
+        "command": f"python -m bench.tune.search {words}", "date": date, "machine": surroundings(),
+        "optuna": version("optuna"), "summary": told, "seeds": list(rows),
+    }  # fmt: skip
+    path = RESULTS / f"tune_{name}_{date}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{name}: {json.dumps(told)}\n{path}", flush=True)
+
+
 def main() -> int:
     """Search every case; 0 if TPE with ASHA was as good as random search in half of its samples with every seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", nargs="+", default=["branin", "digits"], choices=["branin", "digits"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--rules", nargs="+", default=["+".join(rule) for rule in RULES], metavar="SAMPLER+PRUNER")
     asked = parser.parse_args()
+    rules = [rule for rule in RULES if "+".join(rule) in {*asked.rules, "tpe+asha"}]
     require_optuna("gp")
-    date, is_good = datetime.now(UTC).date().isoformat(), True
+    is_good = True
     for name in asked.case:
+        rows: list[dict[str, JSON]] = []
         with tempfile.TemporaryDirectory() as folder:
-            rows = [one_seed(cases()[name], seed, asked.trials, Path(folder)) for seed in range(asked.seeds)]
-        told = summary(rows)
-        is_good = is_good and told["tpe+asha"]["reached"] == asked.seeds
-        result = {
-            "what": "share of random search's samples that other rules need to be as good as its best",
-            "command": f"python -m bench.tune.search --case {name} --seeds {asked.seeds} --trials {asked.trials}",
-            "date": date, "machine": surroundings(), "optuna": version("optuna"), "summary": told, "seeds": rows,
-        }  # fmt: skip
-        path = RESULTS / f"tune_{name}_{date}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {json.dumps(told)}\n{path}")
+            for seed in range(asked.seeds):
+                rows.append(one_seed(cases()[name], seed, asked.trials, rules, Path(folder)))
+                write(name, asked.trials, rules, rows)
+        is_good = is_good and summary(rows, rules)["tpe+asha"]["reached"] == asked.seeds
     return 0 if is_good else 1
 
 

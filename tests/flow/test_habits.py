@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,19 @@ settings["select"] = "last" """
     assert_equal_weights(killed, whole)
     assert killed.metrics == whole.metrics
     assert killed.record.ended_early == whole.record.ended_early is not None
+
+
+def test_the_example_of_habits_shows_all_of_them() -> None:
+    """Scores by class, a curve's area, an end or the last epoch; a report with everything."""
+    pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    from stoker.jobs import load_job
+
+    example = Path(__file__).parents[2] / "examples" / "habits.py"
+    job, entry = load_job(example, {"epochs": "3", "width": "8"})
+    heard = Heard()
+    run = stoker.train(job, plan=dataclasses.replace(PLAN, micro_batch=64), sink=heard, entry=entry)
+    assert {"test/accuracy", "test/recall[0]", "test/recall[2]", "test/auroc"} <= set(run.metrics)
+    assert heard.of("evaluated", split="valid")[0]["metrics"]["auroc"] > 0.5
+    page = run.report_path.read_text()
+    assert 'id="class-recall"' in page
+    assert 'id="confusion-test"' in page

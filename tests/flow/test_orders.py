@@ -31,7 +31,7 @@ def plan_file(plan: Plan) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "plan"),
-    [("stream", PLAN), ("shuffled-seekable", BY_WORKER), ("seekable", PLAN), ("balanced", BY_WORKER), ("packed", PLAN)],
+    [("stream", PLAN), ("shuffled-seekable", BY_WORKER), ("balanced", BY_WORKER), ("packed", PLAN)],
 )
 def test_killed_a_run_ends_at_the_same_bits(kind: str, plan: Plan) -> None:
     """SIGKILL in the middle; the same command goes on, and the weights are those of a run never stopped."""
@@ -45,7 +45,7 @@ def test_killed_a_run_ends_at_the_same_bits(kind: str, plan: Plan) -> None:
     outcome = stoker_here(*arguments, "--run-dir", "killed", "--json")
     assert outcome.code == 0, outcome.err
     resumed = outcome.of("resumed")[0]["samples"]
-    assert 0 < resumed < 110 * 60
+    assert 0 < resumed < 110 * 25
     assert stoker_here(*arguments, "--run-dir", "whole", "--json").code == 0
     assert_equal_weights(stoker.load("killed"), stoker.load("whole"))
     assert stoker.load("killed").metrics == stoker.load("whole").metrics
@@ -106,8 +106,7 @@ def test_a_stream_that_ends_early_leaves_a_run_that_can_go_on() -> None:
         stoker.train(job, plan=Plan(device="cpu", micro_batch=5), sink=Heard(), run_dir="run")
 
 
-@pytest.mark.parametrize("kind", ["seekable", "stream", "balanced", "bucketed", "packed"])
-def test_every_kind_is_verified(kind: str) -> None:
-    """`stoker verify` finds the order fixed, and a resumed run equal to one never stopped."""
-    outcome = stoker_here("verify", ORDERS, "--set", f"kind={kind}", "--json")
+def test_a_packed_job_is_verified() -> None:
+    """`stoker verify` finds rows separable, their order fixed, and a resumed run equal to one never stopped."""
+    outcome = stoker_here("verify", ORDERS, "--set", "kind=packed", "--json")
     assert outcome.code == 0, outcome.out

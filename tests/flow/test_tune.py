@@ -20,6 +20,7 @@ from stoker.errors import BadJob, BadRun, RunFailed
 from stoker.flow.trials import JobSource, TrainTrial
 from stoker.records.study import StudyEvent
 from stoker.tuning.messages import Reading, Request, Slot
+from stoker.tuning.space import examples, parse_space
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import Running, job_file, plan_file, stoker_here
 
@@ -112,14 +113,29 @@ def test_a_study_is_not_continued_when_its_job_has_changed() -> None:
         ({"objective": "valid/acuracy"}, "Did you mean 'valid/accuracy'?"),
         ({"objective": "test/accuracy"}, "is not tested by it any more"),
         ({"trials": 0}, "wanted a number from 1 on"),
-        ({"parallel": 0}, "wanted auto"),
+        ({"parallel": 0, "in_processes": True}, "wanted auto"),
+        ({"parallel": 2}, "parallel=2 needs processes"),
         ({"trails": 3}, "Did you mean 'trials'?"),
         ({"seconds": -1.0}, "wanted a time above 0"),
         ({"job": lambda lr, width: blobs_job(valid=None)}, "has no valid data"),
         ({"job": lambda lr, width: 5}, "returned a int, wanted a stoker.Job"),
         ({"job": lambda lr, width: 1 / 0}, "raised ZeroDivisionError"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else next(iter(value)) + str(len(str(value))),
+    ids=[
+        "typo",
+        "twice",
+        "sampler",
+        "pruner",
+        "objective",
+        "test",
+        "trials",
+        "parallel",
+        "option",
+        "time",
+        "no valid",
+        "no job",
+        "raises",
+    ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(options: dict[str, Any], said: str) -> None:
     """A typo with the near name; nothing is left behind."""
@@ -184,24 +200,34 @@ def test_a_killed_trial_goes_on_from_its_checkpoint() -> None:
     assert len(heard) == 3
 
 
-def test_trials_in_processes_are_forecast_packed_and_shown() -> None:
-    """The command from forecast to table: two at once, each in a process with a core of its own."""
-    arguments = ["tune", job_file(), "--space", SPACE, "--trials", "3", "--plan", plan_file(), "--planned", "2"]
-    dry = stoker_here(*arguments, "--dry-run", "--json")
-    assert (dry.code, [event["event"] for event in dry.events]) == (0, ["looking", "forecast"])
-    assert dry.events[1]["total_s"]["value"] > 0
+def test_a_dry_run_forecasts_and_writes_nothing() -> None:
+    """Time with an interval, what each planned configuration needs, what is assumed."""
+    heard: list[StudyEvent] = []
+    study = tuned(job_file(), planned=2, dry_run=True, sink=heard.append)
+    assert [event.kind for event in heard] == ["looking", "forecast"]
+    assert study.trials == ()
+    assert study.forecast is not None
+    assert study.forecast.total_s is not None
+    assert study.forecast.total_s.low > 0
+    assert [one.parameters["width"] for one in study.forecast.planned] == [16, 4]
+    assert all(one.peak_bytes is not None and one.total_samples == 240 for one in study.forecast.planned)
     assert not Path("runs").exists()
+
+
+def test_trials_in_processes_are_forecast_packed_and_shown() -> None:
+    """The command from forecast to table: as many at once as there are cores, each in a process of its own."""
+    arguments = ["tune", job_file(), "--space", SPACE, "--trials", "2", "--plan", plan_file(), "--planned", "1"]
     outcome = stoker_here(*arguments, "--parallel", "auto", "--json")
     assert outcome.code == 0
     assert [event["event"] for event in outcome.events][:3] == ["looking", "forecast", "packed"]
-    assert len(outcome.of("ended")) == 3
-    assert outcome.of("done")[0]["trials"] == 3
+    assert len(outcome.of("ended")) == 2
+    assert outcome.of("done")[0]["trials"] == 2
     shown = stoker_here("tune", "--show", "tune-blobs")
     assert shown.code == 0
     assert "train the best: stoker train" in shown.out
     document = json.loads(stoker_here("tune", "--show", "tune-blobs", "--json").out)
     assert document["best"]["number"] == outcome.of("done")[0]["best"]["trial"]
-    assert len(document["trials"]) == 3
+    assert len(document["trials"]) == 2
 
 
 def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
@@ -209,7 +235,7 @@ def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
     slow = job_file("import time\nsettings['penalty'] = lambda model: time.sleep(0.01) or sum(p.sum() for p in "
                     "model.parameters()) * 0")  # fmt: skip
     arguments: list[str | Path] = [
-        "tune", slow, "--space", SPACE, "--trials", "3", "--pruner", "none", "--plan", plan_file(), "--planned", "0",
+        "tune", slow, "--space", SPACE, "--trials", "2", "--pruner", "none", "--plan", plan_file(), "--planned", "0",
         "--set", "epochs=12",
     ]  # fmt: skip
     with Running(*arguments) as first:
@@ -225,7 +251,7 @@ def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
     assert [event["trial"] for event in outcome.of("resumed")] == [1]
     after = {one.number: one for one in flow.study(_only_study()).result.trials}
     assert after[0] == before[0]
-    assert [one.state for one in after.values()] == ["finished"] * 3
+    assert [one.state for one in after.values()] == ["finished"] * 2
     run = flow.study(_only_study()).run(1)
     assert [event.kind for event in run.directory.read_events()].count("resumed") == 1
 
@@ -304,3 +330,14 @@ def test_a_study_that_is_not_there_is_told_with_the_near_ones() -> None:
     assert flow.study(study.path).trials == study.trials
     with pytest.raises(BadRun, match="Did you mean 'mine'"):
         flow.study("mien")
+
+
+def test_the_example_takes_every_setting_of_its_space() -> None:
+    """`examples/tune_me.toml` names parameters of `examples/tune_me.py`, and their ends make jobs."""
+    folder = Path(__file__).parents[2] / "examples"
+    source = JobSource(path=folder / "tune_me.py", fixed={"epochs": "1"})
+    for parameters in examples(parse_space(folder / "tune_me.toml"), 3, seed=0):
+        job, entry = source.make(parameters)
+        assert job.batch == parameters["batch"]
+        assert entry is not None
+        assert entry.parameters["lr"] == parameters["lr"]

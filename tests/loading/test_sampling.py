@@ -12,7 +12,8 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
+from stoker.loading import as_samples, datasets_of
+from stoker.loading.sampling import DrawnByWeight
 from stoker.loading.split import Split
 from tests.loading.data import Noisy, contents, source_of
 
@@ -67,6 +68,16 @@ def test_only_what_weighs_something_is_drawn(weights: list[float], seed: int) ->
     sampling = stoker.sampling.weighted(weights, num_samples=50)
     drawn, _ = epoch_of(job_of([0] * len(weights), sampling=sampling, seed=seed))
     assert all(weights[index] > 0 for index in drawn)
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(0, 1), (2**63 - 1, 1), (2**63, 3), (2**64 - 1, 3)])
+def test_a_draw_on_a_border_belongs_to_what_comes_after_it(
+    bits: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smallest and the largest draw, and the one where the stretches of two samples meet."""
+    drawn = DrawnByWeight(as_samples((torch.arange(5),), what="data"), np.array([0.0, 1, 0, 1, 0]), None, 0)
+    monkeypatch.setattr(drawn, "_bits", lambda draws, epoch: np.full(len(draws), bits, np.uint64))
+    assert drawn.drawn(np.arange(1), 0).tolist() == [expected]
 
 
 @settings(max_examples=60, deadline=None)

@@ -111,6 +111,17 @@ def test_what_can_be_sought_goes_on_from_its_state_and_reads_nothing_again(
         assert samples.given.source.reads <= size - within + epochs_to_come * size
 
 
+@pytest.mark.parametrize(("epoch", "place"), [(1, 3), (0, 9), (2, 0)])
+def test_what_lies_before_the_state_is_read_from_the_beginning(epoch: int, place: int) -> None:
+    """A state is of one epoch and of what follows it there; asked for anything else, the stream is read anew."""
+    first = samples_of(Stateful, 12)
+    first.fetch(np.array([6]), 1)
+    samples = samples_of(Stateful, 12)
+    samples.seek(first.state())
+    expected = samples_of(Stateful, 12).fetch(np.array([place]), epoch)
+    assert [one.tolist() for one in samples.fetch(np.array([place]), epoch)] == [one.tolist() for one in expected]
+
+
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 40))
 @settings(max_examples=30, deadline=None)
 def test_an_epoch_has_every_sample_once_however_it_is_shuffled(size: int, batch: int, buffer: int) -> None:

@@ -62,7 +62,9 @@ def test_adapters_learn_as_in_a_plain_loop_and_the_base_stays() -> None:
 
 def test_adapters_are_written_alone_and_merged(tmp_path: Path) -> None:
     """`run.model()` is the whole; its adapters go to a safetensors file of their own, or into the base's weights."""
-    run = stoker.train(job_of(until=stoker.updates(5)), run_dir=tmp_path / "run", plan=plan_of(12), sink=lambda event: None)
+    run = stoker.train(
+        job_of(until=stoker.updates(5)), run_dir=tmp_path / "run", plan=plan_of(12), sink=lambda event: None
+    )
     model: Any = run.model()
     model.save_pretrained(tmp_path / "adapter")
     adapter = safetensors.torch.load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -75,7 +77,9 @@ def test_adapters_are_written_alone_and_merged(tmp_path: Path) -> None:
 
 def test_an_export_has_the_adapters_merged(tmp_path: Path) -> None:
     """The graph is the base's, with no product more; its answers are those of the adapted model."""
-    run = stoker.train(job_of(until=stoker.updates(5)), run_dir=tmp_path / "run", plan=plan_of(12), sink=lambda event: None)
+    run = stoker.train(
+        job_of(until=stoker.updates(5)), run_dir=tmp_path / "run", plan=plan_of(12), sink=lambda event: None
+    )
     artifact = stoker.export(run, tmp_path / "models" / "adapted")
     weights = safetensors.torch.load_file(artifact.path / "model.safetensors")
     assert not [name for name in weights if "lora_" in name]

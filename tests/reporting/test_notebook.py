@@ -21,7 +21,7 @@ class Kernel:
     def __init__(self, *, has_kernel: bool = True) -> None:
         self.shown: list[str] = []
         shell = types.SimpleNamespace(kernel=object()) if has_kernel else types.SimpleNamespace()
-        handle = types.SimpleNamespace(update=lambda content: self.shown.append(content))
+        handle = types.SimpleNamespace(update=self.shown.append)
         self.module: Any = types.ModuleType("IPython")
         self.module.get_ipython = lambda: shell
         self.module.display = types.SimpleNamespace(

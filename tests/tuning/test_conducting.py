@@ -111,6 +111,20 @@ def test_a_killed_study_takes_up_what_was_in_flight(tmp_path: Path) -> None:
     assert told.of("resumed")[0]["parameters"] == found[2].parameters
 
 
+@pytest.mark.parametrize("storage", ["", "shared"])
+def test_a_trial_whose_process_died_before_it_signed_is_taken_up(tmp_path: Path, storage: str) -> None:
+    """In the study's own file it can be nobody else's; in a shared database it may be, and is left alone."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}" if storage else ""
+    first = conductor(tmp_path, settings(storage=url))
+    first._study.ask()
+    request = conductor(tmp_path, settings(storage=url), worker="other").next_request()
+    assert request is not None
+    wanted = conductor(None, settings()).next_request()
+    assert wanted is not None
+    assert request.number == (1 if storage else 0)
+    assert (request.parameters == wanted.parameters) == (not storage)
+
+
 def test_what_was_given_up_when_the_study_died_is_not_run_again(tmp_path: Path) -> None:
     """Pruned, but not yet told so: its end is noted, and the study goes on."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.jobs import SGD, AdamW
+from stoker.jobs import SGD, AdamW, Loss
 from stoker.stepping import find_coupling
 from stoker.verifying.equality import check_equality, is_random
 from stoker.verifying.scale import affordable_batch, reference_micro_batch, scaled
@@ -114,6 +114,20 @@ def test_models_of_a_fixed_type_are_compared_in_it() -> None:
     verdict = check_equality(subject_of(make_job(Fixed), 8), no_time())
     assert (verdict.passed, verdict.level) == (True, "same law"), verdict.answer
     assert "3 updates of 8 samples (of the job's 16, for time) in float32" in verdict.evidence
+
+
+def test_a_loss_that_rounds_to_float32_is_compared_in_it() -> None:
+    """As those of Hugging Face's language models: what float64 shows there is their rounding, no fault of the plan."""
+
+    def rounding(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
+        inputs, targets = batch
+        losses = nn.functional.cross_entropy(model(inputs).float(), targets, reduction="none")
+        last_bits = 1 + len(targets) * torch.finfo(torch.float32).eps  # off by as much as sums of other lengths are
+        return Loss((losses * last_bits).sum(), len(targets))
+
+    verdict = check_equality(subject_of(make_job(mlp, loss=rounding, data=vectors(50)), 5), no_time())
+    assert verdict.passed, verdict
+    assert "float32" in verdict.evidence
 
 
 def test_training_that_amplifies_rounding_is_not_blamed_on_the_plan() -> None:

@@ -33,9 +33,12 @@ app.command()(models.predict)
 app.command()(machines.devices)
 app.command()(machines.prices)
 
-runs_app = typer.Typer(help="List runs, or compare two.", add_completion=False)
+runs_app = typer.Typer(help="List runs, compare them, send them elsewhere.", add_completion=False)
 runs_app.callback(invoke_without_command=True)(runs.runs)
 runs_app.command("diff")(runs.runs_diff)
+runs_app.command("plot")(runs.runs_plot)
+runs_app.command("export")(runs.runs_export)
+runs_app.command("track")(runs.runs_track)
 app.add_typer(runs_app, name="runs")
 app.add_typer(data.data_app, name="data")
 

@@ -16,6 +16,7 @@ from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
 from stoker.reporting.summary import wall_seconds
 from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
+from stoker.store.selecting import Value, value_of, values_of
 from stoker.units import format_seconds
 
 _LONGEST_FAILURE = 44
@@ -25,19 +26,21 @@ _WIDE = 100
 _STATUS_STYLES = {"finished": "green", "unfinished": "yellow", "failed": "red"}
 
 
-def render_runs(runs: Sequence[tuple[Path, Run, JobSpec]], console: Console) -> None:
-    """Print runs as a table, one a line, in the order given."""
+def render_runs(runs: Sequence[tuple[Path, Run, JobSpec]], console: Console, columns: Sequence[str] = ()) -> None:
+    """Print runs as a table, one a line, in the order given; `columns` are metrics and settings beside the usual."""
     if not runs:
         console.print(Text("no runs here yet; `stoker train JOB.py` makes one", style="dim"))
         return
     table = _table("run")
-    for title in ("status", "result", "samples", "time", "when"):
+    for title in ("status", "result", *columns, "samples", "time", "when"):
         table.add_column(title, no_wrap=True)
-    for path, run, _ in runs:
+    for path, run, spec in runs:
+        values = values_of(run, spec)
         table.add_row(
             _name(path, run),
             Text(run.status, style=_STATUS_STYLES[run.status]),
             _result(run),
+            *(_shown(value_of(name, values)) for name in columns),
             _headway(run),
             Text(format_seconds(run.wall_s) if run.wall_s else ""),
             Text(_local_time(run.created_at, is_short=console.width < _WIDE), style="dim"),
@@ -80,6 +83,10 @@ def _name(path: Path, run: Run) -> Text:
     """The run's name, and where it is if its directory is called something else."""
     name = Text(run.name, style="bold", overflow="fold")
     return name if path.name == run.name else name.append(f"\n{path}", style="not bold dim")
+
+
+def _shown(value: Value | None) -> Text:
+    return Text("") if value is None else Text(f"{value:.6g}" if isinstance(value, float) else value)
 
 
 def _result(run: Run) -> Text:

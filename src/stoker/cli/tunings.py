@@ -158,24 +158,23 @@ def _ended(fields: dict[str, Any]) -> str:
 
 def _table(result: StudyResult) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trial", justify="right")
+    table.add_column("trial", justify="right", no_wrap=True)
     table.add_column(result.settings.objective, justify="right", no_wrap=True)
-    for parameter in result.settings.space:
-        table.add_column(Text(parameter.name), no_wrap=True)
-    table.add_column("samples", justify="right")
-    table.add_column("time", justify="right")
-    table.add_column("state", overflow="fold")
+    table.add_column("samples", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("settings", overflow="fold")
+    table.add_column("", overflow="fold")
     for trial in result.ranked[:_MOST_ROWS]:
-        table.add_row(*_cells(trial, result), style=_STYLES[trial.state])
+        table.add_row(*_cells(trial), style=_STYLES[trial.state])
     return table
 
 
-def _cells(trial: StudyTrial, result: StudyResult) -> list[str | Text]:
-    values = [Text(_setting(trial.parameters.get(parameter.name))) for parameter in result.settings.space]
+def _cells(trial: StudyTrial) -> list[str | Text]:
+    end = "" if trial.state == "finished" else trial.state
     return [
-        str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", *values, f"{trial.samples:,}",
-        format_seconds(trial.wall_s) if trial.wall_s else "",
-        Text(f"{trial.state}{': ' if trial.reason else ''}{_first_line(trial.reason)}"),
+        str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", f"{trial.samples:,}",
+        format_seconds(trial.wall_s) if trial.wall_s else "", Text(settings_in_words(trial.parameters)),
+        Text(": ".join(part for part in (end, _first_line(trial.reason)) if part)),
     ]  # fmt: skip
 
 

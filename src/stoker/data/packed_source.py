@@ -57,10 +57,9 @@ class PackedSource(IndexedSource):
         shard_bytes: int | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(_name_of(dataset))
+        classes, target = tuple(getattr(dataset, "classes", ())), getattr(dataset, "target", None)
+        super().__init__(_name_of(dataset), classes=classes, target=target)
         self.dataset = dataset
-        self.classes = tuple(getattr(dataset, "classes", ()))
-        self.target = getattr(dataset, "target", None)
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error
         self._length = _length_of(dataset)
@@ -219,6 +218,14 @@ def packed(
     Raises:
         BadJob: `dataset` has no length or no samples by number. The same error tells, when it is first read, of samples
             that cannot be packed, and of a disk that is full.
+
+    >>> import tempfile
+    >>> pictures = [(np.full((3, 2, 2), i, dtype=np.uint8), i % 10) for i in range(100)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     source = packed(pictures, folder, tell=lambda line: None)
+    ...     images, labels = source.rows(np.array([42, 7]))
+    >>> images[:, 0, 0, 0].tolist(), labels.tolist()
+    ([42, 7], [2, 7])
     """
     return PackedSource(
         dataset, None if path is None else Path(path).expanduser(), version=version, shard_bytes=shard_bytes, tell=tell

@@ -83,7 +83,7 @@ class JobInputs:
 
     def _prepared(self, content: Content, samples: Samples) -> Content:
         for change in self.stand_ins:
-            content = self.fields.map_inputs(content, lambda inputs, change=change: change(inputs, None))
+            content = self.fields.map_inputs(content, change)
         return samples.prepare(content)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stoker.flow.runs import Run, load, report
     from stoker.flow.serving import serve
     from stoker.flow.studies import Study
+    from stoker.flow.tracking import Sent, track
     from stoker.flow.tuning import TuneOptions, study, tune
     from stoker.flow.verification import verify
 
@@ -36,12 +37,13 @@ _HOME_OF = {
     "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
     "verify": "verification",
     "Study": "studies", "TuneOptions": "tuning", "study": "tuning", "tune": "tuning",
+    "Sent": "tracking", "track": "tracking",
 }  # fmt: skip
 
 __all__ = [
-    "OwnLoop", "Run", "StepProfile", "Study", "TuneOptions", "bench_serve", "check_data", "compress",
+    "OwnLoop", "Run", "Sent", "StepProfile", "Study", "TuneOptions", "bench_serve", "check_data", "compress",
     "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report", "serve", "study",
-    "take_part_in", "train", "tune", "verify",
+    "take_part_in", "track", "train", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -86,7 +86,8 @@ def compress(  # noqa: PLR0913 - what the command line offers
     with TemporaryDirectory(prefix="stoker-prune-") as aside:
 
         def pruned(course: Course) -> Sequence[PrunedGraph]:
-            from stoker.flow.pruning import pruned_graphs, pruner_of  # noqa: PLC0415 - loads torch
+            from stoker.flow.pruner import pruner_of  # noqa: PLC0415 - loads torch
+            from stoker.flow.pruning import pruned_graphs  # noqa: PLC0415 - likewise
 
             pruner = pruner_of(source, job, course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=tell)
             return pruned_graphs(pruner, Path(aside), until=fine_tune, sink=sink)

@@ -30,9 +30,6 @@ RATE = 0.3
 RECORD = "pruning.json"
 """The record of a pruned network: in the directory of the run that trained it, and with what was made of it."""
 
-_NOT_TAKEN_OVER = ("test", "recipe", "ema", "swa", "stop", "sync", "init", "freeze", "mix")
-"""Fields of a job that are about how its own training begins, goes on and ends."""
-
 
 @dataclass(frozen=True)
 class Reduced:
@@ -49,20 +46,18 @@ class Reduced:
 def tuning_job(job: Job, module: nn.Module, teacher: nn.Module, until: Duration, *, name: str) -> Job:
     """The job that trains what is left of a network: the original's data and loss, and the whole network as teacher.
 
-    What was chosen by validation data is not taken over: a pruned network is accepted on rows of it that nothing was
-    chosen by, its weights included. So the last weights are kept, and nothing stops early.
+    What would be chosen by validation data is left out: a pruned network is accepted on rows of it that nothing was
+    chosen by, its weights included. So the last weights are kept, and nothing stops early. How the original began,
+    was averaged and was spread over machines is not taken over either, nor are its mixtures of samples.
 
     Raises:
         BadJob: the loss or step does not go with a teacher.
     """
-    if job.loss_scope == "batch":
-        raise BadJob("pruning takes losses of single samples, and this job's is of a whole batch")
-    defaults = {field.name: field.default for field in dataclasses.fields(Job)}
-    changes = {field: defaults[field] for field in _NOT_TAKEN_OVER if field in defaults} | {
-        "model": module, "loss": Distillation(teacher, job), "label_smoothing": 0.0, "until": until, "select": "last",
-        "schedule": Reduced(RATE, schedules.warmup_cosine()), "name": name,
-    }  # fmt: skip
-    return dataclasses.replace(job, **changes)
+    return dataclasses.replace(
+        job, model=module, loss=Distillation(teacher, job), label_smoothing=0.0, until=until, name=name,
+        schedule=Reduced(RATE, schedules.warmup_cosine()), select="last", stop=(), test=None, recipe=None, mix=None,
+        ema=None, swa=None, sync=None, init=None, freeze=None,
+    )  # fmt: skip
 
 
 def share_of(until: Duration) -> Duration:

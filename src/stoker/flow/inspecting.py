@@ -6,14 +6,14 @@ import base64
 import io
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from stoker.devices.cpu import usable_cpus
 from stoker.errors import BadJob
 from stoker.inspecting import Checked, CheckOptions, Tell, check, clean_list
-from stoker.records import CleanList, dumps
+from stoker.records import CleanList, dumps, to_json
 from stoker.records.cleaning import DataCheck
 from stoker.reporting.data_page import pictured, render_data_page
 from stoker.store.files import make_directories, write_atomic
@@ -64,7 +64,7 @@ def check_data(
     document = DataCheck(
         source=str(path), kind=found.kind, made_at=made_at, took_s=round(time.monotonic() - began, 3),
         against=tuple(map(str, against)), splits=found.splits, columns=found.columns, findings=found.findings,
-        notes=found.notes, settings=asdict(asked),
+        notes=found.notes, settings=to_json(asked),
     )  # fmt: skip
     checked = CheckedData(document, clean_list(document, drop_suspects=drop_suspects))
     if out is not None:

@@ -48,7 +48,8 @@ class Prepared:
         """What the user should know about how the job was made ready, one line each."""
         frozen = what_is_trained(self.job, self.model)
         batch = None if self.batch_choice is None else self.batch_choice.in_words()
-        return tuple(note for note in (batch, frozen) if note is not None)
+        early = "Job(stop=…) may end the run before its time: what is forecast is the whole" if self.job.stop else None
+        return tuple(note for note in (batch, frozen, early) if note is not None)
 
     @property
     def extent(self) -> Extent:

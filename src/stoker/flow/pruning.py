@@ -9,45 +9,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from torch import nn
-
-from stoker import exporting, records
-from stoker.artifacts import Artifact
-from stoker.compressing import Course, PrunedGraph
+from stoker import records
+from stoker.compressing import PrunedGraph
 from stoker.compressing.contender import gain_of
-from stoker.compressing.pruning import (
-    CannotPrune,
-    Probe,
-    next_ratio,
-    prunable,
-    rebuilt,
-    removed_at,
-    scores_of,
-    sound_cut,
-)
+from stoker.compressing.pruning import CannotPrune, Probe, next_ratio, rebuilt, removed_at, sound_cut
 from stoker.compressing.pruning.pacing import fast_enough
-from stoker.engines.torch_module import as_tensor
-from stoker.errors import BadArtifact, BadJob, StokerError
-from stoker.exporting import About, JobInputs, job_inputs, named_outputs
+from stoker.errors import BadArtifact, StokerError
 from stoker.flow.fine_tuning import RECORD, share_of, trained
-from stoker.flow.generators import generators_kept
-from stoker.flow.preparation import Prepared, prepare, users_code
-from stoker.flow.rows_of_jobs import stored_as
-from stoker.flow.runs import Run, load
-from stoker.jobs import Job
-from stoker.loading.keys import Stream, key_of
-from stoker.loading.order import KeyedPermutation
-from stoker.records import BATCH, EngineName, ServingPrecision
+from stoker.flow.pruner import Pruner, channel_scores
 from stoker.records.compression import Interval
-from stoker.records.pruning import Cut, Importance, Pruning
-from stoker.stepping.losses import Objective
+from stoker.records.pruning import Cut, Pruning
 from stoker.store import write_atomic
 from stoker.training import Sink
 from stoker.units import Duration
@@ -58,46 +32,8 @@ TARGETS = (1.25, 1.5, 2.0)
 _DECIDED = "pruned"
 """Where a run's directory keeps what was decided about each speed."""
 
-_BATCHES, _ROWS = 16, 64
 _RACE_S = 2.0
 _MOST_PROBES = 5
-
-
-@dataclass(frozen=True)
-class Pruner:
-    """What pruning works with: the run and its job made ready, the model as exported, and where it is timed."""
-
-    run: Run
-    prepared: Prepared
-    teacher: nn.Module
-    taken: JobInputs
-    course: Course
-    runs_in: tuple[EngineName, ServingPrecision]
-    proved_on: str
-    tell: Callable[[str], None]
-
-    def ask(self, module: nn.Module) -> Sequence[torch.Tensor]:
-        """The outputs of a network like the teacher for the first training rows."""
-        rows = self.taken.arrays(range(4), self.prepared.data.train)
-        return tuple(named_outputs(self.taken.call(module, *map(as_tensor, rows.values()))).values())
-
-    def export(self, module: nn.Module, out: Path) -> Artifact:
-        """A network like the teacher, with the signature of the model given.
-
-        Raises:
-            BadArtifact: it cannot be exported.
-        """
-        manifest = self.course.source.manifest
-        named = {
-            spec.name: {at: dim for at, dim in enumerate(spec.shape) if isinstance(dim, str) and dim != BATCH}
-            for spec in manifest.inputs
-        }
-        about = About(
-            name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
-            labels=manifest.labels,
-        )  # fmt: skip
-        rows = self.taken.arrays(np.linspace(0, len(self.taken.samples) - 1, num=8).astype(np.int64))
-        return exporting.export_call(module.eval(), self.taken.call, rows, out, about)
 
 
 def pruned_graphs(pruner: Pruner, aside: Path, *, until: Duration | None, sink: Sink | None) -> tuple[PrunedGraph, ...]:
@@ -133,35 +69,6 @@ def pruned_graphs(pruner: Pruner, aside: Path, *, until: Duration | None, sink: 
         shutil.copyfile(run.path / RECORD, record)
         found.append(PrunedGraph(_name(pruning), _how(pruning), artifact.graph_path, record))
     return tuple(found)
-
-
-def pruner_of(
-    source: Artifact, job: Job | None, course: Course, *, fast_dtypes: Sequence[str], proved_on: str,
-    tell: Callable[[str], None],
-) -> Pruner:  # fmt: skip
-    """What it takes to prune the model of a version that was exported from a run.
-
-    Raises:
-        BadJob: it came from elsewhere, or there is no data like what it takes.
-        BadRun: its run is gone.
-    """
-    origin = source.manifest.source
-    if origin.kind != "run":
-        raise BadJob(
-            f"{source.path} was not exported from a run (it came from {origin.kind} {origin.name}): what is left after "
-            "pruning has to be trained on, and there is no job to train it by",
-            remedy="Prune the version that `stoker export RUN` wrote, or leave --prune out.",
-        )
-    run = load(origin.name)
-    with users_code("the job's data", None), generators_kept():
-        prepared = prepare(job or run.job())
-        teacher = run.model(prepared.job)
-        samples = prepared.data.valid or prepared.data.test or prepared.data.train
-        taken = stored_as(job_inputs(prepared.job, teacher, samples), source.manifest)
-    engine: tuple[EngineName, ServingPrecision] = (source.manifest.engine, source.manifest.precision)
-    if "bf16" in fast_dtypes and engine[0] == "openvino":
-        engine = ("openvino", "bf16")
-    return Pruner(run, prepared, teacher, taken, course, engine, proved_on, tell)
 
 
 def decided(pruner: Pruner, targets: Sequence[float], until: Duration, aside: Path) -> list[Pruning]:
@@ -206,9 +113,7 @@ def _place(pruner: Pruner, target: float) -> Path:
     return pruner.run.path / _DECIDED / f"{target:g}x.json"
 
 
-def _measured(
-    pruner: Pruner, targets: Sequence[float], until: Duration, aside: Path
-) -> dict[float, Pruning | None]:  # fmt: skip
+def _measured(pruner: Pruner, targets: Sequence[float], until: Duration, aside: Path) -> dict[float, Pruning | None]:
     """The cut for each speed, by making graphs of networks at a few shares and racing them with the whole.
 
     Raises:
@@ -247,30 +152,6 @@ def _measured(
         write_atomic(_place(pruner, target), records.dumps(chosen) + "\n", what="what is pruned")
         found[target] = chosen
     return found
-
-
-def channel_scores(pruner: Pruner, importance: Importance) -> dict[str, Any]:
-    """How important each channel that can go is, for what it costs; see `scores_of`.
-
-    Raises:
-        CannotPrune: none can go.
-    """
-    groups = prunable(pruner.teacher, pruner.ask)
-    return scores_of(
-        pruner.teacher, pruner.ask, groups, importance=importance, gradients=lambda module: _gradients(pruner, module)
-    )
-
-
-def _gradients(pruner: Pruner, module: nn.Module) -> Iterator[None]:
-    """Leave the gradient of the job's loss on some training batches, one after another, in `module`'s parameters."""
-    objective, samples = Objective(pruner.prepared.job), pruner.prepared.data.train
-    order = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, pruner.prepared.job.seed, len(samples), 2))
-    for start in range(0, min(len(samples), _BATCHES * _ROWS), _ROWS):
-        rows = order(np.arange(start, min(start + _ROWS, len(samples)), dtype=np.int64))
-        module.zero_grad(set_to_none=True)
-        loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
-        (loss.sum / loss.count).backward()
-        yield
 
 
 def _speed_up(pruner: Pruner, cut: Cut, directory: Path) -> Interval:

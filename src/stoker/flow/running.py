@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stoker import launching, records, reporting
@@ -28,9 +28,11 @@ from stoker.flow.opening import (
 from stoker.flow.preparation import Prepared, prepare
 from stoker.flow.runs import Run
 from stoker.flow.supervising import train_supervised
+from stoker.flow.tracking import tracked
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.store import RunDirectory, find_run, runs_root
+from stoker.tracking import target_of
 from stoker.training import Hook, Hooks, Sink
 from stoker.units import Duration
 
@@ -50,6 +52,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     entry: Entry | None = None,
     sink: Sink | None = None,
     hooks: Sequence[Hook] = (),
+    track: Sequence[str] = (),
 ) -> Run:
     """Plan `job`, train it, test it, and report; an unfinished run of the same job is continued.
 
@@ -69,6 +72,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
         hooks: functions that are called with a copy of every event, beside the sink; one that raises is told of once
             and called no more. Of several processes those of the first one are called.
+        track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `csv`; see
+            docs/tracking.md.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.
@@ -80,6 +85,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     """
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
+    targets = [target_of(word) for word in track]
     prepared = prepare(job, entry)
     member = launching.Member.from_environment()
     meeting = None if member is None else member.meet()
@@ -109,18 +115,27 @@ def train(  # noqa: PLR0913 - what the command line offers
             require_same_plan(directory, given)
             device = device_of(directory, device, _one_of(on))
             keep_sources(directory, prepared.entry)  # a kill may have come before they were there
-        sinks = [directory.append_event, *shown]
+        told: list[Sink] = [directory.append_event, *shown]
+        followers = tracked(directory, targets, lambda words: tell(told, "warned", message=words))
+        sinks = [*told, *stack.enter_context(followers)]
         count = 1 if place is None else place.count
         chosen = spread_over(directory, chosen_plan(directory, checkpoint_every), count, device, sinks)
-        try:
+        with _told_of_failure(directory, sinks):
             if member is not None and meeting is not None:
                 return lead(prepared, directory, device, member, meeting, sinks)
             if place is not None:
                 return train_supervised(prepared, directory, chosen[0], sinks)
             return train_alone(prepared, directory, device, chosen, sinks, profile=profile)
-        except StokerError as error:
-            failed(directory, error, sinks)
-            raise
+
+
+@contextmanager
+def _told_of_failure(directory: RunDirectory, sinks: Sequence[Sink]) -> Iterator[None]:
+    """Write down an error that ends the run."""
+    try:
+        yield
+    except StokerError as error:
+        failed(directory, error, sinks)
+        raise
 
 
 def _keep_what_it_came_of(directory: RunDirectory, entry: Entry | None, early: Sequence[Event]) -> None:

@@ -15,7 +15,8 @@ from stoker.records.codec import JSON
 from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
 from stoker.store import RunLock, disk_errors, write_atomic
 from stoker.store.disk_errors import read_errors
-from stoker.store.files import make_directories
+from stoker.store.files import is_aside, make_directories
+from stoker.store.locks import HELD_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
     import optuna
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 FILE = "study.json"
 _FORECAST, _PAGE = "forecast.json", "study.html"
+_BEFORE = (LOCK_FILE, HELD_FILE, _FORECAST)
+"""What may be there before a study is, as a kill leaves it."""
+
 _MARK = "stoker"
 """The attribute of a study in its storage that holds its settings."""
 
@@ -72,7 +76,7 @@ class StudyDirectory:
         """
         if self.is_study:
             return
-        others = sorted(one.name for one in self.path.iterdir() if one.name != "lock")
+        others = sorted(one.name for one in self.path.iterdir() if one.name not in _BEFORE and not is_aside(one))
         if others:
             raise BadRun(
                 f"{self.path} is no study: it holds {', '.join(others[:3])}.", remedy="Choose another --study NAME."
@@ -145,7 +149,7 @@ class StudyDirectory:
         path = self.path / name
         try:
             with read_errors(path):
-                return records.loads(path.read_bytes(), record)  # type: ignore[type-var]  # a record
+                return records.loads(path.read_bytes(), record)
         except ValueError as problem:
             raise BadRun(f"{path} cannot be used: {problem}.", remedy="Restore it from a copy.") from problem
 

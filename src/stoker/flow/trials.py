@@ -197,7 +197,9 @@ class LookAtJobs:
         Raises:
             BadJob: none of them can be made, or there is nothing to choose by.
         """
-        planned, prepared, problem = [], [], None
+        planned: list[PlannedTrial] = []
+        prepared: list[Prepared] = []
+        problem: StokerError | None = None
         for parameters in configurations:
             try:
                 job, entry = self.source.make(parameters)

@@ -91,6 +91,8 @@ class TuneOptions:
                 raise BadJob(f"--{option} {value}: there is no such {option}. {nearest(value, names)}")
         if self.seconds is not None and not self.seconds > 0:
             raise BadJob(f"--time: wanted a time above 0, got {self.seconds:g} s")
+        if not self.in_processes and self.parallel != 1:
+            raise BadJob(f"parallel={self.parallel} needs processes", remedy="Drop in_processes=False.")
         if (self.objective or "").startswith("test/"):
             raise BadJob(
                 f"--objective {self.objective}: what is chosen by the test data is not tested by it any more",
@@ -148,6 +150,9 @@ def tune(
     if dry_run:
         return Study(directory, StudyResult(settings=settings, trials=(), forecast=forecast))
     sink(_event("packed", slots=len(packing.slots), why=packing.why))
+    if asked.sampler == "gp" and asked.pruner != "none":
+        sink(_event("warned", message="the Gaussian process learns from finished trials only: until ten are finished, "
+                    "it proposes at random; --pruner none lets all finish"))  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         directory.begin(settings, forecast)
@@ -176,6 +181,10 @@ def _conducted(
         write_page(directory, result)
     if conductor.problem is not None:
         raise conductor.problem
+    if conductor.seconds_left == 0.0:
+        ended = sum(one.state != "running" for one in result.trials)
+        words = f"the time is up: {ended} of {asked.trials} trials have ended; the same command goes on"
+        sink(_event("warned", message=words))
     best = None if result.best is None else {"trial": result.best.number, "value": result.best.value}
     sink(_event("done", study=directory.name, path=str(directory.path), best=best, trials=len(result.trials),
                 samples=result.samples, page=str(directory.page_path)))  # fmt: skip

@@ -26,6 +26,11 @@ def class_findings(splits: Sequence[SplitFacts], empty: Iterable[tuple[str, str]
     yield from _unknown(ours)
 
 
+def in_order_of_use(splits: Iterable[SplitFacts]) -> tuple[SplitFacts, ...]:
+    """The split that trains first, then those that measure."""
+    return tuple(sorted(splits, key=lambda one: rank(one.name)))
+
+
 def _unknown(splits: Sequence[SplitFacts]) -> Iterator[Finding]:
     training = [facts for facts in splits if rank(facts.name) == 0 and facts.classes]
     known = {name for facts in training for name in facts.classes}

@@ -47,7 +47,7 @@ class Freeze:
     but: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", _checked(self.patterns))
+        object.__setattr__(self, "patterns", tuple(_checked(self.patterns).items()))
         if self.statistics not in ("kept", "moving"):
             raise ValueError(f'statistics are "kept" or "moving", got {self.statistics!r}')
         but: object = self.but
@@ -57,7 +57,7 @@ class Freeze:
     @property
     def durations(self) -> dict[str, Duration | None]:
         """For how long the parameters of each pattern are frozen, in order; None is for good."""
-        return dict(self.patterns)
+        return _checked(self.patterns)
 
     @property
     def is_gradual(self) -> bool:
@@ -116,7 +116,7 @@ def freezing_of(given: Freeze | Patterns) -> Freeze:
     return given if isinstance(given, Freeze) else Freeze(given)
 
 
-def _checked(patterns: object) -> tuple[tuple[str, Duration | None], ...]:
+def _checked(patterns: object) -> dict[str, Duration | None]:
     """The patterns in order, each with its duration."""
     if isinstance(patterns, Mapping):
         pairs = list(patterns.items())
@@ -133,4 +133,4 @@ def _checked(patterns: object) -> tuple[tuple[str, Duration | None], ...]:
             raise TypeError(f"{pattern!r} is frozen for a duration such as stoker.epochs(2), or None, got {duration!r}")
         if duration is not None and duration.unit == "seconds":
             raise ValueError(f"{pattern!r} thaws after epochs, samples or updates, not seconds")
-    return tuple(pairs)
+    return dict(pairs)

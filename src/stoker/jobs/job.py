@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -152,7 +152,7 @@ class Job:
     step: Callable[..., Any] | None = None
     valid: Any = None
     test: Any = None
-    metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any] = ()
+    metrics: Sequence[str | Callable[..., Any]] | Any = ()
     schedule: Schedule = Constant()
     augment: Sequence[Callable[..., Any]] = ()
     mix: Mix | Sequence[Mix] | None = None

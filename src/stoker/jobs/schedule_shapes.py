@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from stoker.units import Duration
 
@@ -35,7 +35,7 @@ class Timed:
         Raises:
             ValueError: a place in it is in another unit than the run.
         """
-        inner = {f.name: bound(getattr(self, f.name), run) for f in dataclasses.fields(self) if f.name != "run"}
+        inner: dict[str, Any] = {f.name: bound(getattr(self, f.name), run) for f in dataclasses.fields(self) if f.name != "run"}
         found = dataclasses.replace(self, run=run, **inner)
         found(0.0)
         return found

@@ -68,6 +68,10 @@ class Pipeline:
         return tensor.to(dtype)
 
 
+def _nobody() -> Indices:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Batch:
     """An optimiser batch, or what this process takes of it, still raw: `cut` makes micro-batches of it.
@@ -83,7 +87,7 @@ class Batch:
     whole: int | None = None
     pairing: Pairing | None = None
     """Whom they are mixed with; None: as in the first update, among themselves."""
-    along: Indices = field(default_factory=partial(np.empty, 0, np.int64))
+    along: Indices = field(default_factory=_nobody)
     """Partners that were fetched along with them, and come behind them in `content`."""
 
     @property

@@ -25,7 +25,8 @@ class Padded:
     mask: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("to", self.to), ("multiple_of", self.multiple_of)):
+        settings: tuple[tuple[str, object], ...] = (("to", self.to), ("multiple_of", self.multiple_of))
+        for name, value in settings:
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise BadJob(f"padded({name}=…) is a whole number, 1 or more, got {value!r}")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.data.files.huggingface import huggingface, is_huggingface
+from stoker.data.files.huggingface import as_source
 from stoker.data.files.source import IndexedSource
 from stoker.errors import BadJob, StokerError
 from stoker.jobs import Holdout
@@ -322,8 +322,7 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
     if isinstance(data, torch.utils.data.IterableDataset):
         raise BadJob(f"{what} is an IterableDataset, which has no samples by number",
                      remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.")  # fmt: skip
-    if is_huggingface(data):
-        data = huggingface(data)
+    data = as_source(data)
     if isinstance(data, IndexedSource):
         from stoker.loading.sources import SourceSamples  # noqa: PLC0415 - made of ItemSamples, which are here
 

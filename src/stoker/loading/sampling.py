@@ -101,7 +101,8 @@ class DrawnByWeight(Drawn):
         """As `Drawn.drawn`."""
         uniform = (self._bits(draws, epoch) >> np.uint64(64 - _EXACT_BITS)) * 2.0**-_EXACT_BITS
         found = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
-        return np.minimum(found, self._last)  # a product may be rounded up to the whole sum
+        drawn: Indices = np.minimum(found, self._last)  # a product may be rounded up to the whole sum
+        return drawn
 
 
 class DrawnByClass(Drawn):
@@ -118,7 +119,8 @@ class DrawnByClass(Drawn):
         bits = self._bits(draws, epoch)
         classes = _below(np.full(len(draws), len(self._counts)), bits)
         within = _below(self._counts[classes], mix_keys(bits + np.uint64(1)))
-        return self._by_class[self._starts[classes] + within]
+        drawn: Indices = self._by_class[self._starts[classes] + within]
+        return drawn
 
 
 class InShares(Rearranged):

@@ -38,7 +38,7 @@ class JobSpec:
 
     def differences(self, other: JobSpec) -> tuple[str, ...]:
         """What differs, one line each: `batch: 512 here, 256 there`; nothing where the digests are equal."""
-        mine, theirs = dict(_leaves(codec.to_json(self))), dict(_leaves(codec.to_json(other)))
+        mine, theirs = dict(leaves(codec.to_json(self))), dict(leaves(codec.to_json(other)))
         names = [*mine, *(name for name in theirs if name not in mine)]
         return tuple(
             f"{name.removeprefix('settings.')}: {mine.get(name, 'absent')} here, {theirs.get(name, 'absent')} there"
@@ -52,10 +52,10 @@ def _is_same(name: str, mine: dict[str, JSON], theirs: dict[str, JSON]) -> bool:
     return name in mine and name in theirs and codec.digest(mine[name]) == codec.digest(theirs[name])
 
 
-def _leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:
+def leaves(value: JSON, path: str = "") -> Iterator[tuple[str, JSON]]:
     """The scalars of a JSON document with their dotted paths; lists count as scalars."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+            yield from leaves(item, f"{path}.{key}" if path else str(key))
     else:
         yield path, value

@@ -123,7 +123,8 @@ def _kind(key: tuple[Gravity, Fault], chosen: Sequence[Finding], count: int, pic
     has_pictures = any(one.id in pictures for one in chosen)
     content = _cards(chosen, pictures) if has_pictures else _rows(chosen)
     heading = element("h2", escaped(name), badge, id=f"{gravity}-{fault}")
-    return element("section", heading, element("p", escaped(f"{meaning}{some}"), css="lead"), content)
+    css = "" if has_pictures else "plain"
+    return element("section", heading, element("p", escaped(f"{meaning}{some}"), css="lead"), content, css=css)
 
 
 def _cards(chosen: Iterable[Finding], pictures: Mapping[str, str]) -> Markup:

@@ -18,7 +18,7 @@ FAULTS: dict[Fault, tuple[str, str]] = {
     "leak": ("leak", "is in two splits; the one that measures keeps it"),
     "near-leak": ("near leak", "looks like one of another split"),
     "contradiction": ("contradiction", "has equal content under two labels"),
-    "suspect-label": ("suspect label", "its nearest neighbours all carry one other label"),
+    "suspect-label": ("suspect label", "nearly all of its nearest neighbours carry one other label"),
     "unlabelled": ("no label", "has no label, where others have one"),
     "empty-class": ("empty class", "a class without a sample"),
     "imbalance": ("imbalance", "the largest class has ten times the samples of the smallest, or more"),

@@ -29,9 +29,9 @@ def habit_charts(report: Report) -> tuple[Chart, ...]:
 def plot(report: Report) -> Any:
     """A plotly figure of a run: its losses above, its metrics below (if it has any), over samples."""
     events = live_history(report.events)
-    series = {"train loss": _series(of_kind(events, "progress"), "loss"), **_evaluated(events)}
-    losses = {name: points for name, points in series.items() if name.endswith("loss") and points}
-    metrics = {name: points for name, points in series.items() if not name.endswith("loss") and points}
+    curves = {"train loss": series(of_kind(events, "progress"), "loss"), **evaluated(events)}
+    losses = {name: points for name, points in curves.items() if name.endswith("loss") and points}
+    metrics = {name: points for name, points in curves.items() if not name.endswith("loss") and points}
     rows = [group for group in (losses, metrics) if group]
     figure = make_subplots(rows=max(1, len(rows)), cols=1, shared_xaxes=True, vertical_spacing=0.08)
     for row, group in enumerate(rows, start=1):
@@ -46,7 +46,7 @@ def plot(report: Report) -> Any:
 
 
 def _gradient_norm(events: Sequence[Event]) -> Chart | None:
-    points = _series(of_kind(events, "progress"), "grad_norm")
+    points = series(of_kind(events, "progress"), "grad_norm")
     if not points:
         return None
     figure = blank_figure("samples", from_zero=True)
@@ -93,12 +93,13 @@ def _bars(name: str, values: dict[str, float], split: str) -> Chart:
     return as_chart(f"class-{name}", f"{name.replace('_', ' ').capitalize()} by class", words, figure)
 
 
-def _series(events: Sequence[Event], field: str) -> list[Point]:
+def series(events: Sequence[Event], field: str) -> list[Point]:
+    """A field of events over samples, where both are finite."""
     pairs = ((finite(event, "samples"), finite(event, field)) for event in events)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def _evaluated(events: Sequence[Event]) -> dict[str, list[Point]]:
+def evaluated(events: Sequence[Event]) -> dict[str, list[Point]]:
     """Every measure of every split over samples; those by class are left out."""
     found: dict[str, list[Point]] = {}
     for event in of_kind(events, "evaluated"):

@@ -109,7 +109,7 @@ def _coordinates(result: StudyResult) -> Chart | None:
         trace.hoverinfo = "name"
         figure.add_trace(trace)
     _draw_axes(figure, axes, result, (low, high))
-    chart = as_chart("study-coordinates", "Settings of finished trials", "the best fifth in the first colour", figure)
+    chart = as_chart("study-coordinates", "Settings of finished trials", "the best fifth orange, the best one thick", figure)
     figure.update_layout(showlegend=False)
     return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
 
@@ -128,7 +128,7 @@ def _draw_axes(figure: Any, axes: Sequence[Parameter], result: StudyResult, ends
     figure.update_layout(
         hovermode="closest",
         xaxis={"tickvals": list(range(len(names))), "ticktext": [html.escape(name) for name in names],
-               "range": [-0.05, len(names) - 0.7], "showgrid": False, "rangemode": "normal"},
+               "range": [-0.05, len(names) - 0.55], "showgrid": False, "rangemode": "normal"},
         yaxis={"visible": False, "range": [-0.08, 1.08]},
     )  # fmt: skip
 

@@ -14,8 +14,6 @@ class Average:
 
     is_apart = True
     """It takes memory of its own."""
-    needs_statistics = False
-    """Its running statistics are the model's, which follows closely."""
 
     def __init__(self, settings: EMA, model: nn.Module) -> None:
         self.settings = settings

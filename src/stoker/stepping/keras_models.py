@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import torch
 from torch import nn
 
 from stoker.errors import BadJob
@@ -68,8 +67,7 @@ class KerasModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the Keras model returns, in the mode of this module."""
         self._link()
-        first = next(iter(self._layers.held.values()))
-        with keras.device(str(first.device)):
+        with keras.device(str(next(self.parameters()).device)):
             return self._layers.model(*args, training=self.training, **kwargs)
 
     def _link(self) -> None:
@@ -78,7 +76,6 @@ class KerasModel(nn.Module):
         for name, tensor in held.items():
             if variables[name]._value is not tensor:  # noqa: SLF001 - assigning to `value` would copy
                 variables[name]._value = tensor  # noqa: SLF001 - likewise
-        self._layers.held = held
 
 
 class _Shared:
@@ -87,7 +84,6 @@ class _Shared:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.variables: dict[str, Any] = {}
-        self.held: dict[str, torch.Tensor | None] = {}
         for variable in model.variables:
             name = variable.path.replace(".", "_")
             while name in self.variables:  # layers that a user gave one name

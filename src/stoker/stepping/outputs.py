@@ -23,6 +23,7 @@ from stoker.jobs import Job, Loss
 from stoker.loading import Content, Fields
 
 _IGNORED = -100
+_HALVES = (torch.bfloat16, torch.float16)
 _SHIFTING = ("ForCausalLM", "CsmForConditionalGeneration")
 _DECODING = "ForConditionalGeneration"
 """Shifts its labels where one stack of layers does all, as in models of images and text; not beside an encoder."""
@@ -39,7 +40,7 @@ def scores(output: Any) -> Any:
 def in_full_precision(output: Any) -> Any:
     """`output` with what is in half precision as float32; of the type that it has."""
     if isinstance(output, torch.Tensor):
-        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+        return output.float() if output.dtype in _HALVES else output
     if isinstance(output, Mapping):
         widened = {key: in_full_precision(value) for key, value in output.items()}
         if type(output) is dict or all(widened[key] is value for key, value in output.items()):
@@ -130,7 +131,7 @@ class OwnLoss:
                 f"{type(output).__name__} without",
                 remedy="Give the samples the entry that it takes its labels from, or another loss.",
             )
-        mean = in_full_precision(mean)
+        mean = mean.float() if mean.dtype in _HALVES else mean
         labels = self._fields.target_of(content)
         if not isinstance(labels, torch.Tensor):
             return mean

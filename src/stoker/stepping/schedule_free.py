@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.local_tensors import all_local, local
 
 Group = dict[str, Any]
@@ -126,7 +127,15 @@ class HiddenAverage:
         """Nothing: y and z are all there is."""
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Nothing, for the same reason."""
+        """Take over saved running statistics; y and z are the model's and the optimiser's."""
+        norms = set(map(id, batch_norms(self._model)))
+        meant = {
+            f"{name}.{key}" if name else key
+            for name, module in self._model.named_modules()
+            if id(module) in norms
+            for key, _ in module.named_buffers(recurse=False)
+        }
+        self.statistics = {name: weights[name].detach().clone() for name in meant if name in weights}
 
 
 def _counted(states: Sequence[dict[str, Any]], rate: float) -> float:

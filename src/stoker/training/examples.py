@@ -151,8 +151,8 @@ def losses_by_sample(output: Any, target: Any) -> torch.Tensor | None:
     is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
     if not (is_both and output.shape == target.shape and output.dim() and output.is_floating_point()):
         return None
-    return (output.float() - target.float()).square().flatten(1).mean(1) if output.dim() > 1 else (
-        output.float() - target.float()).square()  # fmt: skip
+    squares: torch.Tensor = (output.float() - target.float()).square()
+    return squares.flatten(1).mean(1) if squares.dim() > 1 else squares
 
 
 def _first_tensor(fields: Fields, content: Content) -> torch.Tensor | None:

@@ -122,7 +122,7 @@ def share_states(metric: Any, name: str, world: World) -> None:
 
 
 def _fresh(metric: Any, device: torch.device) -> Any:
-    given = copy.deepcopy(metric.metric if isinstance(metric, Named) else metric)
+    given: Any = copy.deepcopy(metric.metric if isinstance(metric, Named) else metric)
     placed = given.to(device) if hasattr(given, "to") else given
     for part in placed.modules() if hasattr(placed, "modules") else ():
         if hasattr(part, _STATES):

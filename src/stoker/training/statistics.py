@@ -33,6 +33,7 @@ from stoker.loading import (
 )
 from stoker.records import Position
 from stoker.stepping import Step
+from stoker.stepping.averaging import Average
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.compiling import uncompiled
 from stoker.stepping.modes import in_evaluation
@@ -56,7 +57,7 @@ def require_renewable(step: Step, source: BatchSource) -> None:
     Raises:
         BadJob: the averaged weights will need some, and the data are read in a stream.
     """
-    is_of_training = getattr(step.average, "statistics", None) is None
+    is_of_training = step.average is None or isinstance(step.average, Average)
     if is_of_training or not _tracking(step.model) or source.samples.data_class == "indexed":
         return
     raise BadJob(
@@ -69,7 +70,7 @@ def require_renewable(step: Step, source: BatchSource) -> None:
 def renew_statistics(step: Step, source: BatchSource) -> None:
     """Find the running statistics of the step's averaged weights, where they need some of their own."""
     average, norms = step.average, _tracking(step.model)
-    if average is None or not average.needs_statistics or not norms:
+    if average is None or isinstance(average, Average) or not average.needs_statistics or not norms:
         return
     settings, plan = step.job.swa, step.plan
     num_batches = _BATCHES if settings is None else settings.statistics

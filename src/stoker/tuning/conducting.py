@@ -25,7 +25,7 @@ from stoker.records.codec import JSON
 from stoker.records.study import StudyEvent, StudyEventKind, StudySettings, StudyTrial
 from stoker.tuning.messages import Ending, Reading, Request
 from stoker.tuning.results import STATES, best_of, trial_of
-from stoker.tuning.sampling import distributions, sampler_for
+from stoker.tuning.sampling import distributions, sampler_for, suggest
 from stoker.tuning.space import Space, grid
 
 TRIALS = "trials"
@@ -66,6 +66,7 @@ class Conductor:
         self._space: Space = settings.space
         self._most = min(work.trials, len(grid(self._space, settings.seed))) if self._is_grid else work.trials
         self._left_behind = [one for one in self._frozen(TrialState.RUNNING) if self._is_mine(one)]
+        """Trials to take up again: of a process that is gone, or stopped by somebody."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -87,11 +88,13 @@ class Conductor:
                 spent = trial_of(trial)
                 self._ended(trial.number, Ending(kind="stopped", samples=spent.samples, wall_s=spent.wall_s))
                 continue
+            if not trial_of(trial).worker:
+                return self._begun(self._asked(trial.number, trial))
             self._tell("resumed", trial=trial.number, parameters=dict(trial.params), run=trial_of(trial).run)
             return self._request(trial.number, trial.params, on=trial.user_attrs.get("on"))
         if self.is_over or len(self._study.get_trials(deepcopy=False)) >= self._most:
             return None
-        return self._new_request()
+        return self._begun(self._asked(len(self._study.get_trials(deepcopy=False))))
 
     def on_place(self, number: int, on: str) -> None:
         """Note where a trial runs, so that it goes on there."""
@@ -161,14 +164,19 @@ class Conductor:
                 remedy="Mend it and give the same command again; what is done is kept.",
             )
 
-    def _new_request(self) -> Request:
-        """A trial that no process has begun."""
-        number = len(self._study.get_trials(deepcopy=False))
+    def _asked(self, number: int, made: FrozenTrial | None = None) -> optuna.Trial:
+        """Trial `number` with its settings; `made` if it is in the storage, without all of them."""
         settings = self._settings
         self._study.sampler = sampler_for(
             settings.sampler, self._space, settings.seed, number, parallel=self._work.parallel
         )
-        trial = self._study.ask(distributions(self._space))
+        trial = self._study.ask() if made is None else optuna.Trial(self._study, self._id(number))
+        for name, distribution in distributions(self._space).items():
+            suggest(trial, name, distribution)
+        return trial
+
+    def _begun(self, trial: optuna.Trial) -> Request:
+        """A trial that no process has begun."""
         run = f"{TRIALS}/{trial.number:04}"
         self._note(trial.number, began={"worker": self._work.worker, "run": run})
         self._tell("began", trial=trial.number, parameters=dict(trial.params), run=run)
@@ -183,7 +191,9 @@ class Conductor:
         return bool(self._attributes(number).get("given_up", False))
 
     def _is_mine(self, trial: FrozenTrial) -> bool:
-        return trial_of(trial).worker == self._work.worker
+        """Whether this worker began a trial; in the study's own file, also one whose process died before it signed."""
+        worker = trial_of(trial).worker
+        return worker == self._work.worker or (not worker and not self._settings.storage)
 
     @property
     def _is_grid(self) -> bool:

@@ -73,8 +73,7 @@ def _assumptions(
     planned: Sequence[PlannedTrial], pruner: PrunerName, rungs: Rungs, share: float | None, *, shares_device: bool
 ) -> list[str]:
     good = sum(one.total_s is not None for one in planned)
-    where = "at the ends of the space, in its middle and at random; others lie between"
-    said = [f"{good} configurations were planned, {where}"]
+    said = [f"all trials are like the {good} configurations that were planned: the ends of the space, then its middle"]
     if good < len(planned):
         said.append(f"{len(planned) - good} could not be planned: such trials are pruned, or fail")
     if shares_device:

@@ -17,7 +17,7 @@ from typing import Any
 from optuna import samplers
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, Trial
 
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, SamplerName
@@ -57,6 +57,17 @@ def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, para
                 )
             case "gp":
                 return samplers.GPSampler(seed=own, n_startup_trials=startup)
+
+
+def suggest(trial: Trial, name: str, distribution: BaseDistribution) -> JSON:
+    """The value of a parameter in a trial: what it has, or what the sampler proposes now."""
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(name, distribution.choices)
+    if isinstance(distribution, IntDistribution):
+        low, high = distribution.low, distribution.high
+        return trial.suggest_int(name, low, high, step=distribution.step, log=distribution.log)
+    assert isinstance(distribution, FloatDistribution)
+    return trial.suggest_float(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
 def seed_of(seed: int, number: int) -> int:

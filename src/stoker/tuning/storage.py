@@ -7,6 +7,7 @@ from pathlib import Path
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
+from optuna.study import StudyDirection
 
 from stoker.errors import BadJob, BadRun, first_line
 
@@ -41,7 +42,7 @@ def open_storage(url: str, directory: Path) -> RDBStorage:
 
 def open_study(storage: BaseStorage, name: str, *, higher_is_better: bool) -> optuna.Study:
     """The study of that name, made if it is not there."""
-    direction = "maximize" if higher_is_better else "minimize"
+    direction = StudyDirection.MAXIMIZE if higher_is_better else StudyDirection.MINIMIZE
     return optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
 
 

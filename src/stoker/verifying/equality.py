@@ -13,6 +13,7 @@ from stoker.errors import BadJob
 from stoker.loading import Batch, seed_generators
 from stoker.records import Plan, Position, Verdict
 from stoker.stepping import Step
+from stoker.stepping.randomness import RandomDraws
 from stoker.verifying.scale import affordable_batch, other_micro_batches, reference_micro_batch, scaled
 from stoker.verifying.subject import Level, Subject, Timebox
 
@@ -50,13 +51,15 @@ class _Outcome:
 def check_equality(subject: Subject, timebox: Timebox) -> Verdict:
     """Train under the plan, another legal one and the reference, with random draws silenced; compare the weights.
 
-    In float64, or in fp32 if the model insists. What else the plan chooses is kept, such as the memory format. Where
-    updates take too long, batch, group, micro-batch and learning rate are made smaller in proportion. The ragged batch
-    is among them.
+    In float64, or in fp32 if the model insists, or rounds to it on the way and the plans come apart by that. What else
+    the plan chooses is kept, such as the memory format. Where updates take too long, batch, group, micro-batch and
+    learning rate are made smaller in proportion. The ragged batch is among them.
     """
     subject = subject.without_workers()
     try:
-        return _check(subject, torch.float64, timebox)
+        found = _check(subject, torch.float64, timebox)
+        is_rounding = not found.passed and _rounds_on_the_way(subject)
+        return _check(subject, torch.float32, timebox) if is_rounding else found
     except (BadJob, RuntimeError, TypeError):  # tensors of a fixed type in the model or the loss
         return _check(subject, torch.float32, timebox)
 
@@ -72,6 +75,15 @@ def is_random(subject: Subject, *, silenced: bool = False, dtype: torch.dtype | 
         with torch.no_grad():
             values.append(float(step.loss_of(batch.cut(0, batch.size), batch.size, update, 0).sum))
     return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
+
+
+def _rounds_on_the_way(subject: Subject) -> bool:
+    """Whether the model or the loss turns float64 into something coarser, as losses that call `logits.float()` do."""
+    step = Step(subject.job, subject.plan, subject.coupling, dtype=torch.float64, dropout=False)
+    batch = subject.first_batch(step, subject.plan.micro_batch)
+    with torch.no_grad(), RandomDraws() as draws:
+        step.loss_of(batch.cut(0, batch.size), batch.size, 0, 0)
+    return draws.coarsest > torch.finfo(torch.float64).eps
 
 
 def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:

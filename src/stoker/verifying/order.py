@@ -38,7 +38,7 @@ def check_order(subject: Subject, timebox: Timebox) -> Verdict:
     loader = f"{subject.plan.num_workers} loader workers" if subject.plan.num_workers else "this process"
     examined = (
         f"batches {middle + 1} to {len(stream)} fetched by {loader} after a start in the middle, against those of one "
-        f"stream fetched in this process: indices and bytes; the order of {_ordered(subject)} samples of two epochs; "
+        f"stream fetched in this process: indices and bytes; {_order_in_words(subject)}"
         "the first batch made ready whole and in parts"
     )
     guarantee = _GUARANTEES[subject.data.train.data_class]
@@ -65,6 +65,11 @@ def _straight(subject: Subject, step: Step, timebox: Timebox) -> list[Batch]:
 
 def _ordered(subject: Subject) -> int:
     return min(len(subject.data.train), _MOST_ORDERED)
+
+
+def _order_in_words(subject: Subject) -> str:
+    is_computed = subject.data.train.data_class == "indexed"
+    return f"the order of {_ordered(subject)} samples of two epochs; " if is_computed else ""
 
 
 def _problem_with_order(subject: Subject) -> str | None:

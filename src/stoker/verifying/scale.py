@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+from stoker.jobs import Job
+from stoker.jobs.batch_size import with_rates_scaled
+from stoker.jobs.more_optimizers import ScheduleFree
 from stoker.records import Coupling, Plan
 from stoker.verifying.subject import Subject
 
@@ -42,11 +46,18 @@ def scaled(subject: Subject, batch: int) -> Subject:
             job,
             batch=batch,
             coupling_group=None if job.coupling_group is None else group,
-            schedule=lambda progress: job.schedule(progress) * batch / job.batch,
+            **_slower(job, batch / job.batch),
         ),
         plan=replace(subject.plan, micro_batch=micro_batch),
         coupling=small,
     )
+
+
+def _slower(job: Job, share: float) -> dict[str, Any]:
+    """What of the job is replaced for a learning rate at a share of its height."""
+    if isinstance(job.optimizer, ScheduleFree):  # takes no schedule
+        return {"optimizer": with_rates_scaled(job.optimizer, share)}
+    return {"schedule": lambda progress: job.schedule(progress) * share}
 
 
 def other_micro_batches(coupling: Coupling, batch: int, taken: set[int]) -> list[int]:

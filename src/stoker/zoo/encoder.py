@@ -13,6 +13,8 @@ of deviation 0.02, exact GELU, LayerNorm with 1e-12).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -66,9 +68,7 @@ class Encoder(nn.Module):
                          f"dropout {dropout}")  # fmt: skip
         self.context = context
         self.embeddings = _Embeddings(vocab, context, width, dropout)
-        self.encoder = nn.ModuleDict(
-            {"layer": nn.ModuleList(_Layer(width, heads, hidden, dropout) for _ in range(layers))}
-        )
+        self.encoder = _Layers(_Layer(width, heads, hidden, dropout) for _ in range(layers))
         self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)}) if pooled else None
         self.dropout = nn.Dropout(dropout)
         self.classifier = None if classes is None else nn.Linear(width, classes)
@@ -84,8 +84,7 @@ class Encoder(nn.Module):
             raise BadJob(f"samples have {input_ids.shape[1]} tokens, the model's context is {self.context}")
         mask_B11T = None if attention_mask is None else attention_mask[:, None, None, :].bool()
         x_BTD: torch.Tensor = self.embeddings(input_ids)
-        for layer in self.encoder["layer"]:  # type: ignore[union-attr]  # a list of modules
-            x_BTD = layer(x_BTD, mask_B11T)
+        x_BTD = self.encoder(x_BTD, mask_B11T)
         if self.classifier is None:
             return x_BTD
         first_BD = x_BTD[:, 0]
@@ -111,6 +110,19 @@ class _Embeddings(nn.Module):
         x_BTD = self.word_embeddings(input_ids) + places_TD + self.token_type_embeddings.weight[0]
         embedded_BTD: torch.Tensor = self.dropout(self.LayerNorm(x_BTD))
         return embedded_BTD
+
+
+class _Layers(nn.Module):
+    """Layers one after the other."""
+
+    def __init__(self, layers: Iterable[_Layer]) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(layers)
+
+    def forward(self, x_BTD: torch.Tensor, mask_B11T: torch.Tensor | None) -> torch.Tensor:
+        for layer in self.layer:
+            x_BTD = layer(x_BTD, mask_B11T)
+        return x_BTD
 
 
 class _Layer(nn.Module):

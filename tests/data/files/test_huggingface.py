@@ -32,7 +32,8 @@ def test_images_and_labels_of_a_saved_dataset(tmp_path: Path) -> None:
     assert torch.equal(source.sample(5)["image"], batch["image"][0])
     assert source.prepare(batch)["image"].max() <= 1
     labels = source.labels()
-    assert labels is not None and np.bincount(labels).tolist() == [16, 16, 16]
+    assert labels is not None
+    assert np.bincount(labels).tolist() == [16, 16, 16]
 
 
 def test_a_dataset_goes_into_a_job_as_it_is() -> None:
@@ -40,7 +41,8 @@ def test_a_dataset_goes_into_a_job_as_it_is() -> None:
     given = dataset(x=[0.5, 1.5, 2.5], y=[1, 2, 3], v=[[1.0, 2.0]] * 3, words=["a", "b", "c"])
     batch = as_samples(given, what="data").fetch(np.array([2, 0]), 0)
     assert (batch["x"].dtype, batch["x"].tolist(), batch["y"].tolist()) == (torch.float32, [2.5, 0.5], [3, 1])
-    assert batch["v"].shape == (2, 2) and batch["words"] == ["c", "a"]
+    assert batch["v"].shape == (2, 2)
+    assert batch["words"] == ["c", "a"]
 
 
 def test_one_by_one_and_by_the_batch_are_the_same() -> None:
@@ -49,14 +51,18 @@ def test_one_by_one_and_by_the_batch_are_the_same() -> None:
     items: list[Any] = []
     samples = as_samples(given, what="data", collate=lambda found: items.extend(found) or found)  # type: ignore[func-returns-value]
     samples.fetch(np.array([1]), 0)
-    assert items[0]["x"].dtype == torch.float32 and float(items[0]["x"]) == 1.5
+    assert items[0]["x"].dtype == torch.float32
+    assert float(items[0]["x"]) == 1.5
 
 
 def test_several_splits_are_a_dict_of_sources() -> None:
     """Under their names."""
     given = datasets.DatasetDict({"train": dataset(x=[1.0], y=[0]), "test": dataset(x=[2.0], y=[1])})
+    with pytest.raises(BadJob, match=r"several datasets: 'train', 'test'\nGive one of them"):
+        as_samples(given, what="data")
     found = stoker.data.huggingface(given, ["x", "y"])
-    assert [*found] == ["train", "test"] and len(found["test"]) == 1
+    assert [*found] == ["train", "test"]
+    assert len(found["test"]) == 1
 
 
 def test_a_transform_of_theirs_is_kept() -> None:
@@ -65,7 +71,8 @@ def test_a_transform_of_theirs_is_kept() -> None:
     given.set_transform(lambda rows: {"x": [value + torch.rand(()) for value in rows["x"]]})
     samples = as_samples(given, what="data", seed=3)
     once, again, other = (samples.fetch(np.array([0, 1]), epoch)["x"] for epoch in (0, 0, 1))
-    assert torch.equal(once, again) and not torch.equal(once, other)
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
 
 
 def test_the_fingerprint_is_theirs_and_of_how_it_is_read() -> None:

@@ -27,7 +27,7 @@ def test_a_mended_file_counts_as_what_it_was(tmp_path: Path) -> None:
     written(tmp_path / "a", "bad", 10)
     written(tmp_path / "b", "fine", 20)
     before = versions(tmp_path, "a", "b")
-    note_unreadable(tmp_path, "a")
+    note_unreadable(tmp_path, "a", before[0])
     written(tmp_path / "a", "mended", 30)
     for _ in range(2):  # and again at the next start
         assert np.array_equal(as_first_seen(tmp_path, ["a", "b"], versions(tmp_path, "a", "b")), before)
@@ -36,7 +36,7 @@ def test_a_mended_file_counts_as_what_it_was(tmp_path: Path) -> None:
 def test_a_second_change_is_a_change_of_the_data(tmp_path: Path) -> None:
     """After it was mended it could be read, and may have been learned from."""
     written(tmp_path / "a", "bad", 10)
-    note_unreadable(tmp_path, "a")
+    note_unreadable(tmp_path, "a", version_of(tmp_path / "a"))
     written(tmp_path / "a", "mended", 30)
     as_first_seen(tmp_path, ["a"], versions(tmp_path, "a"))
     written(tmp_path / "a", "another", 40)
@@ -48,10 +48,10 @@ def test_a_file_that_was_mended_badly_can_be_mended_again(tmp_path: Path) -> Non
     """It could not be read then either."""
     written(tmp_path / "a", "bad", 10)
     before = versions(tmp_path, "a")
-    note_unreadable(tmp_path, "a")
+    note_unreadable(tmp_path, "a", before[0])
     written(tmp_path / "a", "still bad", 30)
-    as_first_seen(tmp_path, ["a"], versions(tmp_path, "a"))
-    note_unreadable(tmp_path, "a")
+    seen = as_first_seen(tmp_path, ["a"], versions(tmp_path, "a"))
+    note_unreadable(tmp_path, "a", seen[0])
     written(tmp_path / "a", "good", 50)
     assert np.array_equal(as_first_seen(tmp_path, ["a"], versions(tmp_path, "a")), before)
 
@@ -62,6 +62,16 @@ def test_without_a_cache_that_can_be_written_nothing_is_remembered(
     """The error about the file is what counts, and no other takes its place."""
     written(tmp_path / "a", "bad", 10)
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "a"))  # a file, where a folder should be
-    note_unreadable(tmp_path, "a")
+    note_unreadable(tmp_path, "a", version_of(tmp_path / "a"))
     now = versions(tmp_path, "a")
     assert np.array_equal(as_first_seen(tmp_path, ["a"], now), now)
+
+
+def test_a_file_that_broke_while_a_run_went_on_counts_as_what_it_was_at_the_start(tmp_path: Path) -> None:
+    """That is what the run knows the data by."""
+    written(tmp_path / "a", "good", 10)
+    at_start = versions(tmp_path, "a")
+    written(tmp_path / "a", "broken", 20)
+    note_unreadable(tmp_path, "a", at_start[0])
+    written(tmp_path / "a", "good", 30)
+    assert np.array_equal(as_first_seen(tmp_path, ["a"], versions(tmp_path, "a")), at_start)

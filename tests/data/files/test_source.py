@@ -29,14 +29,19 @@ def test_a_part_gives_what_the_whole_gives(tmp_path: Path) -> None:
     """Samples, names, labels, rows and classes, at the part's own places."""
     source = csv_source(tmp_path)
     train, valid, test = source.split(valid=0.25)
-    assert isinstance(train, Part) and isinstance(valid, Part) and test is None
+    assert isinstance(train, Part)
+    assert isinstance(valid, Part)
+    assert test is None
     at = int(valid.indices[3])
     assert torch.equal(valid[3][0], source[at][0])
     assert valid.sample_id(3) == source.sample_id(at)
     labels, of_valid = source.labels(), valid.labels()
-    assert labels is not None and of_valid is not None and of_valid[3] == labels[at]
+    assert labels is not None
+    assert of_valid is not None
+    assert of_valid[3] == labels[at]
     assert torch.equal(valid.rows(torch.tensor([3, 1]).numpy())[0], source.rows(valid.indices[[3, 1]])[0])
-    assert valid.classes == source.classes and len(train) + len(valid) == len(source)
+    assert valid.classes == source.classes
+    assert len(train) + len(valid) == len(source)
     assert valid.name == "t.csv[valid]"
 
 
@@ -48,7 +53,8 @@ def test_parts_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     prints = {part.fingerprint for splits in (first, *others) for part in splits[:2] if part is not None}
     assert len(prints) == 8
     again = csv_source(tmp_path).split(valid=0.25)
-    assert again.train is not None and first.train is not None
+    assert again.train is not None
+    assert first.train is not None
     assert again.train.fingerprint == first.train.fingerprint
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
+from stoker.data.files import table_build
 from stoker.data.files.tables import Table
 from stoker.errors import BadJob
 from stoker.records import CleanList
@@ -69,7 +71,8 @@ def test_features_left_open_are_all_other_columns(kind: str, tmp_path: Path) -> 
     features, target = source[1]
     assert source.features == ("b", "a")
     assert (features.tolist(), float(target), target.dtype) == ([-1.0, 3.0], 4.0, torch.float32)
-    assert source.labels() is None and source.target == 1
+    assert source.labels() is None
+    assert source.target == 1
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,9 @@ def test_missing_values_become_what_is_said(kind: str, tmp_path: Path) -> None:
     assert source.categories == {"c": ("unknown", "x")}  # what only a row that is left out has does not count
     assert [source.categories["c"][at] for at in batch["categories"][:, 0]] == ["x", "unknown", "x"]
     assert [source.sample_id(at) for at in range(3)] == [f"t.{kind}:{row}" for row in (0, 1, 3)]
-    assert source.note is not None and "1 of 'a'" in source.note and "1 rows are left out for them" in source.note
+    assert source.note is not None
+    assert "1 of 'a'" in source.note
+    assert "1 rows are left out for them" in source.note
 
 
 def test_one_choice_for_all_is_for_features(tmp_path: Path) -> None:
@@ -141,7 +146,8 @@ def test_a_table_like_another_takes_its_numbers(tmp_path: Path) -> None:
                      target="y", missing={"a": "mean"})  # fmt: skip
     valid = stoker.data.csv(tmp_path / "valid.csv", like=train)
     batch = valid.rows(np.array([0]))
-    assert batch["features"].tolist() == [[2.5]] and batch["categories"].tolist() == [[2]]
+    assert batch["features"].tolist() == [[2.5]]
+    assert batch["categories"].tolist() == [[2]]
     assert (valid.classes, batch["target"].tolist()) == (("a", "b", "c"), [1])
     (tmp_path / "valid.csv").write_text("city,y,a\nUlm,b,1\nUlmm,b,1\n")
     with pytest.raises(BadJob, match=r"valid\.csv, row 1: 'city' is 'Ulmm'.*Did you mean 'Ulm'"):
@@ -239,10 +245,11 @@ def test_a_table_is_read_once_and_anew_when_it_changed(tmp_path: Path, monkeypat
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     first = csv_text(tmp_path, "a,y\n1,2\n", target="y")
     assert len(first) == 1
-    place, = (tmp_path / "cache" / "data" / "tables").iterdir()
+    (place,) = (tmp_path / "cache" / "data" / "tables").iterdir()
     made = (place / "table.json").stat().st_mtime_ns
     again = stoker.data.csv(tmp_path / "t.csv", target="y")
-    assert len(again) == 1 and (place / "table.json").stat().st_mtime_ns == made
+    assert len(again) == 1
+    assert (place / "table.json").stat().st_mtime_ns == made
     (place / "features.f32").write_bytes(b"")
     assert stoker.data.csv(tmp_path / "t.csv", target="y")[0][0].tolist() == [1.0]
     os.utime(tmp_path / "t.csv", ns=(5, 5))
@@ -259,7 +266,33 @@ def test_what_a_killed_process_left_half_made_is_taken_away(tmp_path: Path, monk
     for path in (dead, living):
         path.mkdir(parents=True)
     len(csv_text(tmp_path, "a,y\n1,2\n", target="y"))
-    assert not dead.exists() and living.exists()
+    assert not dead.exists()
+    assert living.exists()
+
+
+def test_a_table_that_another_process_made_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that make the same at once end with one, whole."""
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    one, other = csv_text(tmp_path, "a,y\n1,2\n", target="y"), stoker.data.csv(tmp_path / "t.csv", target="y")
+    read = table_build.blocks_of
+
+    def slowly(*given: Any) -> Any:
+        monkeypatch.setattr(table_build, "blocks_of", read)
+        assert len(other) == 1
+        return read(*given)
+
+    monkeypatch.setattr(table_build, "blocks_of", slowly)
+    assert one[0][0].tolist() == other[0][0].tolist() == [1.0]
+    assert len([*(tmp_path / "cache" / "data" / "tables").iterdir()]) == 1
+
+
+def test_a_copy_for_another_process_maps_the_table_for_itself(tmp_path: Path) -> None:
+    """What is pickled holds no arrays."""
+    source = csv_text(tmp_path, "a,y\n" + "1,2\n" * 5000, target="y")
+    assert len(source) == 5000
+    content = pickle.dumps(source)
+    assert len(content) < 2000
+    assert len(pickle.loads(content)) == 5000  # noqa: S301 - our own
 
 
 numbers = st.floats(allow_nan=False, width=32)

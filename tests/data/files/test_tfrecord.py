@@ -56,11 +56,14 @@ def test_examples_become_samples(tmp_path: Path) -> None:
     assert (len(source), source.target) == (COUNT, "label")
     sample = source.sample(30)
     assert torch.equal(sample["image"], torch.from_numpy(pixels_of(30).transpose(2, 0, 1)))
-    assert sample["point"].tolist() == [30 / 8, -1.0] and sample["point"].dtype == torch.float32
-    assert sample["label"].item() == label_of(30) and sample["label"].dtype == torch.int64
+    assert sample["point"].tolist() == [30 / 8, -1.0]
+    assert sample["point"].dtype == torch.float32
+    assert sample["label"].item() == label_of(30)
+    assert sample["label"].dtype == torch.int64
     assert source.sample_id(30) == "b.tfrecord:6"
     labels = source.labels()
-    assert labels is not None and np.bincount(labels).tolist() == [16, 16, 16]
+    assert labels is not None
+    assert np.bincount(labels).tolist() == [16, 16, 16]
     assert source[30]["image"].dtype == torch.float32
 
 
@@ -106,7 +109,9 @@ def test_a_content_that_is_damaged_is_told_when_it_is_read_and_can_be_mended(tmp
     content[40] ^= 1
     paths[0].write_bytes(content)
     source = stoker.data.tfrecord(paths, FEATURES)
-    with pytest.raises(BadJob, match=r"record 0 of .*a\.tfrecord cannot be read: its content does not have its checksum"):
+    with pytest.raises(
+        BadJob, match=r"record 0 of .*a\.tfrecord cannot be read: its content does not have its checksum"
+    ):
         source.sample(0)
     source.sample(1)
     damaged = source.fingerprint

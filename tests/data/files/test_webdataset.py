@@ -30,9 +30,11 @@ def test_samples_are_groups_of_members_in_order(tmp_path: Path) -> None:
         shard, _, key = source.sample_id(at).partition(":")
         pixels, label = source.sample(at)
         assert torch.equal(pixels, torch.from_numpy(pixels_of(int(key)).transpose(2, 0, 1)))
-        assert label == label_of(int(key)) and shard == f"part-{int(key) % 3:03}.tar"
+        assert label == label_of(int(key))
+        assert shard == f"part-{int(key) % 3:03}.tar"
     labels = source.labels()
-    assert labels is not None and np.bincount(labels).tolist() == [16, 16, 16]
+    assert labels is not None
+    assert np.bincount(labels).tolist() == [16, 16, 16]
 
 
 name = st.from_regex(r"[a-z0-9]{1,3}(/[a-z0-9_]{1,120})?\.[a-z]{1,4}", fullmatch=True)
@@ -67,9 +69,11 @@ def test_members_are_decoded_by_their_kinds(tmp_path: Path) -> None:
     source = stoker.data.webdataset(path, fields=fields, classes=["cat", "dog"])
     text, json, array, raw, image, label = source.sample(0)
     assert (text, json, raw, label, array.tolist()) == ("Grüße", {"n": 1}, b"\x00", 1, [0.0, 1.0, 2.0])
-    assert image.shape == (3, 6, 6) and source.sample_id(0) == "t.tar:a/k"
+    assert image.shape == (3, 6, 6)
+    assert source.sample_id(0) == "t.tar:a/k"
     prepared = source[0]
-    assert prepared[4].dtype == torch.float32 and prepared[0] == "Grüße"
+    assert prepared[4].dtype == torch.float32
+    assert prepared[0] == "Grüße"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,8 @@ def test_a_clean_list_leaves_samples_out(tmp_path: Path) -> None:
     dropped = (Dropped(id="part-001.tar:000001", why="corrupt"),)
     clean = CleanList(source=str(tmp_path), made_at="2026-01-01T00:00:00Z", kept=47, dropped=dropped)
     source = stoker.data.webdataset(pattern, fields=["png", "cls"], clean=clean)
-    assert len(source) == COUNT - 1 and "1 samples are left out" in str(source.note)
+    assert len(source) == COUNT - 1
+    assert "1 samples are left out" in str(source.note)
     assert all(source.sample_id(at) != "part-001.tar:000001" for at in range(len(source)))
 
 

@@ -95,7 +95,7 @@ class OfRows(OfTokens):
         return self.head(self.drop(scores.softmax(-1) @ x))
 
 
-def job(kind: str = "stream", epochs: float = 60) -> stoker.Job:
+def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
     """Seven updates an epoch, the last of them smaller."""
     padded = stoker.lengths.padded()
     of_items = {"data": Items(), "collate": padded}

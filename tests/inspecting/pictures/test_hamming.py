@@ -36,7 +36,7 @@ def test_every_pair_that_is_close_is_found_once(hashes: np.ndarray) -> None:
 def test_most_pairs_a_little_further_apart_are_found() -> None:
     """Of pairs with 8 to 10 bits as many are found as the module says."""
     draw = np.random.default_rng(0)
-    for bits, share in ((8, 0.96), (9, 0.88), (10, 0.78)):
+    for bits, share in ((8, 0.953), (9, 0.86), (10, 0.738)):
         flips = [sum(1 << int(bit) for bit in draw.choice(64, bits, replace=False)) for _ in range(1000)]
         words = draw.integers(0, 2**64, 1000, np.uint64)
         pairs = close_pairs(np.concatenate([words, words ^ np.array(flips, np.uint64)]))

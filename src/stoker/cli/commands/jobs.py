@@ -78,6 +78,10 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Run a few updates under PyTorch's profiler; see the report.")
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option("--track", metavar="TRACKER", help="Show it there too: tensorboard, mlflow=URI, wandb, csv."),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -98,6 +102,7 @@ def train(
                 run = flow.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
                     checkpoint_every=every, memory=memory, profile=profile, entry=entry, sink=display,
+                    track=track or (),
                 )  # fmt: skip
         if run.status == "unfinished":
             raise typer.Exit(INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,19 +28,36 @@ def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = Fals
         Console().print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
 
 
-def runs(context: typer.Context, as_json: AsJson = False, debug: Debug = False) -> None:
+def runs(
+    context: typer.Context,
+    where: Annotated[
+        str, typer.Option("--where", metavar="TERMS", help="Only those: 'status=finished lr<0.1 name~cnn'.")
+    ] = "",
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="NAME", help="By a metric or setting; -NAME for the highest first.")
+    ] = None,
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="NAMES", help="Beside the usual ones: lr,batch,test/accuracy.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
     """List the runs here, newest first."""
     if context.invoked_subcommand is not None:
         return
     with reported(debug=debug):
         from stoker.cli.runs import render_runs, runs_document
         from stoker.store import list_runs, runs_root
+        from stoker.store.selecting import selected
 
+        shown = tuple(name.strip() for name in columns.split(",") if name.strip())
         found = [(one.path, one.read_run(), one.read_spec()) for one in list_runs(runs_root())]
+        found = selected(found, where=where, sort=sort, names=shown)[:limit]
         if as_json:
             print_document(runs_document(found))
         else:
-            render_runs(found, Console())
+            render_runs(found, Console(), shown)
 
 
 def runs_diff(
@@ -58,3 +76,55 @@ def runs_diff(
             print_document(diff_document(a, b))
         else:
             render_diff(a, b, Console())
+
+
+def runs_plot(
+    words: Annotated[list[str], typer.Argument(metavar="RUN...", help="Two runs or more.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("runs.html"),
+    debug: Debug = False,
+) -> None:
+    """Draw the curves of runs over each other, into an HTML page."""
+    with reported(debug=debug):
+        from stoker.reporting.side_by_side import render_side_by_side
+        from stoker.store import find_run, runs_root, write_atomic
+
+        reports = [find_run(runs_root(), word).read_report() for word in words]
+        write_atomic(out, render_side_by_side(reports), what="the page")
+        Console().print(f"{len(reports)} runs side by side: {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def runs_export(
+    run: RunWord = "latest",
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table.")] = Path("metrics.csv"),
+    debug: Debug = False,
+) -> None:
+    """Write what a run measured as CSV: a line for each progress event and evaluation."""
+    with reported(debug=debug):
+        from stoker.store import find_run, runs_root, write_atomic
+        from stoker.tracking.csv_tracker import table
+        from stoker.tracking.measures import point_of
+        from stoker.tracking.shipping import about_run
+
+        directory = find_run(runs_root(), run)
+        points = [point for event in directory.read_events() if (point := point_of(event)) is not None]
+        about = about_run(directory, directory.path)
+        write_atomic(out, table(points, about.created_at), what="the table")
+        Console().print(f"{len(points)} lines of {about.run}: {out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def runs_track(
+    run: RunWord,
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, mlflow=URI, wandb=PROJECT, csv.")],
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Send a tracker what it does not have yet of a run."""
+    with reported(debug=debug):
+        from stoker import flow
+
+        sent = flow.track(run, to)
+        if as_json:
+            print_document({"run": sent.run, "tracker": sent.tracker, "events": sent.events, "where": sent.where})
+        else:
+            words = f"{sent.events} events of {sent.run} sent to {sent.tracker}: {sent.where}"
+            Console().print(words, highlight=False, markup=False, soft_wrap=True)

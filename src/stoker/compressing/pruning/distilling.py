@@ -47,42 +47,39 @@ class Distillation(nn.Module):
         share: of the teacher's part, in [0, 1].
 
     Raises:
-        BadJob: the job's loss does not take an output and a target.
+        BadJob: see `require_output`.
     """
 
     def __init__(
         self, teacher: nn.Module, job: Job, *, temperature: float = TEMPERATURE, share: float = TEACHERS_SHARE
     ) -> None:
         super().__init__()
-        is_named = isinstance(job.loss, str)
-        if job.step is not None or job.loss in (None, "own") or not (is_named or _takes_output(job.loss)):
-            raise BadJob(
-                "a teacher needs the model's output, and this job's loss or step keeps it to itself",
-                remedy="Pruning goes with losses by name, or of the form loss(output, target).",
-            )
+        require_output(job)
         self.teacher = copy.deepcopy(teacher).eval().requires_grad_(requires_grad=False)
-        self.loss, self.label_smoothing = job.loss, job.label_smoothing
+        self.loss: Any = job.loss
+        self.label_smoothing = job.label_smoothing
         self.inputs, self.target = job.inputs, job.target
         self.temperature, self.share = temperature, share
         self._fields = Fields(job.inputs, job.target)
 
     def forward(self, model: Callable[..., Any], batch: Content) -> Loss:
         """The loss of a batch, as a sum over what the job's own loss counts."""
-        output = in_full_precision(scores(self._fields.call(model, batch)))
+        output = in_full_precision(self._fields.call(model, batch))
         target = self._fields.target_of(batch)
         own = self._own(output, target)
         with torch.no_grad():
-            taught = in_full_precision(scores(self._fields.call(self.teacher, batch)))
-        pairs = zip(_tensors(output), _tensors(taught), strict=True)
+            taught = in_full_precision(self._fields.call(self.teacher, batch))
+        pairs = zip(_tensors(scores(output)), _tensors(scores(taught)), strict=True)
         apart = sum((self._distance(a, b, target) for a, b in pairs), start=torch.zeros_like(own.sum))
         return Loss((1 - self.share) * own.sum + self.share * apart, own.count)
 
     def _own(self, output: Any, target: Any) -> Loss:
         """The job's own loss."""
-        function = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        function: Callable[..., Any] = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
         if self.label_smoothing:
             function = functools.partial(function, label_smoothing=self.label_smoothing)
-        found = function(output, target)
+        is_users = not isinstance(self.loss, str) and not type(self.loss).__module__.startswith("torch.nn")
+        found = function(output if is_users else scores(output), target)
         if isinstance(found, Loss):
             return found
         rows = len(_tensors(output)[0])
@@ -104,6 +101,22 @@ class Distillation(nn.Module):
         if isinstance(target, torch.Tensor) and not target.is_floating_point() and target.shape == each.shape:
             each = each * (target != IGNORED_TARGET)
         return each.sum() * self.temperature**2
+
+
+def require_output(job: Job) -> None:
+    """Refuse a job that a teacher cannot take part in.
+
+    Raises:
+        BadJob: its loss is none of single samples by their output and target.
+    """
+    is_named = isinstance(job.loss, str)
+    if job.step is not None or job.loss in (None, "own") or not (is_named or _takes_output(job.loss)):
+        raise BadJob(
+            "a teacher needs the model's output, and this job's loss or step keeps it to itself",
+            remedy="Pruning goes with losses by name, or of the form loss(output, target).",
+        )
+    if job.loss_scope == "batch":
+        raise BadJob("pruning takes losses of single samples, and this job's is of a whole batch")
 
 
 def _takes_output(loss: Any) -> bool:

@@ -38,12 +38,10 @@ class Listing:
 class ImageFolder(IndexedSource):
     """Images and their classes: uint8 [C, H, W] (prepared: float32), label int64 []."""
 
-    target = 1
-
     def __init__(
         self, root: Path, form: ImageForm, classes: tuple[str, ...] | None, labels: Path | None, clean: Clean
     ) -> None:
-        super().__init__(root.name or str(root))
+        super().__init__(root.name or str(root), target=1)
         self.root = root
         self.form = form
         self._given_classes = classes
@@ -62,8 +60,13 @@ class ImageFolder(IndexedSource):
         note = f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}" if others else None
         return _listed(self.root, found, self._given_classes or _folders(self.root), dropped, note)
 
+    @cached_property
+    def _versions(self) -> np.typing.NDArray[np.int64]:
+        """What the files count as, [N, 2]."""
+        return as_first_seen(self.root, self._listing.names, self._listing.versions)
+
     @property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override] - known when the folder was looked through
+    def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their numbers."""
         return self._listing.classes
 
@@ -80,9 +83,8 @@ class ImageFolder(IndexedSource):
     def fingerprint(self) -> str:
         """Digest of names, sizes, times of change, labels and classes, and of how images are read; of no pixels."""
         listing = self._listing
-        versions = as_first_seen(self.root, listing.names, listing.versions)
         digest = digest_of_parts(
-            listing.names, versions.tobytes(), listing.labels.tobytes(), listing.classes, repr(self.form)
+            listing.names, self._versions.tobytes(), listing.labels.tobytes(), listing.classes, repr(self.form)
         )  # fmt: skip
         return f"{digest} (of names, sizes and times of {len(self):,} files)"
 
@@ -95,7 +97,7 @@ class ImageFolder(IndexedSource):
         try:
             pixels = self.form.decoded(path.read_bytes())
         except (OSError, ValueError) as error:
-            note_unreadable(self.root, name)
+            note_unreadable(self.root, name, self._versions[index])
             raise BadJob(
                 f"the image {path} cannot be read: {error}",
                 remedy="Put a whole one in its place, and the same command goes on. "

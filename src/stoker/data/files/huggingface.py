@@ -29,20 +29,19 @@ class HuggingFace(IndexedSource):
     """
 
     def __init__(self, dataset: Any, columns: tuple[str, ...] | None, target: str | None, form: ImageForm) -> None:
-        super().__init__(f"{getattr(dataset.info, 'dataset_name', None) or 'dataset'}/{dataset.split or 'all'}")
+        name = f"{getattr(dataset.info, 'dataset_name', None) or 'dataset'}/{dataset.split or 'all'}"
         known = tuple(dataset.column_names)
         for column in (*(columns or ()), *(() if target is None else (target,))):
             if column not in known:
-                raise BadJob(f"{self.name} has no column {column!r}. {nearest(column, known)}")
+                raise BadJob(f"{name} has no column {column!r}. {nearest(column, known)}")
         self.columns = known if columns is None else columns
-        chosen = target or next((name for name in _TARGETS if name in self.columns), None)
-        self.target = chosen
+        chosen = target or next((column for column in _TARGETS if column in self.columns), None)
+        feature = None if chosen is None else dataset.features[chosen]
+        super().__init__(name, classes=tuple(getattr(feature, "names", None) or ()), target=chosen)
         self.form = form
         self._fingerprint = str(dataset._fingerprint)  # noqa: SLF001 - what their library itself identifies data by
         self._has_format = dataset.format["type"] is not None
-        self._kinds = {name: _kind(dataset.features[name]) for name in self.columns}
-        feature = None if chosen is None else dataset.features[chosen]
-        self.classes = tuple(getattr(feature, "names", None) or ())
+        self._kinds = {column: _kind(dataset.features[column]) for column in self.columns}
         self.dataset = dataset if self._has_format else _undecoded(dataset.select_columns(list(self.columns)))
 
     def __len__(self) -> int:
@@ -178,6 +177,21 @@ def huggingface(
             remedy="Load it without streaming=True, or give a stream to Job(data=…) itself.",
         )
     return HuggingFace(found, None if columns is None else tuple(columns), target, form)
+
+
+def as_source(data: Any) -> Any:
+    """A dataset of their library as a source; anything else as it is.
+
+    Raises:
+        BadJob: it is several splits.
+    """
+    module = sys.modules.get("datasets")
+    if module is not None and isinstance(data, module.DatasetDict):
+        raise BadJob(
+            f"a DatasetDict is several datasets: {', '.join(map(repr, data))}",
+            remedy="Give one of them, as in Job(data=dataset['train'], valid=dataset['validation']).",
+        )
+    return huggingface(data) if is_huggingface(data) else data
 
 
 def is_huggingface(data: Any) -> bool:

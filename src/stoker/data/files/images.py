@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -86,13 +86,20 @@ def image_form(
     require_choice("resize=…", resize, ("stretch", "crop", "pad"))
     if channels not in (1, 3, 4):
         raise BadJob(f"channels={channels!r} is not known", remedy="Give 1 (grey), 3 (RGB) or 4 (RGB and alpha).")
-    sides = (size, size) if isinstance(size, int) else size
-    if sides is not None and not (len(sides) == 2 and all(isinstance(side, int) and side > 0 for side in sides)):
-        raise BadJob(f"size={size!r} is no size", remedy="Give (height, width) in pixels, or one number for both.")
+    sides = _sides(size)
     means, stds = _by_channel("mean", mean, 0.0, channels), _by_channel("std", std, 1.0, channels)
     if not all(one > 0 for one in stds):
         raise BadJob(f"std={std!r} has values that are not positive")
-    return ImageForm(sides, channels, resize, means, stds)  # type: ignore[arg-type] - one of the three words
+    return ImageForm(sides, channels, cast("Resize", resize), means, stds)
+
+
+def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or min(sides) < 1 or any(side != int(side) for side in sides):
+        raise BadJob(f"size={size!r} is no size", remedy="Give (height, width) in pixels, or one number for both.")
+    return int(sides[0]), int(sides[1])
 
 
 def _by_channel(what: str, given: float | Sequence[float] | None, default: float, channels: int) -> tuple[float, ...]:

@@ -30,8 +30,8 @@ def version_of(path: Path) -> Version:
     return found.st_size, found.st_mtime_ns
 
 
-def note_unreadable(root: Path, name: str) -> None:
-    """Remember what the file `name` below `root` is now, after it could not be read.
+def note_unreadable(root: Path, name: str, counts_as: Sequence[int]) -> None:
+    """Remember that the file `name` below `root` cannot be read, and as which version the run that met it counts it.
 
     Without a cache that can be written nothing is remembered, and the mended file makes another job.
     """
@@ -41,7 +41,7 @@ def note_unreadable(root: Path, name: str) -> None:
         if name in notes and list(now) == notes[name]["mended"]:
             notes[name]["mended"] = None  # the mended one was no better: wait for the next
         elif name not in notes:
-            notes[name] = {"was": list(now), "mended": None}
+            notes[name] = {"was": [int(part) for part in counts_as], "mended": None}
         make_directories(_place(root).parent)
         write_atomic(_place(root), json.dumps(notes), what="the note of an unreadable file")
 
@@ -53,13 +53,13 @@ def as_first_seen(root: Path, names: Sequence[str], versions: npt.NDArray[np.int
         return versions
     seen, is_new = versions.copy(), False
     for index, name in enumerate(names):
-        note = notes.get(name)
-        if note is None or versions[index].tolist() == note["was"]:
+        note, now = notes.get(name), versions[index].tolist()
+        if note is None or now == note["was"]:
             continue
         if note["mended"] is None:
-            note["mended"], is_new = versions[index].tolist(), True
-        if versions[index].tolist() == note["mended"]:
-            seen[index] = note["was"]
+            note["mended"], is_new = now, True
+        if now == note["mended"]:
+            seen[index] = np.array(note["was"])
     if is_new:
         with suppress(StokerError):
             write_atomic(_place(root), json.dumps(notes), what="the note of a mended file")

@@ -27,15 +27,12 @@ class IndexedSource(ABC):
 
     Attributes:
         name: what errors and reports call it.
-        classes: what the values of the labels are called, in order; empty where they have no names.
-        target: the entry of a sample that is its label, a key of a dict or a place in a tuple; None where none is.
     """
 
-    classes: tuple[str, ...] = ()
-    target: str | int | None = None
-
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, classes: tuple[str, ...] = (), target: str | int | None = None) -> None:
         self.name = name
+        self._classes = classes
+        self._target = target
 
     @abstractmethod
     def __len__(self) -> int:
@@ -57,6 +54,16 @@ class IndexedSource(ABC):
     @abstractmethod
     def sample_id(self, index: int) -> str:
         """What sample `index` is called in a clean list, and in errors."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the values of the labels are called, in order; empty where they have no names."""
+        return self._classes
+
+    @property
+    def target(self) -> str | int | None:
+        """The entry of a sample that is its label, a key of a dict or a place in a tuple; None where none is."""
+        return self._target
 
     @property
     def note(self) -> str | None:
@@ -116,11 +123,9 @@ class Part(IndexedSource):
     """Some samples of another source, in its order."""
 
     def __init__(self, whole: IndexedSource, indices: Indices, what: str, rule: str, note: str | None = None) -> None:
-        super().__init__(f"{whole.name}[{what}]")
+        super().__init__(f"{whole.name}[{what}]", classes=whole.classes, target=whole.target)
         self.whole = whole
         self.indices = indices
-        self.classes = whole.classes
-        self.target = whole.target
         self._rule = rule
         self._note = note
 

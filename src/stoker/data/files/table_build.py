@@ -5,6 +5,7 @@ Memory holds one block, the targets, and what was found of the vocabularies; the
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -63,10 +64,7 @@ def built(
     try:
         record = _Building(aside, spec, header_of(paths[0], spec)).read(paths, names, dropped)
         write_record(aside, record)
-        with suppress(FileExistsError, OSError):  # another process was faster, or an older one is in the way
-            if folder.exists():
-                remove_tree(folder)
-            aside.rename(folder)
+        _put(aside, folder)
     except BaseException:
         with suppress(OSError):
             remove_tree(aside)
@@ -187,6 +185,21 @@ class _Building:
         with disk_errors(self.folder, "a table in the cache", error=BadJob):
             (self.folder / TARGET).write_bytes(found.values.tobytes())
         return found.kind, found.classes
+
+
+def _put(aside: Path, folder: Path) -> None:
+    """Give a table its name, unless another process that made the same was faster."""
+    with disk_errors(folder, "a table in the cache", error=BadJob):
+        if opened(folder) is None:
+            if folder.exists():  # not whole
+                remove_tree(folder)
+            try:
+                aside.rename(folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # then another was faster after all
+                    raise
+        if aside.exists():
+            remove_tree(aside)
 
 
 def _require_all(codes: npt.NDArray[np.int64] | npt.NDArray[np.float32], classes: Sequence[str], column: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from stoker.data.files.source import require_choice
 from stoker.errors import BadJob
@@ -84,7 +84,7 @@ def table_spec(  # noqa: PLR0913 - what can be said of a table
         categories=tuple((name, None if values is None else tuple(map(str, values))) for name, values in known.items()),
         text=_words("text", text),
         target=target,
-        target_kind=target_kind,  # type: ignore[arg-type] - one of those words
+        target_kind=cast("TargetKind", target_kind),
         classes=None if classes is None else tuple(map(str, classes)),
         missing=tuple(missing.items()) if isinstance(missing, Mapping) else (),
         missing_else=None if isinstance(missing, Mapping) else missing,

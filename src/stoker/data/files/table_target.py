@@ -38,7 +38,7 @@ class TargetReader:
         self._can_be_number = kind != "class"
         self._can_be_integer = kind in ("auto", "integer")
         self._words = Vocabulary(column, spec.classes)
-        self._codes: list[npt.NDArray[np.int64]] = []
+        self._codes: list[npt.NDArray[np.int32]] = []
         self._numbers: list[npt.NDArray[np.float64]] = []
 
     def read(self, block: Block) -> None:
@@ -64,12 +64,12 @@ class TargetReader:
                 return Targets("integer", np.nan_to_num(numbers).astype(np.int64))
             return Targets("number", numbers.astype(np.float32))
         classes, final = self._words.sorted()
-        codes = np.concatenate([*self._codes, np.empty(0, np.int64)])
+        codes = np.concatenate([*self._codes, np.empty(0, np.int32)])
         return Targets("class", np.append(final, -1)[codes], classes)
 
     def _read_classes(self, block: Block) -> None:
         try:
-            self._codes.append(self._words.codes_of(block, texts_of(block, self.column)))
+            self._codes.append(self._words.codes_of(block, texts_of(block, self.column)).astype(np.int32))
         except BadJob:
             if not self._can_be_number:
                 raise
@@ -82,4 +82,4 @@ def _are_whole(block: Block, column: str) -> bool:
     if block.is_text:
         is_whole = pc.match_substring_regex(pc.utf8_trim_whitespace(values), r"^[+-]?\d+$")
         return pc.all(is_whole).as_py() is not False  # None: all are missing
-    return pa.types.is_integer(values.type) or pa.types.is_null(values.type)
+    return bool(pa.types.is_integer(values.type) or pa.types.is_null(values.type))

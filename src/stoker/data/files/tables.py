@@ -12,13 +12,13 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 
 from stoker.data.files.cleaning import Clean, left_out, require_known
 from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
-from stoker.data.files.table_spec import Missing, TableSpec, table_spec
+from stoker.data.files.table_spec import Missing, TableSpec, TargetKind, table_spec
 from stoker.data.files.table_store import StoredTable, folder_of, key_of, opened, require_pyarrow
 from stoker.errors import BadJob
 
@@ -45,6 +45,10 @@ class Table(IndexedSource):
         self._clean = clean
         self._like = like
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the mapped arrays, which another process maps for itself."""
+        return {name: value for name, value in vars(self).items() if name != "table"}
+
     @cached_property
     def spec(self) -> TableSpec:
         """What is read; of a table like another, with what was found in that one."""
@@ -68,12 +72,12 @@ class Table(IndexedSource):
         return built(folder_of(key), self.paths, names, self.spec, dropped)
 
     @property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override] - known when the table was read
+    def classes(self) -> tuple[str, ...]:
         """Names of the target's classes, sorted or as they were given; none where it is a number."""
         return self.table.record.classes
 
     @property
-    def target(self) -> str | int | None:  # type: ignore[override] - likewise
+    def target(self) -> str | int | None:
         """The target's entry."""
         record = self.table.record
         if record.target is None:
@@ -259,11 +263,10 @@ def _found_in(like: Table, given: TableSpec) -> TableSpec:
     if given != blank:
         raise BadJob("like=… takes all columns from the other table", remedy="Leave out what is said besides it.")
     record = like.table.record
-    kind = record.target_kind or "auto"
     return dataclasses.replace(
         like.spec, format=given.format, delimiter=given.delimiter, features=record.features,
         categories=tuple(record.categories.items()), classes=record.classes or None, means=tuple(record.means.items()),
-        target_kind=kind, is_like=True,
+        target_kind=cast("TargetKind", record.target_kind or "auto"), is_like=True,
     )  # fmt: skip
 
 

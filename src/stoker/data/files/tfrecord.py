@@ -38,12 +38,11 @@ class TFRecord(IndexedSource):
         self, paths: tuple[Path, ...], features: dict[str, tuple[str, tuple[int, ...]]], form: ImageForm,
         target: str | None, classes: tuple[str, ...], clean: Clean,
     ) -> None:  # fmt: skip
-        super().__init__(paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}")
+        name = paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}"
+        super().__init__(name, classes=classes, target=target)
         self.paths = paths
         self.features = features
         self.form = form
-        self.classes = classes
-        self.target = target
         self._clean = clean
         self._files = OpenFiles(paths)
 
@@ -193,7 +192,9 @@ def records_of(path: Path) -> Arrays:
         BadJob: the file is cut off, or a length does not have its checksum.
     """
     num_bytes = path.stat().st_size
-    offsets, lengths, checksums = [], [], []
+    offsets: list[int] = []
+    lengths: list[int] = []
+    checksums: list[int] = []
     at = 0
     with path.open("rb", buffering=0) as file:
         while at < num_bytes:
@@ -220,7 +221,7 @@ def masked_crc(content: bytes) -> int:
     """The checksum that TFRecord keeps: CRC-32C, turned and moved so that a checksum of checksums is no weak one."""
     with needs("google-crc32c"):
         import google_crc32c
-    crc = google_crc32c.value(content)
+    crc: int = google_crc32c.value(content)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 

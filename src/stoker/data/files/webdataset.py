@@ -53,12 +53,11 @@ class WebDataset(IndexedSource):
     def __init__(
         self, paths: tuple[Path, ...], fields: tuple[str, ...], form: ImageForm, classes: tuple[str, ...], clean: Clean
     ) -> None:
-        super().__init__(paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}")
+        name = paths[0].name if len(paths) == 1 else f"{paths[0].name} to {paths[-1].name}"
+        super().__init__(name, classes=classes, target=len(fields) - 1 if len(fields) > 1 else None)
         self.paths = paths
         self.fields = fields
         self.form = form
-        self.classes = classes
-        self.target = len(fields) - 1 if len(fields) > 1 else None
         self._clean = clean
         self._files = OpenFiles(paths)
 
@@ -81,15 +80,18 @@ class WebDataset(IndexedSource):
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the shards' names, sizes and times, of what lies where in them, and of how it is read."""
-        found, root = self.members, self.paths[0].parent
-        names = [path.name for path in self.paths]
-        versions = np.array([version_of(path) for path in self.paths], np.int64)
-        if all(path.parent == root for path in self.paths):
-            versions = as_first_seen(root, names, versions)
+        found, names = self.members, [path.name for path in self.paths]
         arrays = b"".join(array.tobytes() for array in (found.shard, found.offset, found.size))
-        digest = digest_of_parts(names, versions.tobytes(), arrays, found.keys, self.fields, self.classes,
+        digest = digest_of_parts(names, self._versions.tobytes(), arrays, found.keys, self.fields, self.classes,
                                  repr(self.form))  # fmt: skip
         return f"{digest} (of names, sizes and times of {len(self.paths):,} shards, and of their members)"
+
+    @cached_property
+    def _versions(self) -> npt.NDArray[np.int64]:
+        """What the shards count as, [S, 2]."""
+        now = np.array([version_of(path) for path in self.paths], np.int64)
+        pairs = zip(self.paths, now, strict=True)
+        return np.concatenate([as_first_seen(path.parent, [path.name], one[None]) for path, one in pairs])
 
     def sample(self, index: int) -> tuple[Any, ...]:
         """Sample `index`, its members decoded by their kinds."""
@@ -123,7 +125,7 @@ class WebDataset(IndexedSource):
             return self._decoded(content, kind)
         except (OSError, ValueError) as error:
             path = self.paths[shard]
-            note_unreadable(path.parent, path.name)
+            note_unreadable(path.parent, path.name, self._versions[shard])
             raise BadJob(
                 f"{members.keys[index]}.{kind} in {path} cannot be read: {error}",
                 remedy="Put a whole shard in its place, with the same members, and the same command goes on. "
@@ -205,7 +207,7 @@ def members_of(path: Path) -> Arrays:
     try:
         with tarfile.open(path, "r:") as file:
             for member in file:
-                file.members = []  # type: ignore[assignment] - else it keeps a record of every member
+                vars(file)["members"] = []  # else it keeps a record of every member
                 if member.offset_data + member.size > num_bytes:
                     raise tarfile.ReadError(f"it ends within {member.name}")
                 if member.isreg() and _NAME.fullmatch(member.name):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from stoker.errors import BadJob
 from stoker.inspecting.checked import Checked, Picture, Tell, in_order
-from stoker.inspecting.classes import class_findings
+from stoker.inspecting.classes import class_findings, in_order_of_use
 from stoker.inspecting.options import CheckOptions
 from stoker.inspecting.pictures.copies import copies
 from stoker.inspecting.pictures.near import near_findings, near_pairs
@@ -56,7 +56,7 @@ def check_pictures(
     findings = [*found.findings, *(one for one in seen.findings if one.where != AGAINST)]
     facts = seen.facts()
     findings += [*class_findings(facts, found.empty_classes), *_unlabelled(seen), *copies(seen), *outliers(seen)]
-    notes: list[str] = []
+    notes = [f"{len(seen):,} samples were decoded to their end; equal pixels are told by their SHA-256"]
     explained = {finding.id for finding in findings if finding.fault in {"duplicate", "leak", "contradiction"}}
     if options.near:
         near = near_pairs(seen, options.least_correlation, tell)
@@ -66,7 +66,7 @@ def check_pictures(
         accused, note = suspects(seen, tell)
         findings += [one for one in accused if one.id not in explained]
         notes.append(note)
-    ours = tuple(one for one in facts if one.name != AGAINST)
+    ours = in_order_of_use(one for one in facts if one.name != AGAINST)
     return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=_seen(seen))
 
 

@@ -22,9 +22,9 @@ _KEPT = 8
 def _cosines(kept: int, side: int) -> NDArray[np.float32]:
     """The first rows [kept, side] of the matrix of the orthonormal DCT-II."""
     rows, columns = np.arange(kept)[:, None], np.arange(side)[None, :]
-    basis = np.cos(np.pi * (2 * columns + 1) * rows / (2 * side)) * np.sqrt(2 / side)
+    basis: NDArray[np.float64] = np.cos(np.pi * (2 * columns + 1) * rows / (2 * side)) * np.sqrt(2 / side)
     basis[0] /= np.sqrt(2)
-    return basis.astype(np.float32)
+    return np.asarray(basis, np.float32)
 
 
 _BASIS = _cosines(_KEPT, SIDE)

@@ -6,8 +6,8 @@ What: pairs whose perceptual hashes are close; of these the ones that stand out,
 Why so: where all pictures are alike (garments on black, X-rays), any two may have r = 0.99 and be two things. How close
     is close has to be told by the set.
 Costs: hashing is one pass; the rest is a product with 4,096 references, and decoding the few pairs that are left.
-Source: D. Lowe, "Distinctive Image Features from Scale-Invariant Keypoints", 2004, section 7.1 (the ratio of the nearest
-    to the next nearest; ours is to the fourth among references, so that a picture stored three times is still found).
+Source: D. Lowe, "Distinctive Image Features from Scale-Invariant Keypoints", 2004, section 7.1 (the ratio of the
+    nearest to the next nearest; ours is to the fourth among references: a picture stored three times is still found).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 
 from stoker.inspecting.checked import Tell
 from stoker.inspecting.groups import groups_of
-from stoker.inspecting.pictures.hamming import MOST_BITS, close_pairs
+from stoker.inspecting.pictures.hamming import close_pairs
 from stoker.inspecting.pictures.reading import Survey
 from stoker.inspecting.sources.splits import AGAINST, rank
 from stoker.records.cleaning import Finding
@@ -58,20 +58,19 @@ class NearPair:
 
 @dataclass(frozen=True)
 class NearPairs:
-    """The pairs, how many were proposed by their hashes and by small pictures, and what was not compared."""
+    """The pairs, how many were decoded to know, and how many pictures were compared with part of their likes only."""
 
     pairs: tuple[NearPair, ...]
-    proposed: int
     decoded: int
     crowded: int
 
     def note(self) -> str:
         """What was done, for the report."""
         words = (
-            f"near duplicates: {self.proposed:,} pairs within {MOST_BITS} of 64 bits, {self.decoded:,} stand out, "
-            f"{len(self.pairs):,} have alike pixels; what was mirrored, turned or cropped is not found"
+            f"near duplicates: {self.decoded:,} pairs stand out of what is usual here, {len(self.pairs):,} have "
+            "alike pixels; what was mirrored, turned or cropped is not found"
         )
-        crowd = f"; {self.crowded:,} pictures look like too many others and were compared with part of them"
+        crowd = f"; {self.crowded:,} pictures look like thousands of others and were compared with part of them"
         return words + (crowd if self.crowded else "")
 
 
@@ -80,14 +79,17 @@ def near_pairs(survey: Survey, least_correlation: float, tell: Tell) -> NearPair
     signatures = survey.signatures
     first, _ = groups_of(signatures["content"])
     rows = first[signatures["spread"][first] >= _LEAST_SPREAD]
-    close = close_pairs(np.asarray(signatures["look"][rows]))
-    left, right = rows[close.first], rows[close.second]
-    is_foreign = np.array([name == AGAINST for name in survey.split_names] or [False])
-    ours = ~(is_foreign[survey.splits[left]] & is_foreign[survey.splits[right]])
-    left, right = left[ours], right[ours]
-    chosen = _standing_out(signatures, rows, left, right)
-    found = tuple(_verified(survey, left[chosen], right[chosen], least_correlation, tell))
-    return NearPairs(found, len(left), int(chosen.sum()), close.crowded)
+    usual = usual_distances(signatures, rows, tell)
+    is_foreign = np.isin(survey.splits, [code for code, name in enumerate(survey.split_names) if name == AGAINST])
+
+    def keep(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.bool_]:
+        a, b = rows[left], rows[right]
+        kept: NDArray[np.bool_] = standing_out(signatures, usual, a, b) & ~(is_foreign[a] & is_foreign[b])
+        return kept
+
+    close = close_pairs(np.asarray(signatures["look"][rows]), keep)
+    found = tuple(_verified(survey, rows[close.first], rows[close.second], least_correlation, tell))
+    return NearPairs(found, len(close.first), close.crowded)
 
 
 def near_findings(survey: Survey, pairs: tuple[NearPair, ...]) -> Iterator[Finding]:
@@ -133,11 +135,17 @@ def _finding(survey: Survey, row: int, other: int, alike: float) -> Finding:
     )  # fmt: skip
 
 
-def _standing_out(
-    signatures: NDArray[np.void], rows: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]
+def standing_out(
+    signatures: NDArray[np.void], usual: NDArray[np.float32], left: NDArray[np.int64], right: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which pairs are much closer, by small grey pictures, than pictures of this set usually are."""
-    usual = _usual_distances(signatures, rows, np.unique(np.concatenate([left, right])))
+    """Which pairs are much closer, by small grey pictures, than pictures of this set usually are.
+
+    Args:
+        signatures: of the whole set.
+        usual: see `usual_distances`.
+        left: one row of each pair.
+        right: the other.
+    """
     out = np.zeros(len(left), np.bool_)
     for start in range(0, len(left), _BLOCK):
         block = slice(start, start + _BLOCK)
@@ -147,17 +155,18 @@ def _standing_out(
     return out
 
 
-def _usual_distances(
-    signatures: NDArray[np.void], rows: NDArray[np.int64], asked: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """For each asked row, how far its fourth nearest reference is; for others 0. One of many thousand rows is one."""
+def usual_distances(signatures: NDArray[np.void], rows: NDArray[np.int64], tell: Tell) -> NDArray[np.float32]:
+    """For each of `rows`, how far its fourth nearest reference is; 0 for others. References are rows by digest."""
+    usual = np.zeros(len(signatures), np.float32)
+    if not len(rows):
+        return usual
     order = np.argsort(np.ascontiguousarray(signatures["content"][rows, :8]).view(np.uint64).reshape(-1))
     references = _units(signatures, rows[order[:_REFERENCES]])
     place = len(references) - min(_USUAL, len(references))
-    usual = np.zeros(len(signatures), np.float32)
-    for start in range(0, len(asked), _BLOCK // 8):
-        some = asked[start : start + _BLOCK // 8]
+    for start in range(0, len(rows), _BLOCK // 8):
+        some = rows[start : start + _BLOCK // 8]
         usual[some] = _distances(np.partition(_units(signatures, some) @ references.T, place, axis=1)[:, place])
+        tell("learning what is usual", min(start + len(some), len(rows)), len(rows))
     return usual
 
 

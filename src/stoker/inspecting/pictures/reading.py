@@ -54,11 +54,11 @@ class Survey:
 
     def split_name(self, row: int) -> str:
         """The split of a sample."""
-        return self.split_names[self.splits[row]]
+        return self.split_names[int(self.splits[row])]
 
     def label(self, row: int) -> str | None:
         """The label of a sample."""
-        code = self.labels[row]
+        code = int(self.labels[row])
         return None if code < 0 else self.classes[code]
 
     def picture(self, row: int) -> Image.Image:

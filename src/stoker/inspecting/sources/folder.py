@@ -89,8 +89,8 @@ def _units(root: Path, listing: Listing) -> Iterator[Unit]:
     for split, samples in by_split.items():
         samples.sort()
         for rows in cut(len(samples), SAMPLES_OF_A_UNIT):
-            names, labels = zip(*(samples[row] for row in rows), strict=True)
-            yield FileUnit(root, split, names, labels)
+            chosen = samples[rows.start : rows.stop]
+            yield FileUnit(root, split, tuple(name for name, _ in chosen), tuple(label for _, label in chosen))
 
 
 def _below(top: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker.errors import BadJob
 from stoker.inspecting.checked import Checked, Tell, in_order
-from stoker.inspecting.classes import class_findings
+from stoker.inspecting.classes import class_findings, in_order_of_use
 from stoker.inspecting.options import CheckOptions
 from stoker.inspecting.sources.splits import AGAINST, rank
 from stoker.inspecting.tables.cells import Rules, cell_findings, rules_of
@@ -174,7 +174,7 @@ def _facts(known: _Known, roles: Roles) -> tuple[SplitFacts, ...]:
         if target is not None and not target.is_capped and len(target.values) <= _MOST_CLASSES and _is_class(target):
             classes = {str(value): count for value, count in sorted(target.values.items(), key=lambda one: str(one[0]))}
         found.append(SplitFacts(name=split, num_samples=known.rows[split], classes=classes))
-    return tuple(found)
+    return in_order_of_use(found)
 
 
 def _is_class(target: ColumnProfile) -> bool:

@@ -27,7 +27,7 @@ def require_amount(name: str, what: str, value: float, *, most: float = float("i
         raise ValueError(f"{name} is {what}, {limits}, got {value}")
 
 
-def require_size(name: str, what: str, value: int) -> None:
+def require_size(name: str, what: str, value: object) -> None:
     """Refuse a size that is no whole number of at least one pixel."""
     if not (isinstance(value, int) and value >= 1):
         raise ValueError(f"{name} is {what}, a whole number of pixels, got {value}")

@@ -38,6 +38,12 @@ class OneOf:
     """Apply one of several transforms to each sample, all equally likely; an empty list among them leaves it alone.
 
     Each must keep the shape and the type of its inputs; a list is applied one after the other.
+
+    >>> from stoker.loading.transforms import AlternatingFlip, Draw
+    >>> some = OneOf([AlternatingFlip(), []])
+    >>> images = torch.arange(8.0).view(4, 1, 1, 2)
+    >>> some(images, Draw(0, 0, np.arange(4), torch.device("cpu"))).flatten(1).tolist()
+    [[1.0, 0.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     """
 
     transforms: Sequence[Transform | Sequence[Transform]]

@@ -17,7 +17,7 @@ class _InEvaluation:
 
     change: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, draw: Draw | None = None) -> torch.Tensor:
         """The inputs; nothing is drawn."""
         return self.change(x)
 

@@ -22,7 +22,7 @@ class Posterize:
     bits: int
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.bits, int) and 1 <= self.bits <= 8):
+        if self.bits not in range(1, 9):
             raise ValueError(f"bits is how many of the eight are kept, from 1 to 8, got {self.bits}")
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:

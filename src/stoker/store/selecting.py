@@ -1,0 +1,147 @@
+"""Choosing among runs by what was asked of them and what came of it: `status=finished lr<0.1 valid/accuracy>0.9`.
+
+What can be named: `name`, `job`, `status`, `samples`, `updates`, `wall_s`, `created`; a final metric (`test/accuracy`);
+a parameter of the job's function, or a setting by its dotted path (`optimizer.lr`, `batch`). The last part of a path or
+of a metric is enough where it means one thing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import BadJob, nearest
+from stoker.records import JobSpec, Run
+from stoker.records.codec import JSON
+from stoker.records.job_spec import leaves
+
+Value = str | float
+
+_TERM = re.compile(r"^(?P<name>[^=<>!~]+)(?P<operator>!=|<=|>=|=|<|>|~)(?P<wanted>.*)$")
+_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Term:
+    """One condition: a name, `=`, `!=`, `<`, `<=`, `>`, `>=` or `~` (contains), and what is wanted."""
+
+    name: str
+    operator: str
+    wanted: str
+
+    def holds(self, values: Mapping[str, Value]) -> bool:
+        """Whether it holds of a run that has these values; of one that lacks the name only `!=` does."""
+        found = value_of(self.name, values)
+        if found is None:
+            return self.operator == "!="
+        if self.operator == "~":
+            return self.wanted.lower() in str(found).lower()
+        number = _number(self.wanted)
+        if self.operator in ("=", "!="):
+            mine = _number(str(found))
+            is_equal = found == self.wanted if number is None or mine is None else math.isclose(mine, number)
+            return is_equal == (self.operator == "=")
+        if isinstance(found, float) and number is not None:
+            return _COMPARE[self.operator](found, number)
+        return not isinstance(found, float) and number is None and _compare_words(self.operator, found, self.wanted)
+
+
+def terms_of(words: str) -> tuple[Term, ...]:
+    """The conditions in a line of words, all of which are to hold.
+
+    >>> terms_of("status=finished lr<=1e-3")
+    (Term(name='status', operator='=', wanted='finished'), Term(name='lr', operator='<=', wanted='1e-3'))
+
+    Raises:
+        BadJob: a word is no condition, or compares with something that is no number.
+    """
+    terms = []
+    for word in words.split():
+        match = _TERM.match(word)
+        if match is None or not match["wanted"]:
+            raise BadJob(f"{word!r} is no condition", remedy="Write them like status=finished lr<0.1 name~cnn.")
+        terms.append(Term(match["name"], match["operator"], match["wanted"]))
+    return tuple(terms)
+
+
+def values_of(run: Run, spec: JobSpec) -> dict[str, Value]:
+    """Everything a run can be chosen by, by its full name."""
+    found: dict[str, Value] = {
+        "name": run.name, "job": spec.name, "status": run.status, "created": run.created_at,
+        "samples": float(run.samples), "updates": float(run.updates), "wall_s": run.wall_s,
+    }  # fmt: skip
+    found.update(run.metrics)
+    for group in (spec.parameters, spec.settings):
+        for name, value in leaves(dict(group)):
+            if (known := _value(value)) is not None:
+                found.setdefault(name, known)
+    return found
+
+
+def selected(
+    runs: Sequence[tuple[Path, Run, JobSpec]], *, where: str = "", sort: str | None = None, names: Sequence[str] = ()
+) -> list[tuple[Path, Run, JobSpec]]:
+    """The runs of which all conditions hold, in the order they came in or by `sort`; `-NAME` is from the highest down.
+
+    Runs that lack what they are sorted by come last.
+
+    Raises:
+        BadJob: a condition cannot be read, or a name (of `names` too) means nothing in any run.
+    """
+    terms, values = terms_of(where), [values_of(run, spec) for _, run, spec in runs]
+    by = (sort or "").removeprefix("-")
+    require_known([*(term.name for term in terms), *names, *((by,) if by else ())], values)
+    kept = [(one, of) for one, of in zip(runs, values, strict=True) if all(term.holds(of) for term in terms)]
+    if by:
+        known = [pair for pair in kept if value_of(by, pair[1]) is not None]
+        is_number = all(isinstance(value_of(by, of), float) for _, of in known)
+        known.sort(
+            key=lambda pair: value_of(by, pair[1]) if is_number else str(value_of(by, pair[1])),  # type: ignore[arg-type,return-value]
+            reverse=(sort or "").startswith("-"),
+        )
+        kept = [*known, *(pair for pair in kept if value_of(by, pair[1]) is None)]
+    return [one for one, _ in kept]
+
+
+def value_of(name: str, values: Mapping[str, Value]) -> Value | None:
+    """What a run has under a name, or under the only one that ends with it; None where it has nothing."""
+    if name in values:
+        return values[name]
+    ending = [full for full in values if re.split(r"[./]", full)[-1] == name]
+    return values[ending[0]] if len({values[full] for full in ending}) == 1 else None
+
+
+def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> None:
+    """Nothing where every name means something in some run.
+
+    Raises:
+        BadJob: one means nothing in any of them; the near ones are named.
+    """
+    known = dict.fromkeys(name for values in runs for name in values)
+    for name in names:
+        if runs and all(value_of(name, values) is None for values in runs):
+            raise BadJob(f"no run has {name!r}, or it means several things", remedy=nearest(name, known))
+
+
+def _compare_words(sign: str, mine: str, wanted: str) -> bool:
+    """Words in their order, which is that of time for `created`."""
+    return {"<": mine < wanted, "<=": mine <= wanted, ">": mine > wanted, ">=": mine >= wanted}[sign]
+
+
+def _value(value: JSON) -> Value | None:
+    if isinstance(value, bool | str):
+        return str(value).lower() if isinstance(value, bool) else value
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

@@ -1,0 +1,81 @@
+"""A CSV file: one line for each point, one column for each value; empty where a point has none."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from stoker.records.run import RunStatus
+from stoker.store import write_atomic
+from stoker.tracking.base import About, Point
+
+_FIRST = ("samples", "seconds")
+"""Columns that every line has: samples trained on, and seconds since the run was made."""
+
+
+class CsvFile:
+    """`metrics.csv`: continued where it is; written anew, aside and renamed, when a column comes to it."""
+
+    def __init__(self, path: Path, began_at: float) -> None:
+        self._path, self._began_at = path, began_at
+        self.id = self.where = str(path)
+        self._columns, self._rows = _read(path)
+
+    def log(self, points: list[Point]) -> None:
+        """Add a line for each."""
+        rows = [_row(point, self._began_at) for point in points]
+        added = [name for row in rows for name in row if name not in self._columns]
+        self._columns += dict.fromkeys(added)
+        self._rows += rows
+        if added or not self._path.exists():
+            head = _lines([dict(zip(self._columns, self._columns, strict=True))], self._columns)
+            write_atomic(self._path, head + _lines(self._rows, self._columns), what="metrics as CSV")
+            return
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_lines(rows, self._columns))
+
+    def end(self, status: RunStatus, files: list[Path]) -> None:
+        """Nothing: a table has no end."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_run(about: About, where: str | None, known_id: str | None) -> CsvFile:
+    """`metrics.csv` in the run's folder `tracking`; or in the folder `where`, under the run's name."""
+    path = about.folder / "metrics.csv" if where is None else Path(where) / f"{about.run}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return CsvFile(path if known_id is None else Path(known_id), about.created_at)
+
+
+def table(points: Iterable[Point], began_at: float) -> str:
+    """All of a run's points as CSV, its header first."""
+    rows = [_row(point, began_at) for point in points]
+    columns = list(dict.fromkeys((*_FIRST, *(name for row in rows for name in row))))
+    return _lines([dict(zip(columns, columns, strict=True)), *rows], columns)
+
+
+def _row(point: Point, began_at: float) -> dict[str, str]:
+    return {
+        "samples": str(point.samples),
+        "seconds": f"{point.at - began_at:.3f}",
+        **{name: repr(value) for name, value in point.values.items()},
+    }
+
+
+def _lines(rows: Iterable[Mapping[str, str]], columns: list[str]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and lines of a file that is there, for one that a column may come to."""
+    if not path.exists():
+        return [*_FIRST], []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = [dict(row) for row in reader]
+        return [*(reader.fieldnames or _FIRST)], rows

@@ -1,0 +1,109 @@
+"""Sending a run's events while it trains, in threads of their own: training never waits for a tracker."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from stoker.records import Event
+from stoker.tracking.shipping import Shipment
+
+PATIENCE_S = 15.0
+"""How long the end of a run waits for a tracker [s]."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""Between two attempts at a tracker that fails: doubled each time [s]."""
+
+
+class Following:
+    """A sink of events that wakes one thread for each tracker.
+
+    A tracker that fails is told of once, and tried again with growing pauses. Whatever is not sent in the end stays in
+    the run, and `stoker runs track` sends it.
+
+    Args:
+        shipments: the run with each tracker.
+        tell: told a sentence about a tracker that fails, in the thread that trains: at the next event, or at the end.
+        pause_s: the least time between two sendings [s].
+    """
+
+    def __init__(self, shipments: Sequence[Shipment], tell: Callable[[str], None], *, pause_s: float = 1.0) -> None:
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._followers = [_Follower(one, self._words.put, pause_s) for one in shipments]
+        self._tell = tell
+
+    def __call__(self, event: Event) -> None:
+        """Note that there is something new in the log, and tell what the threads have to say."""
+        for one in self._followers:
+            one.news.set()
+        self._tell_what_came()
+
+    def close(self, patience_s: float = PATIENCE_S) -> None:
+        """Send what is left, as far as it can be done in time."""
+        for one in self._followers:
+            one.end()
+        for one in self._followers:
+            one.thread.join(timeout=patience_s)
+        self._tell_what_came()
+        for one in self._followers:
+            if one.thread.is_alive() or one.problem is not None:
+                why = one.problem or f"it did not answer for {patience_s:g} s"
+                self._tell(
+                    f"{one.shipment.name} was not sent everything ({why}); nothing is lost: "
+                    f"`stoker runs track {one.shipment.directory.name} --to {one.shipment.name}` sends the rest"
+                )
+
+    def _tell_what_came(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                self._tell(self._words.get_nowait())
+
+
+class _Follower:
+    """One tracker and its thread; `problem` is why the last sending failed."""
+
+    def __init__(self, shipment: Shipment, tell: Callable[[str], None], pause_s: float) -> None:
+        self.shipment, self._tell, self._pause_s = shipment, tell, pause_s
+        self.news, self._over = threading.Event(), threading.Event()
+        self.problem: str | None = None
+        self._is_told = False
+        # A daemon: a library that hangs must not keep a finished run from ending.
+        self.thread = threading.Thread(target=self._follow, name=f"tracker {shipment.name}", daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        """Send once more, and stop."""
+        self._over.set()
+        self.news.set()
+
+    def _follow(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._over.is_set():
+            self.news.wait()
+            self.news.clear()
+            if self._sent():
+                pause_s = _FIRST_PAUSE_S
+                self._over.wait(self._pause_s)
+            else:
+                self._over.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                self.news.set()
+        if self._sent():
+            self._attempt(self.shipment.close)
+
+    def _sent(self) -> bool:
+        return self._attempt(self.shipment.send)
+
+    def _attempt(self, what: Callable[[], object]) -> bool:
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - other people's libraries raise anything, and a run goes on
+            self.problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            if not self._is_told:
+                self._is_told = True
+                self._tell(f"{self.shipment.name} cannot be reached, the run goes on ({self.problem})")
+            return False
+        self.problem = None
+        return True

@@ -1,0 +1,62 @@
+"""MLflow: the job is an experiment, the run a run, and *step* counts samples.
+
+Where it goes: `mlflow=URI`, else what `MLFLOW_TRACKING_URI` or MLflow itself say.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import mlflow
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+
+from stoker.records.run import RunStatus
+from stoker.tracking.base import About, Point
+
+_STATUS = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
+_MOST_METRICS, _MOST_PARAMETERS = 1000, 100
+"""That one request may hold."""
+_NOT_ALLOWED = re.compile(r"[^\w\-. /]")
+
+
+class MlflowRun:
+    """A run at an MLflow server or in a local store."""
+
+    def __init__(self, client: MlflowClient, run_id: str, where: str) -> None:
+        self._client, self.id, self.where = client, run_id, where
+
+    def log(self, points: list[Point]) -> None:
+        """Metrics over samples."""
+        metrics = [
+            Metric(_NOT_ALLOWED.sub("_", name), value, round(1000 * point.at), point.samples)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self._client.log_batch(self.id, metrics=metrics[first : first + _MOST_METRICS])
+
+    def end(self, status: RunStatus, files: list[Path]) -> None:
+        """The run's status, and files as artifacts."""
+        for file in files:
+            self._client.log_artifact(self.id, str(file))
+        self._client.set_terminated(self.id, _STATUS[status])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_run(about: About, where: str | None, known_id: str | None) -> MlflowRun:
+    """The run of this id, set going again; or a new one, with the job's and the plan's settings."""
+    client = MlflowClient(tracking_uri=where or mlflow.get_tracking_uri())
+    if known_id is not None:
+        client.update_run(known_id, status="RUNNING")
+        return MlflowRun(client, known_id, client.tracking_uri)
+    experiment = client.get_experiment_by_name(about.job)
+    number = client.create_experiment(about.job) if experiment is None else experiment.experiment_id
+    made = client.create_run(number, run_name=about.run, start_time=round(1000 * about.created_at))
+    parameters = [Param(_NOT_ALLOWED.sub("_", name), value) for name, value in about.parameters.items()]
+    for first in range(0, len(parameters), _MOST_PARAMETERS):
+        client.log_batch(made.info.run_id, params=parameters[first : first + _MOST_PARAMETERS])
+    return MlflowRun(client, made.info.run_id, client.tracking_uri)

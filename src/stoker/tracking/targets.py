@@ -1,0 +1,67 @@
+"""Trackers by name, as people write them: `tensorboard`, `mlflow=http://host:5000`, `wandb=my-project`, `csv`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+
+from stoker.errors import BadJob, nearest
+from stoker.tracking.base import About, Tracker
+
+TRACKERS = ("csv", "mlflow", "tensorboard", "wandb")
+
+_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
+"""The package behind a tracker; the extra that installs it is called like the tracker."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tracker and where it is: a folder, a server, a project; None for what is usual there."""
+
+    name: str
+    where: str | None = None
+
+    @property
+    def word(self) -> str:
+        """As people write it."""
+        return self.name if self.where is None else f"{self.name}={self.where}"
+
+    def open(self, about: About, known_id: str | None) -> Tracker:
+        """The run there: the one of this id, or a new one."""
+        module = importlib.import_module(f"stoker.tracking.{self.name}_tracker")
+        tracker: Tracker = module.open_run(about, self.where, known_id)
+        return tracker
+
+
+def target_of(word: str) -> Target:
+    """What a user means by `NAME` or `NAME=WHERE`.
+
+    >>> target_of("mlflow=http://127.0.0.1:5000")
+    Target(name='mlflow', where='http://127.0.0.1:5000')
+
+    Raises:
+        BadJob: there is no such tracker, or its package is not installed.
+    """
+    name, has_place, where = word.partition("=")
+    if name not in TRACKERS:
+        raise BadJob(f"there is no tracker {name!r}", remedy=nearest(name, TRACKERS))
+    if has_place and not where:
+        raise BadJob(f"{word!r} names no place", remedy=f"Write {name}, or {name}=WHERE.")
+    _require_package(name)
+    # Away from here, a relative folder would be another one when the run is continued.
+    is_folder = bool(where) and "://" not in where and name in ("csv", "tensorboard")
+    return Target(name, os.path.abspath(where) if is_folder else (where or None))  # noqa: PTH100 - need not exist
+
+
+def _require_package(name: str) -> None:
+    package = _EXTRAS.get(name)
+    if package is None:
+        return
+    try:
+        importlib.import_module(package)
+    except ImportError as problem:
+        raise BadJob(
+            f"{name} needs the package {package}, which cannot be imported: {problem}",
+            remedy=f"pip install 'stoker[{name}]'",
+        ) from problem

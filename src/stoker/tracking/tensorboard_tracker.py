@@ -1,0 +1,49 @@
+"""TensorBoard's event files, by tensorboardX, which needs neither TensorBoard nor TensorFlow.
+
+The axis called *step* there counts samples.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+from stoker.records.run import RunStatus
+from stoker.tracking.base import About, Point
+
+
+class TensorBoardRun:
+    """A folder of event files; each process of a run adds one."""
+
+    def __init__(self, folder: Path, about: About, *, is_new: bool) -> None:
+        self.id = self.where = str(folder)
+        # A name of its own for each file: tensorboardX's goes by the second, and would write over the one before.
+        # Flushed by hand: what is noted as sent, is sent.
+        self._writer = SummaryWriter(str(folder), flush_secs=3600, filename_suffix=f".{time.time_ns()}")
+        if is_new:
+            lines = [f"| {name} | {value.replace('|', '¦')} |" for name, value in about.parameters.items()]
+            self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]))
+
+    def log(self, points: list[Point]) -> None:
+        """A scalar for each value, over samples."""
+        for point in points:
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.samples, walltime=point.at)
+        self._writer.flush()
+
+    def end(self, status: RunStatus, files: list[Path]) -> None:
+        """Say how the run stands; event files hold no others."""
+        self._writer.add_text("status", status)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+def open_run(about: About, where: str | None, known_id: str | None) -> TensorBoardRun:
+    """In the run's folder `tracking/tensorboard`; or below the folder `where`, under the run's name."""
+    folder = about.folder / "tensorboard" if where is None else Path(where) / about.run
+    return TensorBoardRun(folder if known_id is None else Path(known_id), about, is_new=known_id is None)

@@ -1,0 +1,84 @@
+"""A study in the terminal: what is typed becomes numbers, what happens becomes lines, trials become a table."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from stoker.cli.tunings import parse_parallel, parse_seconds, render_study, settings_in_words, study_document, told
+from stoker.errors import BadJob
+from stoker.records.study import Parameter, StudyEvent, StudyResult, StudySettings, StudyTrial
+from tests.flow.command import stoker_here
+
+SETTINGS = StudySettings(
+    name="tune-some", job="some.py", job_digest="0" * 64, fixed={"epochs": "3"},
+    space=(Parameter(name="lr", kind="log", low=1e-3, high=1.0),), objective="valid/accuracy", higher_is_better=True,
+    sampler="tpe", pruner="asha", seed=0, on="here", first_samples=100, total_samples=300,
+)  # fmt: skip
+RESULT = StudyResult(
+    settings=SETTINGS,
+    trials=(
+        StudyTrial(number=0, state="finished", parameters={"lr": 0.123456789}, value=0.9, samples=300, wall_s=2.0),
+        StudyTrial(number=1, state="failed", parameters={"lr": 0.5}, reason="no such file\nand more"),
+    ),
+    importance={"lr": 1.0},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5 min", 90.0), ("2h", 7200.0), ("1d", 86400.0)]
+)
+def test_times_are_read(text: str, seconds: float) -> None:
+    """With a unit, or as seconds."""
+    assert parse_seconds(text) == seconds
+
+
+def test_what_is_no_time_and_no_number_is_refused() -> None:
+    """With an example."""
+    with pytest.raises(BadJob, match="wanted a time such as 90s"):
+        parse_seconds("soon")
+    with pytest.raises(BadJob, match="wanted auto, or a number"):
+        parse_parallel("many")
+    assert (parse_parallel("AUTO"), parse_parallel("3")) == (None, 3)
+
+
+def test_trials_are_a_table_with_the_command_for_the_best() -> None:
+    """Settings in full in the command, in a few figures in the table; errors by their first line."""
+    console = Console(file=io.StringIO(), width=100)
+    render_study(RESULT, console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "lr=0.1235" in text
+    assert "failed: no such file" in text
+    assert "and more" not in text
+    assert "train the best: stoker train some.py --set epochs=3 --set lr=0.123456789" in text
+    assert "what mattered: lr 100%" in text
+
+
+def test_the_document_has_the_best_first() -> None:
+    """For `--json`."""
+    document = study_document(RESULT)
+    assert document["best"]["number"] == 0
+    assert [one["number"] for one in document["trials"]] == [0, 1]
+
+
+def test_every_event_has_words() -> None:
+    """A trial's end with its reason and the best so far."""
+    fields = {"number": 3, "state": "pruned", "value": 0.5, "samples": 1150, "reason": "asha at 1,150 samples",
+              "best": {"trial": 1, "value": 0.75}}  # fmt: skip
+    assert told(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
+        "trial 3 pruned 0.5 after 1,150 samples (asha at 1,150 samples); best 0.75 (trial 1)"
+    ]
+    warned = StudyEvent(kind="warned", at=0.0, fields={"message": "look"})
+    assert told(warned) == ["warning: look"]
+    assert settings_in_words({"a": True, "b": None, "c": 0.1234567, "d": 3}) == "a=true b=none c=0.1235 d=3"
+
+
+def test_a_command_without_a_space_says_what_it_wants() -> None:
+    """Exit code 2, and the two ways to use it."""
+    outcome = stoker_here("tune")
+    assert outcome.code == 2
+    assert "--space" in outcome.err
+    assert "--show" in outcome.err

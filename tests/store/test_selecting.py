@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadJob
+from stoker.records import JobSpec, Run
+from stoker.store.selecting import selected
+
+
+def a_run(name: str, lr: float, accuracy: float | None, status: str = "finished") -> tuple[Path, Run, JobSpec]:
+    """A run of a job with this rate, and what came of it."""
+    spec = JobSpec(
+        name="cnn", entry=None, entry_digest=None, parameters={"width": 32}, data_class="indexed",
+        settings={"optimizer": {"lr": lr, "type": "SGD"}, "schedule": {"lr": 7.0} if name == "odd" else None},
+        data_fingerprint="f", num_train=9, weights_digest="w",
+    )  # fmt: skip
+    run = Run(
+        name=name, status=status, created_at="2026-01-01", spec_digest=spec.digest(), total_samples=9,  # type: ignore[arg-type]
+        metrics={} if accuracy is None else {"test/accuracy": accuracy, "valid/accuracy": accuracy},
+    )  # fmt: skip
+    return Path(name), run, spec
+
+
+RUNS = [a_run("a", 0.1, 0.9), a_run("b", 0.01, 0.95), a_run("c", 0.2, None, "failed"), a_run("cnn-d", 0.05, 0.8)]
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ("", "a b c cnn-d"),
+        ("status=finished", "a b cnn-d"),
+        ("status!=finished", "c"),
+        ("lr<0.1", "b cnn-d"),
+        ("lr<=1e-1 test/accuracy>=0.9", "a b"),
+        ("optimizer.lr=0.2", "c"),
+        ("name~CNN", "cnn-d"),
+        ("width=32 accuracy>0.85", "a b"),
+        ("created<2026-02", "a b c cnn-d"),
+        ("test/accuracy!=0.9", "b c cnn-d"),
+    ],
+)
+def test_runs_are_chosen_by_what_was_asked_and_what_came_of_it(where: str, names: str) -> None:
+    """All conditions have to hold; a run without the metric holds none but `!=`."""
+    assert " ".join(run.name for _, run, _ in selected(RUNS, where=where)) == names
+
+
+@pytest.mark.parametrize(("sort", "names"), [("lr", "b cnn-d a c"), ("-test/accuracy", "b a cnn-d c")])
+def test_runs_are_sorted_and_those_without_the_value_come_last(sort: str, names: str) -> None:
+    """Numbers by their size; a minus is from the highest down."""
+    assert " ".join(run.name for _, run, _ in selected(RUNS, sort=sort)) == names
+
+
+@pytest.mark.parametrize("where", ["lr", "lr<", "acuracy>0.5", "type=SGD nothing~x"])
+def test_a_condition_that_means_nothing_is_refused(where: str) -> None:
+    """A typo must not look like a list without runs."""
+    with pytest.raises(BadJob):
+        selected(RUNS, where=where)
+
+
+def test_the_last_part_of_a_name_is_not_enough_where_it_means_two_things() -> None:
+    """Two settings called `lr` with different values: the whole path is wanted."""
+    odd = [a_run("odd", 0.1, 0.9)]
+    with pytest.raises(BadJob, match="several things"):
+        selected(odd, where="lr<1")
+    assert selected(odd, where="optimizer.lr<1") == odd

@@ -1,0 +1,145 @@
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker.records import Event, JobSpec, Run
+from stoker.store import RunDirectory
+from stoker.tracking import About, Following, Point, Shipment
+
+SPEC = JobSpec(
+    name="job", entry=None, entry_digest=None, parameters={"lr": 0.1}, settings={"optimizer": {"lr": 0.1}, "batch": 8},
+    data_class="indexed", data_fingerprint="f", num_train=9, weights_digest="w",
+)  # fmt: skip
+RUN = Run(
+    name="r", status="unfinished", created_at="2026-01-01T00:00:00+00:00", spec_digest=SPEC.digest(), total_samples=9
+)  # fmt: skip
+
+
+class Remembering:
+    """A tracker that remembers; it fails while `is_down`, and waits for `gate` where there is one."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self.ends: list[str] = []
+        self.opened: list[str | None] = []
+        self.is_down, self.is_closed = False, False
+        self.gate: threading.Event | None = None
+        self.tried = threading.Event()
+        self.id, self.where = "id-1", "there"
+
+    def open(self, about: About, known_id: str | None) -> "Remembering":
+        self.tried.set()
+        if self.is_down:
+            raise ConnectionError("refused")
+        self.opened.append(known_id)
+        self.about = about
+        return self
+
+    def log(self, points: list[Point]) -> None:
+        if self.gate is not None:
+            self.gate.wait()
+        if self.is_down:
+            raise ConnectionError("refused")
+        self.points += points
+
+    def end(self, status: str, files: list[Path]) -> None:
+        self.ends.append(status)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """A run with nothing in its log."""
+    return RunDirectory.create(tmp_path / "r", RUN, SPEC)
+
+
+def happened(directory: RunDirectory, samples: int) -> Event:
+    """A progress event that the run's log has."""
+    event = Event(kind="progress", at=float(samples), fields={"samples": samples, "loss": 1.0 / samples})
+    directory.append_event(event)
+    return event
+
+
+def sent(tracker: Remembering) -> list[int]:
+    """Where the points that came to it are."""
+    return [point.samples for point in tracker.points]
+
+
+def test_a_tracker_is_sent_every_event_once_and_the_settings(directory: RunDirectory) -> None:
+    """What the log has arrives in its order, with the job's settings flat, and the run's state at the end."""
+    tracker = Remembering()
+    following = Following([Shipment(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
+    for samples in range(1, 30):
+        following(happened(directory, samples))
+    following.close()
+    assert sent(tracker) == list(range(1, 30))
+    assert tracker.about.parameters == {"lr": "0.1", "optimizer.lr": "0.1", "batch": "8"}
+    assert (tracker.ends, tracker.is_closed) == (["unfinished"], True)
+
+
+def test_a_continued_run_stays_one_run_there(directory: RunDirectory) -> None:
+    """The next process sends what came since, under the id that the tracker gave the first time."""
+    first, second = Remembering(), Remembering()
+    happened(directory, 1)
+    shipment = Shipment(directory, "remembering", first.open)
+    assert shipment.send() == 1
+    shipment.close()
+    happened(directory, 2)
+    assert Shipment(directory, "remembering", second.open).send() == 1
+    assert (sent(first), sent(second), second.opened) == ([1], [2], ["id-1"])
+
+
+def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(directory: RunDirectory) -> None:
+    """It is told of once, what to do is told at the end, and the events are sent when it is back."""
+    tracker, words = Remembering(), list[str]()
+    tracker.is_down = True
+    following = Following([Shipment(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
+    following(happened(directory, 1))
+    assert tracker.tried.wait(timeout=30)
+    following(happened(directory, 2))
+    following.close()
+    assert sum("cannot be reached, the run goes on (ConnectionError: refused)" in one for one in words) == 1
+    assert "stoker runs track r --to remembering" in words[-1]
+    tracker.is_down = False
+    again = Shipment(directory, "remembering", tracker.open)
+    assert (again.unsent(), again.send(), sent(tracker)) == (2, 2, [1, 2])
+
+
+def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDirectory) -> None:
+    """The end waits for a stated time, and says that not everything was sent."""
+    tracker, words = Remembering(), list[str]()
+    tracker.gate = threading.Event()
+    following = Following([Shipment(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
+    following(happened(directory, 1))
+    following.close(patience_s=0.05)
+    assert "it did not answer for 0.05 s" in words[-1]
+    tracker.gate.set()
+
+
+def test_events_that_were_sent_before_a_kill_are_not_lost_by_it(directory: RunDirectory) -> None:
+    """What was sent is noted after it was sent: a kill in between sends some points twice, none never."""
+    tracker = Remembering()
+    happened(directory, 1)
+    shipment = Shipment(directory, "remembering", tracker.open)
+    shipment.send()
+    state = json.loads(shipment.state_path.read_text("utf-8"))
+    shipment.state_path.write_text(json.dumps(state | {"sent_bytes": 0}), "utf-8")  # as if killed before the note
+    happened(directory, 2)
+    Shipment(directory, "remembering", tracker.open).send()
+    assert sent(tracker) == [1, 1, 2]
+
+
+def test_an_event_that_is_being_written_waits(directory: RunDirectory) -> None:
+    """Half a line in the log is left for the next sending, and then sent whole."""
+    tracker = Remembering()
+    happened(directory, 1)
+    whole = directory.events_path.read_bytes()
+    directory.events_path.write_bytes(whole + whole[:20])
+    shipment = Shipment(directory, "remembering", tracker.open)
+    assert shipment.send() == 1
+    directory.events_path.write_bytes(whole + whole)
+    assert (shipment.send(), sent(tracker)) == (1, [1, 1])

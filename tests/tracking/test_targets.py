@@ -1,0 +1,123 @@
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import BadJob
+from stoker.tracking import About, Point, Target, target_of
+
+
+def about(folder: Path) -> About:
+    """A run that was made at second 100."""
+    return About(run="r", job="job", folder=folder, created_at=100.0, parameters={"lr": "0.1", "note": "a|b"})
+
+
+POINTS = [
+    Point(samples=64, at=101.0, values={"train/loss": 0.5}),
+    Point(samples=128, at=102.0, values={"train/loss": 0.25, "valid/accuracy": 0.75}),
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [("tensorbord", "tensorboard"), ("mlflow=", "no place"), ("", "there is no tracker")],
+)
+def test_a_word_that_names_no_tracker_is_refused(word: str, problem: str) -> None:
+    """The near names are told."""
+    with pytest.raises(BadJob) as refused:
+        target_of(word)
+    assert problem in f"{refused.value.message} {refused.value.remedy}"
+
+
+def test_a_csv_file_goes_on_where_it_was_when_a_column_comes_to_it(tmp_path: Path) -> None:
+    """Each point is a line; a measure that appears later is a column for all, empty before."""
+    first = Target("csv").open(about(tmp_path), None)
+    first.log(POINTS[:1])
+    second = Target("csv").open(about(tmp_path), first.id)
+    second.log(POINTS[1:])
+    with (tmp_path / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["samples"] for row in rows] == ["64", "128"]
+    assert [row["seconds"] for row in rows] == ["1.000", "2.000"]
+    assert [(row["train/loss"], row["valid/accuracy"]) for row in rows] == [("0.5", ""), ("0.25", "0.75")]
+
+
+def test_tensorboard_shows_the_run(tmp_path: Path) -> None:
+    """TensorBoard's own reader finds every value at its samples, of both processes of a continued run."""
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard, which reads it, is not installed"
+    )
+    first = Target("tensorboard").open(about(tmp_path), None)
+    first.log(POINTS[:1])
+    first.close()
+    second = Target("tensorboard").open(about(tmp_path), first.id)
+    second.log(POINTS[1:])
+    second.end("finished", [])
+    second.close()
+    found = accumulator.EventAccumulator(first.where)
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(64, 0.5), (128, 0.25)]
+    assert [(one.step, one.value) for one in found.Scalars("valid/accuracy")] == [(128, 0.75)]
+
+
+@pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")  # between two of its own dependencies
+def test_mlflow_shows_the_run(tmp_path: Path) -> None:
+    """MLflow's own client finds settings, values over samples, the status and the report in a local store."""
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path / 'ml.db'}"
+    first = Target("mlflow", store).open(about(tmp_path), None)
+    first.log(POINTS[:1])
+    second = Target("mlflow", store).open(about(tmp_path), first.id)
+    second.log(POINTS[1:])
+    second.end("finished", [])
+    client = MlflowClient(tracking_uri=store)
+    run = client.get_run(first.id)
+    assert (run.info.status, run.info.run_name, run.data.params["lr"]) == ("FINISHED", "r", "0.1")
+    assert [(one.step, one.value) for one in client.get_metric_history(first.id, "train/loss")] == [
+        (64, 0.5),
+        (128, 0.25),
+    ]
+
+
+def test_weights_and_biases_has_the_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file it would upload, read with its own messages, has the settings, and values with their samples."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = Target("wandb", "project").open(about(tmp_path), None)
+    tracker.log(POINTS)
+    tracker.end("finished", [])
+    tracker.close()
+    (file,) = tmp_path.rglob("*.wandb")
+    records = [Record.FromString(one) for one in stored_records(file.read_bytes())]
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in one.history.item}
+        for one in records
+        if one.WhichOneof("record_type") == "history"
+    ]
+    assert [(row["samples"], row["train/loss"]) for row in rows] == [(64, 0.5), (128, 0.25)]
+    (run,) = [one.run for one in records if one.WhichOneof("record_type") == "run"]
+    assert (run.display_name, run.project) == ("r", "project")
+    assert {item.key: json.loads(item.value_json) for item in run.config.update}["lr"] == "0.1"
+
+
+def stored_records(content: bytes) -> Iterator[bytes]:
+    """The records in a log of LevelDB's format, after W&B's own 7 bytes: blocks of 32 KiB, cut records in parts."""
+    at, parts = 7, b""
+    while at + 7 <= len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
