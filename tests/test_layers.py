@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from importlinter.cli import lint_imports
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "stoker"
@@ -21,21 +20,39 @@ TORCH_FREE = "What plans, reports and serves never reaches torch, nor does the g
 STANDARD_LIBRARY = "Records, units and errors stand on the standard library alone"
 
 
-def test_the_contracts_of_pyproject_hold(capsys: pytest.CaptureFixture[str]) -> None:
+def linted(config: Path, *options: str, where: Path = ROOT, path: Path | None = None) -> tuple[int, str]:
+    """Exit code and words of import-linter, in a process of its own.
+
+    It configures logging, which closes every handler there is; absl's, which other tests may have loaded, closes the
+    standard error that it was made with.
+    """
+    check = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", check, "--config", str(config), "--no-cache", "--no-logo", *options],
+        cwd=where,
+        env=os.environ if path is None else {**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_contracts_of_pyproject_hold() -> None:
     """Imports go one way, down, and nothing that must start fast reaches torch."""
-    status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True)
-    assert status == 0, capsys.readouterr().out
+    status, words = linted(ROOT / "pyproject.toml")
+    assert status == 0, words
 
 
-def test_imports_for_types_go_down_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imports_for_types_go_down_as_well(tmp_path: Path) -> None:
     """What is imported under TYPE_CHECKING, which `make lint` leaves out, keeps to the layers."""
     config = tmp_path / "pyproject.toml"
     left_out, counted = (f"exclude_type_checking_imports = {value}" for value in ("true", "false"))
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert left_out in text
     config.write_text(text.replace(left_out, counted), encoding="utf-8")
-    status = lint_imports(config_filename=str(config), limit_to_contracts=("layers",), no_cache=True, no_logo=True)
-    assert status == 0, capsys.readouterr().out
+    status, words = linted(config, "--contract", "layers")
+    assert status == 0, words
 
 
 @pytest.mark.parametrize(
@@ -54,17 +71,9 @@ def test_a_break_is_caught(tmp_path: Path, where: str, line: str, contract: str)
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / where).parent.mkdir(exist_ok=True)
     (copy / where).write_text(line + "\n", encoding="utf-8")
-    check = "from importlinter.cli import lint_imports_command; lint_imports_command()"
-    done = subprocess.run(
-        [sys.executable, "-c", check, "--config", str(ROOT / "pyproject.toml"), "--no-cache", "--no-logo"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{contract} BROKEN" in done.stdout
+    status, words = linted(ROOT / "pyproject.toml", where=tmp_path, path=tmp_path)
+    assert status == 1, words
+    assert f"{contract} BROKEN" in words
 
 
 def test_records_import_only_the_standard_library() -> None:

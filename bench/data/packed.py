@@ -134,7 +134,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--updates", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--watched", type=int, default=150)
+    parser.add_argument("--watched", type=int, default=100)
     parser.add_argument("--keep", action="store_true")
     return parser.parse_args()
 

@@ -54,7 +54,7 @@ def test_one_document_on_standard_output(faulty: Path) -> None:
 def test_a_person_sees_what_was_found(faulty: Path, tmp_path: Path) -> None:
     """The table has a line for each kind; what was written is named."""
     done = RUNNER.invoke(app, ["data", "check", str(faulty), "-o", str(tmp_path / "out")])
-    for words in ("target leak", "ragged", "train.csv:20", "samples are kept", "clean.json"):
+    for words in ("target leak", "ragged", "train.csv:20", "samples kept", "clean.json"):
         assert words in done.stdout
     assert (tmp_path / "out" / "report.html").is_file()
 

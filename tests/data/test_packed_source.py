@@ -132,6 +132,31 @@ def test_a_file_that_is_lost_or_cut_off_is_packed_again(tmp_path: Path) -> None:
     assert pictures.read[PROBES:] == [*range(5, 10), *range(15, 20)]
 
 
+def test_a_file_that_is_cut_off_while_it_is_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its name, and what to do; the process lives on."""
+    monkeypatch.setattr("stoker.data.packed_shards._SMALL_ROW", 0)
+    source = packed(Pictures(), tmp_path / "p")
+    source.rows(np.arange(SIZE))
+    with (tmp_path / "p" / "shard-000002.bin").open("r+b") as file:
+        file.truncate(200)
+    with pytest.raises(BadJob, match=r"shard-000002.bin cannot be read: it ends \d+ bytes before"):
+        source.rows(np.arange(SIZE))
+    with pytest.raises(BadJob, match=r"shard-000002.bin cannot be read"):
+        source.sample(13)
+
+
+def test_blocks_of_small_entries_are_kept_up_to_a_bound(
+    pictures: data.PackedSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels come right whether their blocks are kept, thrown out again, or not kept at all."""
+    expected = torch.arange(SIZE)
+    for kept, small in ((10**6, 512), (50, 512), (10**6, 0)):
+        monkeypatch.setattr("stoker.data.packed_shards._MOST_KEPT", kept)
+        monkeypatch.setattr("stoker.data.packed_shards._SMALL_ROW", small)
+        source = packed(Pictures(), pictures.folder)
+        assert all(torch.equal(source.rows(np.arange(SIZE))[1], expected) for _ in range(2))
+
+
 def test_damage_is_found_when_files_are_checked(tmp_path: Path) -> None:
     """One byte of one file; its name is told, and once it is deleted it is packed again."""
     source = packed(Pictures(), tmp_path / "p")

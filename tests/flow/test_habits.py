@@ -13,9 +13,9 @@ from torch import nn
 
 import stoker
 from stoker import optimizers, schedules
-from stoker.records import Event
+from stoker.records import Event, Layout, dumps
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs, blobs_job, stopped_run
-from tests.flow.command import Running, job_file, plan_file, stoker_here
+from tests.flow.command import Running, job_file, plan_file, stoker_here, stoker_process
 
 
 def trained(job: stoker.Job, **options: Any) -> tuple[stoker.Run, Heard]:
@@ -191,3 +191,30 @@ def test_the_example_of_habits_shows_all_of_them() -> None:
     page = run.report_path.read_text()
     assert 'id="class-recall"' in page
     assert 'id="confusion-test"' in page
+
+
+def test_two_processes_decide_what_one_does() -> None:
+    """The same end before time after the same evaluation, the same rates at plateaus, the same mean to rounding."""
+    changes = """settings["swa"] = stoker.SWA(start=0.1)
+settings["schedule"] = stoker.schedules.plateau(factor=0.5, patience=stoker.epochs(2), min_delta=0.2)
+settings["stop"] = [stoker.EarlyStopping(patience=stoker.epochs(5), min_delta=0.2)]
+settings["select"] = "last" """
+    path = job_file(changes)
+    found = {}
+    for name, layout in (("one", Layout()), ("two", Layout(replicas=2))):
+        plan = Path(f"{name}.json")
+        plan.write_text(dumps(dataclasses.replace(PLAN, layout=layout, loader="memory")))
+        on = ("--on", "2xhere") if name == "two" else ()
+        outcome = stoker_process("train", path, "--set", "epochs=40", *on, "--plan", plan, "--run-dir", name, "--json")
+        assert outcome.code == 0, outcome.err
+        found[name] = outcome
+    one, two = stoker.load("one"), stoker.load("two")
+    assert one.record.ended_early is not None
+    assert (two.record.samples, one.record.samples < 40 * 80) == (one.record.samples, True)
+    assert [event.get("decided") for event in found["two"].of("evaluated")] == [
+        event.get("decided") for event in found["one"].of("evaluated")
+    ]
+    assert any(event.get("decided") for event in found["one"].of("evaluated"))
+    for name, value in one.metrics.items():
+        assert two.metrics[name] == pytest.approx(value, abs=1e-5)
+    assert 'id="confusion-test"' in two.report_path.read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.data.planted import plant_csv, plant_images
-from stoker import flow
+from stoker import data, flow
 from stoker.errors import BadJob
 from stoker.inspecting import CheckOptions
 from stoker.records import CleanList, loads
@@ -53,3 +53,14 @@ def test_the_report_is_not_written_into_the_data(tmp_path: Path) -> None:
     with pytest.raises(BadJob, match="is within"):
         flow.check_data(tmp_path / "csv", OPTIONS, out=tmp_path / "csv" / "out")
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == ["test.csv", "train.csv"]
+
+
+def test_data_sources_take_the_clean_list(tmp_path: Path) -> None:
+    """A folder of images that is read with the list that a check of the whole set wrote has what is kept of it."""
+    plant_images(tmp_path / "set", per_class=50, copies=1)
+    (tmp_path / "set" / "train" / "hexagon").rmdir()  # a class without images, and an image without a class
+    (tmp_path / "set" / "train" / "loose-0.png").unlink()
+    checked = flow.check_data(tmp_path / "set", OPTIONS, out=tmp_path / "out")
+    test = next(split.num_samples for split in checked.check.splits if split.name == "test")
+    images = data.image_folder(tmp_path / "set" / "train", clean=tmp_path / "out" / "clean.json")
+    assert len(images) == checked.clean.kept - test

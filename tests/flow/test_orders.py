@@ -1,4 +1,4 @@
-"""Streams, and samples chosen or put together otherwise than one by one: killed, resumed, planned, verified."""
+"""Streams, and samples chosen or put together otherwise than one by one: killed, resumed, planned."""
 
 from __future__ import annotations
 
@@ -104,9 +104,3 @@ def test_a_stream_that_ends_early_leaves_a_run_that_can_go_on() -> None:
     job = job_of(stoker.data.stream(Stateful(12), length=23))
     with pytest.raises(stoker.BadJob, match="ended after 12 samples of epoch 1; 23 were to be read"):
         stoker.train(job, plan=Plan(device="cpu", micro_batch=5), sink=Heard(), run_dir="run")
-
-
-def test_a_packed_job_is_verified() -> None:
-    """`stoker verify` finds rows separable, their order fixed, and a resumed run equal to one never stopped."""
-    outcome = stoker_here("verify", ORDERS, "--set", "kind=packed", "--json")
-    assert outcome.code == 0, outcome.out

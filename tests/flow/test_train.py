@@ -17,6 +17,7 @@ from torch import nn
 import stoker
 from stoker import reporting
 from stoker.errors import BadRun, RunFailed
+from stoker.flow.examples import read_examples
 from stoker.records import Event, Plan
 from stoker.store import CheckpointStore
 from stoker.training import kept_weights
@@ -111,7 +112,8 @@ def test_whoever_hears_that_a_run_is_finished_finds_all_of_it() -> None:
 
     run = stoker.train(blobs_job(), plan=PLAN, sink=sink)
     assert found[:2] == ["finished", run.weights().keys()]
-    assert without_times(found[2]) == without_times(reporting.render_html(run.directory.read_report()))
+    page = reporting.render_html(run.directory.read_report(), read_examples(run.directory))
+    assert without_times(found[2]) == without_times(page)
 
 
 def without_times(text: str) -> str:

@@ -48,7 +48,7 @@ def test_it_is_put_where_it_was_by_its_own_state() -> None:
 
 
 def test_shuffled_by_their_library_it_is_replayed() -> None:
-    """Their state leaves out the buffer, so it is not used; each epoch has an order of its own, the same when repeated."""
+    """Their state leaves out the buffer, so it is not used; each epoch has an order of its own, the same again."""
     samples = samples_of(streamed(shuffles=True))
     assert samples.data_class == "stream"
     whole = rows_of(contents(source_of(samples, 4), 0, 12))

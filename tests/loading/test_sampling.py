@@ -142,6 +142,27 @@ def test_a_sample_drawn_twice_in_an_epoch_is_loaded_with_other_random_draws() ->
     assert torch.equal(batch, again)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": stoker.sampling.balanced()},
+        {"sampling": stoker.sampling.weighted(range(30))},
+        {"sampling": stoker.sampling.stratified()},
+        {"lengths": stoker.lengths.bucketed(length_of=range(1, 31))},
+    ],
+    ids=["balanced", "weighted", "stratified", "bucketed"],
+)
+def test_arrays_on_the_device_are_taken_in_the_same_order(changes: dict[str, Any]) -> None:
+    """Where the samples lie is the plan's business; that they lie in memory, and how large they are, is still known."""
+    train = datasets_of(job_of([i % 3 for i in range(30)], **changes)).train
+    assert train.is_in_memory
+    assert train.num_bytes == 30 * (4 + 8)
+    found = [contents(source_of(train, 7, loader), 0, 9) for loader in ("memory", "device")]
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+
+
 def test_what_is_held_out_is_never_drawn() -> None:
     """Weights and targets are given for all of the data; those of the training samples count."""
     classes = [i % 3 for i in range(60)]

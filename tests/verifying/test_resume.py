@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from stoker.errors import RunFailed
-from stoker.jobs import AdamW
+from stoker.jobs import SGD, AdamW
 from stoker.stepping import Step
+from stoker.units import updates
 from stoker.verifying.resume import check_resume, first_difference, state_of
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
@@ -40,6 +41,11 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16, fused": (
         {"model": cnn, "data": images(50)},
         {"micro_batch": 8, "precision": "bf16", "optimizer_implementation": "fused", "memory_format": "channels_last"},
+    ),
+    "thawing, captured and fused": (
+        {"model": cnn, "data": images(50), "freeze": {"0.*": updates(3), "3.*": updates(1)},
+         "optimizer": SGD(lr=0.1, momentum=0.9)},
+        {"micro_batch": 16, "captured": True, "optimizer_implementation": "fused"},
     ),
     "draws from Python and NumPy": ({"model": DrawsElsewhere}, {"micro_batch": 16}),
     "L-BFGS": ({"model": mlp, "optimizer": lambda p: torch.optim.LBFGS(p, max_iter=3)}, {"micro_batch": 16}),

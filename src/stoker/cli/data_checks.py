@@ -69,7 +69,7 @@ def render_check(checked: CheckedData, console: Console) -> None:
     check, clean = checked.check, checked.clean
     splits = ", ".join(f"{one.num_samples:,} {one.name}".rstrip() for one in check.splits)
     rate = format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")
-    console.print(f"{escape(check.source)}: {check.kind}, {splits} samples, {format_seconds(check.took_s)} ({rate})",
+    console.print(f"{escape(check.source)}: {check.kind}, samples: {splits}, {format_seconds(check.took_s)} ({rate})",
                   highlight=False, soft_wrap=True)  # fmt: skip
     if check.findings:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -85,7 +85,7 @@ def render_check(checked: CheckedData, console: Console) -> None:
         console.print("[green]nothing was found[/]")
     for note in check.notes:
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{clean.kept:,} samples are kept, {len(clean.dropped):,} left out", highlight=False)
+    console.print(f"samples kept: {clean.kept:,}, left out: {len(clean.dropped):,}", highlight=False)
 
 
 class _Lines:

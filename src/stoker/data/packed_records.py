@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from stoker.errors import BadJob
-from stoker.records.codec import JSON, dumps, loads
+from stoker.records.codec import JSON, loads
 from stoker.store.disk_errors import read_errors
 
 MANIFEST = "manifest.json"
@@ -105,8 +105,3 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise BadJob(
             f"{path} is no manifest of a packed dataset: {problem}", remedy=f"Delete {folder}: it is packed again."
         ) from problem
-
-
-def manifest_text(manifest: Manifest) -> str:
-    """The manifest as JSON."""
-    return dumps(manifest)

@@ -1,6 +1,6 @@
 """A dataset decoded once, kept on disk in packed form, and read from there without decoding.
 
-What: samples of any indexed source, as arrays in a few large files that are mapped into memory; see `packed_shards`.
+What: samples of any indexed source, as arrays in a few large files; how they are read is told in `packed_shards`.
 Use when: decoding takes longer than training waits for, and all samples do not fit into memory. Costs: their decoded
 size on disk, and the time to decode each of them once. Does not combine with: random draws in the dataset itself, which
 would be drawn once for all epochs; they belong into Job(augment=…).

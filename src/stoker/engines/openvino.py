@@ -31,7 +31,8 @@ _TYPES: dict[str, Datatype] = {
 _BF16 = dtype_of("BF16")
 _WIDE = frozenset({"INT64", "UINT64", "UINT32"})
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
-_TRIES = 2
+_TRIES = 8
+"""Of a request that failed for another's sake: which stream takes it is not ours to say, and a busy machine's repeat."""
 _MARK = 0xA5
 """A byte; numbers made of nothing else are no answer that a model gives to every question."""
 
@@ -87,11 +88,12 @@ class OpenVino:
     def _again(self, held: Arrays, error: RuntimeError) -> Arrays:
         """The answer after all, where it was an earlier request that could not be answered."""
         for _ in range(_TRIES):
-            if not all(self._answers_others(held) for _ in range(self._num_streams)):
+            answered = [self._answers_others(held) for _ in range(self._num_streams)]
+            if not any(answered):  # it is these inputs that cannot be computed
                 break
             try:
                 return self._infer(held)
-            except RuntimeError:  # of a stream that other instances had use of meanwhile
+            except RuntimeError:  # of a stream that none of the others came to
                 continue
         for _ in range(self._num_streams):
             self._answers_others(self._answered)

@@ -35,7 +35,8 @@ class Timed:
         Raises:
             ValueError: a place in it is in another unit than the run.
         """
-        inner: dict[str, Any] = {f.name: bound(getattr(self, f.name), run) for f in dataclasses.fields(self) if f.name != "run"}
+        names = [field.name for field in dataclasses.fields(self) if field.name != "run"]
+        inner: dict[str, Any] = {name: bound(getattr(self, name), run) for name in names}
         found = dataclasses.replace(self, run=run, **inner)
         found(0.0)
         return found

@@ -112,6 +112,12 @@ def pairing_of(
         update: from 0.
         size: samples of the whole batch.
         held: the places in it that are here (default: all).
+
+    >>> from stoker.jobs.mixing import Mixup
+    >>> whole = pairing_of((Mixup(),), seed=0, epoch=0, update=0, size=6)
+    >>> part = pairing_of((Mixup(),), seed=0, epoch=0, update=0, size=6, held=[3, 4, 5])
+    >>> whole.rows.tolist(), part.rows.tolist(), part.extra.tolist()  # 3, 4 and 5 are mixed with 3, 1 and 0
+    ([2, 4, 5, 3, 1, 0], [0, 4, 3], [0, 1])
     """
     places = np.arange(size, dtype=np.int64)
     key = key_of(Stream.MIXING, seed, epoch, update)

@@ -123,7 +123,7 @@ class StreamSamples(Samples):
         first = self._opened(0, 0, block=1)
         items = [first.item(place) for place in range(min(_HASHED_ITEMS, len(self)))]
         first.close()
-        length = len(self) if self._is_stated else "open"
+        length = len(self) if self._is_stated or self.given.buffer else "open"  # the last block ends with the epoch
         what = f"{name_of(type(self.given.source))}:{length}:{self.given.buffer}"
         return f"{digest_of_items(what, items)} (of the first {len(items)} items)"
 

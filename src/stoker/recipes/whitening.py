@@ -17,6 +17,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.loading import datasets_of
 from stoker.loading.fields import Fields
+from stoker.loading.transforms import for_evaluation
 from stoker.zoo.whitening import Whitening, whitening_filters
 
 _NUM_IMAGES = 2000
@@ -76,7 +77,10 @@ def training_images(job: Job, count: int) -> npt.NDArray[Any]:
     samples = datasets_of(job).train
     indices = np.unique(np.linspace(0, len(samples) - 1, min(count, len(samples))).astype(np.int64))
     found: list[Any] = []
-    Fields(job.inputs, job.target).map_inputs(samples.prepare(samples.fetch(indices, 0)), found.append)
+    fields, content = Fields(job.inputs, job.target), samples.fetch(indices, 0)
+    for change in for_evaluation(job.augment):
+        content = fields.map_inputs(content, change)
+    fields.map_inputs(samples.prepare(content), found.append)
     inputs = found[0]
     if not isinstance(inputs, torch.Tensor) or inputs.dim() != 4:
         found_one = list(inputs.shape[1:]) if isinstance(inputs, torch.Tensor) else f"a {type(inputs).__name__}"

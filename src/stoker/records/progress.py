@@ -44,9 +44,8 @@ class Event:
     - planned: run, device, plan, forecast, explanation, took_s
     - started: run, samples, total_samples, total_updates, environment, data, level
     - resumed: samples, updates, checkpoint
-    - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes;
-      where known: grad_norm (before clipping), lrs (of all groups)
-    - evaluated: split (valid or test), samples, metrics, took_s, best; decided (what it changed), if anything
+    - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
+    - evaluated: split (valid or test), samples, metrics, took_s, best
     - checkpointed: samples, bytes, blocked_s, write_s, path, best
     - warned: message
     - stopped: reason, samples
@@ -54,6 +53,9 @@ class Event:
     - recovered: samples, what, why
     - skipped: samples, updates, why, in_a_row, indices
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
+
+    Where there is something to tell, progress also has grad_norm (before clipping) and lrs (of all groups of
+    parameters), and evaluated has decided (what it changed, in words).
     """
 
     schema: ClassVar[int] = 1

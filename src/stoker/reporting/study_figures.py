@@ -109,7 +109,9 @@ def _coordinates(result: StudyResult) -> Chart | None:
         trace.hoverinfo = "name"
         figure.add_trace(trace)
     _draw_axes(figure, axes, result, (low, high))
-    chart = as_chart("study-coordinates", "Settings of finished trials", "the best fifth orange, the best one thick", figure)
+    chart = as_chart(
+        "study-coordinates", "Settings of finished trials", "the best fifth orange, the best thick", figure
+    )
     figure.update_layout(showlegend=False)
     return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
 

@@ -10,8 +10,8 @@ from stoker.records import Estimate
 from stoker.records.study import PlannedTrial, PrunerName, StudyForecast
 from stoker.tuning.pruning import REDUCTION, Rungs, expected_share
 
-START_S = 4.0
-"""Until a trial's process has loaded PyTorch and the job [s]: as long as that takes here, on a core that is free."""
+START_S = 6.0
+"""Until a trial's process has loaded PyTorch, made the job and planned it [s]: a judgement."""
 
 
 def forecast_study(

@@ -83,7 +83,7 @@ def _rounds_on_the_way(subject: Subject) -> bool:
     batch = subject.first_batch(step, subject.plan.micro_batch)
     with torch.no_grad(), RandomDraws() as draws:
         step.loss_of(batch.cut(0, batch.size), batch.size, 0, 0)
-    return draws.coarsest > torch.finfo(torch.float64).eps
+    return bool(draws.coarsest > torch.finfo(torch.float64).eps)
 
 
 def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:

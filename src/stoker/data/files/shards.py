@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from stoker.store.files import make_directories
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_MOST_OPEN = 64
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -121,6 +120,8 @@ class OpenFiles:
     Reading names its place each time, so that processes forked later do not move each other's.
     """
 
+    most_open: ClassVar[int] = 64
+
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
         self._open: OrderedDict[int, int] = OrderedDict()
@@ -149,7 +150,7 @@ class OpenFiles:
             self._open.move_to_end(shard)
         else:
             self._open[shard] = os.open(self.paths[shard], os.O_RDONLY | os.O_CLOEXEC)
-            if len(self._open) > _MOST_OPEN:
+            if len(self._open) > self.most_open:
                 os.close(self._open.popitem(last=False)[1])
         return self._open[shard]
 

@@ -183,7 +183,7 @@ class _Building:
         if found.kind == "class" and not self.spec.is_like:
             _require_all(found.values, found.classes, self.target.column)
         with disk_errors(self.folder, "a table in the cache", error=BadJob):
-            (self.folder / TARGET).write_bytes(found.values.tobytes())
+            found.values.tofile(self.folder / TARGET)
         return found.kind, found.classes
 
 
@@ -204,7 +204,7 @@ def _put(aside: Path, folder: Path) -> None:
 
 def _require_all(codes: npt.NDArray[np.int64] | npt.NDArray[np.float32], classes: Sequence[str], column: str) -> None:
     """Refuse a class that no row has."""
-    counts = np.bincount(codes.astype(np.int64), minlength=len(classes))
+    counts = np.bincount(codes.astype(np.int64, copy=False), minlength=len(classes))
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         raise BadJob(

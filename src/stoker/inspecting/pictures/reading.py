@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -115,7 +116,12 @@ def _signed(units: Sequence[Unit], workers: int, total: int) -> Iterator[Signed]
         yield from map(sign, units)
         return
     waiting: deque[Future[Signed]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),  # Ctrl-C is this process's to tell of
+    ) as pool:
         try:
             for unit in units:
                 waiting.append(pool.submit(sign, unit))

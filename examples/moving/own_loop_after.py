@@ -1,0 +1,24 @@
+"""A small net learns handwritten digits, by Stoker: `stoker train own_loop_after.py`. Its twin: own_loop_before.py."""
+
+from material import digits, net
+
+import stoker
+
+
+def job(lr: float = 1e-3, epochs: float = 20) -> stoker.Job:
+    """What is learned; how it is executed is planned."""
+    train, valid, test = digits()
+    return stoker.Job(
+        model=net,
+        data=train,
+        valid=valid,
+        test=test,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        optimizer=stoker.AdamW(lr=lr),
+        schedule=stoker.schedules.warmup_cosine(warmup=0.0),
+        clip_norm=1.0,
+        stop=[stoker.EarlyStopping("accuracy", patience=stoker.epochs(5))],
+        batch=64,
+        until=stoker.epochs(epochs),
+    )
