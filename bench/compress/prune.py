@@ -103,7 +103,8 @@ def main() -> None:
         course = Course(source, material, metric, Terms(batch_sizes=(1, 32), threads=1), time.process_time)
         cpu = attached_cpu()
         pruner = pruner_of(source, None, course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=print)
-        command = f"python -m bench.compress.prune --run RUN --fine-tune {arguments.fine_tune:g}"
+        asked = "".join(f" --speed {speed:g}" for speed in arguments.speed or ())
+        command = f"python -m bench.compress.prune --run RUN --fine-tune {arguments.fine_tune:g}{asked}"
         content = document(__doc__.splitlines()[0], command, _versions())
         content |= {"load_average": os.getloadavg(), "whole": {"accuracy": accuracy(pruner, pruner.teacher)}}
         content["speeds"] = speeds(pruner, aside, arguments.speed or TARGETS, arguments.fine_tune)

@@ -84,7 +84,7 @@ def main() -> int:
         took_s = time.perf_counter() - began
         arguments = command(folder, asked.trials, "killed")
         for _ in range(asked.kills):
-            killed = killed_once(arguments, environment, draws.uniform(0.1, 0.6) * took_s)
+            killed = killed_once(arguments, environment, draws.uniform(0.05, 0.35) * took_s)
             if killed is None:
                 break
             happened.append(killed)

@@ -1,4 +1,4 @@
-"""A small net learns handwritten digits, by Stoker: `stoker train lightning_after.py`. Its twin: lightning_before.py."""
+"""A small net learns handwritten digits, by Stoker: `stoker train lightning_after.py`. Before: lightning_before.py."""
 
 from material import digits, net
 

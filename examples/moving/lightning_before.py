@@ -1,4 +1,4 @@
-"""A small net learns handwritten digits, by Lightning: `python lightning_before.py`. Its twin: lightning_after.py."""
+"""A small net learns handwritten digits, by Lightning: `python lightning_before.py`. After: lightning_after.py."""
 
 from __future__ import annotations
 

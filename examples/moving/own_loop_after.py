@@ -1,4 +1,4 @@
-"""A small net learns handwritten digits, by Stoker: `stoker train own_loop_after.py`. Its twin: own_loop_before.py."""
+"""A small net learns handwritten digits, by Stoker: `stoker train own_loop_after.py`. Before: own_loop_before.py."""
 
 from material import digits, net
 

@@ -1,4 +1,4 @@
-"""A small net learns handwritten digits, by a loop: `python own_loop_before.py`. Its twin: own_loop_after.py."""
+"""A small net learns handwritten digits, by a loop: `python own_loop_before.py`. After: own_loop_after.py."""
 
 from __future__ import annotations
 

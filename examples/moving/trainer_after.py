@@ -1,4 +1,4 @@
-"""A small GPT-2 learns Python, by Stoker: `stoker train trainer_after.py`. Its twin: trainer_before.py."""
+"""A small GPT-2 learns Python, by Stoker: `stoker train trainer_after.py`. Before: trainer_before.py."""
 
 from material import gpt2, source
 

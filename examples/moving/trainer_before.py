@@ -1,4 +1,4 @@
-"""A small GPT-2 learns Python, by Hugging Face's Trainer: `python trainer_before.py`. Its twin: trainer_after.py."""
+"""A small GPT-2 learns Python, by Hugging Face's Trainer: `python trainer_before.py`. After: trainer_after.py."""
 
 from __future__ import annotations
 

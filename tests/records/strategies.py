@@ -32,6 +32,7 @@ def record_of(record: type) -> st.SearchStrategy[Any]:
     """Instances of `record` that it accepts itself."""
     special = {
         records.Estimate: _estimates,
+        records.CleanList: _clean_lists,
         records.Plan: _plans,
         records.Coupling: _couplings,
         records.Layout: _layouts,
@@ -131,4 +132,11 @@ def _service_settings() -> st.SearchStrategy[records.ServiceSettings]:
         max_queue_rows=counts, max_queue_bytes=counts, max_caller_share=st.floats(0.001, 1),
         deadline_s=st.none() | seconds, buckets=st.lists(counts, max_size=3).map(tuple),
         versions=st.lists(counts, max_size=3).map(tuple), basis=TEXT,
+    )  # fmt: skip
+
+
+def _clean_lists() -> st.SearchStrategy[records.CleanList]:
+    return st.builds(
+        records.CleanList, source=TEXT, made_at=TEXT, kept=st.integers(0, 10**9),
+        dropped=st.lists(record_of(records.Dropped), max_size=2).map(tuple),
     )  # fmt: skip

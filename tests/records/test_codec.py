@@ -15,6 +15,7 @@ from stoker.records import (
     ArtifactSource,
     Ceilings,
     CheckpointManifest,
+    Dropped,
     DynamicDim,
     Event,
     FileDigest,
@@ -46,8 +47,8 @@ from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_
 
 PLAN = Plan(device="cpu", micro_batch=64)
 PARTS = {
-    Achieved, ArtifactSource, DynamicDim, Kernel, Occurrence, Operation, Proof, Segment, Share, Storage, StoredPiece,
-    StoredTensor, TensorShape, TensorSpec, Tolerance, Widened,
+    Achieved, ArtifactSource, Dropped, DynamicDim, Kernel, Occurrence, Operation, Proof, Segment, Share, Storage,
+    StoredPiece, StoredTensor, TensorShape, TensorSpec, Tolerance, Widened,
 }  # fmt: skip
 """Records that only ever stand inside others, by the thousand: they carry no schema, that of the whole is theirs."""
 RUN = Run(name="mlp", status="finished", created_at="now", spec_digest="d", total_samples=10)

@@ -146,7 +146,8 @@ def in_chunks(job: Job, model: nn.Module, chunks: int) -> ChunkedLoss | None:
         return None
     if job.loss != "token_cross_entropy" or job.step is not None or job.mix is not None:
         raise BadJob(
-            f'the plan computes the loss in {chunks} chunks, which is possible for loss="token_cross_entropy" alone, and not with mix',
+            f'the plan computes the loss in {chunks} chunks, which is possible for loss="token_cross_entropy" alone, '
+            "and not with mix",
             remedy=_REMEDY,
         )
     return ChunkedLoss(model, chunks, label_smoothing=job.label_smoothing)
