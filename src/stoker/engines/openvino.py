@@ -32,7 +32,8 @@ _BF16 = dtype_of("BF16")
 _WIDE = frozenset({"INT64", "UINT64", "UINT32"})
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _TRIES = 8
-"""Of a request that failed for another's sake: which stream takes it is not ours to say, and a busy machine's repeat."""
+"""Of a request that failed for another's sake: which stream takes it is not ours to say, and on a busy machine one does
+several in a row."""
 _MARK = 0xA5
 """A byte; numbers made of nothing else are no answer that a model gives to every question."""
 

@@ -36,9 +36,9 @@ class CompressionTrial:
 
     `latency_s` is by rows of a batch, as text (JSON knows no other keys): the median over the rounds [s].
     `speed_up` is against `rival`, the fastest so far that is neither pruned nor in 8 bits, in rounds with it, over all
-    batch sizes; above 1 is faster. `pace` is how much faster than the model given that makes it. A drop of the metric is positive
-    where the candidate is worse; `drop` is on rows that nothing was chosen by, `selection_drop` on those that the
-    search looked at. None: not measured, because the candidate was rejected before.
+    batch sizes; above 1 is faster. `pace` is how much faster than the model given that makes it. A drop of the metric
+    is positive where the candidate is worse; `drop` is on rows that nothing was chosen by, `selection_drop` on those
+    that the search looked at. None: not measured, because the candidate was rejected before.
     """
 
     name: str
