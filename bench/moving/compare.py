@@ -3,10 +3,11 @@
     pip install --no-deps -c constraints.txt -r bench/moving/requirements.txt
     python -m bench.moving.compare [--rounds 9] [--cases lightning hugging_face own_loop]
 
-Before and after are the files in examples/moving, one thread, fp32, the plan being the job's batch in one piece; the
-samples come in Stoker's order and the weights are the job's initial ones. Registered beforehand: no loss may be more
-than 1e-5 from the other's at any of at least 50 updates. Rates are of the loops as they are, data loading included,
-evaluations and the way to the first update left out; the two take turns, in an order that alternates.
+Before and after are the files in examples/moving, on one core; samples come in Stoker's order, and the weights are the
+job's initial ones. Stoker trains twice: in fp32 with the micro-batch that the other has, and as it plans by itself. The
+first is what losses are compared with. Registered beforehand: no loss may be more than 1e-5 from the other's at any of
+at least 50 updates. Rates are of the loops as they are, data loading included; evaluations and the way to the first
+update are left out. All take turns, in an order that rotates.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import os
 import tempfile
 import time
 import tokenize
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,6 +37,7 @@ from stoker.jobs import load_job
 from stoker.loading import datasets_of
 from stoker.loading.order import EpochOrder
 from stoker.records import Plan
+from stoker.records.codec import JSON
 from stoker.stepping import build_model
 
 LIMIT = 1e-5
@@ -45,22 +46,22 @@ LIMIT = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A pair of files, what the one before needs, and how many epochs both train."""
+    """A pair of files, what the one before needs, and the micro-batch and epochs of both."""
 
     name: str
     what: str
     packages: tuple[str, ...]
     theirs: Before
+    micro_batch: int
     epochs: int
 
 
 CASES = {
-    "lightning": Case("lightning", "Lightning's Trainer, two micro-batches an update", ("lightning",), by_lightning, 20),
+    "lightning": Case("lightning", "Lightning's Trainer", ("lightning",), by_lightning, 32, 20),
     "hugging_face": Case(
-        "trainer", "Hugging Face's Trainer, two micro-batches an update", ("transformers", "accelerate"),
-        by_the_trainer, 5,
+        "trainer", "Hugging Face's Trainer", ("transformers", "accelerate"), by_the_trainer, 16, 5
     ),
-    "own_loop": Case("own_loop", "a plain loop", (), by_own_loop, 20),
+    "own_loop": Case("own_loop", "A plain loop", (), by_own_loop, 64, 20),
 }  # fmt: skip
 
 
@@ -69,55 +70,82 @@ def missing(case: Case) -> list[str]:
     return [name for name in case.packages if importlib.util.find_spec(name) is None]
 
 
-def measure(case: Case, epochs: int, rounds: int) -> dict[str, Any]:
-    """Both curves in each round; their largest difference, and the ratio of the rates."""
-    job = job_of(case, epochs)
-    gap, ratios, rates, updates = 0.0, [], {"stoker": [], "theirs": []}, 0
-    began = os.getloadavg()[0]
+@dataclass
+class Rounds:
+    """What came of the rounds so far: rates [samples/s] of the three, and the largest difference of two losses."""
+
+    stoker: list[float] = field(default_factory=list)
+    planned: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    gap: float = 0.0
+    updates: int = 0
+
+    def add(self, ours: Curve, planned: Curve, theirs: Curve, batch: int) -> None:
+        """Another round."""
+        self.updates = len(ours.losses)
+        self.gap = max(self.gap, *(abs(one - other) for one, other in zip(ours.losses, theirs.losses, strict=True)))
+        for rates, curve in ((self.stoker, ours), (self.planned, planned), (self.theirs, theirs)):
+            rates.append(curve.rate(batch))
+
+    def ratio(self, rates: Sequence[float]) -> dict[str, JSON] | None:
+        """Of `rates` to theirs, round by round: the median and its interval."""
+        found = interval_of([[one / other for one, other in zip(rates, self.theirs, strict=True)]])
+        return None if found is None else dataclasses.asdict(found)
+
+
+def measure(case: Case, rounds: int) -> dict[str, JSON]:
+    """Train `rounds` times before and after the move; the largest difference of losses, and the ratios of rates."""
+    job = job_of(case)
+    same = Plan(device="cpu", micro_batch=case.micro_batch, threads=1)
+    planned = stoker.plan(job).chosen.plan
+    found, began, last = Rounds(), os.getloadavg()[0], {}
     for turn in range(rounds):
         with tempfile.TemporaryDirectory(prefix="bench-moving-") as name:
             folder = Path(name)
-            if turn % 2:
-                theirs, ours = _theirs(case, job, epochs, folder), by_stoker(job, folder / "run")
-            else:
-                ours, theirs = by_stoker(job, folder / "run"), _theirs(case, job, epochs, folder)
-        updates = len(ours.losses)
-        gap = max(gap, *(abs(one - other) for one, other in zip(ours.losses, theirs.losses, strict=True)))
-        rates["stoker"].append(ours.rate(job.batch))
-        rates["theirs"].append(theirs.rate(job.batch))
-        ratios.append(rates["stoker"][-1] / rates["theirs"][-1])
-        print(f"  round {turn + 1}: difference {gap:.1e}, ratio {ratios[-1]:.2f}", flush=True)
-    interval = interval_of([ratios])
+            sides: dict[str, Callable[[], Curve]] = {
+                "ours": lambda at=folder: by_stoker(job, same, at / "same"),
+                "theirs": lambda at=folder: _theirs(case, job, at),
+                "planned": lambda at=folder: by_stoker(job, planned, at / "planned"),
+            }
+            names = list(sides)[turn % 3 :] + list(sides)[: turn % 3]
+            last = {side: sides[side]() for side in names}
+        found.add(**last, batch=job.batch)
+        print(
+            f"  round {turn + 1}: difference {found.gap:.1e}, samples/s {found.stoker[-1]:.0f}, "
+            f"planned {found.planned[-1]:.0f}, theirs {found.theirs[-1]:.0f}",
+            flush=True,
+        )
     return {
         "what": case.what,
         "versions": {name: version(name) for name in case.packages},
-        "updates": updates,
-        "largest_loss_difference": gap,
+        "updates": found.updates,
+        "largest_loss_difference": found.gap,
         "limit": LIMIT,
-        "holds": gap <= LIMIT and updates >= 50,
-        "losses_of_stoker": [ours.losses[0], ours.losses[-1]],
-        "losses_of_theirs": [theirs.losses[0], theirs.losses[-1]],
-        "samples_per_s": rates,
-        "ratio": None if interval is None else dataclasses.asdict(interval),
+        "holds": found.gap <= LIMIT and found.updates >= 50,
+        "last_losses": {side: curve.losses[-1] for side, curve in last.items()},
+        "samples_per_s": {"stoker": found.stoker, "planned": found.planned, "theirs": found.theirs},
+        "ratio_same_micro_batch": found.ratio(found.stoker),
+        "ratio_planned": found.ratio(found.planned),
+        "plan": planned.in_words(),
         "load_average": [began, os.getloadavg()[0]],
         "lines_of_code": {side: lines_of_code(EXAMPLES / f"{case.name}_{side}.py") for side in ("before", "after")},
     }
 
 
-def job_of(case: Case, epochs: int) -> stoker.Job:
+def job_of(case: Case) -> stoker.Job:
     """The job after the move, evaluated at its end alone, as the other is."""
-    job, _ = load_job(EXAMPLES / f"{case.name}_after.py", {"epochs": str(epochs)})
-    return dataclasses.replace(job, evaluate_every=stoker.epochs(epochs), stop=())
+    job, _ = load_job(EXAMPLES / f"{case.name}_after.py", {"epochs": str(case.epochs)})
+    return dataclasses.replace(job, evaluate_every=stoker.epochs(case.epochs), stop=())
 
 
-def _theirs(case: Case, job: stoker.Job, epochs: int, folder: Path) -> Curve:
+def _theirs(case: Case, job: stoker.Job, folder: Path) -> Curve:
     size = len(datasets_of(job).train)
     order = EpochOrder(size, job.seed)
-    samples = [int(at) for epoch in range(epochs) for at in order.indices(epoch, 0, size)]
+    samples = [int(at) for epoch in range(case.epochs) for at in order.indices(epoch, 0, size)]
     return case.theirs(build_model(job), samples, folder / "theirs")
 
 
-def by_stoker(job: stoker.Job, folder: Path) -> Curve:
+def by_stoker(job: stoker.Job, plan: Plan, folder: Path) -> Curve:
     """`stoker.train`, its telemetry telling the loss of each update."""
     curve, usual = Curve(), training.Telemetry
 
@@ -130,10 +158,9 @@ def by_stoker(job: stoker.Job, folder: Path) -> Curve:
             curve.at_s.append(time.perf_counter())
             return super().updated(loss, num_samples)
 
-    plan = Plan(device="cpu", micro_batch=job.batch, threads=1)
     training.Telemetry = Recorded  # type: ignore[misc]  # where flow/starting.py takes it from
     try:
-        stoker.train(job, plan=plan, run_dir=folder, new=True, sink=lambda event: None)
+        stoker.train(job, plan=plan, run_dir=folder, new=True, sink=lambda _: None)
     finally:
         training.Telemetry = usual  # type: ignore[misc]  # as it was
     return curve
@@ -161,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--out", type=Path, help="where results go (default: bench/results, dated)")
     given = parser.parse_args(arguments)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # then one thread is all that can be planned
     torch.set_num_threads(1)
     path = given.out or dated("moving")
     content = results.read(path) or results.document(
@@ -173,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}: left out, as {', '.join(absent)} is not installed")
             continue
         print(case.what, flush=True)
-        content.setdefault("cases", {})[name] = measure(case, case.epochs, given.rounds)
+        content.setdefault("cases", {})[name] = measure(case, given.rounds)
         results.save(path, content)
     print(path)
 

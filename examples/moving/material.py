@@ -1,4 +1,4 @@
-"""The models and data that the files here share: handwritten digits for an image net, Python source for a GPT-2."""
+"""The models and data that the files here share: handwritten digits for an image net, Python source for a Llama."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def source(context: int = 64, windows: int = 1280) -> torch.Tensor:
     return torch.stack([train[at][0] for at in range(windows)]).long()
 
 
-def gpt2() -> Any:
-    """A small GPT-2 over bytes, without dropout."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def llama() -> Any:
+    """A small Llama over bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=256, n_positions=64, n_embd=96, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0,
-            embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256, max_position_embeddings=64, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+            num_attention_heads=4,
         )
     )  # fmt: skip

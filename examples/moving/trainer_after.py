@@ -1,6 +1,6 @@
-"""A small GPT-2 learns Python, by Stoker: `stoker train trainer_after.py`. Before: trainer_before.py."""
+"""A small Llama learns Python, by Stoker: `stoker train trainer_after.py`. Before: trainer_before.py."""
 
-from material import gpt2, source
+from material import llama, source
 
 import stoker
 
@@ -10,13 +10,11 @@ def job(lr: float = 1e-3, epochs: float = 5) -> stoker.Job:
     tokens = source()
     train, valid = tokens[:1216], tokens[1216:]
     return stoker.Job(
-        model=gpt2,
+        model=llama,
         data={"input_ids": train, "labels": train},
         valid={"input_ids": valid, "labels": valid},
         loss="own",  # the model's own, which shifts the labels
-        optimizer=stoker.AdamW(
-            lr=lr, weight_decay=0.01, groups={"*bias": {"weight_decay": 0.0}, "*ln_*": {"weight_decay": 0.0}}
-        ),
+        optimizer=stoker.AdamW(lr=lr, weight_decay=0.01, groups={"*norm.weight": {"weight_decay": 0.0}}),
         schedule=stoker.schedules.warmup_cosine(warmup=0.1),
         clip_norm=1.0,
         stop=[stoker.EarlyStopping("loss", patience=stoker.epochs(3))],

@@ -1,18 +1,18 @@
-"""A small GPT-2 learns Python, by Hugging Face's Trainer: `python trainer_before.py`. After: trainer_after.py."""
+"""A small Llama learns Python, by Hugging Face's Trainer: `python trainer_before.py`. After: trainer_after.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from material import gpt2, source
+from material import llama, source
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
 
 def arguments(epochs: int, **others: Any) -> TrainingArguments:
     """Two micro-batches of 16 an update; warm-up and a cosine; stops early, keeps the best."""
     settings: dict[str, Any] = {
-        "output_dir": "runs/gpt2",
+        "output_dir": "runs/llama",
         "num_train_epochs": epochs,
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 2,
@@ -39,7 +39,7 @@ if __name__ == "__main__":
     tokens = source()
     stopping = EarlyStoppingCallback(early_stopping_patience=3)
     trainer = Trainer(
-        gpt2(), arguments(epochs=5), train_dataset=rows(tokens[:1216]), eval_dataset=rows(tokens[1216:]),
+        llama(), arguments(epochs=5), train_dataset=rows(tokens[:1216]), eval_dataset=rows(tokens[1216:]),
         callbacks=[stopping],
     )  # fmt: skip
     trainer.train()

@@ -228,6 +228,7 @@ def test_what_a_finished_run_teaches_the_next_plan_is_kept() -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["run"], line["quantity"]) for line in lines] == [(run.name, "total_s"), (run.name, "peak_bytes")]
     assert lines[0]["measured"] == pytest.approx(run.record.wall_s)
+    assert lines[1]["measured"] > 50 * 2**20  # a process with torch in it
 
 
 def nan_at_first(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

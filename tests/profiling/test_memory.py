@@ -31,6 +31,17 @@ def test_a_peak_is_seen_though_it_is_over_before_the_block_is() -> None:
 
 
 @linux
+def test_the_peak_so_far_can_be_read_within_the_block() -> None:
+    """A run is finished, and its peak told, before the block is left."""
+    with PeakMemory("cpu") as peak:
+        before = peak.num_bytes
+        del_me = touched(200 * MIB)
+        del del_me
+        assert peak.num_bytes - before > 150 * MIB
+        assert before > 10 * MIB
+
+
+@linux
 def test_an_earlier_peak_is_not_counted_again() -> None:
     """The mark is reset: a block without allocations does not show the one before."""
     with PeakMemory("cpu") as high:

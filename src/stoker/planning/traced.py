@@ -78,7 +78,9 @@ class TracedForecasts:
         self._hardware = hardware(None)
         self._times: dict[int, tuple[Hardware, OperationTimes]] = {}
         self._updates: dict[Plan, UpdateTime] = {}
-        ratios = tuple(c.measured / c.forecast for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0)
+        # A peak of 0 is none: versions of 2026-11-22 wrote down such.
+        peaks = (c for c in calibrations if c.quantity == "peak_bytes" and c.forecast > 0 and c.measured > 0)
+        ratios = tuple(c.measured / c.forecast for c in peaks)
         self._calibrations = calibrations
         self._residuals = memory.Residuals(kind=self._hardware.device.kind, ratios=ratios)
 

@@ -18,7 +18,7 @@ _SAMPLING_S = 0.02
 
 
 class PeakMemory:
-    """Within its block, watches memory; `num_bytes` afterwards is the peak.
+    """Within its block, watches memory; `num_bytes` is the peak so far, and afterwards that of the block.
 
     On Linux the kernel's own high-water mark is reset before and read after; where that is not allowed, the process's
     resident size is sampled every 20 ms, and elsewhere it is the peak since the process began.
@@ -29,7 +29,12 @@ class PeakMemory:
         self._done = threading.Event()
         self._sampler: threading.Thread | None = None
         self._sampled = 0
-        self.num_bytes = 0
+        self._num_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The peak [bytes]: so far, or of the whole block once it is left."""
+        return self._read() if self._num_bytes is None else self._num_bytes
 
     def __enter__(self) -> Self:
         """Begin to watch."""
@@ -43,18 +48,22 @@ class PeakMemory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Read the peak."""
+        """Keep the peak."""
         self._done.set()
-        if self._device.type == "cuda":
-            self.num_bytes = torch.cuda.max_memory_allocated(self._device)
-        elif self._sampler is not None:
+        if self._sampler is not None:
             self._sampler.join()
-            self.num_bytes = self._sampled
-        elif _STATUS.exists():
-            self.num_bytes = _status_bytes("VmHWM")
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            self.num_bytes = peak if sys.platform == "darwin" else peak * 1024
+        self._num_bytes = self._read()
+
+    def _read(self) -> int:
+        """The peak so far."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if self._sampler is not None:
+            return max(self._sampled, _status_bytes("VmRSS"))
+        if _STATUS.exists():
+            return _status_bytes("VmHWM")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
     def _sample(self) -> None:
         while not self._done.wait(_SAMPLING_S):

@@ -24,7 +24,8 @@ def render_side_by_side(reports: Sequence[Report]) -> str:
     """An HTML page of about 5 MB, nearly all of it plotly.js, that needs nothing else."""
     names = [one.run.name for one in reports]
     curves = [_curves(one) for one in reports]
-    measures = list(dict.fromkeys(name for one in curves for name in one))
+    # What was measured once, such as the test at the end, is in the table above.
+    measures = list(dict.fromkeys(name for one in curves for name, points in one.items() if len(points) > 1))
     by_samples = [_chart(measure, names, curves, None) for measure in measures]
     clocks = [_clock(one) for one in reports]
     by_time = [_chart(measure, names, curves, clocks) for measure in measures]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data.files.cleaning import left_out, require_known
+from stoker.data.files.cleaning import left_out, left_out_of_files, require_known
 from stoker.errors import BadJob
 from stoker.records import CleanList, dumps
 from stoker.records.cleaning import Dropped
@@ -48,6 +48,30 @@ def test_what_is_no_list_is_refused(content: str | None, tmp_path: Path) -> None
         path.write_text(content)
     with pytest.raises(BadJob, match="is no clean list"):
         left_out(path, tmp_path)
+
+
+def test_files_of_many_samples_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    """Two of one name are two files, whatever the list names; other files of the list's folder are left aside."""
+    (tmp_path / "sub").mkdir()
+    paths = (tmp_path / "t.tar", tmp_path / "sub" / "t.tar")
+    for path in paths:
+        path.touch()
+    clean = listing(tmp_path, "t.tar:0", "sub/t.tar:a:1")
+    assert left_out_of_files(clean, paths) == ({"0"}, {"a:1"})
+    assert left_out_of_files(clean, (tmp_path / "other.tar",)) == (frozenset(),)
+    assert left_out_of_files(listing(tmp_path / "sub", "t.tar:2"), paths) == (frozenset(), {"2"})
+    assert left_out_of_files(listing(tmp_path / "sub" / "t.tar", "t.tar:2"), paths[1:]) == ({"2"},)
+    assert left_out_of_files(None, paths) == (frozenset(), frozenset())
+
+
+def test_files_that_were_moved_keep_their_names(tmp_path: Path) -> None:
+    """Of a list made elsewhere the paths below their folder count; one with none of them is refused."""
+    paths = (tmp_path / "b.tar", tmp_path / "sub" / "t.tar")
+    assert left_out_of_files(listing(Path("/absent"), "sub/t.tar:1", "t.tar:2"), paths) == (frozenset(), {"1"})
+    with pytest.raises(BadJob, match="none of these names"):
+        left_out_of_files(listing(Path("/absent"), "x.tar:1"), paths)
+    with pytest.raises(BadJob, match="none of these names"):
+        left_out_of_files(listing(tmp_path, "renamed.tar:1"), paths)
 
 
 def test_a_list_of_other_data_is_refused() -> None:

@@ -123,6 +123,27 @@ def test_a_clean_list_leaves_samples_out(root: Path) -> None:
     assert source.fingerprint != stoker.data.image_folder(root).fingerprint
 
 
+def test_an_image_outside_the_classes_may_be_left_out(root: Path) -> None:
+    """It is refused by its name, unless the clean list has it."""
+    (root / "stray.png").write_bytes((root / "cat/0000.png").read_bytes())
+    with pytest.raises(BadJob, match=r"stray\.png lies in no folder of a class"):
+        len(stoker.data.image_folder(root))
+    clean = CleanList(source=str(root), made_at="2026-01-01T00:00:00Z", kept=COUNT,
+                      dropped=(Dropped(id="stray.png", why="unlabelled"),))  # fmt: skip
+    assert len(stoker.data.image_folder(root, clean=clean)) == COUNT
+
+
+def test_splits_are_not_learned_as_classes(root: Path) -> None:
+    """Folders that are all called as splits are refused, unless classes are given."""
+    for folder, name in zip(
+        sorted(path for path in root.iterdir() if path.is_dir()), ("test", "train", "val"), strict=True
+    ):
+        folder.rename(root / name)
+    with pytest.raises(BadJob, match="which are parts of a data set and no classes"):
+        len(stoker.data.image_folder(root))
+    assert len(stoker.data.image_folder(root, classes=["test", "train", "val"])) == COUNT
+
+
 def _renamed(root: Path) -> None:
     (root / "cat" / "0000.png").rename(root / "cat" / "zero.png")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import TypeAlias
 
@@ -27,6 +29,41 @@ def left_out(clean: Clean, root: Path) -> frozenset[str]:
     if prefix is None:
         return found.dropped_ids()
     return frozenset(name.removeprefix(prefix) for name in found.dropped_ids() if name.startswith(prefix))
+
+
+def left_out_of_files(clean: Clean, paths: Sequence[Path]) -> tuple[frozenset[str], ...]:
+    """For each file of many samples, what follows its name in the names of the samples to leave out.
+
+    A list made of a folder above names each file by its path from there, and may be of other files in it alone. For one
+    made elsewhere, as before the files were moved, they are called by their paths below the folder that holds them all.
+
+    Raises:
+        BadJob: the file holds no clean list, or one of another place, with none of these names.
+    """
+    if clean is None:
+        return (frozenset(),) * len(paths)
+    found = clean if isinstance(clean, CleanList) else _read(Path(clean))
+    ids = found.dropped_ids()
+    source = Path(found.source).expanduser().resolve()
+    above = source.parent if source.is_file() else source
+    places = [path.expanduser().parent.resolve() / path.name for path in paths]
+    if not any(place.is_relative_to(above) for place in places):
+        above = Path(os.path.commonpath([place.parent for place in places]))
+    names = [place.relative_to(above).as_posix() if place.is_relative_to(above) else None for place in places]
+    by_file = _by_file(ids, {name for name in names if name is not None})
+    if source.is_file() or not any((above / sample.rpartition(":")[0]).is_file() for sample in ids):
+        require_known(ids, sum(map(len, by_file.values())), paths[0].name)
+    return tuple(frozenset() if name is None else frozenset(by_file[name]) for name in names)
+
+
+def _by_file(ids: frozenset[str], files: set[str]) -> dict[str, set[str]]:
+    """For each of `files`, what follows its name and a colon in `ids`; keys may have colons as well."""
+    by_file: dict[str, set[str]] = {file: set() for file in files}
+    for sample in ids:
+        for at, letter in enumerate(sample):
+            if letter == ":" and sample[:at] in by_file:
+                by_file[sample[:at]].add(sample[at + 1 :])
+    return by_file
 
 
 def require_known(dropped: frozenset[str], num_found: int, name: str) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+
+
 @dataclass(frozen=True)
 class Listing:
     """The images of a folder: names below it, sizes [bytes] and times [ns] as [N, 2], labels [N], and classes."""
@@ -163,6 +166,11 @@ def _listed(
     known = classes if classes is not None else tuple(sorted({label for _, label in kept}))
     numbers = {label: number for number, label in enumerate(known)}
     for name, label in kept:
+        if not label:
+            raise BadJob(
+                f"{root / name} lies in no folder of a class",
+                remedy="Put it into a folder named after its class, leave it out with clean=…, or give labels=FILE.",
+            )
         if label not in numbers:
             raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
                          remedy="Name it among classes=…, or take it away.")  # fmt: skip
@@ -196,22 +204,25 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _folders(root: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    """The folders of classes, sorted; those of splits, which would be learned as if they were classes, are refused."""
+    found = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
+        raise BadJob(
+            f"the folders of {root} are called {', '.join(found)}, which are parts of a data set and no classes",
+            remedy=f"Give one for each of data, valid and test: image_folder({str(root / found[0])!r}). "
+            "If they are classes, say so: classes=[…].",
+        )
+    return tuple(found)
 
 
 def _by_folder(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
-    """Images below `root` with the first folder on their way, and files that are no images."""
+    """Images below `root` with the first folder on their way, "" where there is none, and files that are no images."""
     images: list[tuple[str, str]] = []
     others: list[str] = []
     for name in _files_below(root):
-        folder, slash, _ = name.partition("/")
+        folder = name.partition("/")[0] if "/" in name else ""
         if Path(name).suffix.lower() not in SUFFIXES:
             others.append(name)
-        elif not slash:
-            raise BadJob(
-                f"{root / name} lies in no folder of a class",
-                remedy="Put each image into a folder named after its class, or give labels=FILE.",
-            )
         else:
             images.append((name, folder))
     return images, others

@@ -41,7 +41,7 @@ def shard_paths(given: Paths) -> tuple[Path, ...]:
     paths: list[Path] = []
     for word in words:
         for name in expanded(str(Path(word).expanduser())):
-            found = sorted(glob.glob(name)) if "*" in name else [name]  # noqa: PTH207 - the pattern may be absolute
+            found = sorted(glob.glob(name, recursive=True)) if "*" in name else [name]  # noqa: PTH207 - may be absolute
             if not found:
                 raise BadJob(f"no file is called {name}", remedy="Mend the pattern.")
             paths += map(Path, found)

@@ -16,7 +16,7 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from stoker.data.files.cleaning import Clean, left_out, require_known
+from stoker.data.files.cleaning import Clean, left_out_of_files
 from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
 from stoker.data.files.table_spec import Missing, TableSpec, TargetKind, table_spec
 from stoker.data.files.table_store import StoredTable, folder_of, key_of, opened, require_pyarrow
@@ -155,15 +155,9 @@ class Table(IndexedSource):
 
     def _dropped(self, root: Path) -> dict[str, frozenset[int]]:
         """By name of a file, the rows that the clean list leaves out."""
-        names = left_out(self._clean, root)
-        here = {path.relative_to(root).as_posix() for path in self.paths}
-        rows: dict[str, set[int]] = {}
-        for name in names:
-            file, colon, row = name.rpartition(":")
-            if colon and file in here and row.isdigit():
-                rows.setdefault(file, set()).add(int(row))
-        require_known(names, sum(map(len, rows.values())), self.name)
-        return {file: frozenset(found) for file, found in rows.items()}
+        dropped = zip(self.paths, left_out_of_files(self._clean, self.paths), strict=True)
+        return {path.relative_to(root).as_posix(): frozenset(int(row) for row in rows if row.isdigit())
+                for path, rows in dropped if rows}  # fmt: skip
 
 
 def csv(  # noqa: PLR0913 - what can be said of a table

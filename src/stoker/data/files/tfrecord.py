@@ -16,7 +16,7 @@ from typing import Any, final
 
 import numpy as np
 
-from stoker.data.files.cleaning import Clean, left_out, require_known
+from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
 from stoker.data.files.extras import needs
 from stoker.data.files.images import ImageForm, image_form
 from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
@@ -54,11 +54,11 @@ class TFRecord(IndexedSource):
         places = {name: np.concatenate([one[name] for one in found]) for name in ("offset", "length", "checksum")}
         places["shard"] = np.repeat(np.arange(len(found)), counts)
         places["number"] = np.concatenate([np.arange(count) for count in counts])
-        dropped = left_out(self._clean, self.paths[0].parent)
-        if dropped:
-            keep = np.array([self._named(shard, number) not in dropped for shard, number in
+        dropped = left_out_of_files(self._clean, self.paths)
+        if any(dropped):
+            keep = np.array([str(number) not in dropped[shard] for shard, number in
                              zip(places["shard"].tolist(), places["number"].tolist(), strict=True)], bool)  # fmt: skip
-            require_known(dropped, int((~keep).sum()), self.name)
+            require_known(frozenset().union(*dropped), int((~keep).sum()), self.name)
             places = {name: array[keep] for name, array in places.items()}
         if not len(places["offset"]):
             raise BadJob(f"{self.paths[0]} has no records", remedy="Give files with at least one.")

@@ -18,7 +18,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from stoker.data.files.cleaning import Clean, left_out, require_known
+from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
 from stoker.data.files.images import SUFFIXES, ImageForm, image_form
 from stoker.data.files.mending import as_first_seen, note_unreadable, version_of
 from stoker.data.files.names import Names
@@ -227,7 +227,7 @@ def members_of(path: Path) -> Arrays:
 
 def _chosen(paths: Sequence[Path], found: Sequence[Arrays], fields: Sequence[str], clean: Clean) -> Members:
     """The fields of every sample of the shards, those left out taken away."""
-    dropped = left_out(clean, paths[0].parent)
+    dropped = left_out_of_files(clean, paths)
     wanted = {kind: at for at, field in enumerate(fields) for kind in field.lower().split(";")}
     kinds = tuple(wanted)
     numbers = {kind: number for number, kind in enumerate(kinds)}
@@ -237,7 +237,7 @@ def _chosen(paths: Sequence[Path], found: Sequence[Arrays], fields: Sequence[str
     num_cleaned = 0
     for shard, (path, arrays) in enumerate(zip(paths, found, strict=True)):
         for key, parts in _samples_of(path, arrays):
-            if f"{path.name}:{key}" in dropped or key in dropped:
+            if key in dropped[shard]:
                 num_cleaned += 1
                 continue
             chosen = {wanted[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in wanted}
@@ -245,7 +245,7 @@ def _chosen(paths: Sequence[Path], found: Sequence[Arrays], fields: Sequence[str
             shards.append(shard)
             keys.append(key)
             places.append([chosen[at] for at in range(len(fields))])
-    require_known(dropped, num_cleaned, paths[0].name)
+    require_known(frozenset().union(*dropped), num_cleaned, paths[0].name)
     if not keys:
         raise BadJob(f"{paths[0]} has no samples", remedy="Members are called KEY.KIND, as in 000001.jpg.")
     array = np.array(places, np.int64)
