@@ -20,7 +20,7 @@ import os
 import tempfile
 import time
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -59,7 +59,7 @@ class Case:
 CASES = {
     "lightning": Case("lightning", "Lightning's Trainer", ("lightning",), by_lightning, 32, 20),
     "hugging_face": Case(
-        "trainer", "Hugging Face's Trainer", ("transformers", "accelerate"), by_the_trainer, 16, 5
+        "trainer", "Hugging Face's Trainer", ("transformers", "accelerate"), by_the_trainer, 16, 2
     ),
     "own_loop": Case("own_loop", "A plain loop", (), by_own_loop, 64, 20),
 }  # fmt: skip
@@ -93,12 +93,12 @@ class Rounds:
         return None if found is None else dataclasses.asdict(found)
 
 
-def measure(case: Case, rounds: int) -> dict[str, JSON]:
-    """Train `rounds` times before and after the move; the largest difference of losses, and the ratios of rates."""
+def measure(case: Case, rounds: int) -> Iterator[dict[str, JSON]]:
+    """Train `rounds` times before and after the move; what has come of it, after each round."""
     job = job_of(case)
     same = Plan(device="cpu", micro_batch=case.micro_batch, threads=1)
     planned = stoker.plan(job).chosen.plan
-    found, began, last = Rounds(), os.getloadavg()[0], {}
+    found, began = Rounds(), os.getloadavg()[0]
     for turn in range(rounds):
         with tempfile.TemporaryDirectory(prefix="bench-moving-") as name:
             folder = Path(name)
@@ -108,28 +108,23 @@ def measure(case: Case, rounds: int) -> dict[str, JSON]:
                 "planned": lambda at=folder: by_stoker(job, planned, at / "planned"),
             }
             names = list(sides)[turn % 3 :] + list(sides)[: turn % 3]
-            last = {side: sides[side]() for side in names}
-        found.add(**last, batch=job.batch)
-        print(
-            f"  round {turn + 1}: difference {found.gap:.1e}, samples/s {found.stoker[-1]:.0f}, "
-            f"planned {found.planned[-1]:.0f}, theirs {found.theirs[-1]:.0f}",
-            flush=True,
-        )
-    return {
-        "what": case.what,
-        "versions": {name: version(name) for name in case.packages},
-        "updates": found.updates,
-        "largest_loss_difference": found.gap,
-        "limit": LIMIT,
-        "holds": found.gap <= LIMIT and found.updates >= 50,
-        "last_losses": {side: curve.losses[-1] for side, curve in last.items()},
-        "samples_per_s": {"stoker": found.stoker, "planned": found.planned, "theirs": found.theirs},
-        "ratio_same_micro_batch": found.ratio(found.stoker),
-        "ratio_planned": found.ratio(found.planned),
-        "plan": planned.in_words(),
-        "load_average": [began, os.getloadavg()[0]],
-        "lines_of_code": {side: lines_of_code(EXAMPLES / f"{case.name}_{side}.py") for side in ("before", "after")},
-    }
+            curves = {side: sides[side]() for side in names}
+        found.add(**curves, batch=job.batch)
+        yield {
+            "what": case.what,
+            "versions": {name: version(name) for name in case.packages},
+            "updates": found.updates,
+            "largest_loss_difference": found.gap,
+            "limit": LIMIT,
+            "holds": found.gap <= LIMIT and found.updates >= 50,
+            "last_losses": {side: curve.losses[-1] for side, curve in curves.items()},
+            "samples_per_s": {"stoker": found.stoker, "planned": found.planned, "theirs": found.theirs},
+            "ratio_same_micro_batch": found.ratio(found.stoker),
+            "ratio_planned": found.ratio(found.planned),
+            "plan": planned.in_words(),
+            "load_average": [began, os.getloadavg()[0]],
+            "lines_of_code": {side: lines_of_code(EXAMPLES / f"{case.name}_{side}.py") for side in ("before", "after")},
+        }
 
 
 def job_of(case: Case) -> stoker.Job:
@@ -201,8 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}: left out, as {', '.join(absent)} is not installed")
             continue
         print(case.what, flush=True)
-        content.setdefault("cases", {})[name] = measure(case, given.rounds)
-        results.save(path, content)
+        for found in measure(case, given.rounds):
+            content.setdefault("cases", {})[name] = found
+            results.save(path, content)
+            rates = " · ".join(f"{side} {rate[-1]:.0f}" for side, rate in found["samples_per_s"].items())
+            print(f"  largest difference {found['largest_loss_difference']:.1e}; samples/s: {rates}", flush=True)
     print(path)
 
 

@@ -12,7 +12,7 @@ from stoker.records.codec import JSON
 PATH = RESULTS / "moving_2026-11-22.json"
 
 _HEAD = (
-    "| before | updates | largest difference of two losses | Stoker's rate over its | as planned | lines of code |",
+    "| before | updates | largest difference of losses | Stoker's samples/s over its | as planned | lines of code |",
     "|---|---|---|---|---|---|",
 )
 

@@ -28,7 +28,7 @@ def net() -> nn.Module:
     )  # fmt: skip
 
 
-def source(context: int = 64, windows: int = 1280) -> torch.Tensor:
+def source(context: int = 32, windows: int = 1344) -> torch.Tensor:
     """Bytes of Python's own library as tokens: int64 [windows, context]."""
     train, _ = stoker.data.python_source(context=context, limit_bytes=2_000_000)
     return torch.stack([train[at][0] for at in range(windows)]).long()
@@ -40,7 +40,7 @@ def llama() -> Any:
 
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256, max_position_embeddings=64, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
+            vocab_size=256, max_position_embeddings=32, hidden_size=64, intermediate_size=192, num_hidden_layers=2,
             num_attention_heads=4,
         )
     )  # fmt: skip

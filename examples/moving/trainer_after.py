@@ -8,7 +8,7 @@ import stoker
 def job(lr: float = 1e-3, epochs: float = 5) -> stoker.Job:
     """What is learned; how it is executed is planned."""
     tokens = source()
-    train, valid = tokens[:1216], tokens[1216:]
+    train, valid = tokens[:1280], tokens[1280:]
     return stoker.Job(
         model=llama,
         data={"input_ids": train, "labels": train},

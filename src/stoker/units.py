@@ -47,6 +47,16 @@ def seconds(value: float) -> Duration:
     return Duration(float(value), "seconds")
 
 
+def require_duration(name: str, value: object) -> None:
+    """Refuses a bare number, which says no unit.
+
+    Raises:
+        TypeError: `value` is no Duration.
+    """
+    if not isinstance(value, Duration):
+        raise TypeError(f"{name} is a length such as stoker.epochs(5), got {value!r}")
+
+
 def format_bytes(num_bytes: float) -> str:
     """Bytes in binary units.
 

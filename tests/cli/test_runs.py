@@ -67,6 +67,13 @@ def test_an_empty_list_says_how_to_begin() -> None:
     assert "stoker train" in shown(one)
 
 
+def test_no_run_that_meets_the_conditions_is_told_from_no_run_at_all() -> None:
+    """Where the conditions leave none, they are what is to be looked at."""
+    one = console()
+    render_runs([], one, known=7)
+    assert "none of the 7 runs here meets all conditions of --where" in shown(one)
+
+
 def test_a_name_with_markup_is_shown_as_it_is(first: Report) -> None:
     """Square brackets in names are no styles."""
     run = dataclasses.replace(first.run, name="[red]x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -55,6 +56,15 @@ def test_trials_are_a_table_with_the_command_for_the_best() -> None:
     assert "and more" not in text
     assert "train the best: stoker train some.py --set epochs=3 --set lr=0.123456789" in text
     assert "what mattered: lr 100%" in text
+
+
+def test_the_command_for_the_best_can_be_pasted_into_a_shell() -> None:
+    """Also where the job's path has a space."""
+    console = Console(file=io.StringIO(), width=100)
+    settings = dataclasses.replace(RESULT.settings, job="my jobs/some.py")
+    render_study(dataclasses.replace(RESULT, settings=settings), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "stoker train 'my jobs/some.py' --set epochs=3" in console.file.getvalue()
 
 
 def test_the_document_has_the_best_first() -> None:

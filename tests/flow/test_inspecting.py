@@ -55,11 +55,21 @@ def test_the_report_is_not_written_into_the_data(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "csv").iterdir()) == ["test.csv", "train.csv"]
 
 
+@pytest.mark.parametrize(("out", "problem"), [("file", "is a file"), ("file/below", "cannot be made")])
+def test_where_nothing_can_be_written_nothing_is_read(tmp_path: Path, out: str, problem: str) -> None:
+    """The directory is made before the check, which may take hours."""
+    plant_csv(tmp_path / "csv")
+    (tmp_path / "file").touch()
+    told: list[str] = []
+    with pytest.raises(BadJob, match=problem):
+        flow.check_data(tmp_path / "csv", OPTIONS, out=tmp_path / out, tell=lambda *one: told.append(one[0]))
+    assert not told
+
+
 def test_data_sources_take_the_clean_list(tmp_path: Path) -> None:
     """A folder of images that is read with the list that a check of the whole set wrote has what is kept of it."""
     plant_images(tmp_path / "set", per_class=50, copies=1)
-    (tmp_path / "set" / "train" / "hexagon").rmdir()  # a class without images, and an image without a class
-    (tmp_path / "set" / "train" / "loose-0.png").unlink()
+    (tmp_path / "set" / "train" / "hexagon").rmdir()  # a class without images
     checked = flow.check_data(tmp_path / "set", OPTIONS, out=tmp_path / "out")
     test = next(split.num_samples for split in checked.check.splits if split.name == "test")
     images = data.image_folder(tmp_path / "set" / "train", clean=tmp_path / "out" / "clean.json")

@@ -35,7 +35,7 @@ def test_faults_are_left_out_and_suspects_only_if_asked() -> None:
 
 def test_nothing_left_is_an_error() -> None:
     """A list that keeps no sample is of no use."""
-    with pytest.raises(BadJob, match="all 1 samples"):
+    with pytest.raises(BadJob, match="all 1 samples have faults; the first: a "):
         clean_list(_check((_finding("blank", "fault", "a"),), 1))
 
 

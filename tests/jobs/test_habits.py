@@ -143,6 +143,7 @@ def test_a_metric_under_a_name_is_the_metric_for_everything_else() -> None:
         (lambda: stoker.Target("accuracy", float("nan")), "finite"),
         (lambda: stoker.SWA(start=1.0), r"in \[0, 1\), got 1.0"),
         (lambda: stoker.SWA(every=stoker.seconds(1)), "not seconds"),
+        (lambda: stoker.SWA(start=stoker.epochs(5)), "start is the share of the run.*got Duration"),  # type: ignore[arg-type]
         (lambda: stoker.SWA(statistics=0), "1 or more, got 0"),
         (lambda: stoker.l2(-1.0), "not negative"),
         (lambda: optimizers.ScheduleFreeSGD(lr=1.0, beta=1.0), r"in \(0, 1\), got 1.0"),
@@ -151,4 +152,20 @@ def test_a_metric_under_a_name_is_the_metric_for_everything_else() -> None:
 def test_a_setting_that_cannot_be_meant_is_refused(make: Any, problem: str) -> None:
     """With its name and value."""
     with pytest.raises(ValueError, match=problem):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: stoker.EarlyStopping(patience=5), "patience"),  # type: ignore[arg-type]
+        (lambda: stoker.SWA(every=1), "every"),  # type: ignore[arg-type]
+        (lambda: schedules.plateau(patience=5), "patience"),  # type: ignore[arg-type]
+        (lambda: schedules.plateau(patience=PATIENCE, cooldown=2), "cooldown"),  # type: ignore[arg-type]
+    ],
+    ids=["stop", "swa", "plateau", "cooldown"],
+)
+def test_a_length_without_a_unit_is_refused_with_one_that_has(make: Any, problem: str) -> None:
+    """As PyTorch counts evaluations, a bare number is what people write first."""
+    with pytest.raises(TypeError, match=rf"{problem} is a length such as stoker.epochs\(5\), got \d"):
         make()

@@ -147,6 +147,8 @@ def test_a_place_in_another_unit_than_the_run_is_refused(schedule: schedules.Sch
         (lambda: schedules.polynomial(final=2), "final is a factor of the learning rate"),
         (lambda: schedules.cosine_restarts(first=0.1, multiply=0.5), "1 or more, got 0.5"),
         (lambda: schedules.cyclic(period=0.1, low=-1), "low is a factor"),
+        (lambda: schedules.multi_step(at=[30, 60]), r"shares of the run, in \[0, 1\], or stoker.epochs\(30\)"),
+        (lambda: schedules.piecewise({0: 1.0, 30: 0.1}), "shares of the run"),
         (lambda: schedules.piecewise({}), "none of them negative"),
         (lambda: schedules.piecewise({0: 1}, between="curve"), 'a "line" or a "step"'),  # type: ignore[arg-type]
         (lambda: schedules.plateau(factor=1.5), r"by a factor in \(0, 1\), got 1.5"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
@@ -20,29 +19,20 @@ def _apart(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")  # theirs
-@pytest.mark.parametrize(("name", "epochs"), [("own_loop", 3), ("lightning", 3), ("hugging_face", 5)])
+@pytest.mark.parametrize(("name", "epochs"), [("own_loop", 3), ("lightning", 3), ("hugging_face", 2)])
 def test_losses_are_the_same_before_and_after(name, epochs, tmp_path):
-    """At each of at least 50 updates both losses are equal to 1e-5, and both fall."""
+    """At each of at least 50 updates both losses are equal to 1e-5; the file after trains also where theirs cannot."""
     case = dataclasses.replace(CASES[name], epochs=epochs)
-    if absent := missing(case):
-        pytest.skip(f"{', '.join(absent)} is not installed")
+    if "transformers" in (absent := missing(case)):
+        pytest.skip("transformers is not installed")
     job = job_of(case)
     ours = by_stoker(job, Plan(device="cpu", micro_batch=case.micro_batch, threads=1), tmp_path / "run")
-    theirs = _theirs(case, job, tmp_path / "theirs")
-    assert len(ours.losses) == len(theirs.losses) >= 50
-    assert max(abs(one - other) for one, other in zip(ours.losses, theirs.losses, strict=True)) <= LIMIT
+    assert len(ours.losses) >= 50
     assert ours.losses[-1] < 0.8 * ours.losses[0]
-
-
-@pytest.mark.parametrize("name", ["own_loop", "lightning", "hugging_face"])
-def test_the_file_after_trains_by_itself(name, tmp_path):
-    """A part of an epoch of the job after the move; it needs nothing that the file before does, but transformers."""
-    if name == "hugging_face":
-        pytest.importorskip("transformers", reason="transformers is not installed")
-    job = job_of(dataclasses.replace(CASES[name], epochs=1))
-    curve = by_stoker(job, Plan(device="cpu", micro_batch=job.batch, threads=1), tmp_path / "run")
-    assert curve.losses
-    assert all(map(math.isfinite, curve.losses))
+    if absent:
+        pytest.skip(f"{', '.join(absent)} is not installed; the file after was trained alone")
+    theirs = _theirs(case, job, tmp_path / "theirs")
+    assert max(abs(one - other) for one, other in zip(ours.losses, theirs.losses, strict=True)) <= LIMIT
 
 
 def test_lines_of_code_are_without_comments_and_docstrings(tmp_path):

@@ -26,8 +26,16 @@ _WIDE = 100
 _STATUS_STYLES = {"finished": "green", "unfinished": "yellow", "failed": "red"}
 
 
-def render_runs(runs: Sequence[tuple[Path, Run, JobSpec]], console: Console, columns: Sequence[str] = ()) -> None:
-    """Print runs as a table, one a line, in the order given; `columns` are metrics and settings beside the usual."""
+def render_runs(
+    runs: Sequence[tuple[Path, Run, JobSpec]], console: Console, columns: Sequence[str] = (), *, known: int = 0
+) -> None:
+    """Print runs as a table, one a line, in the order given; `columns` are metrics and settings beside the usual.
+
+    `known` is how many there are, of which these were chosen.
+    """
+    if not runs and known:
+        console.print(Text(f"none of the {known} runs here meets all conditions of --where", style="dim"))
+        return
     if not runs:
         console.print(Text("no runs here yet; `stoker train JOB.py` makes one", style="dim"))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -108,8 +109,9 @@ def render_study(result: StudyResult, console: Console) -> None:
     best = result.best
     if best is not None and result.settings.job.endswith(".py"):
         settings = {**result.settings.fixed, **best.parameters}
-        words = " ".join(f"--set {name}={_exact(value)}" for name, value in settings.items())
-        console.print(Text.assemble(("train the best: ", "bold"), f"stoker train {result.settings.job} {words}"),
+        words = [result.settings.job, *(word for name, value in settings.items()
+                                        for word in ("--set", f"{name}={_exact(value)}"))]  # fmt: skip
+        console.print(Text.assemble(("train the best: ", "bold"), f"stoker train {shlex.join(words)}"),
                       soft_wrap=True)  # fmt: skip
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from stoker.data.arrays import ArraySource, digest_of
 from stoker.data.files.source import IndexedSource, Indices, Labels
 from stoker.data.packed_building import Packing, opened
+from stoker.data.packed_identity import stated_of
 from stoker.data.packed_layout import Layout, entries_of, layout_of
 from stoker.data.packed_records import Header
 from stoker.data.packed_shards import Shards
@@ -187,9 +188,8 @@ class _Probed:
                 remedy="Leave random draws out of the dataset, and give them as Job(augment=…).",
             )
         self.num_bytes = sum(array.nbytes for sample in samples for array in sample) * length // len(samples)
-        stated = "" if isinstance(dataset, tuple | dict) else _stated(dataset)
         kind = f"{name_of(type(dataset))} {source_digest(type(dataset))}"
-        self.source = digest_of(kind, length, stated, version, *digests)
+        self.source = digest_of(kind, length, stated_of(dataset), version, *digests)
 
 
 def packed(
@@ -205,7 +205,8 @@ def packed(
     Packing begins when samples are first asked for (by training, but also by `stoker plan`), reads every sample once,
     and goes on where it was left if it is killed. Beforehand the room on the disk is looked at. A folder holds one
     dataset: if another one is there, or another version, that is packed anew. It is known by what the dataset states of
-    itself (`fingerprint`), its class and the source of that, its length, `version`, and 16 of its samples.
+    itself (`fingerprint`) or holds in memory, its class and the source of that, its length, `version`, and 16 of its
+    samples.
 
     Args:
         dataset: a source of `stoker.data`, a map-style dataset, or a tuple or dict of arrays. Samples are numbers,
@@ -271,12 +272,6 @@ def _row(arrays: Any, index: int) -> Any:
     if isinstance(arrays, Mapping):
         return {key: array[index] for key, array in arrays.items()}
     return tuple(array[index] for array in (arrays.arrays() if isinstance(arrays, ArraySource) else arrays))
-
-
-def _stated(dataset: Any) -> str:
-    """What a dataset says of its own identity, if anything."""
-    stated = getattr(dataset, "fingerprint", None) or getattr(dataset, "_fingerprint", None)
-    return stated if isinstance(stated, str) else ""
 
 
 def _on_standard_error(line: str) -> None:

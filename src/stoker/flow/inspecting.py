@@ -52,13 +52,14 @@ def check_data(
         tell: is told how far it is.
 
     Raises:
-        BadJob: there is nothing to check, an option does not fit, or nothing would be left.
+        BadJob: there is nothing to check, an option does not fit, `out` cannot be made, or nothing would be left.
         RunFailed: a process that decodes died.
     """
     asked = options or CheckOptions()
     source, began = Path(path), time.monotonic()
     if out is not None:
         _check_outside(Path(out), source)
+        _make(Path(out))
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     found = check(source, [Path(one) for one in against], asked, workers=asked.workers or len(usable_cpus()), tell=tell)
     document = DataCheck(
@@ -77,9 +78,18 @@ def _check_outside(out: Path, source: Path) -> None:
         raise BadJob(f"{out} is within {source}", remedy="Choose a directory elsewhere: the data are not touched.")
 
 
+def _make(out: Path) -> None:
+    """Make the directory before anything is looked at, which may take hours."""
+    try:
+        make_directories(out)
+    except OSError as error:
+        raise BadJob(f"{out} cannot be made: {error.strerror or error}", remedy="Choose another directory.") from error
+    if not out.is_dir():
+        raise BadJob(f"{out} is a file", remedy="Choose a directory.")
+
+
 def _write(out: Path, checked: CheckedData, found: Checked) -> None:
     """The page first, the list that is to be used last."""
-    make_directories(out)
     pictures = {name: picture for name in pictured(checked.check) if (picture := _thumbnail(found, name))}
     write_atomic(out / PAGE_FILE, render_data_page(checked.check, checked.clean, pictures).encode())
     write_atomic(out / CHECK_FILE, dumps(checked.check).encode())

@@ -48,7 +48,11 @@ def clean_list(check: DataCheck, *, drop_suspects: bool = False) -> CleanList:
     unread = {finding.id for finding in check.findings if finding.id and finding.gravity == "corrupt"}
     kept = check.num_samples - len(set(dropped) - unread)
     if not kept and check.num_samples:
-        raise BadJob(f"Of {check.source} nothing would be left: all {check.num_samples:,} samples have faults")
+        first = next(iter(dropped.values()))
+        raise BadJob(
+            f"Of {check.source} nothing would be left: all {check.num_samples:,} samples have faults; "
+            f"the first: {first.id} {first.detail}"
+        )
     return CleanList(source=check.source, made_at=check.made_at, kept=kept, dropped=tuple(dropped.values()))
 
 

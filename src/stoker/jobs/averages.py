@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.units import Duration, epochs
+from stoker.units import Duration, epochs, require_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,11 @@ class SWA:
     statistics: int = 50
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start < 1:
+        start: object = self.start
+        if not isinstance(start, (int, float)) or not 0 <= start < 1:
             raise ValueError(f"start is the share of the run before the first weights are taken, in [0, 1), "
                              f"got {self.start}")  # fmt: skip
+        require_duration("every", self.every)
         if self.every.unit == "seconds":
             raise ValueError("weights are taken every so many epochs, samples or updates, not seconds")
         statistics: object = self.statistics

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
-from stoker.units import Duration
+from stoker.units import Duration, require_duration
 
 Shape = Callable[[float], float]
 Place = float | Duration
@@ -71,6 +71,7 @@ class Steps(Timed):
 
     def __post_init__(self) -> None:
         _require_positive("factor", self.factor)
+        _require_places(self.at)
 
     def __call__(self, progress: float) -> float:
         """The factor at `progress`."""
@@ -164,6 +165,7 @@ class Piecewise(Timed):
     def __post_init__(self) -> None:
         if not self.points or any(factor < 0 for _, factor in self.points):
             raise ValueError(f"points are factors of the rate by their place, none of them negative, got {self.points}")
+        _require_places(place for place, _ in self.points)
         if self.between not in ("line", "step"):
             raise ValueError(f'between two points goes a "line" or a "step", got {self.between!r}')
 
@@ -236,7 +238,10 @@ class Plateau(Timed):
         if not self.min_delta >= 0:
             raise ValueError(f"min_delta is how much better is better, not negative, got {self.min_delta}")
         for name, length in (("patience", self.patience), ("cooldown", self.cooldown)):
-            if length is not None and length.unit == "seconds":
+            if length is None:
+                continue
+            require_duration(name, length)
+            if length.unit == "seconds":
                 raise ValueError(f"{name} is counted in epochs, samples or updates, not seconds")
         if self.cooldown is not None and self.cooldown.unit != self.patience.unit:
             raise ValueError(f"cooldown is counted as patience is, in {self.patience.unit}, got {self.cooldown}")
@@ -254,6 +259,13 @@ def _require_positive(name: str, value: float) -> None:
 def _require_factor(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is a factor of the learning rate, in [0, 1], got {value}")
+
+
+def _require_places(places: Iterable[Place]) -> None:
+    # PyTorch's milestones are epochs: taken as shares, 30 and 60 would never come, and nobody would be told.
+    for place in places:
+        if not isinstance(place, Duration) and not 0 <= place <= 1:
+            raise ValueError(f"places are shares of the run, in [0, 1], or stoker.epochs({place}), got {place}")
 
 
 def _require_length(name: str, place: Place) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 
-from stoker.units import Duration
+from stoker.units import Duration, require_duration
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
 """Measures whose names say so; of all other named ones higher is better."""
@@ -33,6 +33,7 @@ class EarlyStopping:
     lower_is_better: bool | None = None
 
     def __post_init__(self) -> None:
+        require_duration("patience", self.patience)
         if self.patience.unit == "seconds":
             raise ValueError("patience is counted in epochs, samples or updates, not seconds")
         if not 0 <= self.min_delta < math.inf:

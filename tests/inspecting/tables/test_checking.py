@@ -58,6 +58,15 @@ def test_long_tails_are_not_outliers(tmp_path: Path) -> None:
     assert _told(again, "outlier") == ["t.csv:60"]
 
 
+def test_numbers_of_rows_are_not_outliers(tmp_path: Path) -> None:
+    """A column called `id` may count on from anywhere in another split; other columns may not."""
+    files = {f"{split}.csv": "id,x,label\n" + "\n".join(f"{start + n},{start + n},{'ab'[n % 2]}" for n in range(60))
+             for split, start in (("train", 0), ("valid", 10_000))}  # fmt: skip
+    told = [one.detail for one in _checked(tmp_path, files).findings if one.fault == "outlier"]
+    assert len(told) == 60
+    assert all(detail.startswith("x is ") for detail in told)
+
+
 def test_an_option_that_names_no_column_is_refused(tmp_path: Path) -> None:
     """A typing error is told with the nearest name."""
     with pytest.raises(BadJob, match="no column 'labl'") as caught:

@@ -53,11 +53,12 @@ def runs(
 
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
         found = [(one.path, one.read_run(), one.read_spec()) for one in list_runs(runs_root())]
+        known = len(found)
         found = selected(found, where=where, sort=sort, names=shown)[:limit]
         if as_json:
             print_document(runs_document(found))
         else:
-            render_runs(found, Console(), shown)
+            render_runs(found, Console(), shown, known=known)
 
 
 def runs_diff(

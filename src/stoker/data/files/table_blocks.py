@@ -77,9 +77,11 @@ def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: froz
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> BadJob:
+    is_encoded = isinstance(error, UnicodeDecodeError)
+    remedy = "Write it in UTF-8." if is_encoded else "Copy the file again if it is damaged."
     return BadJob(
         f"{path} cannot be read as {kind.upper()}: {first_line(error)}",
-        remedy="Copy the file again if it is damaged; `stoker data check` looks through all of it.",
+        remedy=f"{remedy} `stoker data check` looks through all of it.",
     )
 
 

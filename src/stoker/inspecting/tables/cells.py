@@ -80,7 +80,8 @@ def rules_of(
     for name, profile in base.items():
         kind = profile.kind if profile.present and profile.kinds[profile.kind] >= MAIN_SHARE * profile.present else None
         is_plain_text = kind == "text" and not is_typed  # a text may look like a number
-        spread = spread_of(sample.column(name), is_typed=is_typed) if kind == "number" else None
+        is_measured = kind == "number" and name not in roles.ignored  # the number of a row is never far out
+        spread = spread_of(sample.column(name), is_typed=is_typed) if is_measured else None
         rules[name] = Rules(
             name=name, is_typed=is_typed, kind=None if is_plain_text else kind,
             spread=_trusted(spread, sample.column(name), most_z, is_typed=is_typed), most_z=most_z,
