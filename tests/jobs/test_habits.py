@@ -143,7 +143,7 @@ def test_a_metric_under_a_name_is_the_metric_for_everything_else() -> None:
         (lambda: stoker.Target("accuracy", float("nan")), "finite"),
         (lambda: stoker.SWA(start=1.0), r"in \[0, 1\), got 1.0"),
         (lambda: stoker.SWA(every=stoker.seconds(1)), "not seconds"),
-        (lambda: stoker.SWA(start=stoker.epochs(5)), "start is the share of the run.*got Duration"),  # type: ignore[arg-type]
+        (lambda: stoker.SWA(start=stoker.epochs(5)), "start is the share of the run.*got 5 epochs"),  # type: ignore[arg-type]
         (lambda: stoker.SWA(statistics=0), "1 or more, got 0"),
         (lambda: stoker.l2(-1.0), "not negative"),
         (lambda: optimizers.ScheduleFreeSGD(lr=1.0, beta=1.0), r"in \(0, 1\), got 1.0"),

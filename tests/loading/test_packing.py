@@ -140,6 +140,13 @@ def test_padded_arrays_are_cut_to_the_lengths_that_are_given() -> None:
     assert row["mask"].shape == (8, 2)
 
 
+def test_samples_longer_than_they_were_said_to_be_are_not_cut() -> None:
+    """Samples of different lengths hold no padding, so that a length too short would lose tokens silently."""
+    train = datasets_of(job_of(Documents([5, 7, 6]), lengths=stoker.lengths.packed(12, length_of=[3, 3, 3]))).train
+    with pytest.raises(BadJob, match="long, and a length of 3"):
+        train.items(np.array([0]), 0)
+
+
 def test_the_holdout_and_the_test_set_are_packed_as_well() -> None:
     """The model takes rows; the lengths of a set of its own are looked at anew."""
     lengths = [1 + i % 7 for i in range(50)]

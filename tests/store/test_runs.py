@@ -41,6 +41,14 @@ def test_an_unfinished_run_is_continued_and_named(tmp_path: Path) -> None:
     assert choice.because == f"{DEFAULT} is unfinished, at 1500 of 5000 samples, and is continued."
 
 
+def test_a_killed_run_is_said_to_be_where_its_newest_checkpoint_is(tmp_path: Path) -> None:
+    """Its record still has the count of its beginning; what is half written is no checkpoint."""
+    make_run(tmp_path / DEFAULT)
+    for name in ("000000000500", "000000001000", "000000001500.partial"):
+        (tmp_path / DEFAULT / "checkpoints" / name).mkdir(parents=True)
+    assert choose(tmp_path).because == f"{DEFAULT} is unfinished, at 1000 of 5000 samples, and is continued."
+
+
 def test_a_failed_run_is_continued_and_its_failure_said(tmp_path: Path) -> None:
     """From its last checkpoint."""
     make_run(tmp_path / DEFAULT, status="failed", failure="the disk is full")

@@ -82,6 +82,7 @@ class InRows(Samples):
         samples = self.whole.items(members, epoch)
         lengths = self._lengths[members].tolist()
         entries = [_entries(sample, self.name) for sample in samples]
+        _require_whole(entries, lengths, members.tolist())
         target = _target_key(samples[0], self._fields)
         row: dict[Any, torch.Tensor] = {}
         for key in entries[0]:
@@ -152,6 +153,21 @@ def _entries(sample: Any, name: str) -> dict[Any, Any]:
     raise BadSample(
         f"a sample of {name} is a {type(sample).__name__}; what is packed are dicts, and tuples of inputs and a target"
     )
+
+
+def _require_whole(entries: list[dict[Any, Any]], lengths: list[int], members: list[int]) -> None:
+    """Refuse to cut what is longer than its length, but for rows of one width, where the rest is padding."""
+    widths = [{_width(entry) for entry in sample.values()} for sample in entries]
+    if len(set().union(*widths)) == 1:
+        return
+    for found, length, index in zip(widths, lengths, members, strict=True):
+        if max(found) > length:
+            raise BadSample(f"sample {index} has an entry {max(found)} long, and a length of {length}: packed are "
+                            "entries with one value for each token, and none is cut")  # fmt: skip
+
+
+def _width(entry: Any) -> int:
+    return len(entry) if hasattr(entry, "__len__") and getattr(entry, "shape", True) else 0
 
 
 def _target_key(sample: Any, fields: Fields) -> Any:
