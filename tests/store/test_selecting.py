@@ -50,7 +50,7 @@ def test_runs_are_sorted_and_those_without_the_value_come_last(sort: str, names:
     assert " ".join(run.name for _, run, _ in selected(RUNS, sort=sort)) == names
 
 
-@pytest.mark.parametrize("where", ["lr", "lr<", "acuracy>0.5", "type=SGD nothing~x"])
+@pytest.mark.parametrize("where", ["lr", "lr<", "acuracy>0.5", "type=SGD nothing~x", "lr<abc", "lr<<3"])
 def test_a_condition_that_means_nothing_is_refused(where: str) -> None:
     """A typo must not look like a list without runs."""
     with pytest.raises(BadJob):

@@ -44,6 +44,9 @@ def _stops(job: Job) -> Iterator[Check]:
     for one in given:
         is_stop = isinstance(one, EarlyStopping | Target)
         yield "stop", is_stop, f"wanted stoker.EarlyStopping(…) or stoker.Target(…), got a {type(one).__name__}"
+        if isinstance(one, Target):
+            is_share = bare_name(one.metric).endswith("accuracy")
+            yield "stop", not is_share or one.value <= 1, f"{one.metric} is a share: Target({one.metric!r}, 0.95), say"
         if is_stop:
             yield from _measured("stop", job, one.metric, lower_is_better=one.lower_is_better)
 

@@ -7,6 +7,7 @@ of a metric is enough where it means one thing.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import BadJob, nearest
+from stoker.errors import BadJob
 from stoker.records import JobSpec, Run
 from stoker.records.codec import JSON
 from stoker.records.job_spec import leaves
@@ -96,6 +97,7 @@ def selected(
     """
     terms, values = terms_of(where), [values_of(run, spec) for _, run, spec in runs]
     by = (sort or "").removeprefix("-")
+    _require_comparable(terms, values)
     require_known([*(term.name for term in terms), *names, *((by,) if by else ())], values)
     kept = [(one, of) for one, of in zip(runs, values, strict=True) if all(term.holds(of) for term in terms)]
     if by:
@@ -125,8 +127,26 @@ def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> 
     """
     known = dict.fromkeys(name for values in runs for name in values)
     for name in names:
-        if runs and all(value_of(name, values) is None for values in runs):
-            raise BadJob(f"no run has {name!r}, or it means several things", remedy=nearest(name, known))
+        if not runs or any(value_of(name, values) is not None for values in runs):
+            continue
+        ending = [full for full in known if re.split(r"[./]", full)[-1] == name]
+        if ending:
+            raise BadJob(f"{name!r} means several things", remedy=f"Write one of {', '.join(ending)}.")
+        near = difflib.get_close_matches(name, {*known, *(re.split(r"[./]", full)[-1] for full in known)}, n=5)
+        raise BadJob(
+            f"no run has {name!r}",
+            remedy=f"Like it: {', '.join(near)}." if near else "`stoker runs --json` shows what runs have.",
+        )
+
+
+def _require_comparable(terms: Sequence[Term], runs: Sequence[Mapping[str, Value]]) -> None:
+    """Nothing where what is more or less than something can be."""
+    for term in terms:
+        is_number = any(isinstance(value_of(term.name, values), float) for values in runs)
+        if term.operator in _COMPARE and is_number and _number(term.wanted) is None:
+            raise BadJob(
+                f"{term.name} is a number, and {term.wanted!r} is none", remedy=f"Write {term.name}{term.operator}0.1."
+            )
 
 
 def _compare_words(sign: str, mine: str, wanted: str) -> bool:

@@ -87,10 +87,14 @@ def runs_plot(
     """Draw the curves of runs over each other, into an HTML page."""
     with reported(debug=debug):
         from stoker.reporting.side_by_side import render_side_by_side
-        from stoker.store import find_run, runs_root, write_atomic
+        from stoker.store import disk_errors, find_run, runs_root, write_atomic
+        from stoker.store.files import make_directories
 
         reports = [find_run(runs_root(), word).read_report() for word in words]
-        write_atomic(out, render_side_by_side(reports), what="the page")
+        page = render_side_by_side(reports)
+        with disk_errors(out, "the page"):
+            make_directories(out.parent)
+        write_atomic(out, page, what="the page")
         Console().print(f"{len(reports)} runs side by side: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
