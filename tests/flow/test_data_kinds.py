@@ -37,6 +37,7 @@ def _kill(root: Path, cases: list[tuple[str, int]]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # a minute on a busy machine
 def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """SIGKILL in the second epoch, then the same command: indexed data resume at any sample, whatever their kind.
 

@@ -1,21 +1,54 @@
-"""Data sources that load nothing until their samples are asked for; torch is imported then as well."""
+"""Data sources that load nothing until their samples are asked for; torch is imported then as well.
 
-from stoker.data.arrays import ArraySource, Field
-from stoker.data.choosing import images
-from stoker.data.fashion import fashion_mnist
-from stoker.data.files.folders import image_folder
-from stoker.data.files.huggingface import huggingface
-from stoker.data.files.source import IndexedSource, Splits
-from stoker.data.files.tables import csv, jsonl, parquet
-from stoker.data.files.tfrecord import tfrecord
-from stoker.data.files.webdataset import webdataset
-from stoker.data.handwritten import digits
-from stoker.data.packed_source import PackedSource, packed
-from stoker.data.stdlib_text import python_source
-from stoker.data.streams import StreamSource, shuffled, stream
+Names are loaded on first use, since most sources need NumPy to be described and the simplest do not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.data.arrays import ArraySource, Field
+    from stoker.data.choosing import images
+    from stoker.data.fashion import fashion_mnist
+    from stoker.data.files.folders import image_folder
+    from stoker.data.files.huggingface import huggingface
+    from stoker.data.files.source import IndexedSource, Splits
+    from stoker.data.files.tables import csv, jsonl, parquet
+    from stoker.data.files.tfrecord import tfrecord
+    from stoker.data.files.webdataset import webdataset
+    from stoker.data.handwritten import digits
+    from stoker.data.packed_source import PackedSource, packed
+    from stoker.data.stdlib_text import python_source
+    from stoker.data.streams import StreamSource, shuffled, stream
+
+_HOMES = {
+    "arrays": ("ArraySource", "Field"),
+    "choosing": ("images",),
+    "fashion": ("fashion_mnist",),
+    "files.folders": ("image_folder",),
+    "files.huggingface": ("huggingface",),
+    "files.source": ("IndexedSource", "Splits"),
+    "files.tables": ("csv", "jsonl", "parquet"),
+    "files.tfrecord": ("tfrecord",),
+    "files.webdataset": ("webdataset",),
+    "handwritten": ("digits",),
+    "packed_source": ("PackedSource", "packed"),
+    "stdlib_text": ("python_source",),
+    "streams": ("StreamSource", "shuffled", "stream"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ArraySource", "Field", "IndexedSource", "PackedSource", "Splits", "StreamSource", "csv", "digits", "fashion_mnist",
     "huggingface", "image_folder", "images", "jsonl", "packed", "parquet", "python_source", "shuffled", "stream",
     "tfrecord", "webdataset",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """The source `name`, loaded now."""
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"stoker.data.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'stoker.data' has no attribute {name!r}")

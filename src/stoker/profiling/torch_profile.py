@@ -12,6 +12,7 @@ Does not combine with  Nsight Systems at the same time for kernels: one of the t
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import time
 from collections.abc import Callable, Generator
@@ -108,22 +109,29 @@ class TorchProfile:
         is_cuda = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
         self._is_recording_memory = is_kept and is_cuda and cuda_memory.start_recording()
+        # What was captured has no lines of the user's, and PyTorch 2.13's profiler now and then ends the process when it
+        # follows a captured pass while another thread collects what capturing left. An ordinary pass has the same bits.
+        self._step.repeats_captured = False
+        gc.collect()
         self._profiler = profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True)
         self._profiler.start()
 
     def _drop(self) -> None:
         """Stop, and forget what was seen."""
         if self._profiler is not None:
-            self._profiler.stop()
-            self._profiler = None
+            self._stop_profiler(self._profiler)
         if self._is_recording_memory:
             cuda_memory.stop_recording()
             self._is_recording_memory = False
 
-    def _write(self, profiler: profile) -> None:
-        """Stop, and leave the files."""
+    def _stop_profiler(self, profiler: profile) -> None:
         profiler.stop()
         self._profiler = None
+        self._step.repeats_captured = True
+
+    def _write(self, profiler: profile) -> None:
+        """Stop, and leave the files."""
+        self._stop_profiler(profiler)
         files = {"trace": f"{self._name}.{self._first}{TRACE}", "kernels": KERNELS, "memory": MEMORY}
         if self._is_recording_memory:
             files["memory snapshot"] = SNAPSHOT

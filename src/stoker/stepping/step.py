@@ -123,6 +123,7 @@ class Step:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
         self._captured = self._capture() if plan.captured else None
+        self.repeats_captured = True  # a profile looks at ordinary passes
         own = job.step
         self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
@@ -227,7 +228,7 @@ class Step:
 
     def _repeated(self, batch: Batch, update: int) -> torch.Tensor | None:
         """The mean loss by the captured pass; None where there is none for such a batch."""
-        if self._captured is None or batch.size != self.plan.micro_batch:
+        if self._captured is None or not self.repeats_captured or batch.size != self.plan.micro_batch:
             return None
         self._seed(update, 0)
         return self._captured(batch.cut(0, batch.size), update)
@@ -405,7 +406,8 @@ class Step:
             if self.looks_at_norm and self.is_replicated:  # where each has all, it is no word to the others
                 self.gradient_norm = norm_of(self._parameters)
             return
-        self.gradient_norm = norm.detach()
+        if self.looks_at_norm:
+            self.gradient_norm = norm.detach()
         if is_watched and not math.isfinite(norm):
             raise not_finite("gradient's norm", float(norm), update)
 

@@ -37,8 +37,8 @@ class Target:
 def target_of(word: str) -> Target:
     """What a user means by `NAME` or `NAME=WHERE`.
 
-    >>> target_of("mlflow=http://127.0.0.1:5000")
-    Target(name='mlflow', where='http://127.0.0.1:5000')
+    >>> target_of("csv=/data/metrics")
+    Target(name='csv', where='/data/metrics')
 
     Raises:
         BadJob: there is no such tracker, or its package is not installed.

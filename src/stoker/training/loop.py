@@ -135,9 +135,9 @@ class Loop:
                 next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
             self.unevaluated = None
             self._announce(self.checkpointer.collect())
-            if is_stopping or is_over:
+            if is_stopping or (is_over and not is_last):  # the last batch's source comes to its own end
                 break
-            if self._agreed("meet", mine=self.is_called()):
+            if self._agreed("meet", mine=self.is_called()) and not is_last:
                 self._keep_for_the_next_meeting(position)
                 raise Called
         if telemetry.has_news:
