@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving clean
+.PHONY: help demo demo-serve test test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +22,9 @@ demo-serve: $(INSTALLED) ## The demo's model exported, compressed, served, and a
 
 test: lint ## Everything that must hold; the same command CI runs
 	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 --dist worksteal
+
+test-slow: $(INSTALLED) ## What takes longer than a minute: kills of whole runs, of every kind of data (5 minutes)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 4 -m slow
 
 test-trackers: $(INSTALLED) ## Runs at trackers of others, read by their own readers (in an environment of its own)
 	$(BIN)/python -m venv --system-site-packages $(VENV)/trackers

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -18,6 +19,7 @@ from tests.flow.augmented import job_in, plan_with
 from tests.flow.builders import Heard, assert_equal_weights
 
 
+@pytest.mark.slow  # a minute on a busy machine
 def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(tmp_path: Path) -> None:
     """SIGKILL in the second epoch, then the same command; by workers or not, the weights are the same bits."""
     begin = f"from tests.flow.augmented import killed_run; killed_run({str(tmp_path)!r}, 2)"

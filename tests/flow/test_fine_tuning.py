@@ -80,6 +80,7 @@ def own_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fine_tuning, "train", fine_tuning.train)
 
 
+@pytest.mark.slow  # a minute on a busy machine
 def test_a_killed_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call after SIGKILL ends with the weights of one that was never interrupted; a third trains nothing."""
     begun()

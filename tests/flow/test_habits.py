@@ -193,6 +193,7 @@ def test_the_example_of_habits_shows_all_of_them() -> None:
     assert 'id="confusion-test"' in page
 
 
+@pytest.mark.slow  # a minute on a busy machine
 def test_two_processes_decide_what_one_does() -> None:
     """The same end before time after the same evaluation, the same rates at plateaus, the same mean to rounding."""
     changes = """settings["swa"] = stoker.SWA(start=0.1)

@@ -109,8 +109,9 @@ class TorchProfile:
         is_cuda = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
         self._is_recording_memory = is_kept and is_cuda and cuda_memory.start_recording()
-        # What was captured has no lines of the user's, and PyTorch 2.13's profiler now and then ends the process when it
-        # follows a captured pass while another thread collects what capturing left. An ordinary pass has the same bits.
+        # What was captured has no lines of the user's, and PyTorch 2.13's profiler now and then ends the process when
+        # it follows a captured pass while another thread collects what capturing left. An ordinary pass has the same
+        # bits.
         self._step.repeats_captured = False
         gc.collect()
         self._profiler = profile(activities=activities, record_shapes=True, profile_memory=True, with_stack=True)
