@@ -109,6 +109,20 @@ def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(
     assert (again.unsent(), again.send(), sent(tracker)) == (2, 2, [1, 2])
 
 
+def test_what_a_tracker_refused_is_sent_again(directory: RunDirectory) -> None:
+    """A connection that breaks while values are sent: they count as sent only once they were taken."""
+    tracker = Remembering()
+    happened(directory, 1)
+    shipment = Shipment(directory, "remembering", tracker.open)
+    shipment.send()
+    happened(directory, 2)
+    tracker.is_down = True
+    with pytest.raises(ConnectionError):
+        shipment.send()
+    tracker.is_down = False
+    assert (Shipment(directory, "remembering", tracker.open).send(), sent(tracker)) == (1, [1, 2])
+
+
 def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDirectory) -> None:
     """The end waits for a stated time, and says that not everything was sent."""
     tracker, words = Remembering(), list[str]()
