@@ -14,7 +14,8 @@ from stoker.reporting.history import evaluation_metrics, finite, live_history, o
 from stoker.reporting.palette import light
 from stoker.reporting.wording import is_fraction, is_of_class
 
-_COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
+COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
+"""Of curves that share a figure, in this order."""
 
 Point = tuple[float, float]
 
@@ -38,7 +39,7 @@ def plot(report: Report) -> Any:
         for number, (name, points) in enumerate(group.items()):
             is_train = name == "train loss"
             shown = thinned(points, MOST_POINTS)
-            trace = line_trace(shown, name, _COLOURS[number % len(_COLOURS)], markers=not is_train)
+            trace = line_trace(shown, name, COLOURS[number % len(COLOURS)], markers=not is_train)
             figure.add_trace(trace, row=row, col=1)
     figure.update_xaxes(title_text="samples", row=max(1, len(rows)), col=1)
     figure.update_layout(title=report.run.name, template="plotly_white", height=300 * max(1, len(rows)))
@@ -66,7 +67,7 @@ def _rates(events: Sequence[Event]) -> Chart | None:
     for group in range(count):
         points = [(finite(event, "samples") or 0.0, float(event.fields["lrs"][group]))
                   for event in told if len(event.fields["lrs"]) > group]  # fmt: skip
-        figure.add_trace(line_trace(thinned(points), f"group {group}", _COLOURS[group % len(_COLOURS)], width=1.6))
+        figure.add_trace(line_trace(thinned(points), f"group {group}", COLOURS[group % len(COLOURS)], width=1.6))
     return as_chart("learning-rates", "Learning rates by group", f"{count} groups of parameters", figure)
 
 

@@ -11,11 +11,9 @@ from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, 
 from stoker.reporting.history import finite, live_history, of_kind
 from stoker.reporting.html import figure_grid, page
 from stoker.reporting.markup import Markup, element, escaped, section, table
-from stoker.reporting.plots import evaluated, series
+from stoker.reporting.plots import COLOURS, evaluated, series
 from stoker.reporting.wording import format_metrics, format_samples, is_fraction
 from stoker.units import format_seconds
-
-_COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
 
 Point = tuple[float, float]
 
@@ -80,7 +78,7 @@ def _chart(
         if clocks is not None and clocks[number][0]:
             points = [(float(np.interp(x, *clocks[number])), y) for x, y in points]
         if points:
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             figure.add_trace(line_trace(thinned(points), name, colour, markers=measure != "train loss"))
             lasts.append(f"{name} {points[-1][1]:.4g}")
     key = f"{measure.replace(' ', '-')}-{'samples' if clocks is None else 'time'}"
