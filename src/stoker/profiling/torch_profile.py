@@ -74,14 +74,14 @@ class TorchProfile:
 
     def updating(self, update: int) -> None:
         """Update number `update` is next."""
-        self._began_s = self._clock()
         if update == self._first - 1:
             self._start(is_kept=False)
         elif update == self._first:
             self._drop()
-            affordable = int(_LONGEST_S / self._update_s) if self._update_s else MOST_UPDATES
-            self._stop = min(self._stop, update + max(1, min(MOST_UPDATES, affordable)))
+            affordable = _LONGEST_S / self._update_s if self._update_s else MOST_UPDATES
+            self._stop = min(self._stop, update + max(1, int(min(MOST_UPDATES, affordable))))
             self._start(is_kept=True)
+        self._began_s = self._clock()  # of the update alone: PyTorch's first start of a profiler can take seconds
         self._ranges.enter("data")
 
     def fetched(self) -> None:
