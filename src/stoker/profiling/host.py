@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,8 @@ from stoker.units import epochs
 
 _ATEN = torch.ops.aten
 _FEW, _MANY = 4, 24
-_READINGS = 16
+_ROUNDS = 32
+_WARMING = 4
 _WIDTH, _ROWS = 16, 2
 _PARAMETERS_OF_BLOCK = 4
 _OPERATIONS_OF_TINY_UPDATE = 14
@@ -30,22 +31,35 @@ def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, fl
     Of blocks of layers so narrow that nothing is computed, few and many: the difference is what a block costs. What its
     operations cost when they are called directly is taken off.
     """
-    few, many = _Blocks(_FEW), _Blocks(_MANY)
+    few, many, tiny = _Blocks(_FEW), _Blocks(_MANY), _tiny_update()
     forward_calls, backward_calls = _forward_calls(), _backward_calls()
-    num_forward, num_backward = len(forward_calls), len(backward_calls)
+    readings = _readings(
+        {
+            "few forward": lambda: few.forward,
+            "many forward": lambda: many.forward,
+            "few backward": few.prepared_backward,
+            "many backward": many.prepared_backward,
+            "few optimizer": lambda: few.optimizer.step,
+            "many optimizer": lambda: many.optimizer.step,
+            "direct forward": lambda: _warm(forward_calls),
+            "direct backward": lambda: _warm(backward_calls),
+            "update": lambda: _warm([tiny]),
+        },
+        clock,
+    )
 
-    def of_block(prepare: Callable[[_Blocks], Callable[[], object]]) -> float:
-        more, less = (_median(lambda one=one: prepare(one), clock) for one in (many, few))  # type: ignore[misc]
-        return (more - less) / (_MANY - _FEW)
+    def of_block(phase: str) -> float:
+        """From pairs of readings that lie side by side, so that a busy moment is in both."""
+        pairs = zip(readings[f"many {phase}"], readings[f"few {phase}"], strict=True)
+        return statistics.median(more - less for more, less in pairs) / (_MANY - _FEW)
 
-    direct_forward = _median(lambda: _all_of(forward_calls), clock) / num_forward
-    direct_backward = _median(lambda: _all_of(backward_calls), clock) / num_backward
-    forward = max(0.0, of_block(lambda blocks: blocks.forward) / num_forward - direct_forward)
-    backward = max(0.0, of_block(_Blocks.prepared_backward) / num_backward - direct_backward)
-    optimizer = max(0.0, of_block(lambda blocks: blocks.optimizer.step) / _PARAMETERS_OF_BLOCK)
+    direct_forward = statistics.median(readings["direct forward"]) / len(forward_calls)
+    direct_backward = statistics.median(readings["direct backward"]) / len(backward_calls)
+    forward = max(0.0, of_block("forward") / len(forward_calls) - direct_forward)
+    backward = max(0.0, of_block("backward") / len(backward_calls) - direct_backward)
+    optimizer = max(0.0, of_block("optimizer") / _PARAMETERS_OF_BLOCK)
     counted = _OPERATIONS_OF_TINY_UPDATE * (direct_forward + (forward + backward) / 2) + 2 * optimizer
-    tiny = _tiny_update()
-    update = max(0.0, _median(lambda: tiny, clock) - counted)
+    update = max(0.0, statistics.median(readings["update"]) - counted)
     return {"forward": forward, "backward": backward, "optimizer": optimizer, "update": update}
 
 
@@ -91,11 +105,15 @@ def _backward_calls() -> list[Callable[[], object]]:
     ]
 
 
-def _all_of(calls: list[Callable[[], object]]) -> Callable[[], object]:
+def _warm(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
+    """All calls, whose code is in the caches already: as the micro-benchmark times operations, and updates follow."""
+
     def run() -> None:
         for call in calls:
             call()
 
+    for _ in range(_WARMING):
+        run()
     return run
 
 
@@ -120,13 +138,16 @@ def _tiny_update() -> Callable[[], object]:
     return lambda: step.update(batch, 0, 0.0)
 
 
-def _median(prepare: Callable[[], Callable[[], object]], clock: Callable[[], float]) -> float:
-    """Median time of what `prepare` returns [s], which is prepared anew for each reading."""
-    readings = []
-    for _ in range(_READINGS):
-        run = prepare()
-        started = clock()
-        run()
-        readings.append(clock() - started)
+def _readings(
+    prepares: Mapping[str, Callable[[], Callable[[], object]]], clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Times of what each of `prepares` returns [s], which is prepared anew for each; all take turns."""
+    readings: dict[str, list[float]] = {name: [] for name in prepares}
+    for _ in range(_ROUNDS + 1):
+        for name, prepare in prepares.items():
+            run = prepare()
+            started = clock()
+            run()
+            readings[name].append(clock() - started)
     # Kernels and caches are warmed up by the first.
-    return statistics.median(readings[1:])
+    return {name: several[1:] for name, several in readings.items()}

@@ -6,6 +6,7 @@ import pytest
 
 from stoker.planning.time import operation_times
 from stoker.planning.time.cpu import CpuTimes
+from stoker.planning.time.cpu_families import place_of
 from stoker.records import Operation
 from tests.planning.time.cpu_points import elementwise, hardware, law, product, tensor, unmeasured
 
@@ -71,3 +72,41 @@ def test_without_measurements_the_datasheet_or_usual_figures_serve() -> None:
     assert slow.seconds(one) / fast.seconds(one) == pytest.approx(2, rel=0.1)
     assert operation_times(unmeasured()).seconds(one) > 0
     assert slow.relative_error(one) > 0.5
+
+
+def test_heads_and_images_change_the_work_but_not_the_place() -> None:
+    """Each is computed alone: a rate that was measured of few of them holds of many."""
+    few, many = (place_of(attention(heads=heads)) for heads in (2, 64))
+    assert few.point == many.point
+    assert many.flops == 32 * few.flops
+    few, many = (place_of(convolution(images=images)) for images in (2, 64))
+    assert few.point == many.point
+
+
+def test_a_sum_of_two_dtypes_is_another_place_than_a_sum_of_one() -> None:
+    """Converting on the way takes several times as long, in whichever order the two stand."""
+    wide, narrow = tensor(1000, dtype="fp32"), tensor(1000, dtype="bf16")
+    pairs = ((wide, wide), (wide, narrow), (narrow, wide))
+    points = [
+        place_of(Operation(name="add", inputs=pair, outputs=(wide,), flops=0, bytes_read=8, bytes_written=4)).point
+        for pair in pairs
+    ]
+    assert points[1] == points[2] != points[0]
+
+
+def attention(heads: int) -> Operation:
+    """Causal, of 128 tokens, 64 wide."""
+    one = tensor(1, heads, 128, 64, dtype="bf16")
+    return Operation(
+        name="_scaled_dot_product_flash_attention_for_cpu", inputs=(one, one, one), outputs=(one,), flops=0,
+        bytes_read=3, bytes_written=1, attributes=(("is_causal", True),),
+    )  # fmt: skip
+
+
+def convolution(images: int) -> Operation:
+    """3 × 3, 16 to 32 channels, 8 × 8 pixels."""
+    return Operation(
+        name="convolution",
+        inputs=(tensor(images, 16, 8, 8), tensor(32, 16, 3, 3)), outputs=(tensor(images, 32, 8, 8),),
+        flops=images * 589_824, bytes_read=1, bytes_written=1, attributes=(("groups", 1), ("stride", [1, 1])),
+    )  # fmt: skip

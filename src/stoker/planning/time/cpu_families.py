@@ -103,12 +103,13 @@ def _sides(operation: Operation) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _convolution(operation: Operation) -> Description:
-    (images, *_), out = _sides(operation)
+    _, out = _sides(operation)
     weight = _weight(operation)
     kind = "transposed" if operation.attribute("transposed") else f"{len(weight) - 2}d"
     mask = operation.attribute("output_mask", [True])
     asked = "all" if isinstance(mask, list) and mask[0] else "weights only"
-    sizes = (images, math.prod(out[2:]), weight[1], weight[0], math.prod(weight[2:]), _steps(operation))
+    # Images come one after another, as heads do in attention.
+    sizes = (math.prod(out[2:]), weight[1], weight[0], math.prod(weight[2:]), _steps(operation))
     return sizes, (_dtype(operation), _layout(operation), kind, asked, _alignment(*weight[:2]))
 
 
@@ -124,11 +125,17 @@ def _depthwise(operation: Operation) -> Description:
     return sizes, (_dtype(operation), _layout(operation))
 
 
-def _attention(operation: Operation) -> Description:
+def _queries_and_keys(operation: Operation) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of both [..., heads, tokens, width]."""
     at = 1 if "backward" in operation.name else 0
-    q, k = operation.inputs[at].shape, operation.inputs[at + 1].shape
+    return operation.inputs[at].shape, operation.inputs[at + 1].shape
+
+
+def _attention(operation: Operation) -> Description:
+    q, k = _queries_and_keys(operation)
     causal = "causal" if operation.attribute("is_causal") else "all pairs"
-    return (math.prod(q[:-2]), q[-2], k[-2], q[-1]), (_dtype(operation), causal, _alignment(q[-1]), _alignment(q[-2]))
+    # Each head is computed alone: how many there are says nothing that the FLOPs do not.
+    return (q[-2], k[-2], q[-1]), (_dtype(operation), causal, _alignment(q[-1]), _alignment(q[-2]))
 
 
 def _recurrent(operation: Operation) -> Description:
@@ -139,9 +146,8 @@ def _recurrent(operation: Operation) -> Description:
 def _flops(family: str, operation: Operation) -> float:
     """FLOPs of what PyTorch has no formula for. Its attention on a CPU computes what a causal mask hides, too."""
     if family == "attention":
-        (heads, queries, keys, width), _ = _attention(operation)
-        products = 10.0 if "backward" in operation.name else 4.0
-        return products * heads * queries * keys * width
+        (q, k), products = _queries_and_keys(operation), 10.0 if "backward" in operation.name else 4.0
+        return products * math.prod(q) * k[-2]
     return _recurrent_flops(operation) if family == "recurrent" else 0.0
 
 
@@ -199,4 +205,7 @@ def _elementwise(operation: Operation) -> Description:
     ends = (*operation.inputs, *operation.outputs)
     written = operation.outputs[0].dtype if operation.outputs else "none"
     variant = str(operation.attribute("approximate", ""))
-    return (max(tensor.numel for tensor in ends),), (f"{_dtype(operation)} to {written}", variant)
+    floats = {tensor.dtype for tensor in operation.inputs if tensor.numel > 1 and tensor.dtype.startswith(("fp", "bf"))}
+    # Of two dtypes one is converted on the way, slice by slice, which takes several times as long.
+    read = " and ".join(sorted(floats)) or _dtype(operation)
+    return (max(tensor.numel for tensor in ends),), (f"{read} to {written}", variant)

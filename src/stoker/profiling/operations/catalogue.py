@@ -15,7 +15,7 @@ from stoker.profiling.operations.memory_bound import (
     table_calls,
 )
 from stoker.profiling.operations.optimizers import optimizer_calls
-from stoker.profiling.operations.products import batched_product_calls, product_calls
+from stoker.profiling.operations.products import batched_product_calls, product_calls, thin_product_calls
 from stoker.profiling.operations.shapes import Limits
 from stoker.units import MIB
 
@@ -30,10 +30,11 @@ def benchmark_calls(device_kind: str, flops_per_s: float) -> list[Call]:
     # that costs is timed apart.
     limits = Limits(flops_per_s * LARGEST_CALL_S, 2**22 if is_cpu else 2**28)
     calls: list[Call] = []
-    for dtype, num in ((torch.float32, 39), (torch.bfloat16, 30)):
+    for dtype, num, num_attention in ((torch.float32, 39, 10), (torch.bfloat16, 30, 16)):
         calls += product_calls(dtype, limits, num)
         calls += batched_product_calls(dtype, limits, num // 4)
-        calls += attention_calls(dtype, limits, 10, device_kind)
+        calls += thin_product_calls(dtype, 6)
+        calls += attention_calls(dtype, limits, num_attention, device_kind)
     calls += convolution_calls(torch.float32, limits, 18, channels_last=False)
     calls += convolution_calls(torch.float32, limits, 12, channels_last=True)
     calls += convolution_calls(torch.bfloat16, limits, 14, channels_last=True)

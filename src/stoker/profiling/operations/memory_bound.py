@@ -53,6 +53,7 @@ def elementwise_calls(sizes: Sequence[int], *, with_bf16: bool = True) -> list[C
         for size in sizes[1:]:
             calls.append(_simple(_CAST, (size,), dtype=_BF16))
             calls.append(Call(_CAST, functools.partial(_widened, size=size)))
+            calls.append(Call(_ATEN.add.Tensor, functools.partial(_mixed, size=size)))
     return calls
 
 
@@ -127,6 +128,11 @@ def _simple(function: OpOverload, shape: tuple[int, ...], *settings: object, dty
 
 def _widened(pool: Pool, size: int) -> Arguments:
     return (pool.random(size, dtype=_BF16),), {"dtype": torch.float32}
+
+
+def _mixed(pool: Pool, size: int) -> Arguments:
+    """As where autocast's result is added to what stayed in fp32."""
+    return (pool.random(size), pool.random(size, dtype=_BF16)), {}
 
 
 def _layer_norm(rows: int, columns: int) -> list[Call]:

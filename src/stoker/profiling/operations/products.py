@@ -42,6 +42,15 @@ def batched_product_calls(dtype: torch.dtype, limits: Limits, num: int) -> list[
     return calls
 
 
+def thin_product_calls(dtype: torch.dtype, num: int) -> list[Call]:
+    """`num` batched products with hardly a column, or hardly a depth: einsum makes them of routing and gating."""
+    calls = []
+    for index, (batch, rows, wide, thin) in enumerate(spread(num, (8, 512), (32, 512), (2, 256), (1, 8))):
+        shape = (rows, thin, wide) if index % 2 else (rows, wide, thin)
+        calls.append(_batched(batch, shape, _LAYOUTS[index % 3], dtype))
+    return calls
+
+
 def _product(shape: tuple[int, ...], layout: tuple[bool, bool], dtype: torch.dtype, *, is_biased: bool) -> Call:
     rows, columns, depth = shape
 
