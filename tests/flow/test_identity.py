@@ -174,6 +174,29 @@ def test_a_fork_under_a_longer_job_continues_where_its_parent_is() -> None:
     assert stoker.load(parent.name).record == parent.record
 
 
+def contradicted() -> tuple[torch.Tensor, torch.Tensor]:
+    """Points with the wrong labels: the more is learned, the worse."""
+    inputs, targets = blobs(30, seed=1)
+    return inputs, 1 - targets
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": stoker.schedules.plateau("loss", factor=0.1, patience=stoker.updates(3)), "valid": contradicted()},
+        {"swa": stoker.SWA(start=0.0, every=stoker.updates(1))},
+    ],
+    ids=["plateau", "average"],
+)
+def test_what_a_run_has_decided_and_averaged_so_far_is_taken_over_by_its_fork(changes: dict) -> None:
+    """A lowered learning rate stays lowered, and an average goes on counting: the fork is the longer run itself."""
+    settings = {"evaluate_every": stoker.updates(3), "select": "last", **changes}
+    jobs = [blobs_job(until=until, **settings) for until in (stoker.epochs(3), LONGER)]
+    parent = stoker.train(jobs[0], plan=PLAN)
+    fork = stoker.train(jobs[1], plan=PLAN, fork=parent.name)
+    assert_equal_weights(fork, stoker.train(jobs[1], plan=PLAN))
+
+
 def test_a_fork_chooses_its_own_best_by_its_own_measure() -> None:
     """What its parent found best is not in its directory, and may have been told by a metric it no longer has."""
     parent = stoker.train(blobs_job(), plan=PLAN)

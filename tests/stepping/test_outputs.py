@@ -105,6 +105,21 @@ def test_its_own_loss_is_its_mean_times_the_number_of_labels() -> None:
         own.of(nn.Linear(1, 1), LOGITS, {})
 
 
+def test_a_batch_without_any_label_adds_nothing_to_its_own_loss() -> None:
+    """The mean of no label is nan; cut out of a larger batch, such samples change neither its loss nor its gradient."""
+    logits = LOGITS.clone().requires_grad_()
+    labels = torch.full(logits.shape[:-1], -100)
+    mean = nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    found = OwnLoss(Fields()).of(model_of("ForMaskedLM"), {"loss": mean}, {"labels": labels})
+    assert mean.isnan()
+    assert isinstance(found, Loss)
+    assert isinstance(found.sum, torch.Tensor)
+    assert (float(found.sum.detach()), float(found.count)) == (0.0, 0.0)
+    found.sum.backward()
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [(Fields(), {"a", "b", "labels"}), (Fields("a", "labels"), {"a", "labels"}), (Fields(["a", "b"]), {"a", "b"})],

@@ -136,7 +136,9 @@ class OwnLoss:
         if not isinstance(labels, torch.Tensor):
             return mean
         count = num_labels(model, labels)
-        return Loss(mean * count, count)
+        # The mean of no label is nan, and nan times 0 too; where a batch has none, there is nothing to learn from.
+        total = torch.where(torch.as_tensor(count, device=mean.device) > 0, mean, 0.0) * count
+        return Loss(total, count)
 
     def aligned(self, model: Any, output: Any, target: Any) -> tuple[Any, Any]:
         """Logits and labels such that each stands beside what it is compared with."""
