@@ -7,8 +7,10 @@ tests start (the command line, loader workers, a run to be killed) live under th
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
+import sys
 import tempfile
 
 # One thread: sums are added in the same order everywhere, and the processes of pytest-xdist do not fight for cores.
@@ -26,6 +28,11 @@ atexit.register(shutil.rmtree, os.environ["STOKER_CACHE"], ignore_errors=True)
 os.environ.pop("STOKER_DATA", None)
 os.environ.pop("FORCE_COLOR", None)
 os.environ.update(NO_COLOR="1", COLUMNS="120", LINES="40")
+
+# What was compiled is kept, whatever the caller's shell says: every process that a test starts imports all of Stoker,
+# and every process of pytest-xdist would rewrite the assertions of every test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pytest  # noqa: E402 - the environment comes first
 from hypothesis import settings  # noqa: E402 - likewise
@@ -45,3 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch sees none"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later search for garbage: before each trial of a plan there is one."""
+    gc.collect()
+    gc.freeze()

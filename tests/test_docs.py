@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -81,9 +82,15 @@ def _shell_lines(page: Path) -> Iterator[list[str]]:
                 yield list(itertools.takewhile(lambda word: word not in {"|", ">"}, words))
 
 
+@functools.cache
+def _stoker() -> Any:
+    """The command line, put together once."""
+    return get_command(app)
+
+
 def _command(words: list[str]) -> tuple[str, Any, list[str]]:
     """The name and the command that `words`, what follows `stoker`, mean; and the words that are left for it."""
-    name, command = "stoker", get_command(app)
+    name, command = "stoker", _stoker()
     while words and not words[0].startswith("-") and hasattr(command, "commands"):
         name, words = words[0], words[1:]
         assert name in command.commands, f"there is no command {name!r}"

@@ -2,20 +2,22 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker import errors
-from stoker.errors import BadJob, StokerError, nearest
+import stoker
+from stoker import errors, schedules, transforms
+from stoker.errors import BadJob, BadSetting, StokerError, nearest
 
 TREE = [item for item in vars(errors).values() if inspect.isclass(item) and issubclass(item, StokerError)]
 
 # The public contract: 2 is the user's input, 3 that nothing fits, 4 that a run failed.
 EXIT_CODES = {
-    "StokerError": 4, "BadJob": 2, "DoesNotFit": 3, "NoDevice": 2, "RunFailed": 4, "BadRun": 2, "BadArtifact": 2,
-    "ServiceError": 4,
+    "StokerError": 4, "BadJob": 2, "BadSetting": 2, "DoesNotFit": 3, "NoDevice": 2, "RunFailed": 4, "BadRun": 2,
+    "BadArtifact": 2, "ServiceError": 4,
 }  # fmt: skip
 
 
@@ -45,6 +47,45 @@ def test_an_error_crosses_processes() -> None:
     """A worker's error keeps its message and remedy."""
     again = pickle.loads(pickle.dumps(BadJob("no", remedy="yes")))  # noqa: S301 - of our own making
     assert (again.message, again.remedy) == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: stoker.SGD(lr=-1),
+        lambda: stoker.SGD(lr="0.1"),  # type: ignore[arg-type]
+        lambda: stoker.AdamW(lr=1e-3, weight_decay=-1),
+        lambda: stoker.AdamW(lr=1e-3, groups={"*.bias": {"wieght_decay": 0.0}}),
+        lambda: stoker.AdamW(lr=1e-3, groups=["*.bias"]),  # type: ignore[arg-type]
+        lambda: stoker.holdout(2.0),
+        lambda: stoker.holdout("0.1"),  # type: ignore[arg-type]
+        lambda: stoker.updates(0),
+        lambda: stoker.epochs(-1),
+        lambda: stoker.samples(None),  # type: ignore[arg-type]
+        lambda: stoker.seconds("an hour"),  # type: ignore[arg-type]
+        lambda: stoker.EMA(2),
+        lambda: stoker.SWA(start=1.5),
+        lambda: stoker.Target("accuracy", float("nan")),
+        lambda: stoker.EarlyStopping(patience=5),  # type: ignore[arg-type]
+        lambda: stoker.Freeze("encoder.*"),
+        lambda: stoker.Weights("model.pt"),
+        lambda: stoker.DiLoCo(every=50),  # type: ignore[arg-type]
+        lambda: stoker.l2(-1.0),
+        lambda: schedules.warmup("long", schedules.cosine()),  # type: ignore[arg-type]
+        lambda: schedules.steps([30, 60]),
+        lambda: transforms.Mixup(alpha=-1),
+        lambda: transforms.RandomFlip(2.0),
+        lambda: transforms.RandomFlip("often"),  # type: ignore[arg-type]
+        lambda: transforms.RandomErasing(scale=0.5),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_meant_is_one_error_everywhere(make: Callable[[], object]) -> None:
+    """Wherever it is given: a StokerError, so that programs catch one tree, and a ValueError, as Python has it."""
+    with pytest.raises(BadSetting) as caught:
+        make()
+    assert isinstance(caught.value, StokerError)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.exit_code == BadJob.exit_code
 
 
 @given(st.lists(st.text("abc", min_size=1), min_size=1, unique=True), st.data())

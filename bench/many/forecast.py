@@ -254,6 +254,7 @@ def row_of(one: Compared) -> dict[str, Any]:
         "low_s": update.low, "high_s": update.high, "measured_s": measured_s,
         "spread": max(one.step_s) / min(one.step_s) - 1, "error": spread.total_s / measured_s - 1,
         "compute_s": spread.compute_s, "exposed_s": spread.exposed_s, "overhead_s": spread.overhead_s,
+        "waiting_s": spread.waiting_s,
         "state_is_exact": is_exact, "peak_forecast": needed, "peak_measured": peak, "peak_error": needed / peak - 1,
     }  # fmt: skip
 
@@ -277,7 +278,8 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(
             f"{row['case']:<12} {row['layout']:<26} forecast {row['forecast_s'] * 1e3:7.1f} ms, measured "
             f"{row['measured_s'] * 1e3:7.1f} ms ({row['error']:+.0%}); arithmetic {row['compute_s'] * 1e3:.1f}, "
-            f"messages {row['exposed_s'] * 1e3:.1f}, layout {row['overhead_s'] * 1e3:.1f}; peak "
+            f"messages {row['exposed_s'] * 1e3:.1f}, waiting {row['waiting_s'] * 1e3:.1f}, layout "
+            f"{row['overhead_s'] * 1e3:.1f}; peak "
             f"{row['peak_forecast'] / 2**20:.0f} / {row['peak_measured'] / 2**20:.0f} MiB ({row['peak_error']:+.0%}); "
             f"state {'exact' if row['state_is_exact'] else 'NOT exact'}"
         )
@@ -294,7 +296,7 @@ def main() -> None:
     before = sample_cpu()
     benchmark = measure_operations(attached_cpu(), threads=1, budget_s=given.budget)
     links = measure_links(attached_cpu(), 2)
-    print(f"links: overlap {links.overlap:.2f}, company {links.slowdown}")
+    print(f"links: overlap {links.overlap:.2f}, company {links.slowdown}, waits {links.waits}")
     held = int(statistics.median(rank["held"] for rank in on_ranks(Layout(replicas=2), _held)))
     compared = [
         one for case in SETS[given.set] for layout in LAYOUTS

@@ -1,10 +1,17 @@
 """`stoker train --on Nxhere` under SIGKILL: it ends by itself, and with the weights of one process.
 
     python -m bench.many.kill_train [--kills 20] [--per-run 5] [--workers 4] [--updates 2000] [--seed 0]
+                                    [--axis replicas|shards] [--signal KILL|STOP]
 
 A GPT is trained in one process, then again in several, of which random ones are killed at random moments, every third
 time another one right after. Recorded: seconds from the signal to the event `recovered` and to the next progress, how
-many samples were trained, how far the final weights are from those of one process, and who is left over.
+many samples were trained, how far the final weights are from those of one process, and who is left over. With
+`--axis shards` nobody has the state of the one that is lost: those that are left go back to the last checkpoint, one of
+which is written every two seconds, and the next progress is the first one after that. With `--signal STOP` processes
+are stopped for good instead, one at a time.
+
+Bars: at most 2 s in the running processes (replicas), 10 s from a checkpoint (shards); stopped ones the 5 s after which
+they count as lost, and 5 s more.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +40,9 @@ from stoker.records import Layout, Plan, dumps
 
 HERE = Path(__file__).parent
 LONGEST_S = 240.0
+CHECKPOINT_EVERY_S = 2.0
+METRICS_TO = 1e-3
+"""Relative; rounding in fp32 is amplified as training goes on."""
 
 
 @dataclass
@@ -68,9 +78,12 @@ class Training:
         return found
 
 
-def command(folder: Path, run: str, workers: int, updates: int) -> list[str]:
+def command(folder: Path, run: str, layout: Layout, updates: int) -> list[str]:
     """What trains the job."""
-    plan = Plan(device="cpu", micro_batch=24, threads=1, loader="memory", layout=Layout(replicas=workers))
+    workers = layout.world_size
+    plan = Plan(device="cpu", micro_batch=24, threads=1, loader="memory", layout=layout)
+    if layout.shards > 1:
+        plan = replace(plan, checkpoint_every_s=CHECKPOINT_EVERY_S)
     path = folder / f"plan-{workers}.json"
     path.write_text(dumps(plan))
     return [
@@ -79,8 +92,10 @@ def command(folder: Path, run: str, workers: int, updates: int) -> list[str]:
     ]  # fmt: skip
 
 
-def killed(arguments: list[str], workers: int, kills: int, randomly: random.Random) -> dict[str, Any]:
-    """One run, whose workers are killed so often, if it lasts for long enough."""
+def hit(
+    arguments: list[str], workers: int, kills: int, randomly: random.Random, number: signal.Signals
+) -> dict[str, Any]:
+    """One run, whose workers get the signal so often, if it lasts for long enough."""
     hits: list[dict[str, Any]] = []
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         training = Training(process)
@@ -89,10 +104,10 @@ def killed(arguments: list[str], workers: int, kills: int, randomly: random.Rand
         while len(hits) < kills and whole is not None:
             time.sleep(randomly.uniform(0.5, 3.0))
             present = training.workers()
-            is_double = len(hits) % 3 == 2 and workers > 2
+            is_double = len(hits) % 3 == 2 and workers > 2 and number == signal.SIGKILL
             for victim in randomly.sample(present, 2 if is_double else 1):
                 at = time.monotonic()
-                os.kill(victim, signal.SIGKILL)
+                os.kill(victim, number)
                 time.sleep(randomly.uniform(0.0, 0.3) if is_double else 0.0)
             recovered = training.wait("recovered", at)
             trains = None if recovered is None else training.wait("progress", recovered)
@@ -123,41 +138,60 @@ def compared(folder: Path, run: str) -> dict[str, Any]:
     }
 
 
+def learned_alike(run: dict[str, Any]) -> bool:
+    """Whether a run had the samples of one process, and its metrics to a thousandth."""
+    alone, mine = run["metrics"]
+    near = (abs(mine[name] - value) <= METRICS_TO * abs(value) for name, value in alone.items())
+    return len(set(run["samples"])) == 1 and all(near)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """How many there are, the least, the median and the most."""
+    if not values:
+        return {}
+    return {"number": len(values), "least": min(values), "median": statistics.median(values), "most": max(values)}
+
+
 def main() -> int:
-    """Measure, print and write; 0 if every run ended well, with all samples."""
+    """Measure, print and write; 0 if every run ended well and learned what one process does."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in {"kills": 20, "per-run": 5, "workers": 4, "updates": 2000, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--axis", choices=("replicas", "shards"), default="replicas")
+    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     given = parser.parse_args()
-    randomly, runs, done = random.Random(given.seed), [], 0
+    randomly, done = random.Random(given.seed), 0
+    runs: list[dict[str, Any]] = []
+    number, layout = signal.Signals[f"SIG{given.signal}"], Layout(**{given.axis: given.workers})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        subprocess.run(command(folder, "alone", 1, given.updates), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command(folder, "alone", Layout(), given.updates), check=True, stdout=subprocess.DEVNULL)
         while done < given.kills and len(runs) < given.kills:
             run = f"killed{len(runs)}"
-            arguments = command(folder, run, given.workers, given.updates)
-            found = killed(arguments, given.workers, min(given.per_run, given.kills - done), randomly)
+            arguments = command(folder, run, layout, given.updates)
+            found = hit(arguments, given.workers, min(given.per_run, given.kills - done), randomly, number)
             done += len(found["hits"])
             runs.append({**found, **compared(folder, run)} if found["exit"] == 0 else found)
             print({key: value for key, value in runs[-1].items() if key != "hits"}, flush=True)
-    recoveries = [hit["recovered_s"] for run in runs for hit in run["hits"]]
+    hits = [one for run in runs for one in run["hits"]]
     date = datetime.now(UTC).date().isoformat()
     result = {
-        "what": "stoker train over several processes under SIGKILL of random ones",
+        "what": f"stoker train over {layout.in_words()} under {number.name} of random processes",
         "command": "python -m bench.many.kill_train " + " ".join(
             f"--{key.replace('_', '-')} {value}" for key, value in vars(given).items()),
         "date": date,
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__,
                     "system": platform.platform()},
         "load": os.getloadavg(),
-        "recovered_s": {"number": len(recoveries), "least": min(recoveries), "median": statistics.median(recoveries),
-                        "most": max(recoveries)} if recoveries else {},
+        "recovered_s": spread([one["recovered_s"] for one in hits]),
+        "progress_s": spread([one["progress_s"] for one in hits]),
         "runs": runs,
     }  # fmt: skip
-    path = HERE.parent / "results" / f"many_kill_train_{date}.json"
+    words = [given.axis] * (given.axis != "replicas") + [given.signal.lower()] * (given.signal != "KILL")
+    path = HERE.parent / "results" / ("_".join(["many_kill_train", *words, date]) + ".json")
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{result['recovered_s']}\nwritten to {path}")
-    good = all(run["exit"] == 0 and run["left_over"] == 0 and len(set(run["samples"])) == 1 for run in runs)
+    print(f"recovered {result['recovered_s']}\nprogress {result['progress_s']}\nwritten to {path}")
+    good = all(run["exit"] == 0 and run["left_over"] == 0 and learned_alike(run) for run in runs)
     return 0 if good and runs else 1
 
 

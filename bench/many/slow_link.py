@@ -1,6 +1,6 @@
 """Two sites on a line of 100 Mbit/s and 50 ms: DiLoCo beside lockstep, and beside no network at all.
 
-    python -m bench.many.slow_link [--rounds 6] [--updates 1000] [--only speed|diloco|lockstep]
+    python -m bench.many.slow_link [--rounds 6] [--updates 3000] [--only speed|diloco|lockstep|higher]
 
 Two processes of one thread each in two network namespaces, joined by a `bench.many.relay`. First speed, in turns within
 one run: both sites without a word to each other (and one of them while the other waits), DiLoCo, and lockstep
@@ -8,6 +8,8 @@ one run: both sites without a word to each other (and one of them while the othe
 learning: DiLoCo over the line, and lockstep in one process without it, which is the same mathematics, for equally many
 samples; the loss of the shared weights on text held out. The bars are the issue's: 90 % of the speed without a network,
 100 times fewer bytes than lockstep at equal samples, a loss within 2 %. Written to bench/results/. Needs root.
+Sites learn with `rate="by_noise"`. "higher" is lockstep at the rate that each of them then has, so that what a better
+rate does is not taken for what sites do. Bytes are those of all of the learning, where speed was measured too.
 """
 
 from __future__ import annotations
@@ -45,15 +47,16 @@ from stoker.zoo import GPT
 
 LINE = Line(bytes_per_s=100e6 / 8, delay_s=0.05)
 LAYERS, WIDTH, CONTEXT, BATCH = 4, 128, 64, 32
-UPDATES = 1000
-INTERVAL, OVERLAP = 30, 6
-DILOCO = stoker.DiLoCo(every=stoker.updates(INTERVAL), overlap=OVERLAP)
+UPDATES = 3000
+INTERVAL, OVERLAP = 16, 4
+DILOCO = stoker.DiLoCo(every=stoker.updates(INTERVAL), overlap=OVERLAP, rate="by_noise")
+HIGHER = DILOCO.rate_factor(BATCH, BATCH // 2)
 LOCKSTEP_UPDATES = 10
 """Of lockstep, in each round: enough of something that slow."""
 KINDS = ("apart", "alone", "diloco", "lockstep")
 HELD_OUT = 1024
 PATIENCE_S = 180.0
-PARTS = ("speed", "diloco", "lockstep")
+PARTS = ("speed", "diloco", "lockstep", "higher")
 BARS = {"speed": 0.9, "fewer_bytes": 100.0, "loss": 0.02}
 
 
@@ -62,13 +65,13 @@ def gpt() -> GPT:
     return GPT(layers=LAYERS, width=WIDTH, heads=4, context=CONTEXT)
 
 
-def job(sync: Sync | None, total: int, batch: int = BATCH) -> Job:
-    """The GPT on windows of Python source."""
+def job(sync: Sync | None, total: int, batch: int = BATCH, factor: float = 1.0) -> Job:
+    """The GPT on windows of Python source, at `factor` times the rate."""
     return Job(
         model=gpt,
         data=stoker.data.python_source(CONTEXT)[0],
         loss="token_cross_entropy",
-        optimizer=stoker.AdamW(lr=2e-3, weight_decay=0.1),
+        optimizer=stoker.AdamW(lr=2e-3 * factor, weight_decay=0.1),
         schedule=stoker.schedules.warmup_cosine(warmup=0.1, final=0.05),
         clip_norm=1.0,
         batch=batch,
@@ -80,10 +83,10 @@ def job(sync: Sync | None, total: int, batch: int = BATCH) -> Job:
 class Site:
     """A step, and the batches that are its own, without an end."""
 
-    def __init__(self, sync: Sync | None, world: World, total: int, batch: int = BATCH) -> None:
+    def __init__(self, sync: Sync | None, world: World, total: int, batch: int = BATCH, factor: float = 1.0) -> None:
         plan = Plan(device="cpu", micro_batch=batch, optimizer_implementation="fused", layout=world.layout)
         coupling = Coupling(kind="separable", group=None, causes=(), evidence="known")
-        made = job(sync, total, batch)
+        made = job(sync, total, batch, factor)
         self.step, self.total, self.made = Step(made, plan, coupling, world=world), total, 0
         data = datasets_of(made)
         pipeline = self.step.pipeline(data.train, augmented=True)
@@ -153,7 +156,7 @@ def over_the_line(world: World, updates: int, counts: Path) -> dict[str, Any]:
     dist.barrier()
     num_bytes = carried(counts) - before
     digest = sum(float(one.double().sum()) for one in site.step.kept_weights().values())
-    return {"s": seconds, "bytes": num_bytes, "loss": held_out_loss(site.step), "weights": digest}
+    return {"s": seconds, "updates": updates, "bytes": num_bytes, "loss": held_out_loss(site.step), "weights": digest}
 
 
 def at_a_site(arguments: argparse.Namespace) -> None:
@@ -172,10 +175,10 @@ def at_a_site(arguments: argparse.Namespace) -> None:
     leave()
 
 
-def in_lockstep(updates: int) -> dict[str, Any]:
-    """What lockstep learns, in one process without a network."""
+def in_lockstep(updates: int, factor: float) -> dict[str, Any]:
+    """What lockstep learns at `factor` times the rate, in one process without a network."""
     torch.set_num_threads(1)
-    site = Site(None, ALONE, updates)
+    site = Site(None, ALONE, updates, factor=factor)
     started = time.perf_counter()
     site.train(updates)
     return {"s": time.perf_counter() - started, "loss": held_out_loss(site.step)}
@@ -244,6 +247,11 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
     if "diloco" in found and "lockstep" in found:
         one, other = found["diloco"]
         held["loss"] = one["loss"] / found["lockstep"]["loss"] - 1
+        if "higher" in found:
+            held["loss_beside_higher_rate"] = one["loss"] / found["higher"]["loss"] - 1
+        if "speed" in found and "updates" in one:
+            per_sample = one["bytes"] / (BATCH * one["updates"])
+            held["fewer_bytes"] = found["speed"]["bytes_per_sample"]["lockstep"] / per_sample
         held["sites_are_equal"] = one["weights"] == other["weights"]
     return held
 
@@ -275,8 +283,8 @@ def main() -> None:
         "of both sites, fp32, AdamW, text of the standard library", "sync": str(DILOCO),
     }  # fmt: skip
     for part in PARTS if arguments.only is None else (arguments.only,):
-        if part == "lockstep":
-            found[part] = in_lockstep(arguments.updates)
+        if part in ("lockstep", "higher"):
+            found[part] = in_lockstep(arguments.updates, HIGHER if part == "higher" else 1.0)
         else:
             sites = both(part, arguments)
             found[part] = summary(*sites) if part == "speed" else sites

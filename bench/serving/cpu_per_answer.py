@@ -3,14 +3,15 @@
     python -m bench.serving.cpu_per_answer [--seconds 8]
 
 The race's CNN, asked for one image at a time by 16 and 64 callers, with one instance of one thread and batches of up to
-16 and 32; beside it the engine in a bare loop at the same batch. CPU time of threads, as the kernel counts it: other
-work on the machine weighs less there than in rates, though it cools caches. The callers' own time is not in it, and on
-two cores they take what is left.
+16 and 32; beside it the engine in a bare loop at the same batch. How many rows a batch had is told with it. CPU time of
+threads, as the kernel counts it: other work on the machine weighs less there than in rates, though it cools caches. The
+callers' own time is not in it, and on two cores they take what is left.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import tempfile
@@ -30,7 +31,9 @@ from bench.train.results import document, save
 from stoker.artifacts import Artifact
 from stoker.artifacts.elements import Arrays
 from stoker.engines import load
+from stoker.loadtesting.connection import Address, ask
 from stoker.loadtesting.measuring import with_callers
+from stoker.loadtesting.payloads import http_request
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 CALLERS, BATCHES = (16, 64), (16, 32)
@@ -56,6 +59,13 @@ def bare_ms(artifact: Artifact, samples: list[Arrays], batch: int, seconds: floa
     return 1e3 * took_s / answers
 
 
+def rows_and_batches(address: Address, model: str) -> tuple[int, int]:
+    """How many rows were answered so far, and in how many batches, as the server's statistics tell."""
+    answer = ask(address, http_request(address, "GET", f"/v2/models/{model}/stats", b"", {}))
+    (stats,) = json.loads(answer.body)["model_stats"]
+    return stats["inference_count"], stats["execution_count"]
+
+
 def served_ms(asked: race.Asked, batch: int, seconds: float, work: Path) -> list[dict[str, Any]]:
     """CPU time of an answer of the server, by its busiest threads [ms]."""
     started: list[int] = []
@@ -66,21 +76,23 @@ def served_ms(asked: race.Asked, batch: int, seconds: float, work: Path) -> list
         started.append(process.pid)
         return process
 
-    told = []
+    told, name = [], asked.artifact.path.parent.name
     with (
         mock.patch.object(race.subprocess, "Popen", noting),
         race.running(contenders(32)["stoker"], Pythons(), asked, Setting(1, 1, batch, 0.0), work) as target,
     ):
         with_callers(target, 4, 0.5)
         for callers in CALLERS:
-            before = thread_cpu_s(started[0])
+            before, counted = thread_cpu_s(started[0]), rows_and_batches(target.address, name)
             found = with_callers(target, callers, seconds)
             spent = {tid: s - before.get(tid, 0.0) for tid, s in thread_cpu_s(started[0]).items()}
+            rows, batches = rows_and_batches(target.address, name)
             loop = spent.pop(started[0])
             others = sorted((1e3 * s / found.answered for s in spent.values()), reverse=True)
             told.append({"callers": callers, "answered": found.answered, "loop_ms": 1e3 * loop / found.answered,
                          "others_ms": [round(one, 4) for one in others[:4]],
-                         "all_ms": 1e3 * loop / found.answered + sum(others)})  # fmt: skip
+                         "all_ms": 1e3 * loop / found.answered + sum(others),
+                         "rows_a_batch": round((rows - counted[0]) / (batches - counted[1]), 1)})  # fmt: skip
     return told
 
 

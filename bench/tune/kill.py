@@ -2,9 +2,10 @@
 
     python -m bench.tune.kill [--kills 6] [--trials 5] [--seed 0]
 
-One study that is never stopped, then the same one, whose process is killed again and again, at any moment of it. One
-trial at a time, under one plan: what is proposed, what is pruned and what is learned must be equal, to the last bit of
-every value of every curve. The result is printed and written to bench/results/.
+One study that is never stopped, then the same one, whose process is killed again and again, each time within
+four fifths of a trial's mean length after it went on. One trial at a time, under one plan: what is proposed, what is
+pruned and what is learned must be equal, to the last bit of every value of every curve. The result is printed and
+written to bench/results/.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -53,13 +55,20 @@ def trials_of(name: str, environment: dict[str, str]) -> list[JSON]:
 
 
 def killed_once(arguments: list[str], environment: dict[str, str], after_s: float) -> dict[str, JSON] | None:
-    """Start the command and SIGKILL it after so many seconds; None if it was done before."""
+    """Start the command and SIGKILL it so many seconds after its first trial began; None if it was done before."""
     process = subprocess.Popen(
         arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )
-    time.sleep(after_s)
+    assert process.stdout is not None
+    told: list[dict[str, JSON]] = []
+    for line in process.stdout:
+        told.append(json.loads(line))
+        if told[-1]["event"] in ("began", "resumed"):
+            break
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(after_s)
     process.kill()
-    told = [json.loads(line) for line in process.communicate()[0].splitlines() if line.endswith("}")]
+    told += [json.loads(line) for line in process.communicate()[0].splitlines() if line.endswith("}")]
     if process.returncode == 0:
         return None
     assert process.returncode == -signal.SIGKILL
@@ -84,7 +93,7 @@ def main() -> int:
         took_s = time.perf_counter() - began
         arguments = command(folder, asked.trials, "killed")
         for _ in range(asked.kills):
-            killed = killed_once(arguments, environment, draws.uniform(0.05, 0.35) * took_s)
+            killed = killed_once(arguments, environment, draws.uniform(0.0, 0.8) * took_s / asked.trials)
             if killed is None:
                 break
             happened.append(killed)

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from stoker.jobs.metrics import probabilities
     from stoker.jobs.penalties import l1, l2
     from stoker.jobs.stopping import EarlyStopping, Target
+    from stoker.jobs.token_batch import tokens
     from stoker.jobs.weights import Weights
     from stoker.loading import lengths, transforms
+    from stoker.training import on
     from stoker.units import epochs, samples, seconds, updates
 
 _HOMES = {
@@ -52,8 +54,10 @@ _HOMES = {
     "stoker.jobs.metrics": ("probabilities",),
     "stoker.jobs.penalties": ("l1", "l2"),
     "stoker.jobs.stopping": ("EarlyStopping", "Target"),
+    "stoker.jobs.token_batch": ("tokens",),
     "stoker.jobs.weights": ("Weights",),
     "stoker.jobs": ("EMA", "SGD", "Adam", "AdamW", "DiLoCo", "Job", "LocalSGD", "Loss", "Muon", "holdout"),
+    "stoker.training": ("on",),
     "stoker.units": ("epochs", "samples", "seconds", "updates"),
 }  # fmt: skip
 _MODULES = {
@@ -71,9 +75,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "EMA", "SGD", "SWA", "Adam", "AdamW", "BadJob", "BadRun", "DiLoCo", "DoesNotFit", "EarlyStopping", "Freeze", "Job",
     "LocalSGD", "Loss", "Muon", "NoDevice", "Run", "RunFailed", "StokerError", "Target", "Weights", "auto", "compress",
-    "data", "doctor", "epochs", "export", "holdout", "l1", "l2", "lengths", "load", "lr_range", "optimizers", "plan",
-    "predict", "prepare", "probabilities", "profile", "recipes", "report", "samples", "sampling", "schedules",
-    "seconds", "serve", "train", "transforms", "tune", "updates", "verify", "zoo",
+    "data", "doctor", "epochs", "export", "holdout", "l1", "l2", "lengths", "load", "lr_range", "on", "optimizers",
+    "plan", "predict", "prepare", "probabilities", "profile", "recipes", "report", "samples", "sampling", "schedules",
+    "seconds", "serve", "tokens", "train", "transforms", "tune", "updates", "verify", "zoo",
 ]  # fmt: skip
 
 

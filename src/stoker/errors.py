@@ -3,6 +3,7 @@
 ```
 StokerError                      exit  HTTP
 ├── BadJob          the user's input is wrong            2   422
+│   └── BadSetting  one value cannot be meant            2   422
 ├── DoesNotFit      no legal plan fits the device        3   409
 ├── NoDevice        the place named by `--on` is absent  2   404
 ├── RunFailed       training started and could not go on 4   500
@@ -42,6 +43,13 @@ class BadJob(StokerError):
 
     exit_code = 2
     http_status = 422
+
+
+class BadSetting(BadJob, ValueError):
+    """A value that cannot be meant, found where it is given: `SGD(lr=-1)`, `epochs(0)`.
+
+    A ValueError too, as Python's own objects raise: a Job that is made of such values adds the name of its field.
+    """
 
 
 class DoesNotFit(StokerError):

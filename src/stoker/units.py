@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.errors import BadSetting
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 DurationUnit = Literal["epochs", "samples", "updates", "seconds"]
@@ -20,7 +22,7 @@ class Duration:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value > 0):
-            raise ValueError(f"a duration must be a positive number of {self.unit}, got {self.value!r}")
+            raise BadSetting(f"a duration must be a positive number of {self.unit}, got {self.value!r}")
 
     def __str__(self) -> str:
         """As people write it: `5 epochs`."""
@@ -29,32 +31,40 @@ class Duration:
 
 def epochs(value: float) -> Duration:
     """`value` passes over the training data; a fraction ends inside a pass."""
-    return Duration(float(value), "epochs")
+    return _duration(value, "epochs")
 
 
 def samples(value: float) -> Duration:
     """Until at least `value` samples were trained on (whole updates)."""
-    return Duration(float(value), "samples")
+    return _duration(value, "samples")
 
 
 def updates(value: float) -> Duration:
     """Exactly `value` optimiser updates."""
-    return Duration(float(value), "updates")
+    return _duration(value, "updates")
 
 
 def seconds(value: float) -> Duration:
     """About `value` seconds of training, turned into samples once, from the plan's forecast."""
-    return Duration(float(value), "seconds")
+    return _duration(value, "seconds")
+
+
+def _duration(value: float, unit: DurationUnit) -> Duration:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise BadSetting(f"a duration is a number of {unit}, got {value!r}") from None
+    return Duration(number, unit)
 
 
 def require_duration(name: str, value: object) -> None:
     """Refuses a bare number, which says no unit.
 
     Raises:
-        TypeError: `value` is no Duration.
+        BadSetting: `value` is no Duration.
     """
     if not isinstance(value, Duration):
-        raise TypeError(f"{name} is a length such as stoker.epochs(5), got {value!r}")
+        raise BadSetting(f"{name} is a length such as stoker.epochs(5), got {value!r}")
 
 
 def format_bytes(num_bytes: float) -> str:

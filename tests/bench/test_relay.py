@@ -57,7 +57,9 @@ def test_ratios_are_within_a_round_and_bytes_by_the_sample() -> None:
     assert found["diloco_over_alone"]["median"] == pytest.approx(4.0 / 5.5)
     assert found["samples_per_s"]["lockstep"] == pytest.approx(BATCH)
     assert found["fewer_bytes"] == pytest.approx((32000 / 10) / (1600 / 50))
-    sites = [{"loss": 2.02, "weights": 1.0}, {"loss": 2.02, "weights": 1.0}]
-    told = verdict({"speed": found, "diloco": sites, "lockstep": {"loss": 2.0}})
+    sites = [{"loss": 2.02, "weights": 1.0, "bytes": 2000, "updates": 50}] * 2
+    told = verdict({"speed": found, "diloco": sites, "lockstep": {"loss": 2.0}, "higher": {"loss": 2.04}})
     assert told["loss"] == pytest.approx(0.01)
+    assert told["loss_beside_higher_rate"] == pytest.approx(2.02 / 2.04 - 1)
+    assert told["fewer_bytes"] == pytest.approx((32000 / 10) / (2000 / 50))  # of all the learning, its start included
     assert told["sites_are_equal"]

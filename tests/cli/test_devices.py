@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 from datetime import date
 
 import pytest
-from rich.console import Console
 
 from stoker.cli.devices import devices_document, render_device, render_devices
 from stoker.devices import Catalogue, PriceList
 from stoker.devices.catalogue_file import builtin_catalogue
 from stoker.devices.prices import builtin_prices, marked
 from stoker.records import Device
+from tests.cli.page import Page
 from tests.flow.command import stoker_here
 
 KNOWN = builtin_catalogue()
@@ -24,17 +23,17 @@ L4 = Device(name="cuda:0", kind="cuda", model="NVIDIA L4", cores=58, memory_byte
 
 def table(width: int, known: Catalogue = KNOWN, prices: PriceList = PRICES) -> str:
     """What `stoker devices` prints in a terminal of that width, with a CPU and an L4 attached."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console = Page(width)
     render_devices(known, prices, (L4, CPU), console)
-    return console.file.getvalue()
+    return console.text
 
 
 def page(name: str, attached=()) -> str:
     """What `stoker devices NAME` prints."""
-    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console = Page(80)
     (entry,) = KNOWN.find(name)
     render_device(entry, PRICES, attached, console)
-    return console.file.getvalue()
+    return console.text
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

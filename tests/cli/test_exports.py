@@ -1,24 +1,23 @@
 """An exported model in the terminal."""
 
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from stoker.cli.exports import export_document, read_dynamic, read_inputs, render_export
 from stoker.errors import BadArtifact
 from stoker.records import Proof
 from stoker.testing.models import tiny_artifact
+from tests.cli.page import Page
 
 
 def shown(artifact, width: int = 120) -> str:
     """What is printed of an artifact."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console = Page(width)
     render_export(artifact, console)
-    return console.file.getvalue()
+    return console.text
 
 
 def test_the_table_has_signature_checks_files_and_place(tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
 from stoker.cli.loadtests import (
     parse_headers,
@@ -24,6 +21,7 @@ from stoker.records.loadtest import (
     ServingLimit,
     SettingsTrial,
 )
+from tests.cli.page import Page
 
 OBJECTIVE = Objective(q=0.99, within_s=0.02)
 INFINITE = float("inf")
@@ -45,9 +43,9 @@ def measured(rate: float | None = 100.0, **fields: object) -> LoadMeasurement:
 
 def printed(render: object, *arguments: object) -> str:
     """What it prints on a wide page."""
-    console = Console(file=io.StringIO(), width=160)
+    console = Page(160)
     render(*arguments, console)  # type: ignore[operator]
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return console.text
 
 
 @pytest.mark.parametrize(

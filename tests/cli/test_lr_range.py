@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from stoker.cli.lr_range import blocks, render_lr_range
 from stoker.records import from_json
 from stoker.records.lr_range import LrRange, Sweep
+from tests.cli.page import Page
 from tests.flow.command import job_file, plan_file, stoker_here
 
 
@@ -26,10 +25,9 @@ def found(*, is_clear: bool = True) -> LrRange:
 
 def shown(result: LrRange) -> str:
     """What the terminal shows."""
-    console = Console(file=io.StringIO(), width=100, legacy_windows=False)
+    console = Page(100)
     render_lr_range("digits", result, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return console.text
 
 
 def test_the_page_says_the_rate_its_reason_and_its_spread() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from stoker.cli.plans import plan_in_brief, render_decision
 from stoker.records import Breakdown, Candidate, Decision, Estimate, Layout, Plan, Rejection, Share
+from tests.cli.page import Page
 from tests.flow.command import Outcome, job_file, stoker_here
 from tests.planning.trials import candidate
 
@@ -32,9 +31,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(decision: Decision, *, width: int = 100, explain: bool = False) -> str:
     """What is printed of a decision."""
-    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console = Page(width)
     render_decision(decision, console, explain=explain)
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
+    return console.text
 
 
 def decision(*candidates: Candidate, rejected: tuple[Rejection, ...] = (), advice: str = "") -> Decision:

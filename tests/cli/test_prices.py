@@ -15,6 +15,7 @@ from stoker.devices import PriceList
 from stoker.devices.catalogue_file import builtin_catalogue
 from stoker.devices.prices import marked
 from stoker.records import Price
+from tests.cli.page import Page
 from tests.flow.command import stoker_here
 
 KNOWN = builtin_catalogue()
@@ -38,15 +39,15 @@ PRICES = PriceList(marked(OFFERS, TODAY), ("mine.csv, line 2: a slip",))
 
 
 @pytest.fixture
-def console() -> Console:
+def console() -> Page:
     """A terminal of 80 columns without colours."""
-    return Console(file=io.StringIO(), width=80, color_system=None)
+    return Page(80)
 
 
 def test_the_overview_has_a_line_a_device(console):
     """The lowest that is not stale and who asks it, the highest, spot, how many, and how old the newest is."""
     render_prices([*KNOWN.find("l4"), *KNOWN.find("p4")], PRICES, TODAY, console)
-    shown = console.file.getvalue()
+    shown = console.text
     assert "l4      $0.50  Cheap  $2.00      $0.10       5     1 d" in shown
     assert "No price known: p4." in shown
     assert "! mine.csv, line 2: a slip" in shown
@@ -56,7 +57,7 @@ def test_the_overview_has_a_line_a_device(console):
 def test_offers_go_from_cheap_to_dear_with_their_age(console):
     """On demand, then spot; the day and the days since, or undated; the sources once."""
     render_offers(*KNOWN.find("l4"), PRICES, TODAY, console)
-    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    lines = [line.split() for line in console.text.splitlines()]
     rows = [line for line in lines if line and line[0].startswith("$")]
     assert [row[1] for row in rows] == ["Whenever", "Old", "Cheap", "Dear", "Auction"]
     assert rows[0][2:] == ["us-1", "undated"]
@@ -76,15 +77,15 @@ def test_stale_offers_are_dim():
 
 def test_a_wide_terminal_has_room_for_notes():
     """What an offer really is: an eighth of a machine."""
-    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console = Page()
     render_offers(*KNOWN.find("l4"), PRICES, TODAY, console)
-    assert "an eighth of eight" in console.file.getvalue()
+    assert "an eighth of eight" in console.text
 
 
 def test_nobody_offers_it(console):
     """A sentence, and what a user can do."""
     render_offers(*KNOWN.find("p4"), PRICES, TODAY, console)
-    assert "No price is known. A file named by $STOKER_PRICES can say one." in console.file.getvalue()
+    assert "No price is known. A file named by $STOKER_PRICES can say one." in console.text
 
 
 def test_json_is_one_document():

@@ -1,28 +1,17 @@
 """The tables of `stoker runs`, `stoker plan` and `stoker verify`."""
 
 import dataclasses
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from stoker.cli.plans import render_decision
 from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
 from stoker.cli.verdicts import render_verdicts
 from stoker.records import Report, Verdict
+from tests.cli.page import Page
 from tests.reporting import story
-
-
-def console(width: int = 120) -> Console:
-    """A console without colours; what it shows is in its file."""
-    return Console(file=io.StringIO(), width=width, color_system=None)
-
-
-def shown(one: Console) -> str:
-    """Everything that was printed."""
-    return one.file.getvalue()
 
 
 @pytest.fixture
@@ -48,11 +37,11 @@ def second(first: Report) -> Report:
 def test_runs_are_listed_with_what_came_of_them(first: Report) -> None:
     """One line a run: name, status, result or failure, how far, how long; the path if it is not the name."""
     failed = story.report(story.failed_run(), status="failed", failure="the loss is nan\nmore", name="broken-1")
-    one = console()
+    one = Page()
     render_runs(
         [(Path("runs") / story.NAME, first.run, first.spec), (Path("/else/where"), failed.run, failed.spec)], one
     )
-    text = shown(one)
+    text = one.text
     for expected in (story.NAME, "finished", "test/accuracy 92.61 %", "324,000", "3 min 55 s", "broken-1", "failed",
                      "the loss is nan", "70,144 (22 %)", "/else/where"):  # fmt: skip
         assert expected in text
@@ -62,24 +51,24 @@ def test_runs_are_listed_with_what_came_of_them(first: Report) -> None:
 
 def test_an_empty_list_says_how_to_begin() -> None:
     """No empty table."""
-    one = console()
+    one = Page()
     render_runs([], one)
-    assert "stoker train" in shown(one)
+    assert "stoker train" in one.text
 
 
 def test_no_run_that_meets_the_conditions_is_told_from_no_run_at_all() -> None:
     """Where the conditions leave none, they are what is to be looked at."""
-    one = console()
+    one = Page()
     render_runs([], one, known=7)
-    assert "none of the 7 runs here meets all conditions of --where" in shown(one)
+    assert "none of the 7 runs here meets all conditions of --where" in one.text
 
 
 def test_a_name_with_markup_is_shown_as_it_is(first: Report) -> None:
     """Square brackets in names are no styles."""
     run = dataclasses.replace(first.run, name="[red]x")
-    one = console()
+    one = Page()
     render_runs([(Path("[red]x"), run, first.spec)], one)
-    assert "[red]x" in shown(one)
+    assert "[red]x" in one.text
 
 
 def test_the_list_as_json_holds_the_records(first: Report) -> None:
@@ -92,9 +81,9 @@ def test_the_list_as_json_holds_the_records(first: Report) -> None:
 
 def test_a_diff_shows_job_plan_and_outcome(first: Report, second: Report) -> None:
     """Each difference with both values, and by how much the numbers changed."""
-    one = console()
+    one = Page()
     render_diff(first, second, one)
-    rows = [line.split() for line in shown(one).splitlines()]
+    rows = [line.split() for line in one.text.splitlines()]
     assert ["batch", "512", "256"] in rows
     assert ["precision", "bf16", "fp32"] in rows
     assert ["test/accuracy", "92.61", "%", "91.89", "%", "-0.72", "points"] in rows
@@ -104,17 +93,17 @@ def test_a_diff_shows_job_plan_and_outcome(first: Report, second: Report) -> Non
 
 def test_a_diff_of_equal_runs_says_the_same(first: Report) -> None:
     """Nothing is listed as a difference."""
-    one = console()
+    one = Page()
     render_diff(first, first, one)
-    assert shown(one).count("the same") == 2
-    assert "none" in shown(one)
+    assert one.text.count("the same") == 2
+    assert "none" in one.text
 
 
 def test_a_diff_without_plans_does_not_call_them_equal(first: Report) -> None:
     """A plan that was not recorded cannot be compared."""
-    one = console()
+    one = Page()
     render_diff(first, dataclasses.replace(first, decision=None), one)
-    assert "not recorded for both" in shown(one)
+    assert "not recorded for both" in one.text
 
 
 def test_the_diff_as_json_holds_both_sides(first: Report, second: Report) -> None:
@@ -128,9 +117,9 @@ def test_the_diff_as_json_holds_both_sides(first: Report, second: Report) -> Non
 
 def test_a_decision_shows_the_chosen_plan_and_why() -> None:
     """The chosen plan in words with memory, update and time to finish; the others by what they change and cost."""
-    one = console()
+    one = Page()
     render_decision(story.decision(), one, explain=False)
-    text = shown(one)
+    text = one.text
     for expected in ("bf16 · micro-batch 512", "0.9 / 24 GiB", "345 ms", "3 min 53 s", "fp32 · micro-batch 512",
                      "1.12× the time", "3 min 34 s to 4 min 12 s", "measured here", "• channels-last:",
                      "3 plans were rejected"):  # fmt: skip
@@ -140,19 +129,19 @@ def test_a_decision_shows_the_chosen_plan_and_why() -> None:
 
 def test_explaining_shows_what_each_rejected_plan_lost_by() -> None:
     """With `--explain` every rejection has its reason."""
-    one = console()
+    one = Page()
     render_decision(story.decision(), one, explain=True)
     for rejection in story.decision().rejected:
-        assert rejection.reason in shown(one)
+        assert rejection.reason in one.text
 
 
 def test_a_decision_of_one_plan_says_what_it_rests_on() -> None:
     """No comparison is made up: what it rests on stands there."""
     only = dataclasses.replace(story.decision(), candidates=story.decision().candidates[:1], rejected=())
-    one = console()
+    one = Page()
     render_decision(only, one, explain=True)
-    assert "measured here" in shown(one)
-    assert "rejected" not in shown(one)
+    assert "measured here" in one.text
+    assert "rejected" not in one.text
 
 
 def verdict(passed: bool, level: str = "same mathematics") -> Verdict:
@@ -162,9 +151,9 @@ def verdict(passed: bool, level: str = "same mathematics") -> Verdict:
 
 def test_verdicts_are_marked_and_the_level_comes_last() -> None:
     """A check mark, the answer, the evidence; the last line is the level and what it promises."""
-    one = console()
+    one = Page()
     render_verdicts("net", [verdict(True)], "bit-equal", console=one)
-    lines = shown(one).splitlines()
+    lines = one.text.splitlines()
     assert any("✓" in line and "Separable?" in line for line in lines)
     assert any("differ by 2.2e-16" in line for line in lines)
     assert lines[-1].startswith("level: bit-equal: a run resumed under its own plan")
@@ -172,9 +161,9 @@ def test_verdicts_are_marked_and_the_level_comes_last() -> None:
 
 def test_what_did_not_hold_is_counted_and_crossed() -> None:
     """A failed verdict cannot be overlooked, and its level is not among those shown to hold."""
-    one = console()
+    one = Page()
     render_verdicts("net", [verdict(True), verdict(False, "bit-equal")], console=one)
-    lines = shown(one).splitlines()
+    lines = one.text.splitlines()
     assert "1 of 2 did not hold" in lines
     assert sum("✗" in line for line in lines) == 1
     assert lines[-1] == "holds: same mathematics"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from stoker.cli.tunings import parse_parallel, parse_seconds, render_study, settings_in_words, study_document, told
 from stoker.errors import BadJob
-from stoker.records.study import Parameter, StudyEvent, StudyResult, StudySettings, StudyTrial
+from stoker.records.study import Parameter, StudyEvent, StudyResult, StudySettings, StudyTrial, TrialState
 from tests.flow.command import stoker_here
 
 SETTINGS = StudySettings(
@@ -67,6 +67,44 @@ def test_the_command_for_the_best_can_be_pasted_into_a_shell() -> None:
     assert "stoker train 'my jobs/some.py' --set epochs=3" in console.file.getvalue()
 
 
+def test_the_reason_of_a_failure_is_told_in_full() -> None:
+    """However long it is: what went wrong is often at the end of it."""
+    reason = f"{'a long path/' * 20}: no such file"
+    fields = {"number": 3, "state": "failed", "value": None, "samples": 0, "reason": reason,
+              "objective": "valid/loss", "best": None}  # fmt: skip
+    assert told(StudyEvent(kind="ended", at=0.0, fields=fields)) == [f"trial 3 failed after 0 samples ({reason})"]
+    console = Console(file=io.StringIO(), width=400)
+    render_study(dataclasses.replace(RESULT, trials=(StudyTrial(number=3, state="failed", parameters={},
+                                                                reason=reason),)), console)  # fmt: skip
+    assert isinstance(console.file, io.StringIO)
+    assert reason in console.file.getvalue()
+
+
+def test_a_population_is_shown_with_who_went_on_from_whom() -> None:
+    """And how the best came about: no one command trains it, for its settings changed on the way."""
+
+    def trial(number: int, lr: float, parent: int | None = None) -> StudyTrial:
+        interval, member = divmod(number, 4)
+        state: TrialState = "finished" if interval == 2 else "handed on"
+        return StudyTrial(
+            number=number, state=state, parameters={"lr": lr}, value=interval + lr, samples=100, member=member,
+            curve=((100 * interval + 100, 0.1),), interval=interval, parent=parent, run=f"trials/{number:04}",
+        )  # fmt: skip
+
+    trials = (trial(0, 0.1), trial(1, 0.2), trial(4, 0.1, 0), trial(5, 0.3, 0), trial(8, 0.1, 4), trial(9, 0.4, 4))
+    settings = dataclasses.replace(SETTINGS, sampler="pbt", pruner="none", members=4, intervals=3)
+    console = Console(file=io.StringIO(), width=200)
+    render_study(StudyResult(settings=settings, trials=trials), console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert (
+        "the best came about by lr=0.1 up to 200 samples (trials 0, 4), then lr=0.4 up to 300 samples (trial 9)" in text
+    )
+    assert "its model: the run tune-some/trials/0009" in text
+    assert "1/2 from 4" in text
+    assert "stoker train" not in text
+
+
 def test_the_document_has_the_best_first() -> None:
     """For `--json`."""
     document = study_document(RESULT)
@@ -77,9 +115,13 @@ def test_the_document_has_the_best_first() -> None:
 def test_every_event_has_words() -> None:
     """A trial's end with its reason and the best so far."""
     fields = {"number": 3, "state": "pruned", "value": 0.5, "samples": 1150, "reason": "asha at 1,150 samples",
-              "best": {"trial": 1, "value": 0.75}}  # fmt: skip
+              "objective": "valid/accuracy", "best": {"trial": 1, "value": 0.75}}  # fmt: skip
     assert told(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
-        "trial 3 pruned 0.5 after 1,150 samples (asha at 1,150 samples); best 0.75 (trial 1)"
+        "trial 3 pruned: valid/accuracy 0.5 after 1,150 samples (asha at 1,150 samples); best 0.75 (trial 1)"
+    ]
+    begun = {"trial": 9, "parameters": {"lr": 0.1}, "run": "", "member": 2, "interval": 1, "parent": 4}
+    assert told(StudyEvent(kind="began", at=0.0, fields=begun)) == [
+        "trial 9 begins (member 2, interval 1, from trial 4): lr=0.1"
     ]
     warned = StudyEvent(kind="warned", at=0.0, fields={"message": "look"})
     assert told(warned) == ["warning: look"]

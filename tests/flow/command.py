@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from stoker.cli.main import app
 from stoker.records import dumps
 from tests.flow.builders import PLAN
+from tests.forked import Forked
 
 CNN = Path(__file__).parent / "jobs" / "cnn.py"
 """A job with everything that could break exact resuming."""
@@ -92,10 +93,11 @@ def command(*arguments: str | Path) -> list[str]:
 
 def stoker_process(*arguments: str | Path, **environment: str) -> Outcome:
     """The command in a process of its own."""
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=os.environ | environment, timeout=300
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        process = Forked("stoker", [*map(str, arguments)], stderr=errors, env=os.environ | environment)
+        out = process.communicate()
+        errors.seek(0)
+        return Outcome(process.wait(), out, errors.read())
 
 
 class Running:
@@ -105,14 +107,8 @@ class Running:
         self.events: list[dict[str, Any]] = []
         self.errors = Path(f"errors-{time.monotonic_ns()}.txt")
         with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                command(*arguments, "--json"),
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | environment,
-                start_new_session=True,
-            )
+            words = [*map(str, arguments), "--json"]
+            self.process = Forked("stoker", words, stderr=errors, env=os.environ | environment)
 
     def __enter__(self) -> Self:
         return self
@@ -123,14 +119,11 @@ class Running:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.stdout.close()
 
     def until(self, kind: str, count: int = 1) -> dict[str, Any]:
         """Wait for so many events of a kind; the last of them."""
-        stream = self.process.stdout
-        assert stream is not None
-        for line in stream:
+        for line in self.process.stdout:
             self.events.append(json.loads(line))
             count -= self.events[-1]["event"] == kind
             if not count:
@@ -146,7 +139,7 @@ class Running:
         """Send a signal, if one is given, and wait for the end."""
         if number is not None:
             self.process.send_signal(number)
-        out, _ = self.process.communicate(timeout=300)
+        out = self.process.communicate()
         self.events += [json.loads(line) for line in out.splitlines() if line.endswith("}")]
         text = "\n".join(json.dumps(event) for event in self.events)
-        return Outcome(self.process.returncode, text, self.errors.read_text())
+        return Outcome(self.process.wait(), text, self.errors.read_text())

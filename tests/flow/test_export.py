@@ -14,10 +14,12 @@ from stoker.artifacts import difference, read
 from stoker.engines import load
 from stoker.errors import BadArtifact, BadRun
 from stoker.exporting import About
+from stoker.flow import exporting
 from stoker.flow.runs import WEIGHTS
 from stoker.testing.models import tiny_artifact, tiny_graph
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import plan_file, stoker_here
+from tests.loading.test_streams import Sized, samples_of
 
 DIGITS = '''\
 import stoker
@@ -186,6 +188,12 @@ def test_a_run_that_is_not_finished_is_refused(place: Path) -> None:
     (run.path / WEIGHTS).unlink()
     with pytest.raises(BadRun, match="has no final weights: it is unfinished"):
         stoker.export(run.name, "models/m", job=blobs_job())
+
+
+def test_examples_out_of_a_stream_are_those_at_its_beginning() -> None:
+    """The last one of a billion would be read up to."""
+    chosen = exporting._examples(samples_of(Sized, 10**9))
+    assert (chosen[0], chosen[-1], len(chosen)) == (0, 63, 8)
 
 
 def test_a_module_needs_examples(place: Path) -> None:

@@ -15,9 +15,9 @@ from torch import nn
 import stoker
 from stoker.compressing.pruning import rebuilt, removed_at, scores_of, sound_cut
 from stoker.compressing.pruning.soundness import prunable
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import BadJob, BadRun, RunFailed
 from stoker.flow import fine_tuning
-from stoker.flow.fine_tuning import pruned_model, share_of, trained, tuning_job
+from stoker.flow.fine_tuning import share_of, trained, tuning_job
 from stoker.jobs import Job
 from stoker.records import ArtifactSource
 from stoker.records.compression import Interval
@@ -91,16 +91,16 @@ def test_a_killed_run_goes_on_bit_for_bit(place: Path, monkeypatch: pytest.Monke
     )  # fmt: skip
     assert found.returncode == -signal.SIGKILL, found.stderr
     heard = Stopping(10**9)
-    run, model = trained(*begun(), heard)
+    run = trained(*begun(), heard)
     assert "resumed" in heard.kinds
     again = Stopping(10**9)
-    assert trained(*begun(), again)[0].path == run.path
+    assert trained(*begun(), again).path == run.path
     assert again == []
     monkeypatch.setenv("STOKER_RUNS", str(place / "others"))
-    other, _ = trained(*begun(), Stopping(10**9))
+    other = trained(*begun(), Stopping(10**9))
     assert other.path != run.path
     assert_equal_weights(run, other)
-    assert model(blobs(3)[0]).shape == (3, 2)
+    assert run.model()(blobs(3)[0]).shape == (3, 2)
 
 
 def test_a_run_that_was_asked_to_stop_says_how_to_go_on(place: Path) -> None:
@@ -114,19 +114,44 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(place: Path) -> None:
 def test_the_model_is_made_again_from_json_and_safetensors() -> None:
     """Without the process that pruned it: the whole model's code, the record of what was kept, the run's weights."""
     arguments = begun()
-    run, model = trained(*arguments, lambda event: None)
-    again = pruned_model(stoker.load(run.path), job())
+    whole, teacher, pruning = arguments[0], arguments[2], arguments[3]
+    run = trained(*arguments, lambda event: None)
+    again = stoker.load(run.path).model(job())
+    small = rebuilt(teacher, pruning.cut)
+    small.load_state_dict(run.weights())
     inputs = blobs(9, seed=4)[0]
-    assert torch.equal(again(inputs), model(inputs))
-    assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in arguments[2].parameters())
-    with pytest.raises(BadJob, match="did not train a pruned network"):
-        pruned_model(stoker.load("whole"), job())
+    assert torch.equal(again(inputs), small(inputs))
+    assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in teacher.parameters())
+    assert whole.pruning is None
+    with pytest.raises(BadJob, match="cut out of another one"):
+        stoker.load(run.path).model(blobs_job())
+
+
+def test_a_network_that_was_pruned_twice_is_made_again_cut_by_cut() -> None:
+    """The second run's record has the first cut as well."""
+    original, _, teacher, pruning = begun()
+    once = trained(original, job(), teacher, pruning, lambda event: None)
+    smaller = once.model()
+    twice = trained(once, job(), smaller, half_of(smaller, str(once.path)), lambda event: None)
+    again = stoker.load(twice.path).model(job())
+    assert again[0].out_features < smaller[0].out_features < teacher[0].out_features  # type: ignore[index, operator]
+    assert len(twice.cuts) == 2
+
+
+def test_a_pruned_run_without_its_job_says_whose_it_needs() -> None:
+    """Its own job has the cut model in it, and no file."""
+    run = trained(*begun(), lambda event: None)
+    with pytest.raises(BadRun, match=r"what pruning left of .*whole, whose job cannot be had: .*made in Python"):
+        stoker.load(run.path).model()
+    (run.path / "pruning.json").write_text("{")
+    with pytest.raises(BadRun, match=r"pruning\.json cannot be read"):
+        stoker.load(run.path).job()
 
 
 def test_it_learns_from_the_whole_network() -> None:
     """After its training it answers as the whole one more often than right after the cut."""
     run, _, teacher, pruning = begun()
-    _, model = trained(run, job(), teacher, pruning, lambda event: None)
+    model = trained(run, job(), teacher, pruning, lambda event: None).model()
     inputs = blobs(500, seed=8)[0]
 
     def apart(one: nn.Module) -> float:

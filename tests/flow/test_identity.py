@@ -197,6 +197,16 @@ def test_what_a_run_has_decided_and_averaged_so_far_is_taken_over_by_its_fork(ch
     assert_equal_weights(fork, stoker.train(jobs[1], plan=PLAN))
 
 
+def test_a_fork_of_a_run_that_ended_before_its_time_trains_on() -> None:
+    """It waits anew for an improvement; under its parent's verdict it would train nothing."""
+    stop = [stoker.EarlyStopping("loss", patience=stoker.updates(3))]
+    job = blobs_job(until=LONGER, evaluate_every=stoker.updates(3), stop=stop, valid=contradicted())
+    parent = stoker.train(job, plan=PLAN)
+    fork = stoker.train(job, plan=PLAN, fork=parent.name)
+    assert parent.record.updates == 6
+    assert fork.record.updates > parent.record.updates
+
+
 def test_a_fork_chooses_its_own_best_by_its_own_measure() -> None:
     """What its parent found best is not in its directory, and may have been told by a metric it no longer has."""
     parent = stoker.train(blobs_job(), plan=PLAN)

@@ -6,6 +6,7 @@ import pytest
 
 from bench.data.planted import plant_csv, plant_images
 from stoker import data, flow
+from stoker.data.files.cleaning import left_out_of_files
 from stoker.errors import BadJob
 from stoker.inspecting import CheckOptions
 from stoker.records import CleanList, loads
@@ -64,6 +65,22 @@ def test_where_nothing_can_be_written_nothing_is_read(tmp_path: Path, out: str, 
     with pytest.raises(BadJob, match=problem):
         flow.check_data(tmp_path / "csv", OPTIONS, out=tmp_path / out, tell=lambda *one: told.append(one[0]))
     assert not told
+
+
+def test_a_clean_list_says_where_the_data_are_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checked by a relative path, and used from another folder, in which there is one of that name."""
+    plant_csv(tmp_path / "here" / "csv")
+    (tmp_path / "there" / "csv").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    checked = flow.check_data("csv", OPTIONS, out="out")
+    assert checked.check.source == "csv"  # the document says what was asked
+    assert checked.clean.source == str(tmp_path / "here" / "csv")
+    monkeypatch.chdir(tmp_path / "there")
+    paths = sorted((tmp_path / "here" / "csv").rglob("*.csv"))
+    left_out = left_out_of_files(tmp_path / "here" / "out" / "clean.json", paths)
+    assert sum(map(len, left_out)) == len(checked.clean.dropped) > 0
 
 
 def test_data_sources_take_the_clean_list(tmp_path: Path) -> None:

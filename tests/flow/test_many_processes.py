@@ -19,16 +19,6 @@ from tests.flow.command import Running, job_file, stoker_process
 
 TWO = Layout(replicas=2)
 
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory of the test's own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("STOKER_RUNS", raising=False)
-    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    return tmp_path
-
-
 LONG = "settings['evaluate_every'] = stoker.epochs(50)"
 """For runs that are cut into: few evaluations, so that most of the time is updates."""
 

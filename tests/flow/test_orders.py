@@ -31,7 +31,13 @@ def plan_file(plan: Plan) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "plan"),
-    [("stream", PLAN), ("shuffled-seekable", BY_WORKER), ("balanced", BY_WORKER), ("packed", PLAN)],
+    [
+        ("stream", PLAN),
+        ("shuffled-seekable", BY_WORKER),
+        ("balanced", BY_WORKER),
+        ("packed", PLAN),
+        ("tokens", BY_WORKER),
+    ],
 )
 def test_killed_a_run_ends_at_the_same_bits(kind: str, plan: Plan) -> None:
     """SIGKILL in the middle; the same command goes on, and the weights are those of a run never stopped."""

@@ -16,7 +16,6 @@ from stoker.compressing import search as searching
 from stoker.engines import load
 from stoker.flow import fine_tuning
 from stoker.flow import pruning as pruning_flow
-from stoker.flow.fine_tuning import pruned_model
 from stoker.flow.pruner import Pruner
 from stoker.records import loads
 from stoker.records.compression import Compression, Interval
@@ -59,6 +58,8 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> stoker.Run:
 def test_a_pruned_network_is_trained_judged_and_published(digits: stoker.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """It passes the gates of every candidate; its record lies with the version, and makes the same network again.
 
+    The run that trained it is exported like any other.
+
     A speed that is not to be had is left out.
     """
     monkeypatch.setattr(pruning_flow, "TARGETS", (1.5, 50.0))
@@ -74,7 +75,7 @@ def test_a_pruned_network_is_trained_judged_and_published(digits: stoker.Run, mo
     assert pruning.source.name == digits.name
     run = stoker.load(pruning.run)
     assert run.status == "finished"
-    small = pruned_model(run)
+    small = run.model()
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in digits.model().parameters())
     (engine,) = load(version, threads=1)
     asked = version.golden().inputs
@@ -84,6 +85,10 @@ def test_a_pruned_network_is_trained_judged_and_published(digits: stoker.Run, mo
     assert difference(engine.run(asked), wanted) < 1e-3
     kept = loads((digits.path / "pruned" / "1.5x.json").read_text(), Pruning)
     assert dataclasses.replace(kept, run=run.name) == pruning
+    exported = stoker_here("export", run.name, "-o", "models/small")
+    assert exported.code == 0, exported.err
+    (again,) = load(read("models/small"), threads=1)
+    assert difference(again.run(asked), wanted) < 1e-3
 
 
 def test_a_model_that_came_from_elsewhere_is_not_pruned(place: Path) -> None:

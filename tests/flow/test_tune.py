@@ -116,6 +116,7 @@ def test_a_study_is_not_continued_when_its_job_has_changed() -> None:
         ({"parallel": 2}, "parallel=2 needs processes"),
         ({"trails": 3}, "Did you mean 'trials'?"),
         ({"seconds": -1.0}, "wanted a time above 0"),
+        ({"dry_run": True}, "--dry-run stops at the forecast, and --planned 0 leaves that out"),
         ({"job": lambda lr, width: blobs_job(valid=None)}, "has no valid data"),
         ({"job": lambda lr, width: 5}, "returned a int, wanted a stoker.Job"),
         ({"job": lambda lr, width: 1 / 0}, "raised ZeroDivisionError"),
@@ -132,6 +133,7 @@ def test_a_study_is_not_continued_when_its_job_has_changed() -> None:
         "processes",
         "option",
         "time",
+        "no forecast",
         "no valid",
         "no job",
         "raises",
@@ -146,9 +148,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(options: dict[str, Any
 
 
 def test_a_setting_that_a_job_file_does_not_take_is_named() -> None:
-    """By the job file's own words."""
+    """By the job file's own words; a value that it refuses is told of where it was given."""
     with pytest.raises(BadJob, match="Did you mean 'width'"):
         tuned(job_file(), space="widht=choice(4,8)")
+    with pytest.raises(BadJob, match="--space width: the value few: wanted a whole number"):
+        tuned(job_file(), space="width=choice(none,few)")
+    with pytest.raises(BadJob, match="--set epochs=many: wanted a number"):
+        tuned(job_file(), fixed={"epochs": "many"})
 
 
 def test_a_diverged_trial_is_pruned_and_the_study_goes_on() -> None:
@@ -194,10 +200,13 @@ def test_a_killed_trial_goes_on_from_its_checkpoint() -> None:
     assert trial(request, Slot(on="cpu"), stops_at_80).kind == "stopped"
     ending = trial(request, Slot(on="cpu"), lambda reading: bool(heard.append(reading)))
     assert (ending.kind, ending.samples) == ("finished", 240)
-    assert [reading.samples for reading in heard] == [80, 160, 240]
+    assert [reading.samples for reading in heard] == [80, 80, 160, 240]  # whether the first was acted on is not known
     kept = trial(request, Slot(on="cpu"), lambda reading: bool(heard.append(reading)))
     assert kept == ending
-    assert len(heard) == 3
+    assert [reading.samples for reading in heard[4:]] == [80, 160, 240]  # all is told to a study that knows of none
+    knowing = dataclasses.replace(request, heard=240)
+    assert trial(knowing, Slot(on="cpu"), lambda reading: bool(heard.append(reading))) == ending
+    assert [reading.samples for reading in heard[7:]] == [240]
 
 
 def test_a_dry_run_forecasts_and_writes_nothing() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import stoker
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.jobs.describe import describe_settings
 from stoker.jobs.extent import Extent
 from stoker.jobs.freezing import Freeze
@@ -24,7 +24,7 @@ def test_all_but_some_can_be_frozen():
     freeze = Freeze({"*": stoker.updates(3)}, but=("head.*",))
     assert [freeze.release(name) for name in ("body.weight", "head.weight")] == [3, 0]
     assert freeze.at_the_end.release("body.weight") == 0
-    with pytest.raises(TypeError, match="but is a list of patterns"):
+    with pytest.raises(BadSetting, match="but is a list of patterns"):
         Freeze(["*"], but="head.*")
 
 

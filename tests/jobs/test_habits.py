@@ -9,7 +9,7 @@ import torch
 
 import stoker
 from stoker import optimizers, schedules
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.jobs.describe import describe, describe_settings
 from stoker.jobs.habits import plateau_of
 from stoker.jobs.metrics import Named, direction_of, gives_one_number, is_stateful, metric_name
@@ -168,5 +168,5 @@ def test_a_setting_that_cannot_be_meant_is_refused(make: Any, problem: str) -> N
 )
 def test_a_length_without_a_unit_is_refused_with_one_that_has(make: Any, problem: str) -> None:
     """As PyTorch counts evaluations, a bare number is what people write first."""
-    with pytest.raises(TypeError, match=rf"{problem} is a length such as stoker.epochs\(5\), got \d"):
+    with pytest.raises(BadSetting, match=rf"{problem} is a length such as stoker.epochs\(5\), got \d"):
         make()

@@ -8,6 +8,7 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.jobs import EMA, LOSSES, METRICS, SGD, Holdout, Job, holdout
+from stoker.jobs.metrics import probabilities
 from stoker.units import epochs, seconds, updates
 
 
@@ -127,3 +128,29 @@ def test_a_holdout_is_a_share(fraction: float) -> None:
     with pytest.raises(ValueError, match=f"between 0 and 1, got {fraction}"):
         holdout(fraction)
     assert holdout(0.1, seed=3) == Holdout(0.1, 3)
+
+
+class Accuracy:
+    """A metric with a state, as torchmetrics has them."""
+
+    def __call__(self, output: Any, target: Any) -> float:
+        """See a batch, and what it found of it."""
+        return 1.0
+
+    def update(self, output: Any, target: Any) -> None:
+        """See a batch."""
+
+    def compute(self) -> float:
+        """What it found."""
+        return 1.0
+
+    def reset(self) -> None:
+        """Forget."""
+
+
+@pytest.mark.parametrize("metrics", [[Accuracy], ["accuracy", Accuracy], {"mine": Accuracy}, [probabilities(Accuracy)]])
+def test_a_class_is_no_metric(metrics: Any) -> None:
+    """It can be called, and would have failed, or counted nothing, in the first evaluation."""
+    with pytest.raises(BadJob, match=r"Accuracy is a class: give an instance, Accuracy\(…\)"):
+        job(metrics=metrics)
+    assert job(metrics=[Accuracy()]).metrics

@@ -58,7 +58,7 @@ def test_a_mix_that_cannot_be_meant_is_a_bad_job(changed: dict[str, Any], proble
 @pytest.mark.parametrize("make", [Mixup, CutMix])
 def test_proportions_that_cannot_be_drawn_are_refused(make: Any) -> None:
     """When they are given, with the value."""
-    with pytest.raises(ValueError, match="above 0, got 0"):
+    with pytest.raises(BadJob, match="above 0, got 0"):
         make(0)
-    with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5"):
+    with pytest.raises(BadJob, match=r"in \[0, 1\], got 1.5"):
         make(1.0, p=1.5)

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from stoker.errors import BadSetting
 from stoker.jobs import SGD, Adam, AdamW, Muon
+from stoker.jobs.more_optimizers import RMSprop, ScheduleFreeAdamW
 
 
 @pytest.mark.parametrize(
@@ -16,11 +18,22 @@ from stoker.jobs import SGD, Adam, AdamW, Muon
         (lambda: Adam(lr=math.inf), "got inf"),
         (lambda: AdamW(lr=1e-3, weight_decay=-0.1), "weight_decay must be finite and not negative, got -0.1"),
         (lambda: AdamW(lr=1e-3, groups={"*.bias": {"wd": 0.0}}), r"group '\*.bias' has no setting 'wd'.*weight_decay"),
+        (lambda: AdamW(lr="1e-3"), "lr must be positive and finite, got '1e-3'"),
+        (lambda: AdamW(lr=1e-3, betas=0.9), r"betas must be two numbers in \[0, 1\), such as .*, got 0.9"),
+        (lambda: Adam(lr=1e-3, betas=(0.9, 1.0)), r"betas must be two numbers.*got \(0.9, 1.0\)"),
+        (lambda: Adam(lr=1e-3, betas=(0.9, 0.99, 0.999)), "betas must be two numbers"),
+        (lambda: AdamW(lr=1e-3, eps=-1e-8), "eps must be finite and not negative, got -1e-08"),
+        (lambda: AdamW(lr=1e-3, amsgrad=1), "amsgrad must be True or False, got 1"),
+        (lambda: RMSprop(lr=1e-3, alpha=1.5), r"alpha must be a number in \[0, 1\), got 1.5"),
+        (lambda: ScheduleFreeAdamW(lr=1e-3, beta2=1.0), r"beta2 must be a number in \[0, 1\), got 1.0"),
+        (lambda: SGD(lr=0.1, nesterov=True), "wants momentum above 0 and no dampening; got momentum=0.0"),
+        (lambda: SGD(lr=0.1, nesterov=True, momentum=0.9, dampening=0.5), "no dampening; .*dampening=0.5"),
+        (lambda: SGD(lr=0.1, groups={"*.bias": {"lr": -1}}), r"lr of group '\*.bias' must be positive.*got -1"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(make, problem: str) -> None:
     """Before anything is spent, with the value."""
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(BadSetting, match=problem):
         make()
 
 
@@ -45,6 +58,6 @@ def test_settings_are_the_arguments_of_pytorch() -> None:
 )
 def test_muons_own_settings_are_checked(changed: dict[str, object], problem: str) -> None:
     """Each says what it may be; a group may set what is by parameter, and nothing else."""
-    with pytest.raises((ValueError, TypeError), match=problem):
+    with pytest.raises(BadSetting, match=problem):
         Muon(**{"lr": 0.02, "rest": SGD(lr=0.1), **changed})  # type: ignore[arg-type]
     assert Muon(lr=0.02, rest=SGD(lr=0.1), groups={"*": {"momentum": 0.5}}).groups

@@ -4,8 +4,10 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.jobs import SGD, AdamW, DiLoCo, Job, LocalSGD
 from stoker.jobs.describe import describe_settings
 from stoker.units import epochs, samples, updates
@@ -41,6 +43,9 @@ def test_an_interval_is_whole_updates(every: Any, interval: int) -> None:
         ({"overlap": True}, "overlap is a whole number, 0 or more, got True"),
         ({"overlap": -1}, "overlap is a whole number, 0 or more, got -1"),
         ({"keep": 1.0}, "keep is a share in [0, 1), got 1.0"),
+        ({"early": updates(4)}, "how long it goes for: (stoker.updates(4), stoker.updates(300)); got"),
+        ({"early": (updates(4), epochs(1))}, "early is an interval and how long it goes for"),
+        ({"rate": "sqrt"}, 'rate is "as_given" or "by_noise", got \'sqrt\''),
     ],
 )
 def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], problem: str) -> None:
@@ -51,7 +56,7 @@ def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], problem: str)
 
 def test_another_outer_optimiser_is_refused() -> None:
     """Pseudo-gradients go into SGD: nothing else is carried out."""
-    with pytest.raises(TypeError, match=r"outer is a stoker\.SGD, got a AdamW"):
+    with pytest.raises(BadSetting, match=r"outer is a stoker\.SGD, got a AdamW"):
         DiLoCo(every=updates(50), outer=AdamW(lr=1e-3))  # type: ignore[arg-type]
 
 
@@ -61,9 +66,12 @@ def test_another_outer_optimiser_is_refused() -> None:
         ({"sync": "diloco"}, "Job(sync=…): wanted stoker.DiLoCo(…) or stoker.LocalSGD(…), got a str"),
         ({"sync": DiLoCo(every=updates(4), fragments=5)}, "5 fragments cannot take turns within 4 updates"),
         ({"sync": DiLoCo(every=samples(256), overlap=4)}, "goes on for 4 updates is not over when the next one begins"),
+        ({"sync": DiLoCo(every=updates(9), overlap=4, early=(updates(4), updates(8)))}, "begins, after 4"),
+        ({"sync": LocalSGD(every=updates(4), early=(updates(5), updates(9)))}, "early exchanges, every 5 updates, are"),
         ({"sync": LocalSGD(every=updates(4)), "ema": 0.9}, "an average would be of one site's weights"),
         ({"sync": LocalSGD(every=updates(4)), "on_non_finite": "skip"}, 'sync goes with "stop"'),
         ({"sync": LocalSGD(every=updates(4)), "step": len}, "sync does not go with a step of the job's own"),
+        ({"sync": DiLoCo(every=updates(4), rate="by_noise")}, 'rate="by_noise" is for Adam and its kin'),
     ],
 )
 def test_jobs_that_it_does_not_go_with_are_refused(changes: dict[str, Any], problem: str) -> None:
@@ -79,3 +87,35 @@ def test_it_belongs_to_what_is_learned() -> None:
     assert "sync" not in plain
     assert one["sync"] != other["sync"]
     assert {name for name in one if name not in plain} == {"sync"}
+
+
+def test_later_settings_are_said_only_where_they_are_used() -> None:
+    """Jobs from before them keep their specs; one that asks for them has another."""
+
+    def described(**settings: Any) -> Any:
+        return describe_settings(job(sync=DiLoCo(every=updates(9), **settings), optimizer=AdamW(lr=1e-3)))["sync"]
+
+    before = described()
+    assert not before.keys() & {"rate", "early"}
+    assert described(rate="by_noise") == before | {"rate": "by_noise"}
+    assert described(early=(updates(4), updates(8))).keys() == before.keys() | {"early"}
+
+
+def test_an_early_interval_goes_for_whole_ones() -> None:
+    """Samples are of all sites together, as those of the later interval; without it none is early."""
+    sync = LocalSGD(every=updates(50), early=(samples(256), samples(1000)))
+    assert sync.early_interval(64) == (4, 16)
+    assert LocalSGD(every=updates(50)).early_interval(64) == (50, 0)
+
+
+@given(parts=st.lists(st.integers(1, 500), min_size=1, max_size=6))
+def test_the_average_of_sites_is_as_noisy_as_lockstep_and_goes_as_far(parts: list[int]) -> None:
+    """Where noise decides an update's length, whatever part of the batch each takes; a site's updates have length 1."""
+    sync, batch = LocalSGD(every=updates(4), rate="by_noise"), sum(parts)
+    rates = [sync.rate_factor(batch, part) for part in parts]
+    weights = [part / batch for part in parts]
+    noise = sum((weight * rate) ** 2 for weight, rate in zip(weights, rates, strict=True))
+    # Of fewer samples the way that all agree on is a smaller part of an update of length 1.
+    way = sum(w * rate * (part / batch) ** 0.5 for w, rate, part in zip(weights, rates, parts, strict=True))
+    assert noise == pytest.approx(1)
+    assert way == pytest.approx(1)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.jobs.describe import describe_settings
 from stoker.jobs.weights import Weights
 from tests.stepping.models import make_job, mlp
@@ -20,7 +20,7 @@ def test_what_is_no_source_is_refused():
     """A number, or a pattern where a list of them belongs."""
     with pytest.raises(BadJob, match="wanted a safetensors file"):
         make_job(mlp, init=3)
-    with pytest.raises(TypeError, match="fresh is a list of patterns"):
+    with pytest.raises(BadSetting, match="fresh is a list of patterns"):
         Weights("model.safetensors", fresh="head.*")
 
 

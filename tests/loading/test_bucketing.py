@@ -14,9 +14,9 @@ import stoker
 from stoker.errors import BadJob
 from stoker.loading import datasets_of
 from stoker.loading.bucketing import BucketedOrder
+from stoker.loading.given_data import as_samples
 from stoker.loading.measured import lengths_of
 from stoker.loading.order import EpochOrder
-from stoker.loading.samples import as_samples
 from tests.loading.data import contents, source_of
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=90)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from stoker.loading.samples import Samples
 from stoker.loading.streams import as_stream, is_stream
 from stoker.records import Position
 from tests.loading.data import contents, source_of
+from tests.optional import optional
 
-datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
+datasets = optional("datasets")
 
 SIZE = 23
 

@@ -15,10 +15,11 @@ from stoker.loading import datasets_of
 from stoker.loading.batches import in_order
 from stoker.stepping import build_model, find_coupling, num_parameters
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
+from tests.optional import optional
 from tests.stepping.driving import largest_difference, plan_of, trained
 from tests.stepping.models import samples_of
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+transformers = optional("transformers")
 
 VOCAB, TOKENS, LABELS = 19, 8, 3
 BERT = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,

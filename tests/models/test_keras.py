@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import stoker
 from stoker.errors import BadJob
 from stoker.stepping import Step, build_model, find_coupling, weights_digest
 from tests.models.loops import UPDATES, largest_gap, ours
+from tests.optional import optional
 from tests.stepping.driving import SEPARABLE, plan_of, train, whole_stream
 from tests.stepping.models import samples_of
 
-keras = pytest.importorskip("keras", reason="Keras is not installed")
-if keras.backend.backend() != "torch":
+keras = optional("keras")
+if os.environ["KERAS_BACKEND"] != "torch":
     pytest.skip("Keras computes by another library here", allow_module_level=True)
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

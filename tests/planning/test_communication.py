@@ -10,10 +10,14 @@ from stoker.planning.communication import (
     Traffic,
     gradient_buckets,
     group_of,
+    loss_traffic,
+    num_meetings,
     passing,
     replicated_traffic,
     sharded_traffic,
     sharding_groups,
+    summed_after,
+    waited_for,
 )
 from stoker.records import Layout
 from tests.planning.spreading import PARTS, links, parameter
@@ -50,7 +54,7 @@ def test_replicas_sum_their_gradients_once_however_many_passes_there_are() -> No
 
 
 def test_shards_gather_in_each_pass_and_blocks_twice_where_they_let_go() -> None:
-    """Root once, blocks twice; kept gathered, all of it once an update."""
+    """Root once, blocks twice; kept gathered, all of it once a pass, and gradients once an update."""
     whole = PARTS.trained_bytes
     root = 4 * (10 * 8 + 6 * 8)  # the head's five rows are padded to six
     sizes = sharding_groups(PARTS, 2)
@@ -61,7 +65,7 @@ def test_shards_gather_in_each_pass_and_blocks_twice_where_they_let_go() -> None
     assert scattered.num_bytes == 3 * sum(sizes)
     assert sum(sizes) == whole + 4 * 8
     kept = sharded_traffic(PARTS, Layout(shards=2, reshard=False), passes=3)
-    assert [one.num_bytes for one in kept[:2]] == [sum(sizes)] * 2
+    assert [one.num_bytes for one in kept[:2]] == [3 * sum(sizes), sum(sizes)]
 
 
 def test_hybrid_shards_sum_their_parts_over_replicas() -> None:
@@ -103,3 +107,20 @@ def test_what_nothing_can_stand_beside_shows() -> None:
     """Partial outputs are waited for."""
     traffic = Traffic(what="outputs", collective="all-reduce", axis="replicas", sizes=(10**9,), times=3)
     assert seconds(traffic, forward_s=9.0, backward_s=9.0, overlap=1.0) == pytest.approx((3.0, 3.0))
+
+
+def test_without_streams_nothing_passes_beside_blocks() -> None:
+    """Gradients of replicas go in threads, and may still."""
+    gathered, *_ = waited_for(sharded_traffic(PARTS, Layout(shards=2), passes=1))
+    assert gathered.beside == "nothing"
+    gradients, _ = waited_for(replicated_traffic(PARTS.parameters))
+    assert gradients.beside == "backward"
+
+
+def test_processes_meet_at_every_message_that_follows_arithmetic() -> None:
+    """Replicas at the end of an update; shards at each of three gathers, two more backward, and three scatters too."""
+    assert num_meetings((loss_traffic(), *replicated_traffic(PARTS.parameters))) == 1
+    assert num_meetings((loss_traffic(), *summed_after(PARTS.parameters))) == 1
+    kinds = {(layout.reshard, passes): num_meetings(waited_for(sharded_traffic(PARTS, layout, passes)))
+             for layout in (Layout(shards=2), Layout(shards=2, reshard=False)) for passes in (1, 3)}  # fmt: skip
+    assert kinds == {(True, 1): 9, (True, 3): 25, (False, 1): 7, (False, 3): 13}

@@ -182,6 +182,8 @@ def test_a_captured_plan_is_proposed_where_it_is_forecast_to_save_something() ->
     assert all(plan.micro_batch == about.batch and not plan.checkpointed_blocks for plan in captured)
     own = profile(num_blocks=4, has_own_step=True)
     assert not any(c.plan.captured for c in rank(own, CPU, _Captured(CPU, own, per_sample=1e6), name="it"))
+    ragged = dataclasses.replace(about, has_one_shape=False)
+    assert not any(c.plan.captured for c in rank(ragged, CPU, _Captured(CPU, ragged, per_sample=1e6), name="it"))
     little = _Captured(CPU, about, per_sample=1e6)
     little.saved = 0.01
     assert not any(c.plan.captured for c in rank(about, CPU, little, name="it"))

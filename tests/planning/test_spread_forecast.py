@@ -113,6 +113,24 @@ def test_company_slows_arithmetic_down() -> None:
     assert together.backward_s == pytest.approx(1.5 * apart.backward_s, rel=0.05)
 
 
+def test_processes_on_one_cpu_wait_for_each_other_at_every_message() -> None:
+    """Of shards all collectives, none of which arithmetic hides there; of replicas the end of an update."""
+    waits = ((1e-9, 1.0),)
+    known = {"cpu": links(overlap=1.0, waits=waits), "cuda": links(overlap=1.0)}
+    on_cpu, on_gpu = (forecasts(Layout(shards=2), kind, known[kind]).spread(PLAN) for kind in known)
+    assert on_cpu.waiting_s == 9
+    assert on_cpu.exposed_s == pytest.approx(sum(one.seconds for one in on_cpu.messages))
+    assert on_gpu.waiting_s == 0
+    assert on_gpu.exposed_s < on_cpu.exposed_s
+    # A stage hands on in 2 x 3 turns, and waits in half of them.
+    assert forecasts(Layout(stages=2), "cpu", known["cpu"]).spread(ON_CPU).waiting_s == 1 + 3
+    replicas = forecasts(Layout(replicas=2), "cpu", known["cpu"])
+    assert replicas.spread(ON_CPU).waiting_s == 1
+    assert replicas.update(ON_CPU).step_s.value == pytest.approx(replicas.spread(ON_CPU).total_s)
+    assert replicas.breakdown(ON_CPU).step_s[0].what == "waiting for the other processes"
+    assert "processes wait for each other at messages 1.0 s" in words_on_messages(replicas.spread(ON_CPU), [])
+
+
 def test_shards_hold_less_and_stages_too() -> None:
     """Whole copies need the most of a device."""
     needed = {layout: forecasts(layout).needed_bytes(PLAN) for layout in (
@@ -139,10 +157,11 @@ def test_batch_statistics_are_messages_too() -> None:
 def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:
     """They come together after an interval."""
     found = SpreadForecasts(
-        Layout(replicas=2), FACTS, PARTS, lambda _: hardware("cuda"), trace, lambda _: RUN, lambda *_: links(),
-        is_apart=True,
+        Layout(replicas=2), FACTS, PARTS, lambda _: hardware("cpu"), trace, lambda _: RUN,
+        lambda *_: links(waits=((1e-9, 1.0),)), is_apart=True,
     )  # fmt: skip
     assert found.traffic(PLAN) == ()
+    assert found.spread(PLAN).waiting_s == 0
     assert found.forecast(PLAN).communication_bytes == 0
 
 

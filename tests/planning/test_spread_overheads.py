@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.planning.spread_overheads import overhead_s
-from stoker.records import Layout
+from stoker.planning.communication import replicated_traffic, sharded_traffic, sharding_groups
+from stoker.planning.spread_overheads import overhead_s, shard_copies_s
+from stoker.records import Layout, Operation
 from tests.planning.spreading import PARTS
 
 
@@ -16,3 +17,23 @@ def test_layouts_cost_by_what_they_do() -> None:
     assert overhead_s(PARTS, Layout(shards=2, reshard=False), 3) < thrice
     assert overhead_s(PARTS, Layout(tensor=2), 1) < overhead_s(PARTS, Layout(tensor=2, sequence=True), 1)
     assert overhead_s(PARTS, Layout(stages=2), 1) > 0
+
+
+class ByBytes:
+    """A byte read or written takes a second."""
+
+    def seconds(self, operation: Operation) -> float:
+        """Of one execution [s]."""
+        return operation.bytes_read + operation.bytes_written
+
+    def relative_error(self, _operation: Operation) -> float:
+        """None."""
+        return 0.0
+
+
+def test_shards_are_copied_in_and_out() -> None:
+    """Of a gather a half and the whole, of a scatter the whole, each read and written; replicas copy none of it."""
+    layout = Layout(shards=2, reshard=False)
+    whole = sum(sharding_groups(PARTS, 2))
+    assert shard_copies_s(sharded_traffic(PARTS, layout, 3), 2, ByBytes()) == 2 * whole * (3 * 1.5 + 1)
+    assert shard_copies_s(replicated_traffic(PARTS.parameters), 1, ByBytes()) == 0

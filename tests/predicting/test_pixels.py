@@ -101,13 +101,28 @@ def test_colours_become_grey_where_there_is_one_channel() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"no image", _png(np.zeros((2, 4)))[:-30], "absent.png"], ids=["no", "cut", "absent"]
+    ("value", "words"),
+    [
+        (b"no image", "cannot be decoded as an image: it is no image: it begins with 6e 6f"),
+        (_png(np.zeros((2, 4)))[:-30], "cannot be decoded as an image"),
+        (_png(np.zeros((2, 4), np.uint8))[:8], "cannot be decoded as an image"),
+        ("absent.png", r"cannot be read: absent\.png: No such file"),
+    ],
+    ids=["no", "cut", "head", "absent"],
 )
-def test_what_cannot_be_decoded_is_bad(value: Any) -> None:
+def test_what_cannot_be_decoded_is_bad(value: Any, words: str) -> None:
     """Told in words that are the same every time."""
-    with pytest.raises(ValueError, match="cannot be decoded as an image") as caught:
+    with pytest.raises(ValueError, match=words) as caught:
         _read(value, GREY)
     assert "0x" not in str(caught.value)
+
+
+def test_an_image_of_16_bits_is_refused_as_in_training() -> None:
+    """Cutting its values at 255 would leave white where the picture is."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((2, 4), 40_000, np.uint16)).save(buffer, "PNG")
+    with pytest.raises(ValueError, match="more than 8 bits a channel"):
+        _read(buffer.getvalue(), GREY)
 
 
 def test_no_image_is_null() -> None:

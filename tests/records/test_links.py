@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from stoker.records import dumps, loads
@@ -32,6 +34,15 @@ def test_a_collective_that_nobody_measured_is_an_error() -> None:
     assert LINKS.seconds("all-reduce", 1000) == pytest.approx(2e-3)
     with pytest.raises(KeyError, match="all-to-all"):
         LINKS.seconds("all-to-all", 4)
+
+
+@pytest.mark.parametrize(("arithmetic_s", "wait_s"), [(0, 0), (1e-3, 1e-3), (2e-3, 2e-3), (3e-3, 3e-3), (1, 3e-3)])
+def test_waits_begin_at_none_and_end_at_the_last_one_measured(arithmetic_s: float, wait_s: float) -> None:
+    """Between them along lines; nobody waits where nothing was measured."""
+    known = dataclasses.replace(LINKS, waits=((2e-3, 2e-3), (3e-3, 3e-3)))
+    assert known.wait_s(arithmetic_s) == pytest.approx(wait_s)
+    assert LINKS.wait_s(arithmetic_s) == 0
+    assert loads(dumps(known), Links) == known
 
 
 def test_links_survive_the_disk_and_refuse_a_spread_below_one() -> None:

@@ -13,6 +13,8 @@ from stoker.reporting.notebook import NotebookDisplay, notebook_display
 from stoker.testing import FakeClock
 from tests.reporting import story
 from tests.reporting.test_html import Page
+from tests.reporting.test_merged_ranks import pair
+from tests.reporting.test_rank_section import with_ranks
 
 
 class Kernel:
@@ -78,3 +80,10 @@ def test_a_run_shows_its_summary() -> None:
     page = Page(run_html(story.report(story.whole_run())))
     assert page.open == []
     assert story.NAME in page.text
+    assert "Processes do work of their own" not in page.text
+
+
+def test_a_run_on_several_processes_shows_how_far_they_paid() -> None:
+    """The verdict about them, after what came of the run."""
+    page = Page(run_html(with_ranks(pair())))
+    assert "Processes do work of their own" in page.text

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 from stoker.records import Event, Report
+from stoker.records.examples import ExampleSet
 from stoker.reporting import plot, render_html
 from stoker.reporting.plots import habit_charts
 from tests.reporting import story
@@ -52,6 +53,16 @@ def test_results_by_class_are_bars_and_not_lines() -> None:
     assert (bars["x"], bars["y"]) == (["0", "1"], [0.9, 0.4])
     assert "lowest 0.4 for class 1" in chart.words
     assert "F1[0]" not in render_html(report)
+
+
+def test_classes_go_by_their_names_where_they_have_any() -> None:
+    """As in the confusion beside it; names that are too few, or not one for each, are left aside."""
+    for classes, shown in ((("cat", "dog"), ["cat", "dog"]), (("cat",), ["0", "1"]), (("cat", "cat"), ["0", "1"])):
+        chart = next(chart for chart in habit_charts(told({}), classes) if chart.key == "class-f1")
+        assert json.loads(chart.figure)["data"][0]["x"] == shown
+        assert chart.words.endswith(f"for class {shown[1]}")
+    page = render_html(told({}), [ExampleSet(split="valid", num_samples=2, classes=("cat", "dog"))])
+    assert "lowest 0.4 for class dog" in page
 
 
 def test_a_plot_has_losses_above_and_metrics_below() -> None:

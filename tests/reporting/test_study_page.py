@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -89,3 +90,24 @@ def test_a_study_that_has_little_has_a_page(trials: tuple[StudyTrial, ...]) -> N
     page = render_study(StudyResult(settings=SETTINGS, trials=trials))
     assert "tune-some" in page
     assert ("no trial is finished yet" in page) == (not trials or trials[0].number == 3)
+
+
+def test_a_population_shows_how_its_best_came_about() -> None:
+    """A table of what led to it, curves that begin where their parents' end, and its own whole of samples."""
+    settings = dataclasses.replace(SETTINGS, sampler="pbt", members=2, intervals=2)
+    trials = (
+        trial(0, 0.5, state="handed on", member=0, interval=0, samples=150, curve=((150, 0.5),)),
+        trial(1, 0.4, state="handed on", member=1, interval=0, samples=150, curve=((150, 0.4),)),
+        trial(2, 0.6, member=0, interval=1, parent=0, samples=150, curve=((300, 0.6),)),
+        trial(3, 0.7, member=1, interval=1, parent=0, samples=150, curve=((300, 0.7),)),
+    )
+    result = StudyResult(settings=settings, trials=trials)
+    text = render_study(result)
+    course = text.partition("How the best came about")[2].partition("Trials, best first")[0]
+    assert [number for number in ("0.01", "0.02", "0.03", "0.04") if f">{number}<" in course] == ["0.01", "0.04"]
+    assert "2 members, 2 intervals" in text
+    assert "100% of training every trial to its end" in text
+    (curves,) = (chart for chart in study_charts(result) if chart.key == "study-curves")
+    traces = {one["name"]: one for one in json.loads(curves.figure)["data"]}
+    assert (list(traces["trial 3"]["x"]), list(traces["trial 3"]["y"])) == ([150.0, 300.0], [0.5, 0.7])
+    assert traces["trial 0, handed on"]["line"] == traces["trial 3"]["line"] != traces["trial 2"]["line"]

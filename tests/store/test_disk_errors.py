@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun, RunFailed
-from stoker.store import disk_errors
+from stoker.store import disk_errors, write_atomic
 from stoker.store.disk_errors import read_errors
 
 
@@ -27,7 +27,7 @@ def test_a_full_disk_is_told_with_free_and_needed_bytes(tmp_path: Path) -> None:
         (errno.EROFS, "read-only"),
         (errno.EACCES, "permission denied"),
         (errno.EIO, "input/output error"),
-        (errno.ENOENT, "gone"),
+        (errno.ENOENT, "not there"),
         (errno.EXDEV, "cross-device"),
     ],
 )
@@ -36,6 +36,12 @@ def test_every_error_number_has_a_meaning_and_a_remedy(tmp_path: Path, code: int
     with pytest.raises(BadRun, match=f"(?i){meaning}") as caught, disk_errors(tmp_path, "it", error=BadRun):
         raise OSError(code, "x")
     assert caught.value.remedy
+
+
+def test_a_directory_that_never_was_is_named(tmp_path: Path) -> None:
+    """The uppermost one: nothing is said of something that was removed, and the file itself is not blamed."""
+    with pytest.raises(RunFailed, match=r"Cannot write x.json at .*: there is no directory \S*/never\.(?m:$)"):
+        write_atomic(tmp_path / "never" / "was" / "x.json", "content")
 
 
 def test_errors_of_libraries_in_rust_are_told_by_their_number(tmp_path: Path) -> None:

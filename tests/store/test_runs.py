@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun
-from stoker.store import choose_directory, find_run, list_runs, require_same_spec
+from stoker.store import RunDirectory, choose_directory, find_run, list_runs, name_in, require_same_spec
 from tests.store.builders import make_run, spec
 
 JOB = spec()
@@ -218,3 +218,14 @@ def test_a_run_that_is_not_found_is_told_with_the_nearest(tmp_path: Path) -> Non
         find_run(tmp_path, "")
     with pytest.raises(BadRun, match=r"has no run\.json"):
         find_run(tmp_path, str(tmp_path))
+
+
+def test_a_run_is_found_again_by_the_word_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, its path in the folder of runs, as a study's trials have, or its whole path elsewhere."""
+    root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    monkeypatch.chdir(tmp_path)
+    for path, word in ((root / "one", "one"), (root / "study/trials/0003", "study/trials/0003"),
+                       (elsewhere / "one", str(elsewhere / "one"))):  # fmt: skip
+        make_run(path)
+        assert name_in(Path("runs"), RunDirectory(path)) == word
+        assert find_run(root, word).path == path

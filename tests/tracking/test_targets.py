@@ -31,6 +31,24 @@ def test_a_word_that_names_no_tracker_is_refused(word: str, problem: str) -> Non
     assert problem in f"{refused.value.message} {refused.value.remedy}"
 
 
+@pytest.mark.parametrize("name", ["csv", "tensorboard"])
+def test_a_folder_that_cannot_be_made_is_told_before_a_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in its place, or no right to write there; a place that can be made is not made yet."""
+    (tmp_path / "file").touch()
+    with pytest.raises(BadJob, match="file is a file"):
+        Target(name, str(tmp_path / "file" / "below")).require_writable()
+    Target(name, str(tmp_path / "new" / "one")).require_writable()
+    assert not (tmp_path / "new").exists()
+    Target(name).require_writable()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(BadJob, match=f"cannot be made: {tmp_path} cannot be written to"):
+        Target(name, str(tmp_path / "new" / "one")).require_writable()
+    with pytest.raises(BadJob, match="which cannot be written to"):
+        Target(name, str(tmp_path)).require_writable()
+
+
 def test_a_csv_file_goes_on_where_it_was_when_a_column_comes_to_it(tmp_path: Path) -> None:
     """Each point is a line; a measure that appears later is a column for all, empty before."""
     first = Target("csv").open(about(tmp_path), None)

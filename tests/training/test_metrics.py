@@ -16,10 +16,10 @@ from stoker.stepping.world import World
 from stoker.training import evaluate
 from stoker.training import metrics as subject
 from stoker.training.metrics import StatefulMetrics, numbers_in, share_states
+from tests.optional import optional
 from tests.training.builders import blobs, step_of, tiny_job
 
-torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
-from torchmetrics import classification as of_classes  # noqa: E402 - where it is installed
+torchmetrics, of_classes = optional("torchmetrics"), optional("torchmetrics.classification")
 
 INPUTS, TARGETS = blobs(37)
 

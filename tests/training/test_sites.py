@@ -18,7 +18,7 @@ from stoker.units import updates
 from tests.stepping.outer.sites import Learned, ended, gpt_job, make_step, train
 from tests.training.legs import save
 
-SYNC = DiLoCo(every=updates(5), fragments=2, overlap=1)
+SYNC = DiLoCo(every=updates(5), fragments=2, overlap=1, rate="by_noise", early=(updates(3), updates(5)))
 
 
 def stopped_and_resumed(world: World, folder: Path) -> tuple[Learned, Learned]:

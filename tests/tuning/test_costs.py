@@ -52,6 +52,16 @@ def test_pruning_saves_what_its_rungs_say_and_it_is_called_an_assumption() -> No
     assert "asha trains 11% of all samples if one trial in 3 goes on at each rung" in found.assumptions[-1]
 
 
+def test_members_of_a_population_are_trained_to_their_end_and_start_anew_for_each_interval() -> None:
+    """Nothing is pruned; a start counts once an interval."""
+    alone = forecast_study(PLANNED, trials=8, parallel=1, pruner="none", rungs=rungs_of(1, 9))
+    found = forecast_study(PLANNED, trials=8, parallel=1, pruner="none", rungs=rungs_of(1, 9), intervals=4)
+    assert alone.total_s is not None
+    assert found.total_s is not None
+    assert found.total_s.value == pytest.approx(alone.total_s.value + 8 * 3 * START_S)
+    assert found.assumptions[-1] == "8 members, each trained to its end in 4 intervals, with a start for each"
+
+
 def test_what_could_not_be_planned_is_told() -> None:
     """And what the median will prune is not known."""
     planned = [*PLANNED, PlannedTrial(parameters={"w": 4096}, problem="does not fit")]

@@ -5,11 +5,7 @@ Nothing is measured here: flow hands over the devices and the measured ceilings,
 
 from __future__ import annotations
 
-import os
-import platform
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -18,80 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.links import links_table
-from stoker.devices import CpuLoad, TorchBuild, catalogue, installed_torch, watch_cpu
-from stoker.devices.load import MOST_OTHERS, MOST_STOLEN
+from stoker.cli.readings import format_si, interpret
+from stoker.cli.surroundings import Surroundings, find_cautions, look_around
+from stoker.devices import catalogue
 from stoker.records import Ceilings, Device, MicroBenchmark, to_json
 from stoker.records.codec import JSON
 from stoker.records.links import Links
 from stoker.units import format_bytes, format_seconds
 
-WORTHWHILE_RATIO = 1.2
-"""How much faster than fp32 a dtype must multiply before a plan would gain from it."""
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_THREAD_LIMIT = "OMP_THREAD_LIMIT"
 _BAR_CELLS = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What is around the devices: software, data, other people's load, settings of the environment.
-
-    `data` says for each known data set where it is, or what would happen (`Fashion-MNIST`: `found in ...`); `problems`
-    is what stood in the way of using a device; `machine_cpus` counts the whole machine's logical CPUs.
-    """
-
-    torch: TorchBuild | None
-    python: str
-    system: str
-    machine_cpus: int | None = None
-    load: CpuLoad | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    data: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One measured rate, with what it means for a plan.
-
-    `share` is its fraction of the fastest of its kind [0 to 1], `of_datasheet` of the vendor's figure (None: unknown).
-    """
-
-    name: str
-    rate: float
-    unit: str
-    share: float
-    of_datasheet: float | None
-    meaning: str
-
-
-def look_around(
-    *,
-    data: Mapping[str, str] | None = None,
-    problems: Iterable[str] = (),
-    load: CpuLoad | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Surroundings:
-    """The surroundings now.
-
-    Args:
-        data: where each data set is, in words.
-        problems: of the survey of devices.
-        load: what others used of the CPUs during the measurement; if None, the next 0.3 s are watched.
-        sleep: waits that time.
-    """
-    names = (*_THREAD_VARIABLES, _THREAD_LIMIT, "CUDA_VISIBLE_DEVICES")
-    return Surroundings(
-        torch=installed_torch(),
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        machine_cpus=os.cpu_count(),
-        load=watch_cpu(sleep=sleep) if load is None else load,
-        environment={name: os.environ[name] for name in names if name in os.environ},
-        data=dict(data or {}),
-        problems=tuple(problems),
-    )
 
 
 def render_doctor(
@@ -186,107 +117,6 @@ def operations_in_words(operations: Sequence[MicroBenchmark]) -> str:
     return "; ".join(lines)
 
 
-def interpret(ceilings: Ceilings) -> tuple[Reading, ...]:
-    """Every measured rate with what it means for a plan."""
-    entry = catalogue().describing(ceilings.device)
-    peaks = entry.dense_flops if entry else {}
-    fastest, fp32 = max(ceilings.gemm_flops.values()), ceilings.gemm_flops.get("fp32")
-    products = []
-    for dtype, rate in ceilings.gemm_flops.items():
-        of_peak = rate / peaks[dtype] if dtype in peaks else None
-        meaning = _meaning_of_product(dtype, rate, fp32)
-        products.append(Reading(f"matrix product {dtype}", rate, "FLOP/s", rate / fastest, of_peak, meaning))
-    copy, fresh = ceilings.copy_bytes_per_s, ceilings.fresh_copy_bytes_per_s
-    of_peak = copy / entry.bandwidth_bytes_per_s if entry else None
-    ridge = f"the limit under {(fp32 or fastest) / copy:.1f} FLOPs a byte"
-    copies = [
-        Reading("copy, memory in use", copy, "B/s", 1.0, of_peak, ridge),
-        Reading("copy, fresh memory", fresh, "B/s", min(1.0, fresh / copy), None, _meaning_of_fresh(copy / fresh)),
-    ]
-    if (across := ceilings.host_to_device_bytes_per_s) is not None:
-        meaning = "how fast a pinned batch crosses"
-        copies.append(Reading("host to device", across, "B/s", min(1.0, across / copy), None, meaning))
-    return (*products, *copies)
-
-
-def find_cautions(devices: Sequence[Device], ceilings: Sequence[Ceilings], around: Surroundings) -> tuple[str, ...]:
-    """What to mind, each a sentence with its numbers and what to do."""
-    cpu = next((device for device in devices if device.kind == "cpu"), None)
-    found = [*around.problems, *_load_cautions(around.load)]
-    if around.torch is None:
-        found.append("PyTorch is not installed: install torch, then nothing else is missing.")
-    if cpu is not None:
-        found += _thread_cautions(around.environment, cpu.cores)
-    found += [caution for measured in ceilings for caution in _ceiling_cautions(measured)]
-    return tuple(found)
-
-
-def _load_cautions(load: CpuLoad | None) -> list[str]:
-    """Of other people's load."""
-    found = []
-    if load is not None and load.others > MOST_OTHERS:
-        found.append(
-            f"Other processes are using {load.others:.0%} of this CPU now: measured rates may be too low. "
-            "Run `stoker doctor` again when they are done."
-        )
-    if load is not None and load.stolen > MOST_STOLEN:
-        found.append(
-            f"The host takes {load.stolen:.0%} of this virtual machine's CPU time: expect slower, uneven steps."
-        )
-    return found
-
-
-def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
-    """Of variables that set numbers of threads. A plan sets PyTorch's itself; only a limit is stronger than that."""
-    found = []
-    for name in (*_THREAD_VARIABLES, _THREAD_LIMIT):
-        value = environment.get(name, "")
-        wanted = int(value) if value.isdigit() else 0
-        if name == _THREAD_LIMIT and 0 < wanted < cores:
-            found.append(f"{name}={value} keeps PyTorch on {value} of {cores} cores, whatever the plan says. Unset it.")
-        elif name != _THREAD_LIMIT and wanted > cores:
-            found.append(f"{name}={value} makes other libraries use more threads than the {cores} cores. Unset it.")
-        elif name != _THREAD_LIMIT and 0 < wanted < cores:
-            found.append(f"{name}={value} keeps other libraries on {value} of {cores} cores. Unset it.")
-    return found
-
-
-def _ceiling_cautions(ceilings: Ceilings) -> list[str]:
-    """Of measured rates that surprise."""
-    found = []
-    fp32 = ceilings.gemm_flops.get("fp32")
-    for dtype in ("bf16", "fp16", "tf32"):
-        rate = ceilings.gemm_flops.get(dtype)
-        if rate and fp32 and dtype in ceilings.device.fast_dtypes and rate < WORTHWHILE_RATIO * fp32:
-            found.append(
-                f"{ceilings.device.model} multiplies {dtype} natively, yet its products reach only {rate / fp32:.1f}x "
-                "of fp32: this build of PyTorch may not use the instructions."
-            )
-    if ceilings.device.kind == "cpu" and ceilings.threads < ceilings.device.cores:
-        found.append(f"Measured with {ceilings.threads} of {ceilings.device.cores} cores.")
-    return found
-
-
-def _meaning_of_product(dtype: str, rate: float, fp32: float | None) -> str:
-    """What the rate [FLOP/s] of a dtype's products means for a plan."""
-    if dtype == "fp32" or not fp32:
-        return "the base of comparison"
-    ratio = rate / fp32
-    if dtype == "fp16":
-        return f"{ratio:.1f}x fp32: only if the job asks"
-    if ratio >= WORTHWHILE_RATIO:
-        return f"{ratio:.1f}x fp32: a plan may use it"
-    slower = f"{1 / ratio:.1f}x slower than fp32" if ratio < 1 else f"only {ratio:.1f}x fp32"
-    return f"{slower}: no gain for a plan"
-
-
-def _meaning_of_fresh(times_slower: float) -> str:
-    """What the rate into fresh memory means."""
-    if times_slower < WORTHWHILE_RATIO:
-        return "as fast as memory in use"
-    return f"{times_slower:.1f}x slower: reuse saves time"
-
-
 def _device_table(devices: Sequence[Device]) -> Table:
     """The devices, a line each."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
@@ -349,16 +179,3 @@ def _ceilings_table(ceilings: Ceilings) -> Table:
         rate = format_si(reading.rate, reading.unit)
         table.add_row(reading.name, bar, rate, Text(of_datasheet, style="dim"), Text(reading.meaning, style="dim"))
     return table
-
-
-def format_si(rate: float, unit: str) -> str:
-    """A rate in decimal units with three figures.
-
-    >>> [format_si(4.309e11, "FLOP/s"), format_si(5.9e9, "B/s"), format_si(7.9e14, "FLOP/s")]
-    ['431 GFLOP/s', '5.90 GB/s', '790 TFLOP/s']
-    """
-    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if rate >= size:
-            scaled = rate / size
-            return f"{scaled:.{max(0, 2 - len(str(int(scaled))) + 1)}f} {prefix}{unit}"
-    return f"{rate:.0f} {unit}"

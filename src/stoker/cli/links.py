@@ -32,8 +32,10 @@ def links_table(links: Links) -> Table:
 
 
 def _beside(links: Links) -> str:
-    """`beside arithmetic 12 % of a message is hidden · all computing at once, arithmetic takes 1.02x as long`."""
+    """`beside arithmetic 12% of a message is hidden · with all at work, what is bound by memory takes 1.50x as …`."""
     words = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
     words += [f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
               for name, ratio in links.slowdown.items()]  # fmt: skip
+    words += [f"a message that all stop for after {format_seconds(arithmetic_s)} takes {format_seconds(wait_s)} longer"
+              for arithmetic_s, wait_s in links.waits]  # fmt: skip
     return " · ".join(words)

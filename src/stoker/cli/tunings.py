@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -22,8 +23,7 @@ from stoker.units import format_bytes, format_count, format_seconds
 Sink = Callable[[StudyEvent], None]
 
 _MOST_ROWS = 20
-_LONGEST_REASON = 60
-_STYLES = {"finished": "", "pruned": "dim", "running": "yellow", "failed": "red"}
+_STYLES = {"finished": "", "handed on": "dim", "pruned": "dim", "running": "yellow", "failed": "red"}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -84,7 +84,7 @@ def told(event: StudyEvent) -> list[str]:
             return [fields["why"]]
         case "began" | "resumed":
             verb = "begins" if event.kind == "began" else "goes on"
-            return [f"trial {fields['trial']} {verb}: {settings_in_words(fields['parameters'])}"]
+            return [f"trial {fields['trial']} {verb}{_place(fields)}: {settings_in_words(fields['parameters'])}"]
         case "ended":
             return [_ended(fields)]
         case "warned":
@@ -107,12 +107,27 @@ def render_study(result: StudyResult, console: Console) -> None:
         ordered = sorted(result.importance.items(), key=lambda item: -item[1])
         console.print(f"what mattered: {', '.join(f'{name} {share:.0%}' for name, share in ordered)}", highlight=False)
     best = result.best
-    if best is not None and result.settings.job.endswith(".py"):
+    if best is not None and best.interval is not None:
+        course = ", then ".join(lineage_in_words(result, best))
+        console.print(Text.assemble(("the best came about by ", "bold"), course), soft_wrap=True)
+        console.print(Text.assemble(("its model: ", "bold"), f"the run {result.settings.name}/{best.run}"),
+                      soft_wrap=True)  # fmt: skip
+    elif best is not None and result.settings.job.endswith(".py"):
         settings = {**result.settings.fixed, **best.parameters}
         words = [result.settings.job, *(word for name, value in settings.items()
                                         for word in ("--set", f"{name}={_exact(value)}"))]  # fmt: skip
         console.print(Text.assemble(("train the best: ", "bold"), f"stoker train {shlex.join(words)}"),
                       soft_wrap=True)  # fmt: skip
+
+
+def lineage_in_words(result: StudyResult, trial: StudyTrial) -> list[str]:
+    """What led to a trial of a population: settings, how far training went under them, and in which trials."""
+    return [
+        f"{settings_in_words(same[0].parameters)} up to {same[-1].curve[-1][0]:,} samples "
+        f"(trial{'s' * (len(same) > 1)} {', '.join(str(one.number) for one in same)})"
+        for _, group in itertools.groupby(result.lineage(trial.number), key=lambda one: one.parameters)
+        if (same := list(group))
+    ]
 
 
 def study_document(result: StudyResult) -> dict[str, JSON]:
@@ -151,11 +166,19 @@ def _planned(one: PlannedTrial) -> str:
 
 
 def _ended(fields: dict[str, Any]) -> str:
-    value = "" if fields["value"] is None else f" {float(fields['value']):.4g}"
-    reason = f" ({_first_line(fields['reason'])})" if fields["reason"] else ""
+    value = "" if fields["value"] is None else f": {fields['objective']} {float(fields['value']):.4g}"
+    reason = f" ({fields['reason'].strip()})" if fields["reason"] else ""
     best = fields["best"]
     record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
     return f"trial {fields['number']} {fields['state']}{value} after {fields['samples']:,} samples{reason}{record}"
+
+
+def _place(fields: dict[str, Any]) -> str:
+    """Of a population: which member and interval a trial is, and whose state it goes on from."""
+    if fields.get("member") is None:
+        return ""
+    after = "" if fields["parent"] is None else f", from trial {fields['parent']}"
+    return f" (member {fields['member']}, interval {fields['interval']}{after})"
 
 
 def _table(result: StudyResult) -> Table:
@@ -164,25 +187,33 @@ def _table(result: StudyResult) -> Table:
     table.add_column(result.settings.objective, justify="right", no_wrap=True)
     table.add_column("samples", justify="right", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
+    if result.settings.members:
+        table.add_column("member/interval", no_wrap=True)
     table.add_column("settings", overflow="fold")
     table.add_column("", overflow="fold")
     for trial in result.ranked[:_MOST_ROWS]:
-        table.add_row(*_cells(trial), style=_STYLES[trial.state])
+        table.add_row(*_cells(trial, result.settings.members), style=_STYLES[trial.state])
     return table
 
 
-def _cells(trial: StudyTrial) -> list[str | Text]:
+def _cells(trial: StudyTrial, members: int) -> list[str | Text]:
     end = "" if trial.state == "finished" else trial.state
     return [
         str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", f"{trial.samples:,}",
-        format_seconds(trial.wall_s) if trial.wall_s else "", Text(settings_in_words(trial.parameters)),
+        format_seconds(trial.wall_s) if trial.wall_s else "", *([_member(trial, members)] if members else ()),
+        Text(settings_in_words(trial.parameters)),
         Text(": ".join(part for part in (end, _first_line(trial.reason)) if part)),
     ]  # fmt: skip
 
 
+def _member(trial: StudyTrial, members: int) -> str:
+    """`2/1`, and `from 5` where it took over another member's state."""
+    is_taken = trial.parent is not None and trial.parent % members != trial.member
+    return f"{trial.member}/{trial.interval}" + (f" from {trial.parent}" if is_taken else "")
+
+
 def _first_line(text: str) -> str:
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
+    return text.strip().splitlines()[0] if text.strip() else ""
 
 
 def _setting(value: JSON) -> str:

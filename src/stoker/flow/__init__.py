@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from stoker.flow.serving import serve
     from stoker.flow.studies import Study
     from stoker.flow.tracking import Sent, track
-    from stoker.flow.tuning import TuneOptions, study, tune
+    from stoker.flow.tune_options import TuneOptions
+    from stoker.flow.tuning import study, tune
     from stoker.flow.verification import verify
 
 _HOME_OF = {
@@ -36,7 +37,7 @@ _HOME_OF = {
     "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
     "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
     "verify": "verification",
-    "Study": "studies", "TuneOptions": "tuning", "study": "tuning", "tune": "tuning",
+    "Study": "studies", "TuneOptions": "tune_options", "study": "tuning", "tune": "tuning",
     "Sent": "tracking", "track": "tracking",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stoker import profiling, training
 from stoker.devices.malloc import apply_malloc
@@ -10,10 +10,10 @@ from stoker.errors import RunFailed
 from stoker.flow.finishing import final_metrics, finish, stopped
 from stoker.flow.opening import tell
 from stoker.flow.preparation import Prepared, users_code
+from stoker.flow.profiled_updates import profile_updates
 from stoker.flow.recovering import noting, train_through
 from stoker.flow.runs import Run
 from stoker.flow.starting import Session, ready
-from stoker.flow.watching import watch
 from stoker.records import Coupling, Decision, Device, Event
 from stoker.store import RunDirectory
 from stoker.training import Sink
@@ -27,6 +27,7 @@ def train_alone(
     sinks: Sequence[Sink],
     *,
     profile: bool = False,
+    on_update: Callable[[training.Update], None] | None = None,
 ) -> Run:
     """Train, test and report the run in `directory`, whose lock is held, from where it is.
 
@@ -37,6 +38,7 @@ def train_alone(
         chosen: what it begins under, and how samples influence each other.
         sinks: receive every event, the run's own log among them.
         profile: run a few updates under PyTorch's profiler.
+        on_update: looks on at every update.
 
     Raises:
         RunFailed: training could not go on; what was saved is intact.
@@ -61,7 +63,8 @@ def train_alone(
                 prepared, directory, device, decision=chosen, coupling=coupling, sink=sink, stop=stop, replanned=note
             )
             if profile:
-                watch(session)
+                profile_updates(session)
+            session.loop.on_update = on_update
             session.loop.threads = training.thread_keeper(
                 session.step, session.loop.telemetry.emit,
                 usual_samples_per_s=decision.chosen.forecast.samples_per_s.value,

@@ -118,8 +118,8 @@ class _Asked:
     def _larger_batches(self, plan: Plan, updates_s: float, now_s: float) -> Iterator[Remedy]:
         """Of a job whose samples are separable: what so many samples would take in fewer updates, if they fit."""
         profile = self._profile
-        if profile.coupling.kind != "separable" or plan.micro_batch < profile.batch:
-            return
+        if profile.coupling.kind != "separable" or plan.micro_batch < profile.batch or profile.mean_batch is not None:
+            return  # a batch that is stated in tokens has no one number of samples to be multiplied
         for factor in _LARGER_BATCHES:
             batch = factor * profile.batch
             larger = dataclasses.replace(plan, micro_batch=batch)

@@ -117,15 +117,17 @@ def _export(module: nn.Module, taken: JobInputs, out: Path, about: About) -> Art
 
 def _examples(samples: Samples) -> Sequence[int]:
     """Samples from all over the data, in order."""
-    return [int(at) for at in np.linspace(0, len(samples) - 1, num=min(_NUM_EXAMPLES, len(samples)))]
+    count = samples.num_at_hand
+    return [int(at) for at in np.linspace(0, count - 1, num=min(_NUM_EXAMPLES, count))]
 
 
 def _varying(taken: JobInputs) -> dict[str, dict[int, str]]:
     """Dimensions in which batches of the data differ; arrays in memory have one size."""
     if taken.samples.is_in_memory:
         return {}
-    half = max(1, len(taken.samples) // 2)
-    first, second = taken.arrays(range(min(half, 4))), taken.arrays(range(half, min(len(taken.samples), half + 4)))
+    count = taken.samples.num_at_hand
+    half = max(1, count // 2)
+    first, second = taken.arrays(range(min(half, 4))), taken.arrays(range(half, min(count, half + 4)))
     return varying(first, second)
 
 

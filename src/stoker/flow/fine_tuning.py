@@ -10,15 +10,14 @@ from torch import nn
 
 from stoker import records
 from stoker.compressing.pruning import Distillation, rebuilt
-from stoker.errors import BadJob, RunFailed
+from stoker.errors import RunFailed
 from stoker.flow.preparation import prepare
 from stoker.flow.running import train
-from stoker.flow.runs import WEIGHTS, Run, load
+from stoker.flow.runs import PRUNING, Run
 from stoker.jobs import Job, schedules
 from stoker.records.pruning import Pruning
-from stoker.stepping import build_model
 from stoker.store import RunDirectory, runs_root, write_atomic
-from stoker.training import Sink, load_weights
+from stoker.training import Sink
 from stoker.units import Duration
 
 SHARE_OF_TRAINING = 0.25
@@ -26,9 +25,6 @@ SHARE_OF_TRAINING = 0.25
 
 RATE = 0.3
 """The highest learning rate of that, of the job's own: what is left is near where it shall be."""
-
-RECORD = "pruning.json"
-"""The record of a pruned network: in the directory of the run that trained it, and with what was made of it."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +62,8 @@ def share_of(until: Duration) -> Duration:
     return dataclasses.replace(until, value=float(math.ceil(value)) if until.unit == "updates" else value)
 
 
-def trained(original: Run, job: Job, teacher: nn.Module, pruning: Pruning, sink: Sink | None) -> tuple[Run, nn.Module]:
-    """The network of a pruning, trained on: by a run that is continued if it was stopped, and taken if it is finished.
+def trained(original: Run, job: Job, teacher: nn.Module, pruning: Pruning, sink: Sink | None) -> Run:
+    """A run that trained the network of a pruning on: continued if it was stopped, and taken if it is finished.
 
     Args:
         original: the run whose model was pruned.
@@ -81,37 +77,16 @@ def trained(original: Run, job: Job, teacher: nn.Module, pruning: Pruning, sink:
         RunFailed: training was asked to stop, or could not go on.
     """
     name = f"{original.name}-pruned-{pruning.target:g}x"
-    job = tuning_job(job, rebuilt(teacher, pruning.cut), teacher, pruning.until, name=name)
-    directory = RunDirectory(runs_root() / f"{name}-{prepare(job).spec.digest()[:6]}")
-    if directory.is_run and directory.read_run().status == "finished":
-        run = Run(directory, job)
-    else:
-        run = train(job, run_dir=directory.path, sink=sink)
+    tuning = tuning_job(job, rebuilt(teacher, pruning.cut), teacher, pruning.until, name=name)
+    directory = RunDirectory(runs_root() / f"{name}-{prepare(tuning).spec.digest()[:6]}")
+    if not directory.is_run or directory.read_run().status != "finished":
+        train(tuning, run_dir=directory.path, sink=sink)
+    run = Run(directory, job)
     if run.status != "finished":
         raise RunFailed(
             f"{run.name} was stopped before what is left of {original.name} was trained",
             remedy="The same command goes on where it was.",
         )
-    record = dataclasses.replace(pruning, run=run.name)
-    write_atomic(run.path / RECORD, records.dumps(record) + "\n", what="what was pruned")
-    return run, run.model(job)
-
-
-def pruned_model(run: Run, job: Job | None = None) -> nn.Module:
-    """The model of a run that trained a pruned network: made of the job's whole model, with the run's weights.
-
-    Args:
-        run: one of those that pruning made; its directory has `pruning.json`.
-        job: of the run that was pruned; default: that run's own copy of its job file, which then runs as code.
-
-    Raises:
-        BadJob: it trained no pruned network, or the job makes another model than the one that was pruned.
-        BadRun: the run is not finished, or the one it was pruned from is gone.
-    """
-    path = run.path / RECORD
-    if not path.is_file():
-        raise BadJob(f"{run.name} did not train a pruned network: there is no {RECORD} in {run.path}")
-    pruning = records.loads(path.read_text(encoding="utf-8"), Pruning)
-    model = rebuilt(build_model(job or load(pruning.source.name).job()), pruning.cut)
-    load_weights(model, run.weights(), run.path / WEIGHTS)
-    return model.eval()
+    record = dataclasses.replace(pruning, run=run.name, before=original.cuts)
+    write_atomic(run.path / PRUNING, records.dumps(record) + "\n", what="what was pruned")
+    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import time
 from collections.abc import Sequence
@@ -67,7 +68,9 @@ def check_data(
         against=tuple(map(str, against)), splits=found.splits, columns=found.columns, findings=found.findings,
         notes=found.notes, settings=to_json(asked),
     )  # fmt: skip
-    checked = CheckedData(document, clean_list(document, drop_suspects=drop_suspects))
+    listed = clean_list(document, drop_suspects=drop_suspects)
+    # A list is used wherever training runs, and there a relative path would be of another folder.
+    checked = CheckedData(document, dataclasses.replace(listed, source=str(source.expanduser().absolute())))
     if out is not None:
         _write(Path(out), checked, found)
     return checked

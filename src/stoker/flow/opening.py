@@ -23,6 +23,7 @@ from stoker.store import (
     choose_directory,
     disk_errors,
     find_run,
+    name_in,
     require_same_spec,
     runs_root,
     write_atomic,
@@ -43,7 +44,7 @@ def choose(
             run_dir=None if run_dir is None else Path(run_dir),
             new=new,
             job_name=prepared.spec.name,
-            forked_from=None if parent is None else parent.name,
+            forked_from=None if parent is None else name_in(runs_root(), parent),
         )
         return choice.directory, choice.because
     directory = find_run(runs_root(), resume)
@@ -92,7 +93,7 @@ def create(
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         spec_digest=prepared.spec.digest(),
         total_samples=decision.chosen.forecast.total_samples,
-        forked_from=None if parent is None else parent.name,
+        forked_from=None if parent is None else name_in(runs_root(), parent),
     )
     RunDirectory.create(
         directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,

@@ -23,6 +23,7 @@ from stoker.jobs.extent import Extent
 from stoker.jobs.local_imports import is_beside
 from stoker.jobs.source import is_installed
 from stoker.loading import Datasets, datasets_of
+from stoker.loading.token_batches import with_batch_in_samples
 from stoker.recipes import resolved
 from stoker.records import JobSpec
 from stoker.records.noise import BatchChoice
@@ -96,7 +97,7 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
         data, model = datasets_of(job), outline(job)
         if not isinstance(model, nn.Module):
             raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
-        job = counted(job, data.extent(job))
+        job = counted(with_batch_in_samples(job, data.train), data.extent(job))
     prepared = Prepared(job, entry, data, model)
     if not isinstance(job.batch, AutoBatch):
         return prepared

@@ -66,7 +66,7 @@ class Pruner:
             name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
             labels=manifest.labels,
         )  # fmt: skip
-        rows = self.taken.arrays(np.linspace(0, len(self.taken.samples) - 1, num=8).astype(np.int64))
+        rows = self.taken.arrays(np.linspace(0, self.taken.samples.num_at_hand - 1, num=8).astype(np.int64))
         return exporting.export_call(module.eval(), self.taken.call, rows, out, about)
 
 
@@ -115,9 +115,10 @@ def channel_scores(pruner: Pruner, importance: Importance) -> dict[str, NDArray[
 def _gradients(pruner: Pruner, module: nn.Module) -> Iterator[None]:
     """Leave the gradient of the job's loss on some training batches, one after another, in `module`'s parameters."""
     objective, samples = Objective(pruner.prepared.job), pruner.prepared.data.train
-    order = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, pruner.prepared.job.seed, len(samples), 2))
-    for start in range(0, min(len(samples), _BATCHES * _ROWS), _ROWS):
-        rows = order(np.arange(start, min(start + _ROWS, len(samples)), dtype=np.int64))
+    count = samples.num_at_hand
+    order = KeyedPermutation(count, key_of(Stream.HOLDOUT, pruner.prepared.job.seed, len(samples), 2))
+    for start in range(0, min(count, _BATCHES * _ROWS), _ROWS):
+        rows = order(np.arange(start, min(start + _ROWS, count), dtype=np.int64))
         module.zero_grad(set_to_none=True)
         loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
         (loss.sum / loss.count).backward()

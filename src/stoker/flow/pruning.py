@@ -18,8 +18,9 @@ from stoker.compressing.contender import gain_of
 from stoker.compressing.pruning import CannotPrune, Probe, next_ratio, rebuilt, removed_at, sound_cut
 from stoker.compressing.pruning.pacing import fast_enough
 from stoker.errors import BadArtifact, StokerError
-from stoker.flow.fine_tuning import RECORD, share_of, trained
+from stoker.flow.fine_tuning import share_of, trained
 from stoker.flow.pruner import Pruner, channel_scores
+from stoker.flow.runs import PRUNING
 from stoker.records.compression import Interval
 from stoker.records.pruning import Cut, Pruning
 from stoker.store import write_atomic
@@ -58,15 +59,15 @@ def pruned_graphs(pruner: Pruner, aside: Path, *, until: Duration | None, sink: 
         return ()
     for pruning in chosen:
         pruner.tell(f"{_name(pruning)}: training what is left, {pruning.until}")
-        run, module = trained(pruner.run, pruner.prepared.job, pruner.teacher, pruning, sink)
+        run = trained(pruner.run, pruner.prepared.job, pruner.teacher, pruning, sink)
         directory = aside / f"{pruning.target:g}x"
         try:
-            artifact = pruner.export(module, directory / "model")
+            artifact = pruner.export(run.model(), directory / "model")
         except BadArtifact as error:
             pruner.tell(f"{_name(pruning)}: {error.message}")
             continue
-        record = directory / RECORD
-        shutil.copyfile(run.path / RECORD, record)
+        record = directory / PRUNING
+        shutil.copyfile(run.path / PRUNING, record)
         found.append(PrunedGraph(_name(pruning), _how(pruning), artifact.graph_path, record))
     return tuple(found)
 

@@ -97,8 +97,8 @@ def stored_as(taken: JobInputs, manifest: Manifest) -> JobInputs:
 
 def _rows(taken: JobInputs, samples: Samples, most: int, seed: int) -> Rows:
     """Samples chosen by a keyed permutation, with their targets."""
-    permutation = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, seed, len(samples), 1))
-    chosen = np.sort(permutation(np.arange(min(most, len(samples)), dtype=np.int64)))
+    permutation = KeyedPermutation(samples.num_at_hand, key_of(Stream.HOLDOUT, seed, len(samples), 1))
+    chosen = np.sort(permutation(np.arange(min(most, samples.num_at_hand), dtype=np.int64)))
     at_once = (
         [chosen] if not samples.is_in_memory else [chosen[i : i + _FETCHED] for i in range(0, len(chosen), _FETCHED)]
     )

@@ -32,7 +32,7 @@ from stoker.flow.tracking import tracked
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.store import RunDirectory, find_run, runs_root
-from stoker.tracking import target_of
+from stoker.tracking import Target, target_of
 from stoker.training import Hook, Hooks, Sink
 from stoker.units import Duration
 
@@ -70,8 +70,9 @@ def train(  # noqa: PLR0913 - what the command line offers
         profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
         entry: the job file it came from.
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
-        hooks: functions that are called with a copy of every event, beside the sink; one that raises is told of once
-            and called no more. Of several processes those of the first one are called.
+        hooks: functions that are called with a copy of every event, beside the sink; `stoker.on("evaluated", f)` for
+            events of one kind, `stoker.on("updated", f)` for every update. One that raises is told of once and called
+            no more. Of several processes those of the first one are called.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `csv`; see
             docs/tracking.md.
 
@@ -85,22 +86,22 @@ def train(  # noqa: PLR0913 - what the command line offers
     """
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
-    targets = [target_of(word) for word in track]
+    targets = _trackers(track)
     prepared = prepare(job, entry)
     member = launching.Member.from_environment()
     meeting = None if member is None else member.meet()
     if member is not None and meeting is not None and meeting.rank > 0:
         return follow(prepared, _device(on, member), member, meeting)
     device, place = _device(on, member), _place(on, meeting)
-    if profile:
-        _require_one_process(place)
+    looking = Hooks(hooks, lambda words: _tell_of_hook(directory, shown[0], words))
+    _require_one_process(place, member, looking, profile=profile)
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose(prepared, run_dir, resume, parent, new=new)
     given, early = given_plan(plan), list[Event]()
     with ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(reporting.choose_display()) if sink is None else sink]
         if hooks:
-            shown.append(Hooks(hooks, lambda words: _tell_of_hook(directory, shown[0], words)))
+            shown.append(looking)
         if because is not None:
             tell(shown, "warned", message=because)
         if not directory.is_run:
@@ -125,7 +126,10 @@ def train(  # noqa: PLR0913 - what the command line offers
                 return lead(prepared, directory, device, member, meeting, sinks)
             if place is not None:
                 return train_supervised(prepared, directory, chosen[0], sinks)
-            return train_alone(prepared, directory, device, chosen, sinks, profile=profile)
+            return train_alone(
+                prepared, directory, device, chosen, sinks, profile=profile,
+                on_update=looking.updated if looking.see_updates else None,
+            )  # fmt: skip
 
 
 @contextmanager
@@ -146,12 +150,24 @@ def _keep_what_it_came_of(directory: RunDirectory, entry: Entry | None, early: S
             directory.append_event(event)
 
 
-def _require_one_process(place: Place | None) -> None:
-    if place is not None:
+def _require_one_process(place: Place | None, member: launching.Member | None, hooks: Hooks, *, profile: bool) -> None:
+    """Refuse to look closely into a run that several processes make."""
+    if hooks.see_updates and (place is not None or member is not None):
+        raise BadJob("a hook at every update looks into one process, and this run has several",
+                     remedy='Listen to stoker.on("progress", …), or train on one device.')  # fmt: skip
+    if profile and place is not None:
         raise BadJob(
             f"profile looks into one process, and {place.count} are asked for",
             remedy="Use it with `--on here`; the report of a run on many shows where the time of each goes.",
         )
+
+
+def _trackers(words: Sequence[str]) -> list[Target]:
+    """What a run is to be followed by; places that cannot be written to are refused before anything is spent."""
+    targets = [target_of(word) for word in words]
+    for target in targets:
+        target.require_writable()
+    return targets
 
 
 def _tell_of_hook(directory: RunDirectory, shown: Sink, words: str) -> None:

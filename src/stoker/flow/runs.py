@@ -10,9 +10,10 @@ import safetensors.torch
 import torch
 
 from stoker import records, reporting, training
-from stoker.errors import BadRun
+from stoker.errors import BadRun, StokerError
 from stoker.flow.examples import read_examples
 from stoker.jobs import Job, load_job
+from stoker.records.pruning import Cut, Pruning
 from stoker.stepping import build_model
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 
@@ -21,6 +22,9 @@ WEIGHTS = "model.safetensors"
 
 JOB_COPY = "job"
 """The run's copy of its job file and local imports, in its directory."""
+
+PRUNING = "pruning.json"
+"""What was taken out of its model before a run trained it, in its directory; runs of whole models have none."""
 
 
 class Run:
@@ -75,22 +79,51 @@ class Run:
         """The trained model, in evaluation mode.
 
         The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
-        job file, which then runs as code: load only runs you trust.
+        job file, which then runs as code: load only runs you trust. What pruning took out of it is taken out again.
 
         Raises:
+            BadJob: the model was pruned, and the job makes another one than that.
             BadRun: the run has no weights yet, or they do not fit the model.
         """
         model = build_model(job or self.job())
+        if cuts := self.cuts:
+            from stoker.compressing.pruning.rebuilding import rebuilt  # noqa: PLC0415 - few runs need compression
+
+            for cut in cuts:
+                model = rebuilt(model, cut)
         training.load_weights(model, self.weights(), self.path / WEIGHTS)
         return model.eval()
 
     def job(self) -> Job:
         """The job this run was trained with, or that of the run's own copy of its job file, which then runs as code.
 
+        For a run that trained what pruning left of another's model it is that one's job: with the whole model.
+
         Raises:
-            BadRun: it was made in Python, without a job file.
+            BadRun: it was made in Python, without a job file; or the run whose model was pruned is gone.
         """
-        return self._job or self._job_from_copy()
+        return self._job or (self._job_from_copy() if self.pruning is None else self._job_before(self.pruning))
+
+    @property
+    def pruning(self) -> Pruning | None:
+        """What was taken out of the model before this run trained it; None of a whole one.
+
+        Raises:
+            BadRun: the record of it cannot be read.
+        """
+        path = self.path / PRUNING
+        if not path.is_file():
+            return None
+        try:
+            return records.loads(path.read_text(encoding="utf-8"), Pruning)
+        except (OSError, ValueError) as error:
+            raise BadRun(f"{path} cannot be read: {error}") from error
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """What makes this run's model of the one that its job has, cut by cut; nothing of a whole one."""
+        pruning = self.pruning
+        return () if pruning is None else (*pruning.before, pruning.cut)
 
     def plot(self) -> Any:
         """A plotly figure of the run's losses and metrics over samples: `run.plot().show()`; a notebook shows it.
@@ -108,6 +141,16 @@ class Run:
         """Name, status and metrics."""
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"<Run {self.name}: {self.status}{', ' if metrics else ''}{metrics}>"
+
+    def _job_before(self, pruning: Pruning) -> Job:
+        try:
+            return load(pruning.source.name).job()
+        except StokerError as error:
+            raise BadRun(
+                f"{self.name} trained what pruning left of {pruning.source.name}, whose job cannot be had: "
+                f"{error.message}",
+                remedy="Give the job that the pruned run was made with: load(RUN, job=…).",
+            ) from error
 
     def _job_from_copy(self) -> Job:
         spec = self.directory.read_spec()

@@ -34,12 +34,16 @@ _GUARANTEES = {
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run goes on: a checkpoint, the position it stands for in this run, and whether this run wrote it."""
+    """Where a run goes on: a checkpoint, the position it stands for in this run, and whether this run wrote it.
+
+    If another did, `keeps_plateau` says whether a plateau that lowered its learning rate is one of this run.
+    """
 
     path: Path
     manifest: CheckpointManifest
     position: Position
     is_own: bool
+    keeps_plateau: bool = True
 
 
 @dataclass
@@ -104,7 +108,12 @@ def ready(  # noqa: PLR0913 - what a session is made of
         start = _start_from(directory, prepared, store, decision.chosen.forecast.total_updates, world)
         position = Position() if start is None else start.position
         progress = {} if start is None else _restored(step, start)
-        if start is not None and progress and progress["best"]["samples"] == position.samples and world.is_first:
+        if (
+            start is not None
+            and "best" in progress
+            and progress["best"]["samples"] == position.samples
+            and world.is_first
+        ):
             store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
     source = BatchSource(
@@ -165,10 +174,10 @@ def _telemetry(
 
 
 def _restored(step: Step, start: _Start) -> dict[str, JSON]:
-    """Put what `start` holds into `step`; the progress kept with it, which of another run's is none."""
+    """Put what `start` holds into `step`; the progress kept with it, of another run's what this one goes on with."""
     if start.position.updates:
         progress = training.restore(step, start.path, start.manifest)
-        return progress if start.is_own else {}
+        return progress if start.is_own else _taken_over(progress, with_plateau=start.keeps_plateau)
     weights = training.model_weights(start.path, start.manifest)
     training.load_weights(step.model, weights, start.path, world=step.world)
     if step.average is not None:
@@ -190,13 +199,31 @@ def _start_from(
     found = training.newest_together(world, CheckpointStore(parent.checkpoints))
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
-    position = found[1].position if _goes_on(parent.read_spec(), prepared.spec) else Position()
+    theirs = parent.read_spec()
+    position = found[1].position if _goes_on(theirs, prepared.spec) else Position()
     if position.updates >= total_updates:
         raise BadRun(
             f"{parent.name} made {position.updates} updates; this job makes {total_updates}, so nothing is left to do",
             remedy="Fork it under a longer job (until=…).",
         )
-    return _Start(*found, position, is_own=False)
+    schedules = [_without_run(spec.settings.get("schedule")) for spec in (theirs, prepared.spec)]
+    return _Start(*found, position, is_own=False, keeps_plateau=schedules[0] == schedules[1])
+
+
+def _taken_over(progress: dict[str, JSON], *, with_plateau: bool) -> dict[str, JSON]:
+    """What a fork goes on with: how far data were read, how many weights an average is of, a lowered learning rate.
+
+    Its time and its best are its own, and it waits anew for what ends it before time, which may have ended its parent.
+    """
+    taken = {key: value for key, value in progress.items() if key not in ("wall_s", "best", "course")}
+    if with_plateau and "course" in progress:
+        taken["course"] = {**progress["course"], "verdict": None, "stops": None}
+    return taken
+
+
+def _without_run(schedule: JSON) -> JSON:
+    """A schedule's settings but for the length of its run, which a fork may change."""
+    return {key: value for key, value in schedule.items() if key != "run"} if isinstance(schedule, dict) else schedule
 
 
 def _goes_on(theirs: JobSpec, mine: JobSpec) -> bool:
@@ -262,5 +289,5 @@ def _best_so_far(job: Job, progress: dict[str, JSON]) -> training.Best:
     first = next(iter(job.metrics), "loss")
     lower_is_better = says_lower_is_better(first) if gives_one_number(first) else None
     name = "loss" if lower_is_better is None else metric_name(first)
-    found: dict[str, JSON] = progress["best"] if progress else {"value": None, "samples": 0}
+    found: dict[str, JSON] = progress.get("best", {"value": None, "samples": 0})
     return training.Best(name, found["value"], found["samples"], lower_is_better=bool(lower_is_better))

@@ -123,7 +123,7 @@ class StudyDirectory:
         mine, theirs = _comparable(settings), study.user_attrs.get(_MARK)
         if theirs is None:
             study.set_user_attr(_MARK, mine)
-        elif different := [name for name in mine if mine[name] != theirs.get(name)]:
+        elif different := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
             raise BadRun(
                 f"{settings.storage or self.path} has another study called {settings.name}: "
                 f"its {', '.join(different)} differs.",
@@ -141,8 +141,9 @@ class StudyDirectory:
 
         settings = self.read_settings()
         _, study = self.opened(settings)
+        mattered = {} if settings.members else importance(study)  # a member's last settings are not what made it good
         return StudyResult(
-            settings=settings, trials=read_trials(study), importance=importance(study), forecast=self.read_forecast()
+            settings=settings, trials=read_trials(study), importance=mattered, forecast=self.read_forecast()
         )
 
     def _read(self, name: str, record: type[R]) -> R:

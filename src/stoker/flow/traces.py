@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from importlib.metadata import packages_distributions, version
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,6 +14,7 @@ from stoker import planning, profiling
 from stoker.errors import RunFailed
 from stoker.flow.preparation import Prepared
 from stoker.jobs.describe import describe_settings
+from stoker.jobs.token_batch import TokenBatch
 from stoker.loading import map_tensors
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import TraceCache, cache_root
@@ -57,8 +58,8 @@ class TraceBook:
             return self._traced(settings)
 
     def _sizes(self, settings: TraceSettings) -> tuple[int, ...]:
-        if self._coupling.kind != "separable":
-            return ()
+        if self._coupling.kind != "separable" or isinstance(self._prepared.job.batch, TokenBatch):
+            return ()  # of batches stated in tokens, small micro-batches have the longest samples
         return tuple(size for size in _SIZES if size * settings.parts <= self._prepared.job.batch)
 
     def _traced(self, settings: TraceSettings) -> Trace:
@@ -99,7 +100,8 @@ def _identity(prepared: Prepared) -> str | None:
     if entry is None:
         return None
     sample: list[str] = []
-    map_tensors(prepared.data.train.fetch(np.zeros(1, dtype=np.int64), 0), lambda tensor: sample.append(_kind(tensor)))
+    train = prepared.data.train
+    map_tensors(train.fetch(train.alike(1, prepared.job.batch), 0), lambda tensor: sample.append(_kind(tensor)))
     state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
     return digest([
@@ -111,9 +113,13 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
+_distributions = functools.cache(packages_distributions)
+"""Which package a module is from: every installed file is looked at, which takes a quarter of a second."""
+
+
 def versions_of(model: nn.Module) -> list[str]:
     """Versions of Stoker, PyTorch, and the packages that the model's modules come from."""
     packages = sorted({type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "stoker"})
-    known = packages_distributions()
+    known = _distributions() if packages else {}
     found = [f"{name} {version(known[name][0])}" for name in packages if name in known]
     return [version("stoker"), torch.__version__, f"layout {TRACE_LAYOUT}", *found]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ from stoker.jobs import Job, load_job
 from stoker.jobs.source import name_of, source_digest
 from stoker.records import Event, Plan, digest
 from stoker.records.codec import JSON
-from stoker.records.study import PlannedTrial
-from stoker.store import RunDirectory, RunLock
+from stoker.records.study import Parameter, PlannedTrial
+from stoker.store import CheckpointStore, RunDirectory, RunLock
 from stoker.tuning.messages import Ending, EndingKind, Judge, Reading, Request, Slot
 from stoker.tuning.space import as_text
 
@@ -47,7 +48,8 @@ class JobSource:
         """
         settings = {**self.fixed, **parameters}
         if self.path is not None:
-            return load_job(self.path, {name: as_text(value) for name, value in settings.items()})
+            with _told_of_the_space(parameters):
+                return load_job(self.path, {name: as_text(value) for name, value in settings.items()})
         assert self.function is not None
         try:
             job = self.function(**settings)
@@ -71,6 +73,20 @@ class JobSource:
         return digest([name_of(self.function), source_digest(self.function)])
 
 
+@contextmanager
+def _told_of_the_space(parameters: Mapping[str, JSON]) -> Iterator[None]:
+    """A value that a job file refuses came from the space, and is told so, where it was not given by `--set`."""
+    try:
+        yield
+    except BadJob as error:
+        words = error.message
+        for name in parameters:
+            words = words.replace(f"--set {name}=", f"--space {name}: the value ")
+        if words == error.message:
+            raise
+        raise BadJob(words, remedy=error.remedy) from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainTrial:
     """Trains a trial in this process; see `stoker.tuning.RunTrial`. It is pickled on its way there."""
@@ -84,14 +100,19 @@ class TrainTrial:
 
         directory = RunDirectory(request.directory)
         _wait_until_free(directory)
+        missed, saved = _missed(directory, request.heard)
+        verdicts = [judge(reading) for reading in missed]
         if directory.is_run and directory.read_run().status == "finished":
             return _kept_ending(directory)  # it was, and the study's process was killed before it noted that
-        listener = _Listener(judge)
+        if any(verdicts) and saved > missed[-1].samples:  # it has stopped, as runs do, after the update that followed
+            return Ending(kind="stopped", samples=saved, wall_s=directory.read_run().wall_s)
+        listener = _Listener(judge, is_stopping=any(verdicts))
         try:
             job, entry = self.source.make(request.parameters)
             run = train(
                 dataclasses.replace(job, test=None), on=request.on or slot.on, run_dir=request.directory,
                 plan=self.plan, memory=slot.memory_bytes, entry=entry, sink=listener,
+                fork=None if request.parent is None else str(request.parent),
             )  # fmt: skip
         except StokerError as error:
             return listener.ending(_kind_of(error), error.message)
@@ -101,10 +122,13 @@ class TrainTrial:
 
 
 class _Listener:
-    """A sink that asks after each evaluation whether to go on, and stops the run by a signal if not."""
+    """A sink that asks after each evaluation whether to go on, and stops the run by a signal if not.
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    A run stops after the update that follows; so does one that is cut off before that and told to stop when it begins.
+    """
+
+    def __init__(self, judge: Judge, *, is_stopping: bool = False) -> None:
+        self._judge, self._is_stopping = judge, is_stopping
         self._total_samples = self._samples = 0
         self._wall_s = 0.0
 
@@ -114,15 +138,44 @@ class _Listener:
         self._wall_s = float(fields.get("wall_s") or self._wall_s)
         if event.kind == "started":
             self._total_samples = int(fields["total_samples"])
+            if self._is_stopping:
+                _stop_run()
         if event.kind == "evaluated" and fields["split"] == "valid":
-            metrics = {name: float(value) for name, value in fields["metrics"].items()}
-            reading = Reading(samples=fields["samples"], total_samples=self._total_samples, metrics=metrics)
+            reading = Reading(samples=fields["samples"], total_samples=self._total_samples, metrics=_metrics_of(event))
             if self._judge(reading) and reading.samples < self._total_samples:
-                signal.raise_signal(signal.SIGTERM)  # asks the run of this process to save and stop
+                _stop_run()
 
     def ending(self, kind: EndingKind, words: str = "") -> Ending:
         """How the run ended, with what was spent on it."""
         return Ending(kind=kind, samples=self._samples, wall_s=self._wall_s, words=words)
+
+
+def _stop_run() -> None:
+    signal.raise_signal(signal.SIGTERM)  # asks the run of this process to save and stop
+
+
+def _missed(directory: RunDirectory, heard: int) -> tuple[list[Reading], int]:
+    """What a study may have missed of a run that was cut off, and where the run is saved [samples].
+
+    Its last evaluation is told again too: whether the answer was acted on is not known. What comes after the newest
+    checkpoint is left out, for it will be trained and evaluated again.
+    """
+    newest = CheckpointStore(directory.checkpoints).newest() if directory.is_run else None
+    if newest is None:
+        return [], 0
+    saved, total = newest[1].position.samples, directory.read_run().total_samples
+    last: dict[int, Event] = {
+        event.fields["samples"]: event for event in directory.read_events()
+        if event.kind == "evaluated" and event.fields["split"] == "valid"
+        and heard <= event.fields["samples"] <= saved
+    }  # fmt: skip
+    return [
+        Reading(samples=at, total_samples=total, metrics=_metrics_of(one)) for at, one in sorted(last.items())
+    ], saved
+
+
+def _metrics_of(event: Event) -> dict[str, float]:
+    return {name: float(value) for name, value in event.fields["metrics"].items()}
 
 
 def _kept_ending(directory: RunDirectory) -> Ending:
@@ -190,12 +243,15 @@ class LookAtJobs:
     on: str
     plan: Plan | Path | None = None
     is_planned: bool = True
+    population: tuple[Parameter, ...] = ()
+    """What a population changes in the middle of runs; empty for other samplers."""
+    seed: int = 0
 
     def __call__(self, configurations: Sequence[dict[str, JSON]]) -> Survey:
         """What is known of the jobs.
 
         Raises:
-            BadJob: none of them can be made, or there is nothing to choose by.
+            BadJob: none of them can be made, there is nothing to choose by, or a population cannot train them.
         """
         planned: list[PlannedTrial] = []
         prepared: list[Prepared] = []
@@ -210,7 +266,15 @@ class LookAtJobs:
         if not prepared:
             assert problem is not None
             raise problem
+        if self.population:
+            self._require_changeable()
         return _surveyed(self.source, planned, prepared)
+
+    def _require_changeable(self) -> None:
+        from stoker.flow.populations import require_changeable  # noqa: PLC0415 - PyTorch
+        from stoker.flow.preparation import prepare  # noqa: PLC0415 - PyTorch
+
+        require_changeable(lambda settings: prepare(*self.source.make(settings)), self.population, self.seed)
 
     def _planned(
         self, parameters: dict[str, JSON], job: Job, entry: Entry | None, found: list[Prepared]

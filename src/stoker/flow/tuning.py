@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +17,12 @@ from stoker.devices.cpu import usable_cpus
 from stoker.errors import BadJob, BadRun, nearest
 from stoker.flow.studies import Study, StudyDirectory, find_study, write_page
 from stoker.flow.trials import JobSource, LookAtJobs, Survey, TrainTrial
+from stoker.flow.tune_options import TuneOptions, options_from
 from stoker.jobs import Job
-from stoker.records import Device, Plan
+from stoker.records import Device
 from stoker.records.codec import JSON
 from stoker.records.study import (
     PlannedTrial,
-    PrunerName,
-    SamplerName,
     StudyEvent,
     StudyEventKind,
     StudyForecast,
@@ -43,61 +40,8 @@ if TYPE_CHECKING:
 
 Sink = Callable[[StudyEvent], None]
 
-_PLANNED = 3
-"""Configurations that are planned for the forecast: both ends of the space, and its middle."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """How a study goes about it.
-
-    Args:
-        trials: configurations in all, those that are pruned or fail included; of a grid, at most its points.
-        sampler: what proposes them: `grid`, `random`, `tpe` or `gp`.
-        pruner: what gives them up early: `none`, `asha`, `hyperband` or `median`.
-        objective: what is best: a metric on held-out data, such as `valid/accuracy` (default: what chooses a run's
-            best checkpoint).
-        parallel: trials at once, at most; None for as many as cores and memory allow.
-        seconds: the longest this call may take [s]; what is under way then is saved and goes on the next time.
-        seed: of what is proposed.
-        storage: URL of a database that several machines share; empty for a file in the study's directory.
-        study: its name (default: after the job and the options).
-        on: the device, as for `stoker.train`.
-        plan: a plan for every trial, instead of the planner's choice for each.
-        planned: configurations that are planned beforehand, for the forecast; 0 for none.
-        in_processes: each trial in a process of its own; False for this process, one after another.
-    """
-
-    trials: int = 20
-    sampler: SamplerName = "tpe"
-    pruner: PrunerName = "asha"
-    objective: str | None = None
-    parallel: int | None = 1
-    seconds: float | None = None
-    seed: int = 0
-    storage: str = ""
-    study: str | None = None
-    on: str = "here"
-    plan: Plan | Path | None = None
-    planned: int = _PLANNED
-    in_processes: bool = True
-
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise BadJob(f"--trials {self.trials}: wanted a number from 1 on")
-        for option, value, known in (("sampler", self.sampler, SamplerName), ("pruner", self.pruner, PrunerName)):
-            names = known.__args__  # type: ignore[attr-defined]  # of a Literal
-            if value not in names:
-                raise BadJob(f"--{option} {value}: there is no such {option}. {nearest(value, names)}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise BadJob(f"--time: wanted a time above 0, got {self.seconds:g} s")
-        if not self.in_processes and self.parallel != 1:
-            raise BadJob(f"parallel={self.parallel} needs processes", remedy="Drop in_processes=False.")
-        if (self.objective or "").startswith("test/"):
-            raise BadJob(
-                f"--objective {self.objective}: what is chosen by the test data is not tested by it any more",
-                remedy="Choose by valid/…; the test data is for the one model that comes of it.",
-            )
+_INTERVALS = 5
+"""Of a population; runs seldom have fewer evaluations, and each interval begins with a start of a process."""
 
 
 def tune(
@@ -128,7 +72,9 @@ def tune(
         BadRun: the study is of another job or space, is in use, or its storage cannot be used.
         RunFailed: three trials in a row failed alike; what is done is kept.
     """
-    asked = _options(options)
+    asked = options_from(options)
+    if dry_run and not asked.planned:
+        raise BadJob("--dry-run stops at the forecast, and --planned 0 leaves that out", remedy="Drop one of them.")
     require_optuna(asked.sampler)
     wanted, source = parse_space(space), _source(job, fixed or {})
     _require_free(wanted, source)
@@ -150,7 +96,7 @@ def tune(
     if dry_run:
         return Study(directory, StudyResult(settings=settings, trials=(), forecast=forecast))
     sink(_event("packed", slots=len(packing.slots), why=packing.why))
-    if asked.sampler == "gp" and asked.pruner != "none":
+    if asked.sampler == "gp" and asked.rule != "none":
         sink(_event("warned", message="the Gaussian process learns from finished trials only: until ten are finished, "
                     "it proposes at random; --pruner none lets all finish"))  # fmt: skip
     with ExitStack() as stack:
@@ -183,20 +129,12 @@ def _conducted(
         raise conductor.problem
     if conductor.seconds_left == 0.0:
         ended = sum(one.state != "running" for one in result.trials)
-        words = f"the time is up: {ended} of {asked.trials} trials have ended; the same command goes on"
+        words = f"the time is up: {ended} of {_all_trials(settings, asked)} trials have ended; the same command goes on"
         sink(_event("warned", message=words))
     best = None if result.best is None else {"trial": result.best.number, "value": result.best.value}
     sink(_event("done", study=directory.name, path=str(directory.path), best=best, trials=len(result.trials),
                 samples=result.samples, page=str(directory.page_path)))  # fmt: skip
     return Study(directory, result)
-
-
-def _options(given: Mapping[str, Any]) -> TuneOptions:
-    known = [one.name for one in dataclasses.fields(TuneOptions)]
-    for name in given:
-        if name not in known:
-            raise BadJob(f"stoker.tune has no option {name!r}. {nearest(name, known)}")
-    return TuneOptions(**given)
 
 
 def _source(job: str | Path | Callable[..., Job], fixed: Mapping[str, Any]) -> JobSource:
@@ -226,7 +164,8 @@ def _name(source: JobSource, space: Space, asked: TuneOptions) -> str:
     """A name that the same request always has; changes of the job file itself are seen later, and refused."""
     what = [
         source.name, {name: as_text(value) for name, value in source.fixed.items()}, list(map(in_words, space)),
-        asked.sampler, asked.pruner, asked.objective, asked.seed, asked.on,
+        asked.sampler, asked.rule, asked.objective, asked.seed, asked.on,
+        *((asked.trials, asked.intervals) if asked.sampler == "pbt" else ()),
     ]  # fmt: skip
     return f"tune-{source.name}-{records.digest(what)[:6]}"
 
@@ -239,7 +178,8 @@ def _surveyed(
 
     count = asked.planned if plans else 0
     configurations = examples(space, max(1, count), asked.seed)
-    look = LookAtJobs(source=source, on=asked.on, plan=asked.plan, is_planned=count > 0)
+    look = LookAtJobs(source=source, on=asked.on, plan=asked.plan, is_planned=count > 0, seed=asked.seed,
+                      population=space if asked.sampler == "pbt" else ())  # fmt: skip
     if not asked.in_processes:
         return look(configurations)
     slot = packed((device,), sorted(usable_cpus()), None, cores).slots[0] if device.kind == "cpu" else Slot(on=asked.on)
@@ -276,10 +216,35 @@ def _settings(
     return StudySettings(
         name=directory.name, job=str(source.path or source.name), job_digest=survey.digest,
         fixed={name: as_text(value) for name, value in source.fixed.items()}, space=space, objective=objective,
-        higher_is_better=survey.objectives[objective], sampler=asked.sampler, pruner=asked.pruner, seed=asked.seed,
+        higher_is_better=survey.objectives[objective], sampler=asked.sampler, pruner=asked.rule, seed=asked.seed,
         on=asked.on, first_samples=survey.first_samples, total_samples=survey.total_samples, storage=asked.storage,
-        made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_at=datetime.now(UTC).isoformat(timespec="seconds"), intervals=_intervals(asked, survey),
+        members=asked.trials if asked.sampler == "pbt" else 0,
     )  # fmt: skip
+
+
+def _intervals(asked: TuneOptions, survey: Survey) -> int:
+    """In how many intervals a population is trained; 0 for other samplers.
+
+    Raises:
+        BadJob: a run has not so many evaluations.
+    """
+    if asked.sampler != "pbt":
+        return 0
+    evaluations = survey.total_samples // survey.first_samples
+    if evaluations < (asked.intervals or 2):
+        raise BadJob(
+            f"--intervals {asked.intervals or 2}: each ends at an evaluation, and a run has {evaluations}",
+            remedy="Evaluate more often: Job(evaluate_every=…).",
+        )
+    return asked.intervals or min(_INTERVALS, evaluations)
+
+
+def _all_trials(settings: StudySettings, asked: TuneOptions) -> int:
+    """How many trials a study comes to."""
+    if settings.sampler == "pbt":
+        return settings.members * settings.intervals
+    return min(asked.trials, len(grid(settings.space, settings.seed))) if settings.sampler == "grid" else asked.trials
 
 
 def _require_same_request(kept: StudySettings, space: Space, asked: TuneOptions, source: JobSource) -> None:
@@ -288,9 +253,12 @@ def _require_same_request(kept: StudySettings, space: Space, asked: TuneOptions,
     pairs: list[tuple[str, object, object]] = [
         ("space", " ".join(map(in_words, kept.space)), " ".join(map(in_words, space))),
         ("settings", kept.fixed, fixed), ("sampler", kept.sampler, asked.sampler),
-        ("pruner", kept.pruner, asked.pruner), ("seed", kept.seed, asked.seed), ("place", kept.on, asked.on),
+        ("pruner", kept.pruner, asked.rule), ("seed", kept.seed, asked.seed), ("place", kept.on, asked.on),
         ("storage", kept.storage, asked.storage),
     ]  # fmt: skip
+    if kept.sampler == asked.sampler == "pbt":
+        pairs.append(("members", kept.members, asked.trials))
+        pairs.append(("intervals", kept.intervals, asked.intervals or kept.intervals))
     if asked.objective is not None:
         pairs.append(("objective", kept.objective.removeprefix("valid/"), asked.objective.removeprefix("valid/")))
     different = [f"{name}: {there} there, {here} here" for name, there, here in pairs if there != here]
@@ -310,11 +278,9 @@ def _forecast(
     from stoker.tuning.costs import forecast_study  # noqa: PLC0415 - Optuna
     from stoker.tuning.pruning import rungs_of  # noqa: PLC0415 - likewise
 
-    trials = asked.trials
-    if asked.sampler == "grid":
-        trials = min(trials, len(grid(settings.space, asked.seed)))
     return forecast_study(
-        planned, trials=trials, parallel=parallel, pruner=asked.pruner,
+        planned, trials=settings.members or _all_trials(settings, asked), parallel=parallel, pruner=asked.rule,
+        intervals=settings.intervals,
         rungs=rungs_of(settings.first_samples, settings.total_samples), shares_device=device.kind != "cpu",
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.errors import BadSetting
 from stoker.units import Duration, epochs, require_duration
 
 
@@ -26,7 +27,7 @@ class SWA:
         statistics: training batches for the running statistics.
 
     Raises:
-        ValueError: a setting is out of range.
+        BadSetting: a setting is out of range.
     """
 
     start: float = 0.75
@@ -36,11 +37,11 @@ class SWA:
     def __post_init__(self) -> None:
         start: object = self.start
         if not isinstance(start, (int, float)) or not 0 <= start < 1:
-            raise ValueError(f"start is the share of the run before the first weights are taken, in [0, 1), "
+            raise BadSetting(f"start is the share of the run before the first weights are taken, in [0, 1), "
                              f"got {self.start}")  # fmt: skip
         require_duration("every", self.every)
         if self.every.unit == "seconds":
-            raise ValueError("weights are taken every so many epochs, samples or updates, not seconds")
+            raise BadSetting("weights are taken every so many epochs, samples or updates, not seconds")
         statistics: object = self.statistics
         if not isinstance(statistics, int) or isinstance(statistics, bool) or statistics < 1:
-            raise ValueError(f"statistics is a number of training batches, 1 or more, got {statistics!r}")
+            raise BadSetting(f"statistics is a number of training batches, 1 or more, got {statistics!r}")

@@ -19,6 +19,7 @@ from typing import Any
 
 from stoker.jobs.job import Job
 from stoker.jobs.source import name_of, source_digest
+from stoker.jobs.token_batch import TokenBatch
 from stoker.records import digest
 from stoker.records.codec import JSON
 
@@ -48,6 +49,8 @@ def describe(value: Any) -> JSON:
 
 def _describe(value: Any, within: tuple[int, ...]) -> JSON:
     """`within` are the ids of what `value` was reached through: a function may close over itself."""
+    if isinstance(value, TokenBatch):  # a number, but what it is depends on the data
+        return {"tokens": value.num_tokens, "padded": value.is_padded, "length_of": _describe(value.length_of, within)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, PurePath | enum.Enum) or name_of(type(value)) in _WORDS:

@@ -40,7 +40,7 @@ class Extent:
             return math.ceil(duration.value)
         samples = max(1, math.ceil(round(self._samples_in(duration), _DECIMALS)))
         epochs, rest = divmod(samples, self.num_train)
-        return epochs * self.updates_per_epoch + math.ceil(rest / self.batch)
+        return epochs * self.updates_per_epoch + self._updates_within(epochs, rest)
 
     def position(self, updates: int) -> Position:
         """Where training is after `updates` updates."""
@@ -72,6 +72,11 @@ class Extent:
         return updates - sum(
             self._is_within_interval(every, epoch) for epoch in range(updates // self.updates_per_epoch)
         )
+
+    def _updates_within(self, epoch: int, samples: int) -> int:
+        """The fewest updates of `epoch` that have `samples` samples together."""
+        del epoch  # they are alike
+        return math.ceil(samples / self.batch)
 
     def _is_within_interval(self, every: Duration, epoch: int) -> bool:
         """Whether no interval ends in the last update of `epoch`."""

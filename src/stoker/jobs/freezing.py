@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.errors import BadSetting
 from stoker.jobs.extent import Extent
 from stoker.units import Duration
 
@@ -38,8 +39,7 @@ class Freeze:
         but: patterns of what is trained nevertheless: `stoker.Freeze({"*": stoker.epochs(1)}, but=("head.*",))`.
 
     Raises:
-        ValueError: there is no pattern, or a duration is in seconds.
-        TypeError: a pattern is no text, or its duration no duration.
+        BadSetting: there is no pattern, one is no text, or its duration is none or in seconds.
     """
 
     patterns: Patterns
@@ -49,10 +49,10 @@ class Freeze:
     def __post_init__(self) -> None:
         object.__setattr__(self, "patterns", tuple(_checked(self.patterns).items()))
         if self.statistics not in ("kept", "moving"):
-            raise ValueError(f'statistics are "kept" or "moving", got {self.statistics!r}')
+            raise BadSetting(f'statistics are "kept" or "moving", got {self.statistics!r}')
         but: object = self.but
         if isinstance(but, str) or not isinstance(but, Sequence) or not all(isinstance(one, str) for one in but):
-            raise TypeError(f"but is a list of patterns, got {but!r}")
+            raise BadSetting(f"but is a list of patterns, got {but!r}")
 
     @property
     def durations(self) -> dict[str, Duration | None]:
@@ -123,14 +123,15 @@ def _checked(patterns: object) -> dict[str, Duration | None]:
     elif isinstance(patterns, Sequence) and not isinstance(patterns, str):
         pairs = [item if isinstance(item, tuple) and len(item) == 2 else (item, None) for item in patterns]
     else:
-        raise TypeError(f"wanted a list of patterns, or a dict from patterns to durations, got {patterns!r}")
+        raise BadSetting(f"wanted a list of patterns, or a dict from patterns to durations, got {patterns!r}")
     if not pairs:
-        raise ValueError("there is no pattern")
+        raise BadSetting("there is no pattern")
     for pattern, duration in pairs:
         if not isinstance(pattern, str):
-            raise TypeError(f"a pattern is a text such as 'encoder.*', got {pattern!r}")
+            raise BadSetting(f"a pattern is a text such as 'encoder.*', got {pattern!r}")
         if duration is not None and not isinstance(duration, Duration):
-            raise TypeError(f"{pattern!r} is frozen for a duration such as stoker.epochs(2), or None, got {duration!r}")
+            wanted = "a duration such as stoker.epochs(2), or None"
+            raise BadSetting(f"{pattern!r} is frozen for {wanted}, got {duration!r}")
         if duration is not None and duration.unit == "seconds":
-            raise ValueError(f"{pattern!r} thaws after epochs, samples or updates, not seconds")
+            raise BadSetting(f"{pattern!r} thaws after epochs, samples or updates, not seconds")
     return dict(pairs)

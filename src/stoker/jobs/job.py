@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from stoker.errors import BadJob, nearest
+from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import SWA
 from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
@@ -14,12 +14,14 @@ from stoker.jobs.habits import habit_checks
 from stoker.jobs.lengths import Arrangement, problem_with
 from stoker.jobs.metrics import listed
 from stoker.jobs.mixing import Mix, problems_with_mix
-from stoker.jobs.optimizers import Muon, Optimizer
+from stoker.jobs.optimizers import SGD, Muon, Optimizer
+from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
 from stoker.jobs.sampling import Sampling
 from stoker.jobs.schedule_shapes import bound
 from stoker.jobs.schedules import Constant, Schedule
 from stoker.jobs.stopping import Stop
 from stoker.jobs.sync import Sync
+from stoker.jobs.token_batch import token_checks
 from stoker.jobs.weights import Source, Weights, weights_of
 from stoker.units import Duration, epochs
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1", "own")
 RECIPES = ("fast",)
 METRICS = ("accuracy", "top5_accuracy", "token_accuracy", "binary_accuracy", "mse", "l1")
+
+_NUMBERS = ("batch", "label_smoothing", "clip_norm", "ema", "coupling_group", "seed")
+"""Fields that are kept as Python's numbers, however they were given."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,9 @@ class Holdout:
     stratify: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"holdout takes the share of the data to set aside, between 0 and 1, got {self.fraction}")
+        if not (is_number(self.fraction) and 0 < self.fraction < 1):
+            wanted = "the share of the data to set aside, between 0 and 1"
+            raise BadSetting(f"holdout takes {wanted}, got {self.fraction!r}")
 
 
 def holdout(fraction: float, *, seed: int = 0, stratify: bool = False) -> Holdout:
@@ -73,8 +79,8 @@ class EMA:
     decay: float = 0.999
 
     def __post_init__(self) -> None:
-        if not 0 < self.decay < 1:
-            raise ValueError(f"the decay of an average lies between 0 and 1, got {self.decay}")
+        if not (is_number(self.decay) and 0 < self.decay < 1):
+            raise BadSetting(f"the decay of an average lies between 0 and 1, got {self.decay!r}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,9 +100,9 @@ class Job:
             Beside `step`: a function from the model to one, or to a list or dict of them, handed to `step` like that.
         step: `step(model, optimizers, batch)`, a whole update of the job's own, for what is not one loss and one
             optimiser; it returns a scalar loss, or a dict of scalars, the loss first. See docs/own-loop.md.
-        batch: the optimiser batch [samples]: what one update averages over; or `stoker.auto(base=64)`, to have it
-            chosen by the gradient's noise and the learning rate, stated for the base, scaled with it ("auto" is
-            short for that).
+        batch: the optimiser batch [samples]: what one update averages over; `stoker.tokens(16_384)` for as many samples
+            as have that many tokens; or `stoker.auto(base=64)`, to have it chosen by the gradient's noise and the
+            learning rate, stated for the base, scaled with it ("auto" is short for that).
         until: how long to train: `stoker.epochs(5)`, `samples`, `updates`, or `seconds`.
         valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint.
         test: data of the same form, used once, at the end.
@@ -180,10 +186,12 @@ class Job:
     name: str | None = None
 
     def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
         given: object = self.batch
         if given == "auto":
             object.__setattr__(self, "batch", AutoBatch())
-        if _is_number(self.ema):
+        if is_number(self.ema):
             object.__setattr__(self, "ema", _average(self.ema))
         for name, made_of in (("freeze", freezing_of), ("init", weights_of)):
             if (given := getattr(self, name)) is not None:
@@ -192,7 +200,7 @@ class Job:
         if _is_duration(self.until):
             object.__setattr__(self, "schedule", _made("schedule", lambda one: bound(one, self.until), self.schedule))
         checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
-                  *_thawing(self), *habit_checks(self),
+                  *_thawing(self), *habit_checks(self), *token_checks(self),
                   *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
         if wrong := problem_with(self.sampling, self.lengths, self.batch):
             raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")
@@ -243,8 +251,8 @@ def _amounts(job: Job) -> list[_Check]:
     """Numbers and durations."""
     group, smoothing = job.coupling_group, job.label_smoothing
     is_group = group is None or (_is_count(group) and _is_count(job.batch) and group <= job.batch)
-    is_share = _is_number(smoothing) and 0 <= smoothing < 1
-    is_seed = _is_whole(job.seed) and 0 <= job.seed < 2**63
+    is_share = is_number(smoothing) and 0 <= smoothing < 1
+    is_seed = is_whole(job.seed) and 0 <= job.seed < 2**63
     smooths_classes = smoothing == 0 or job.loss in ("cross_entropy", "token_cross_entropy")
     return [
         ("batch", _is_count(job.batch), f"wanted a positive whole number of samples, got {job.batch!r}"),
@@ -253,7 +261,7 @@ def _amounts(job: Job) -> list[_Check]:
          f"wanted epochs, samples or updates, got {job.evaluate_every!r}"),
         ("label_smoothing", is_share, f"wanted a share in [0, 1), got {smoothing!r}"),
         ("label_smoothing", smooths_classes, f"goes with the cross-entropies, not with loss={job.loss!r}"),
-        ("clip_norm", job.clip_norm is None or (_is_number(job.clip_norm) and job.clip_norm > 0),
+        ("clip_norm", job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0),
          f"wanted a positive norm, got {job.clip_norm!r}"),
         ("ema", job.ema is None or isinstance(job.ema, EMA), f"wanted a decay or stoker.EMA(…), got {job.ema!r}"),
         ("coupling_group", is_group, f"wanted a number of samples up to the batch of {job.batch}, got {group!r}"),
@@ -302,10 +310,12 @@ def _sync(job: Job) -> Iterator[_Check]:
     given: object = job.sync
     yield "sync", isinstance(given, Sync), f"wanted stoker.DiLoCo(…) or stoker.LocalSGD(…), got {_kind(given)}"
     if isinstance(given, Sync) and _is_count(job.batch):
-        given.interval(job.batch)
+        given.early_interval(job.batch)
     yield "ema", job.ema is None, "an average would be of one site's weights; sync has shared weights of its own"
     yield "step", job.step is None, "sync does not go with a step of the job's own"
     yield "on_non_finite", job.on_non_finite == "stop", 'sync goes with "stop": sites make their updates apart'
+    is_scaled = isinstance(given, Sync) and given.rate == "by_noise" and isinstance(job.optimizer, SGD)
+    yield "sync", not is_scaled, 'rate="by_noise" is for Adam and its kin; with SGD sites learn as fast without'
 
 
 def _thawing(job: Job) -> Iterator[_Check]:
@@ -353,16 +363,8 @@ def _name_of(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_count(value: object) -> bool:
-    return _is_whole(value) and value > 0
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return is_whole(value) and value > 0
 
 
 def _is_duration(value: object) -> bool:

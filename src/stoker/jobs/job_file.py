@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import BadJob, StokerError, nearest
+from stoker.errors import BadJob, BadSetting, StokerError, nearest
 from stoker.jobs.job import Job
 from stoker.jobs.local_imports import FreshLoader, is_beside, local_sources, look_beside, require_unmixed
 from stoker.jobs.settings import parse_settings, values_of
@@ -102,6 +102,9 @@ def _call(path: Path, what: str, action: Callable[[], Any]) -> Any:
     """Run the user's code; whatever it raises becomes a BadJob that names the user's own line."""
     try:
         return action()
+    except BadSetting as error:
+        where = f"Set another, or change {_users_line(path, error)}."
+        raise BadSetting(error.message, remedy=error.remedy or where) from error
     except StokerError:
         raise
     except SyntaxError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from stoker.errors import BadJob
 from stoker.jobs.sampling import Sampling, as_array
+from stoker.jobs.token_batch import TokenBatch
 
 LengthOf = Callable[[Any], int] | Sequence[int]
 """The length of a sample, or all lengths."""
@@ -100,8 +101,9 @@ def problem_with(sampling: object, lengths: object, batch: object) -> tuple[str,
         return "lengths", f"wanted stoker.lengths.bucketed(…) or packed(…), got {lengths!r}"
     if sampling is not None and lengths is not None:
         return "lengths", "samples that are bucketed or packed come once an epoch each; leave out sampling"
-    if isinstance(lengths, Bucketed) and type(batch) is not int:
-        return "lengths", f"samples are bucketed by batches, so that the batch is a number, got {batch!r}"
+    if isinstance(lengths, Bucketed) and type(batch) is not int and not isinstance(batch, TokenBatch):
+        wanted = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
+        return "lengths", f"{wanted}, got {batch!r}"
     return None
 
 

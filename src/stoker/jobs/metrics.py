@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.errors import BadSetting
 from stoker.jobs.stopping import LOWER_IS_BETTER
 
 _KEEPS_STATE = ("update", "compute", "reset")
@@ -51,14 +52,25 @@ def listed(metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any]) -> S
     """The metrics of a Job as a list.
 
     Raises:
-        ValueError: a mapping gives a known metric another name.
+        BadSetting: a mapping gives a known metric another name.
+        BadSetting: a metric is a class.
     """
     if not isinstance(metrics, Mapping):
+        _require_instances(metrics if isinstance(metrics, list | tuple) else [metrics])
         return metrics
+    _require_instances([*metrics.values()])
     for name, metric in metrics.items():
         if isinstance(metric, str) and metric != name:
-            raise ValueError(f"{metric!r} is a name already, and cannot be called {name!r}")
+            raise BadSetting(f"{metric!r} is a name already, and cannot be called {name!r}")
     return [_called(name, metric) if callable(metric) else metric for name, metric in metrics.items()]
+
+
+def _require_instances(metrics: Sequence[object]) -> None:
+    """Refuse classes, which can be called but have no state and no name of their own."""
+    for metric in metrics:
+        found = metric.metric if isinstance(metric, Named) else metric
+        if isinstance(found, type):
+            raise BadSetting(f"{found.__name__} is a class: give an instance, {found.__name__}(…)")
 
 
 def probabilities(metric: Callable[..., Any], name: str | None = None) -> Named:

@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.errors import BadSetting
+from stoker.jobs.plain_numbers import is_number
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -24,10 +27,10 @@ class Mix:
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha shapes the proportions (Beta(alpha, alpha)), above 0, got {self.alpha}")
-        if not 0 <= self.p <= 1:
-            raise ValueError(f"p is a probability, in [0, 1], got {self.p}")
+        if not (is_number(self.alpha) and 0 < self.alpha < float("inf")):
+            raise BadSetting(f"alpha shapes the proportions (Beta(alpha, alpha)), above 0, got {self.alpha!r}")
+        if not (is_number(self.p) and 0 <= self.p <= 1):
+            raise BadSetting(f"p is a probability, in [0, 1], got {self.p!r}")
 
 
 @dataclass(frozen=True)

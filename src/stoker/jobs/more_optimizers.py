@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from stoker.errors import BadSetting
 from stoker.jobs.optimizers import SGD, Adam, AdamW, Muon, Optimizer
 
 __all__ = [
@@ -118,7 +119,7 @@ class ScheduleFree(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.beta < 1:
-            raise ValueError(f"beta is a share of the way to the average, in (0, 1), got {self.beta}")
+            raise BadSetting(f"beta is a share of the way to the average, in (0, 1), got {self.beta}")
 
 
 @dataclass(frozen=True, kw_only=True)

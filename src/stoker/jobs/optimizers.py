@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from stoker.errors import BadSetting, nearest
+from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
+
 Groups = Mapping[str, Mapping[str, float]]
+
+_SHARES = ("alpha", "rho", "beta2")
+_NOT_NEGATIVE = (
+    "weight_decay", "momentum", "dampening", "eps", "lr_decay", "initial_accumulator_value", "momentum_decay",
+)  # fmt: skip
+_FLAGS = ("nesterov", "amsgrad", "centered", "decoupled_weight_decay")
+"""Settings by what they may be; others are checked where they are."""
 
 UNSAID = {"unsaid": True}
 """Metadata of a setting that came later: at its default it is left out of a JobSpec, so that older ones stay theirs."""
@@ -34,18 +44,58 @@ class Optimizer:
     """Whether each weight moves by its own gradient and state alone; else no process may hold a part of a tensor."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and not negative, got {self.weight_decay}")
-        known = {f.name for f in fields(self)} - self._of_all
+        known = [f.name for f in fields(self) if f.name not in self._of_all]
+        for name in known:
+            object.__setattr__(self, name, plain_number(getattr(self, name)))
+            require_possible(name, getattr(self, name))
+        object.__setattr__(self, "groups", _plain_groups(self.groups))
         for pattern, settings in self.groups.items():
-            if unknown := sorted(set(settings) - known):
-                raise ValueError(f"group {pattern!r} has no setting {unknown[0]!r}; it may set {sorted(known)}")
+            if unknown := sorted(set(settings) - {*known}):
+                raise BadSetting(f"group {pattern!r} has no setting {unknown[0]!r}. {nearest(unknown[0], known)}")
+            for name, value in settings.items():
+                require_possible(name, value, of=f" of group {pattern!r}")
 
     def settings(self) -> dict[str, Any]:
         """Arguments of PyTorch's optimiser of the same name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "groups"}
+
+
+def require_possible(name: str, value: object, *, of: str = "") -> None:
+    """Refuse a setting that no optimiser can have; `of` says of which group of parameters it is.
+
+    Raises:
+        BadSetting: it is out of range, or of another kind.
+    """
+    if name == "lr":
+        wanted, is_right = "positive and finite", is_number(value) and 0 < value < math.inf
+    elif name in _NOT_NEGATIVE:
+        wanted, is_right = "finite and not negative", is_number(value) and 0 <= value < math.inf
+    elif name in _SHARES:
+        wanted, is_right = "a number in [0, 1)", _is_share(value)
+    elif name == "betas":
+        shares = [one for one in value if _is_share(one)] if isinstance(value, tuple | list) else []
+        wanted = "two numbers in [0, 1), such as (0.9, 0.999)"
+        is_right = isinstance(value, tuple | list) and len(value) == len(shares) == 2
+    elif name in _FLAGS:
+        wanted, is_right = "True or False", isinstance(value, bool)
+    else:
+        return
+    if not is_right:
+        raise BadSetting(f"{name}{of} must be {wanted}, got {value!r}")
+
+
+def _is_share(value: object) -> bool:
+    return is_number(value) and 0 <= value < 1
+
+
+def _plain_groups(groups: object) -> Groups:
+    """Settings by pattern, numbers as Python's own."""
+    if not (isinstance(groups, Mapping) and all(isinstance(one, Mapping) for one in groups.values())):
+        wanted = 'settings by a pattern of names, such as {"*.bias": {"weight_decay": 0.0}}'
+        raise BadSetting(f"groups are {wanted}, got {groups!r}")
+    return {
+        pattern: {name: plain_number(value) for name, value in settings.items()} for pattern, settings in groups.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +105,12 @@ class SGD(Optimizer):
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise BadSetting(f"nesterov looks ahead along the momentum, and wants momentum above 0 and no dampening; "
+                             f"got momentum={self.momentum}, dampening={self.dampening}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +162,8 @@ class Muon(Optimizer):
         beside: name patterns of matrices that `rest` is to have as well.
 
     Raises:
-        ValueError: a setting is out of range.
-        TypeError: `rest` is no optimiser of Stoker's, or Muon again.
+        BadSetting: a setting is out of range.
+        BadSetting: `rest` is no optimiser of Stoker's, or Muon again.
     """
 
     rest: Optimizer
@@ -125,13 +181,13 @@ class Muon(Optimizer):
         super().__post_init__()
         rest: object = self.rest
         if not isinstance(rest, SGD | Adam | AdamW):
-            raise TypeError(f"rest is stoker.SGD, Adam or AdamW, got a {type(rest).__name__}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum lies in [0, 1), got {self.momentum}")
-        if self.steps < 1:
-            raise ValueError(f"steps are Newton-Schulz steps, 1 or more, got {self.steps}")
+            raise BadSetting(f"rest is stoker.SGD, Adam or AdamW, got a {type(rest).__name__}")
+        if not _is_share(self.momentum):
+            raise BadSetting(f"momentum lies in [0, 1), got {self.momentum}")
+        if not is_whole(self.steps) or self.steps < 1:
+            raise BadSetting(f"steps are Newton-Schulz steps, 1 or more, got {self.steps}")
         if self.adjust not in ("original", "match_rms_adamw", "none"):
-            raise ValueError(f'adjust is "original", "match_rms_adamw" or "none", got {self.adjust!r}')
+            raise BadSetting(f'adjust is "original", "match_rms_adamw" or "none", got {self.adjust!r}')
 
     def settings(self) -> dict[str, Any]:
         """Arguments of `stoker.stepping.muon.Muon` that are the matrices' own."""

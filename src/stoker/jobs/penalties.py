@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
+from stoker.errors import BadSetting
+from stoker.jobs.plain_numbers import is_number
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -29,19 +32,19 @@ class Penalty:
     of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise ValueError(f"a penalty's weight is finite and not negative, got {self.weight}")
+        if not (is_number(self.weight) and 0 <= self.weight < math.inf):
+            raise BadSetting(f"a penalty's weight is finite and not negative, got {self.weight!r}")
 
     def __call__(self, model: nn.Module) -> torch.Tensor:
         """The penalty of the model's weights, a scalar.
 
         Raises:
-            ValueError: nothing of the model is meant.
+            BadSetting: nothing of the model is meant.
         """
         meant = [parameter for name, parameter in model.named_parameters() if self._is_meant(name, parameter)]
         if not meant:
             which = f"names like {', '.join(self.of)}" if self.of else "two or more dimensions"
-            raise ValueError(f"no trained weight of {type(model).__name__} has {which}")
+            raise BadSetting(f"no trained weight of {type(model).__name__} has {which}")
         total = sum(one.square().sum() if self.kind == "l2" else one.abs().sum() for one in meant)
         penalty: torch.Tensor = self.weight * total  # type: ignore[assignment]  # a sum of tensors is one
         return penalty

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
+from stoker.errors import BadSetting
+from stoker.jobs.plain_numbers import is_number
 from stoker.units import Duration, require_duration
 
 Shape = Callable[[float], float]
@@ -33,7 +35,7 @@ class Timed:
         """The same schedule over a run of that length, as are the ones within it.
 
         Raises:
-            ValueError: a place in it is in another unit than the run.
+            BadSetting: a place in it is in another unit than the run.
         """
         names = [field.name for field in dataclasses.fields(self) if field.name != "run"]
         inner: dict[str, Any] = {name: bound(getattr(self, name), run) for name in names}
@@ -51,7 +53,7 @@ class Timed:
             return place
         if self.run is None or self.run.unit != place.unit:
             length = "a run whose length is not known" if self.run is None else f"a run of {self.run}"
-            raise ValueError(
+            raise BadSetting(
                 f"{place} is no place in {length}: give it in the unit of Job(until=…), or as a share of the run"
             )
         return place.value / self.run.value
@@ -124,7 +126,7 @@ class Restarts(Timed):
         _require_length("first", self.first)
         _require_factor("final", self.final)
         if not self.multiply >= 1:
-            raise ValueError(f"multiply is how much longer each cycle is, 1 or more, got {self.multiply}")
+            raise BadSetting(f"multiply is how much longer each cycle is, 1 or more, got {self.multiply}")
 
     def __call__(self, progress: float) -> float:
         """The factor at `progress`."""
@@ -164,10 +166,10 @@ class Piecewise(Timed):
 
     def __post_init__(self) -> None:
         if not self.points or any(factor < 0 for _, factor in self.points):
-            raise ValueError(f"points are factors of the rate by their place, none of them negative, got {self.points}")
+            raise BadSetting(f"points are factors of the rate by their place, none of them negative, got {self.points}")
         _require_places(place for place, _ in self.points)
         if self.between not in ("line", "step"):
-            raise ValueError(f'between two points goes a "line" or a "step", got {self.between!r}')
+            raise BadSetting(f'between two points goes a "line" or a "step", got {self.between!r}')
 
     def __call__(self, progress: float) -> float:
         """The factor at `progress`."""
@@ -233,18 +235,18 @@ class Plateau(Timed):
 
     def __post_init__(self) -> None:
         if not 0 < self.factor < 1:
-            raise ValueError(f"a plateau makes the rate smaller, by a factor in (0, 1), got {self.factor}")
+            raise BadSetting(f"a plateau makes the rate smaller, by a factor in (0, 1), got {self.factor}")
         _require_factor("least", self.least)
         if not self.min_delta >= 0:
-            raise ValueError(f"min_delta is how much better is better, not negative, got {self.min_delta}")
+            raise BadSetting(f"min_delta is how much better is better, not negative, got {self.min_delta}")
         for name, length in (("patience", self.patience), ("cooldown", self.cooldown)):
             if length is None:
                 continue
             require_duration(name, length)
             if length.unit == "seconds":
-                raise ValueError(f"{name} is counted in epochs, samples or updates, not seconds")
+                raise BadSetting(f"{name} is counted in epochs, samples or updates, not seconds")
         if self.cooldown is not None and self.cooldown.unit != self.patience.unit:
-            raise ValueError(f"cooldown is counted as patience is, in {self.patience.unit}, got {self.cooldown}")
+            raise BadSetting(f"cooldown is counted as patience is, in {self.patience.unit}, got {self.cooldown}")
 
     def __call__(self, progress: float) -> float:
         """The factor at `progress` before any plateau."""
@@ -252,22 +254,22 @@ class Plateau(Timed):
 
 
 def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
+    if not (is_number(value) and 0 < value < math.inf):
+        raise BadSetting(f"{name} must be positive and finite, got {value!r}")
 
 
 def _require_factor(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} is a factor of the learning rate, in [0, 1], got {value}")
+    if not (is_number(value) and 0 <= value <= 1):
+        raise BadSetting(f"{name} is a factor of the learning rate, in [0, 1], got {value!r}")
 
 
 def _require_places(places: Iterable[Place]) -> None:
     # PyTorch's milestones are epochs: taken as shares, 30 and 60 would never come, and nobody would be told.
     for place in places:
-        if not isinstance(place, Duration) and not 0 <= place <= 1:
-            raise ValueError(f"places are shares of the run, in [0, 1], or stoker.epochs({place}), got {place}")
+        if not isinstance(place, Duration) and not (is_number(place) and 0 <= place <= 1):
+            raise BadSetting(f"places are shares of the run, in [0, 1], or stoker.epochs({place}), got {place!r}")
 
 
 def _require_length(name: str, place: Place) -> None:
-    if not isinstance(place, Duration) and not 0 < place <= 1:
-        raise ValueError(f"{name} is a share of the run, in (0, 1], or as long as stoker.epochs(5), got {place}")
+    if not isinstance(place, Duration) and not (is_number(place) and 0 < place <= 1):
+        raise BadSetting(f"{name} is a share of the run, in (0, 1], or as long as stoker.epochs(5), got {place!r}")

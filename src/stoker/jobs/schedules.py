@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.errors import BadSetting
+from stoker.jobs.plain_numbers import is_number
 from stoker.jobs.schedule_shapes import (
     Cycles,
     Decay,
@@ -58,13 +60,14 @@ class Ramp:
     shape: Literal["cosine", "linear"]
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup is the share of the run spent rising, in [0, 1), got {self.warmup}")
+        if not (is_number(self.warmup) and 0 <= self.warmup < 1):
+            raise BadSetting(f"warmup is the share of the run spent rising, in [0, 1), got {self.warmup!r}")
         for name in ("initial", "final"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a factor of the learning rate, in [0, 1], got {getattr(self, name)}")
+            factor = getattr(self, name)
+            if not (is_number(factor) and 0 <= factor <= 1):
+                raise BadSetting(f"{name} is a factor of the learning rate, in [0, 1], got {factor!r}")
         if self.shape not in ("cosine", "linear"):
-            raise ValueError(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
+            raise BadSetting(f'the fall has the shape "cosine" or "linear", got {self.shape!r}')
 
     def __call__(self, progress: float) -> float:
         """The factor of the learning rate at `progress`."""

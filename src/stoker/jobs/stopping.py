@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass
 
+from stoker.errors import BadSetting
 from stoker.units import Duration, require_duration
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
@@ -23,7 +24,7 @@ class EarlyStopping:
             says so by an attribute (`lower_is_better`, or torchmetrics' `higher_is_better`).
 
     Raises:
-        ValueError: a setting is out of range.
+        BadSetting: a setting is out of range.
     """
 
     metric: str = "loss"
@@ -35,9 +36,9 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         require_duration("patience", self.patience)
         if self.patience.unit == "seconds":
-            raise ValueError("patience is counted in epochs, samples or updates, not seconds")
+            raise BadSetting("patience is counted in epochs, samples or updates, not seconds")
         if not 0 <= self.min_delta < math.inf:
-            raise ValueError(f"min_delta is how much better is better, finite and not negative, got {self.min_delta}")
+            raise BadSetting(f"min_delta is how much better is better, finite and not negative, got {self.min_delta}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Target:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
-            raise ValueError(f"a target is a finite number, got {self.value}")
+            raise BadSetting(f"a target is a finite number, got {self.value}")
 
 
 Stop = EarlyStopping | Target

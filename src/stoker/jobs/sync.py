@@ -17,12 +17,31 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stoker.errors import BadJob
-from stoker.jobs.optimizers import SGD
+from stoker.errors import BadJob, BadSetting
+from stoker.jobs.optimizers import SGD, UNSAID
 from stoker.units import Duration
 
 Compression = Literal["int8", "none"]
 """What is sent of each element: an 8-bit integer, with a scale for every 1,024 of them, or all of it."""
+
+Rate = Literal["as_given", "by_noise"]
+"""What a site's learning rate is: the job's, or more, since a part of the batch has a noisier gradient."""
+
+Early = tuple[Duration, Duration]
+"""An interval, and how long it is the one that goes."""
+
+
+def _is_counted(given: object) -> bool:
+    return isinstance(given, Duration) and given.unit in ("updates", "samples")
+
+
+def _is_early(given: object) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(map(_is_counted, given))
+
+
+def _whole_updates(length: Duration, batch: int) -> int:
+    """A duration in updates of `batch` samples, rounded up; at least 1."""
+    return max(1, math.ceil(length.value if length.unit == "updates" else length.value / batch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +49,8 @@ class Sync:
     """What all ways of coming together have; see `DiLoCo` and `LocalSGD`.
 
     Raises:
-        ValueError: a setting is out of range.
-        TypeError: a setting is of another type.
+        BadSetting: a setting is out of range.
+        BadSetting: a setting is of another type.
     """
 
     every: Duration
@@ -40,40 +59,71 @@ class Sync:
     fragments: int
     overlap: int
     keep: float
+    rate: Rate
+    early: Early | None
 
     def __post_init__(self) -> None:
-        every: object = self.every
-        if not isinstance(every, Duration) or every.unit not in ("updates", "samples"):
-            raise ValueError(f"every is stoker.updates(50) or stoker.samples(25_600), say; got {every!r}")
+        if not _is_counted(self.every):
+            raise BadSetting(f"every is stoker.updates(50) or stoker.samples(25_600), say; got {self.every!r}")
+        if self.early is not None and not _is_early(self.early):
+            raise BadSetting(
+                "early is an interval and how long it goes for: (stoker.updates(4), stoker.updates(300)); "
+                f"got {self.early!r}"
+            )
         outer: object = self.outer
         if not isinstance(outer, SGD):
-            raise TypeError(f"outer is a stoker.SGD, got a {type(outer).__name__}")
+            raise BadSetting(f"outer is a stoker.SGD, got a {type(outer).__name__}")
         if outer.weight_decay or outer.dampening or outer.groups:
-            raise ValueError(
+            raise BadSetting(
                 "outer has a rate, momentum and nesterov; weight decay, dampening and groups are inner ones"
             )
         if not 0 <= outer.momentum < 1:
-            raise ValueError(f"the outer momentum lies in [0, 1), got {outer.momentum}")
+            raise BadSetting(f"the outer momentum lies in [0, 1), got {outer.momentum}")
         if self.compress not in ("int8", "none"):
-            raise ValueError(f'compress is "int8" or "none", got {self.compress!r}')
+            raise BadSetting(f'compress is "int8" or "none", got {self.compress!r}')
         for name, least in (("fragments", 1), ("overlap", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}")
+                raise BadSetting(f"{name} is a whole number, {least} or more, got {value!r}")
         if not 0 <= self.keep < 1:
-            raise ValueError(f"keep is a share in [0, 1), got {self.keep!r}")
+            raise BadSetting(f"keep is a share in [0, 1), got {self.keep!r}")
+        if self.rate not in ("as_given", "by_noise"):
+            raise BadSetting(f'rate is "as_given" or "by_noise", got {self.rate!r}')
 
     def interval(self, batch: int) -> int:
         """Updates from one exchange to the next, where an update is of `batch` samples; samples are rounded up to it.
 
-        >>> LocalSGD(every=Duration(1000, "samples")).interval(64)
+        >>> from stoker.units import samples
+        >>> LocalSGD(every=samples(1000)).interval(64)
         16
 
         Raises:
             BadJob: there are more fragments than that, or an exchange would outlast it.
         """
-        length = self.every.value if self.every.unit == "updates" else self.every.value / batch
-        interval = max(1, math.ceil(length))
+        return self._checked(_whole_updates(self.every, batch))
+
+    def early_interval(self, batch: int) -> tuple[int, int]:
+        """Updates from one exchange to the next at first, and for how many updates, which are whole intervals.
+
+        >>> from stoker.units import updates
+        >>> LocalSGD(every=updates(16), early=(updates(4), updates(90))).early_interval(64)
+        (4, 92)
+
+        Raises:
+            BadJob: as `interval`, or that is longer than the later ones are.
+        """
+        if self.early is None:
+            return self.interval(batch), 0
+        interval, length = (_whole_updates(one, batch) for one in self.early)
+        if interval > self.interval(batch):
+            raise BadJob(
+                f"early exchanges, every {interval} updates, are further apart than later ones, every "
+                f"{self.interval(batch)}",
+                remedy="Use a shorter interval at first: sites grow apart fastest then.",
+            )
+        return self._checked(interval), interval * math.ceil(length / interval)
+
+    def _checked(self, interval: int) -> int:
         if self.fragments > interval:
             raise BadJob(
                 f"{self.fragments} fragments cannot take turns within {interval} updates",
@@ -86,6 +136,21 @@ class Sync:
                 remedy=f"Use an overlap of at most {interval - 1} updates, or come together less often.",
             )
         return interval
+
+    def rate_factor(self, batch: int, part: int) -> float:
+        """What the job's learning rate is multiplied by on a site that takes `part` samples of each batch.
+
+        An optimiser that divides by the gradient's root mean square makes updates of one length. Where noise is most of
+        that, of n times fewer samples the gradient is sqrt(n) times noisier, and an update goes 1/sqrt(n) as far the
+        way that all samples agree on. Sites that are averaged then learn as with a rate sqrt(n) times lower. The factor
+        undoes it, and leaves the noise of the average what it is in lockstep: the square-root rule of Malladi et al.
+        2022, https://arxiv.org/abs/2205.10287, read backwards. Gradients without noise need none.
+
+        >>> from stoker.units import updates
+        >>> DiLoCo(every=updates(16), rate="by_noise").rate_factor(32, 8)
+        2.0
+        """
+        return math.sqrt(batch / part) if self.rate == "by_noise" else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +169,15 @@ class DiLoCo(Sync):
             or has to be waited for, so that a run does not depend on the link. 0: sites wait at once.
         keep: with `overlap`, this share of a site's own weights stays in what it takes over, for the updates it made
             meanwhile.
+        rate: "by_noise" multiplies the job's learning rate on each site by sqrt(batch / the site's part of it), for
+            inner optimisers whose updates are as long whatever the gradient's size (Adam and its kin). See
+            `rate_factor`.
+        early: an interval and how long it goes: `(stoker.updates(4), stoker.updates(300))` comes together after every 4
+            updates for the first 300, when sites grow apart fastest; the second is rounded up to whole intervals.
 
     Raises:
-        ValueError: a setting is out of range.
-        TypeError: `outer` is no stoker.SGD.
+        BadSetting: a setting is out of range.
+        BadSetting: `outer` is no stoker.SGD.
     """
 
     outer: SGD = field(default=SGD(lr=0.7, momentum=0.9, nesterov=True))
@@ -115,6 +185,8 @@ class DiLoCo(Sync):
     fragments: int = 1
     overlap: int = 0
     keep: float = 0.5
+    rate: Rate = field(default="as_given", metadata=UNSAID)
+    early: Early | None = field(default=None, metadata=UNSAID)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +196,10 @@ class LocalSGD(Sync):
     Args:
         every: how many updates each site makes between two exchanges: `stoker.updates(50)`; or samples of all sites
             together, rounded up to whole updates.
+        rate, early: as `DiLoCo`'s.
 
     Raises:
-        ValueError: the interval is neither in updates nor in samples.
+        BadSetting: the interval is neither in updates nor in samples.
     """
 
     outer: SGD = field(default=SGD(lr=1.0), init=False)
@@ -134,3 +207,5 @@ class LocalSGD(Sync):
     fragments: int = field(default=1, init=False)
     overlap: int = field(default=0, init=False)
     keep: float = field(default=0.0, init=False)
+    rate: Rate = field(default="as_given", metadata=UNSAID)
+    early: Early | None = field(default=None, metadata=UNSAID)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.errors import BadSetting
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,8 +35,8 @@ class Weights:
         prefix: taken off the names in the source, where they begin with it: `"bert."`.
 
     Raises:
-        ValueError: the source is a pickle, which runs code when it is opened.
-        TypeError: the source, or a list of patterns, is something else.
+        BadSetting: the source is a pickle, which runs code when it is opened; it, or a list of patterns, is something
+            else.
     """
 
     source: Source
@@ -45,18 +47,18 @@ class Weights:
     def __post_init__(self) -> None:
         source: object = self.source
         if not isinstance(source, str | os.PathLike | Mapping):
-            raise TypeError(
+            raise BadSetting(
                 f"wanted a safetensors file, a folder of them or tensors by name, got {type(source).__name__}"
             )
         if not isinstance(source, Mapping) and Path(source).suffix in _PICKLES:
-            raise ValueError(
+            raise BadSetting(
                 f"{Path(source).name} is a pickle, which may run code when it is opened; write its tensors once with "
                 "safetensors.torch.save_file(torch.load(path, weights_only=True), 'weights.safetensors')"
             )
         for name in ("fresh", "unused"):
             patterns: object = getattr(self, name)
             if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-                raise TypeError(f"{name} is a list of patterns, got {patterns!r}")
+                raise BadSetting(f"{name} is a list of patterns, got {patterns!r}")
 
 
 def weights_of(given: Weights | Source) -> Weights:

@@ -4,8 +4,9 @@ from stoker.loading.batches import Batch, BatchSource, Pipeline, in_order
 from stoker.loading.datasets import Datasets, datasets_of
 from stoker.loading.fields import Content, Fields, map_tensors
 from stoker.loading.generators import generator_states, restore_generators, seed_generators, seed_torch
+from stoker.loading.given_data import as_samples
 from stoker.loading.keys import Stream, extended, key_of
-from stoker.loading.samples import BadSample, Samples, as_samples, hold_out
+from stoker.loading.samples import BadSample, Samples, hold_out
 from stoker.loading.split import Pass, Split
 from stoker.loading.worker_watch import WorkerDeath, WorkerWatch, named
 

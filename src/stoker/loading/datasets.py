@@ -11,15 +11,18 @@ from stoker.jobs import Holdout, Job
 from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.extent import Extent
 from stoker.jobs.lengths import Bucketed, Packed
+from stoker.jobs.token_batch import TokenBatch
 from stoker.loading.bucketing import InBuckets
 from stoker.loading.fields import Fields
+from stoker.loading.given_data import as_samples
 from stoker.loading.labels import held_out_by_class, labels_of
 from stoker.loading.measured import lengths_of
 from stoker.loading.packing import InRows
 from stoker.loading.rearranged import rows_of
-from stoker.loading.samples import Samples, as_samples, hold_out
+from stoker.loading.samples import Samples, hold_out
 from stoker.loading.sampling import sampled
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
+from stoker.loading.token_batches import extent_of, in_token_batches
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Datasets:
 
     def extent(self, job: Job) -> Extent:
         """The shape of the job's run over these samples."""
-        return Extent(len(self.train), job.batch)
+        return extent_of(self.train, job)
 
 
 def datasets_of(job: Job) -> Datasets:
@@ -59,6 +62,8 @@ def datasets_of(job: Job) -> Datasets:
         _require_indexed(job)
     elif job.sampling is not None:
         train = sampled(train, whole, job)
+    elif isinstance(job.batch, TokenBatch) and not isinstance(job.lengths, Packed):
+        train = in_token_batches(train, whole, job)
     elif isinstance(job.lengths, Bucketed):
         lengths = rows_of(train, lengths_of(whole, job.lengths.length_of, "data"))
         train = InBuckets(train, lengths, job.batch, job.lengths.window)
@@ -96,6 +101,9 @@ def _require_indexed(job: Job) -> None:
         if getattr(job, name) is not None:
             raise BadJob(f"Job({name}=…) chooses among all samples, and data is a stream",
                          remedy="Do it within the stream, or give data with __len__ and __getitem__.")  # fmt: skip
+    if isinstance(job.batch, TokenBatch):
+        raise BadJob(f"Job(batch={job.batch!r}) goes by the lengths of all samples, and data is a stream",
+                     remedy="Give the batch as a number, or data with __len__ and __getitem__.")  # fmt: skip
     if isinstance(job.batch, AutoBatch):
         raise BadJob('Job(batch="auto") measures on samples from all over the data, and data is a stream',
                      remedy="Give the batch as a number.")  # fmt: skip

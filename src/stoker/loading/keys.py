@@ -31,6 +31,7 @@ class Stream(IntEnum):
     PROBE = 8
     SAMPLING = 9
     MIXING = 10
+    TOKENS = 11
 
 
 def key_of(stream: Stream, *parts: int) -> int:

@@ -13,9 +13,8 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.sampling import as_array
-from stoker.loading.keys import Stream, key_of
-from stoker.loading.order import Indices, KeyedPermutation
-from stoker.loading.samples import ItemSamples, Samples, SubsetOf
+from stoker.loading.order import Indices
+from stoker.loading.samples import ItemSamples, Samples, SubsetOf, drawn_for
 
 _KEYS = (-1, "target", "label", "labels", "y")
 """Where targets are, unless a job says so: last in a tuple, or under one of these names."""
@@ -83,12 +82,7 @@ def held_out_by_class(samples: Samples, holdout: Holdout, labels: Labels) -> tup
     Raises:
         BadJob: one of the two would be empty.
     """
-    aside = round(len(samples) * holdout.fraction)
-    if not 0 < aside < len(samples):
-        raise BadJob(f"a holdout of {holdout.fraction:g} sets {aside} of {len(samples)} samples aside",
-                     remedy="Both parts need samples: choose another fraction, or give valid=….")  # fmt: skip
-    permutation = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, holdout.seed))
-    order = permutation(np.arange(len(samples)))
+    order, aside = drawn_for(holdout, len(samples))
     by_class = order[np.argsort(labels.classes[order], kind="stable")]
     starts = np.cumsum(labels.counts) - labels.counts
     taken = [by_class[start : start + count] for start, count in zip(starts, shares(labels.counts, aside), strict=True)]

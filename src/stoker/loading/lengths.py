@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from stoker.errors import BadJob
+from stoker.jobs import Job
 from stoker.jobs.lengths import Bucketed, Packed, bucketed, packed
+from stoker.jobs.token_batch import TokenBatch
 from stoker.loading.fields import Content
+from stoker.loading.samples import Samples
 
-__all__ = ["Bucketed", "Packed", "Padded", "bucketed", "packed", "padded", "segment_mask"]
+__all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,16 @@ def padded(
         BadJob: `to` or `multiple_of` is no positive whole number.
     """
     return Padded(pad, to, multiple_of, mask)
+
+
+def has_one_shape(job: Job, train: Samples) -> bool:
+    """Whether whole batches of the job are all of one shape, as far as its settings tell."""
+    if isinstance(job.batch, TokenBatch) and not isinstance(job.lengths, Packed):
+        return False
+    if train.is_in_memory or isinstance(job.lengths, Packed):
+        return True
+    pads_as_it_comes = isinstance(job.collate, Padded) and job.collate.to is None
+    return not (pads_as_it_comes or isinstance(job.lengths, Bucketed))
 
 
 def segment_mask(segment_ids_BT: torch.Tensor, *, causal: bool = False) -> torch.Tensor:

@@ -1,19 +1,16 @@
-"""Samples: whatever data a user gives, as one thing that knows its length, its identity and how to fetch a batch."""
+"""Samples: data as one thing that knows its length, its identity and how to fetch a batch."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from stoker.data.files.huggingface import as_source
-from stoker.data.files.source import IndexedSource
 from stoker.errors import BadJob, StokerError
 from stoker.jobs import Holdout
 from stoker.jobs.source import name_of
@@ -57,6 +54,11 @@ class Samples(ABC):
     def order(self, seed: int) -> Order:
         """In which order an epoch takes them."""
         return EpochOrder(len(self), seed)
+
+    def alike(self, count: int, micro_batch: int) -> Indices:
+        """`count` samples of the shapes that forecasts of a micro-batch of `micro_batch` samples rest on: the first."""
+        del micro_batch
+        return np.arange(min(count, len(self)), dtype=np.int64)
 
     def items(self, indices: Indices, epoch: int) -> list[Any]:
         """The samples `indices` [B] one by one, not collated; raises BadSample."""
@@ -285,32 +287,13 @@ class SubsetOf(Samples):
         return SubsetOf(self.whole.on(device), self.indices, self.what)
 
 
-def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | None = None, seed: int = 0) -> Samples:
-    """`data` as Samples; `what` names it in errors ("data", "valid", "test").
-
-    Raises:
-        BadJob: a kind of data that is not supported, arrays of different lengths, or no samples at all.
-    """
-    samples = _as_samples(data, what, collate, seed)
-    if len(samples) == 0:
-        raise BadJob(f"{what} has no samples", remedy="Give at least one sample.")
-    return samples
-
-
 def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
     """The rest and the part set aside, each in its original order.
 
     Raises:
         BadJob: one of the two would be empty.
     """
-    aside = round(len(samples) * holdout.fraction)
-    if not 0 < aside < len(samples):
-        raise BadJob(
-            f"a holdout of {holdout.fraction:g} sets {aside} of {len(samples)} samples aside",
-            remedy="Both parts need samples: choose another fraction, or give valid=… data of its own.",
-        )
-    permutation = KeyedPermutation(len(samples), key_of(Stream.HOLDOUT, holdout.seed))
-    order = permutation(np.arange(len(samples)))
+    order, aside = drawn_for(holdout, len(samples))
     rule = f"{holdout.fraction:g} held out, seed {holdout.seed}"
     return (
         SubsetOf(samples, np.sort(order[aside:]), f"without the {rule}"),
@@ -318,55 +301,19 @@ def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
     )
 
 
-def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None, seed: int) -> Samples:
-    if isinstance(data, torch.utils.data.IterableDataset):
-        raise BadJob(f"{what} is an IterableDataset, which has no samples by number",
-                     remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.")  # fmt: skip
-    data = as_source(data)
-    if isinstance(data, IndexedSource):
-        from stoker.loading.sources import SourceSamples  # noqa: PLC0415 - made of ItemSamples, which are here
+def drawn_for(holdout: Holdout, count: int) -> tuple[Indices, int]:
+    """All `count` samples in the order in which they are drawn to be set aside, and how many of them are.
 
-        return SourceSamples(data, collate, seed)
-    if hasattr(data, "arrays") and hasattr(data, "prepare"):  # one of stoker.data
-        return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
-    if type(data) is torch.utils.data.TensorDataset and collate is None:  # a subclass may change its items
-        return _arrays(data.tensors, what)
-    if isinstance(data, Mapping) or (isinstance(data, tuple) and any(map(_is_array, data))):
-        return _arrays(data, what)
-    if isinstance(data, list) and data and all(map(_is_array, data)):
-        raise BadJob(f"{what} is a list of {len(data)} arrays: it could be their samples or their entries",
-                     remedy="Give a tuple (inputs, targets) of arrays; stack samples into one array.")  # fmt: skip
-    if _is_array(data):
-        return _arrays((data,), what)
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
-        return ItemSamples(data, collate, seed)
-    raise BadJob(
-        f"{what} is a {type(data).__name__}, wanted arrays, a map-style dataset or one of stoker.data",
-        remedy="Give a tuple of tensors or NumPy arrays (inputs, targets), or an object with __len__ and __getitem__.",
-    )
-
-
-def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
-    named = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
-    tensors = {key: _tensor(array, f"{what}[{key!r}]") for key, array in named.items()}
-    lengths = {key: tensor.shape[0] if tensor.dim() else 0 for key, tensor in tensors.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-        raise BadJob(f"the arrays of {what} have different numbers of samples ({listed})")
-    content = tensors if isinstance(data, Mapping) else tuple(tensors.values())
-    return ArraySamples("arrays", next(iter(lengths.values()), 0), lambda: content)
-
-
-def _tensor(array: Any, what: str) -> torch.Tensor:
-    try:
-        if isinstance(array, np.ndarray):
-            # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.
-            array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
-            with warnings.catch_warnings(action="ignore", category=UserWarning):
-                return torch.from_numpy(array)
-        return torch.as_tensor(array).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadJob(f"{what} cannot be a tensor: {error}", remedy="Give numbers, in an array or tensor.") from error
+    Raises:
+        BadJob: none or all would be.
+    """
+    aside = round(count * holdout.fraction)
+    if not 0 < aside < count:
+        raise BadJob(
+            f"a holdout of {holdout.fraction:g} sets {aside} of {count} samples aside",
+            remedy="Both parts need samples: choose another fraction, or give valid=… data of its own.",
+        )
+    return KeyedPermutation(count, key_of(Stream.HOLDOUT, holdout.seed))(np.arange(count)), aside
 
 
 def _row_of(tensor: torch.Tensor, row: int) -> torch.Tensor:
@@ -375,10 +322,6 @@ def _row_of(tensor: torch.Tensor, row: int) -> torch.Tensor:
 
 def _rows_of(array: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return array.index_select(0, rows if array.is_cpu else rows.to(array.device))
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | np.ndarray)
 
 
 def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[int], str] = str) -> str | None:

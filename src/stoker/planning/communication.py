@@ -39,7 +39,9 @@ class Traffic:
     """Messages of one kind: tensors of `sizes` [bytes] one after the other, all of them `times` in an update.
 
     `beside` is the arithmetic next to which they can pass: the backward pass, in which what is done first can be sent
-    first (`backward`), that of each block, for the one after it (`blocks`), or none.
+    first (`backward`), that of each block, for the one after it (`blocks`), or none. `stops` is the share of them that
+    processes stop for in the middle of arithmetic, where nothing passes beside: not what comes right after other
+    messages, nor what was on its way before it was wanted.
     """
 
     what: str
@@ -48,6 +50,7 @@ class Traffic:
     sizes: tuple[int, ...]
     times: float = 1
     beside: Literal["backward", "blocks", "nothing"] = "nothing"
+    stops: float = 1
 
     @property
     def num_bytes(self) -> int:
@@ -125,20 +128,20 @@ def replicated_traffic(parts: Sequence[Parameter]) -> tuple[Traffic, ...]:
     used = 4 * sum(one.is_trained for one in parts)
     return (
         Traffic(what="gradients summed", collective="all-reduce", axis="data", sizes=sizes, beside="backward"),
-        Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,)),
+        Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
     )
 
 
 def summed_after(parts: Sequence[Parameter]) -> tuple[Traffic, ...]:
     """Of replicas combined with tensor groups or stages: all gradients after the backward pass, in buckets."""
-    return tuple(dataclasses.replace(one, beside="nothing") for one in replicated_traffic(parts))
+    return tuple(dataclasses.replace(one, beside="nothing", stops=0) for one in replicated_traffic(parts))
 
 
 def sharded_traffic(parts: ModelParts, layout: Layout, passes: int) -> tuple[Traffic, ...]:
     """Of `fully_shard`: parameters gathered, and gradients summed and scattered, in each pass.
 
-    Without `reshard` parameters stay gathered, and gradients whole, until the last pass of an update. What belongs to
-    no block is gathered once a pass, since it is used at both ends of it.
+    Without `reshard` parameters stay gathered until the end of a pass, and gradients whole until the last pass of an
+    update. What belongs to no block is gathered once a pass, since it is used at both ends of it.
 
     Args:
         parts: the model's parameters.
@@ -146,14 +149,14 @@ def sharded_traffic(parts: ModelParts, layout: Layout, passes: int) -> tuple[Tra
         passes: forward and backward passes of an update.
     """
     root, *blocks = sharding_groups(parts, layout.shards, layout.tensor)
-    groups, times = (root, *blocks), passes if layout.reshard else 1
+    groups = root, *blocks
     used = 8 * sum(one.is_trained for one in parts.parameters)
     found = [
-        Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=groups, times=times,
+        Traffic(what="parameters gathered", collective="all-gather", axis="shards", sizes=groups, times=passes,
                 beside="blocks"),
         Traffic(what="gradients summed and scattered", collective="reduce-scatter", axis="shards", sizes=groups[::-1],
-                times=times, beside="blocks"),
-        Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,)),
+                times=passes if layout.reshard else 1, beside="blocks"),
+        Traffic(what="which parameters were used", collective="all-reduce", axis="data", sizes=(used,), stops=0),
     ]  # fmt: skip
     if layout.reshard and blocks:
         found.insert(1, Traffic(what="parameters gathered again", collective="all-gather", axis="shards",
@@ -167,7 +170,26 @@ def sharded_traffic(parts: ModelParts, layout: Layout, passes: int) -> tuple[Tra
 
 def loss_traffic() -> Traffic:
     """The loss and the count of an update, summed by all."""
-    return Traffic(what="loss and count", collective="all-reduce", axis="data", sizes=(_LOSS_AND_COUNT_BYTES,))
+    sizes = (_LOSS_AND_COUNT_BYTES,)
+    return Traffic(what="loss and count", collective="all-reduce", axis="data", sizes=sizes, stops=0)
+
+
+def waited_for(traffic: Sequence[Traffic]) -> tuple[Traffic, ...]:
+    """The same where no message passes beside blocks, as under gloo.
+
+    `fully_shard` starts its collectives without `async_op` and counts on streams of the device to go on meanwhile; a
+    CPU has none. DistributedDataParallel's go on in threads.
+    """
+    return tuple(dataclasses.replace(one, beside="nothing") if one.beside == "blocks" else one for one in traffic)
+
+
+def num_meetings(traffic: Sequence[Traffic]) -> float:
+    """How often all stop for each other in an update: at its end, and for messages that come after arithmetic.
+
+    Never where they tell each other nothing.
+    """
+    during = sum(one.stops * len(one.sizes) * one.times for one in traffic if one.beside == "nothing")
+    return during + 1 if traffic else 0
 
 
 def passing(

@@ -115,6 +115,8 @@ def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> C
     saves_memory = plan.checkpointed_blocks > 0 or plan.loss_chunks > 1
     if plan.compile or saves_memory or plan.micro_batch < profile.batch or profile.has_own_step:
         return None
+    if not profile.has_one_shape:  # a captured pass is of one, and batches of others would be passed as ever
+        return None
     forecast = forecasts.forecast(dataclasses.replace(plan, captured=True))
     if forecast.step_s.value > (1 - LEAST_GAIN) * plain.step_s.value:
         return None

@@ -20,10 +20,12 @@ from stoker.planning.communication import (
     Traffic,
     group_of,
     loss_traffic,
+    num_meetings,
     passing,
     replicated_traffic,
     sharded_traffic,
     summed_after,
+    waited_for,
 )
 from stoker.planning.company import InCompany
 from stoker.planning.forecast import Extents
@@ -49,7 +51,7 @@ from stoker.planning.rank_traces import (
     with_shards,
 )
 from stoker.planning.space import trace_settings
-from stoker.planning.spread_overheads import overhead_s
+from stoker.planning.spread_overheads import overhead_s, shard_copies_s
 from stoker.planning.time import OperationTimes
 from stoker.planning.time.update import UpdateTime
 from stoker.planning.traced import Needs, TracedForecasts
@@ -77,13 +79,15 @@ class SpreadUpdate:
     """One update over a layout.
 
     `compute_s` is the slowest process's arithmetic, with the turns in which stages wait, `bubble_s`, and what layouts
-    cost besides, `overhead_s`; `messages` what is told.
+    cost besides, `overhead_s`; `messages` what is told, `waiting_s` how long processes on one CPU wait for each other
+    at messages.
     """
 
     compute_s: float
     bubble_s: float
     overhead_s: float
     messages: tuple[Passing, ...]
+    waiting_s: float = 0.0
 
     @property
     def exposed_s(self) -> float:
@@ -93,7 +97,7 @@ class SpreadUpdate:
     @property
     def total_s(self) -> float:
         """The whole update [s]."""
-        return self.compute_s + self.overhead_s + self.exposed_s
+        return self.compute_s + self.overhead_s + self.exposed_s + self.waiting_s
 
 
 def local_profile(profile: Profile, layout: Layout) -> Profile:
@@ -191,7 +195,10 @@ class SpreadForecasts(TracedForecasts):
         """Where bytes and time of an update go in the first process, messages that show among them."""
         found, spread = super().breakdown(plan), self.spread(plan)
         told = [Share(what=one.traffic.what, value=one.exposed_s) for one in spread.messages if one.exposed_s > 0]
-        beside = (("stages waiting", spread.bubble_s), ("the layout's own work", spread.overhead_s))
+        beside = (
+            ("stages waiting", spread.bubble_s), ("the layout's own work", spread.overhead_s),
+            ("waiting for the other processes", spread.waiting_s),
+        )  # fmt: skip
         waiting = [Share(what=what, value=value) for what, value in beside if value > 0]
         shares = sorted((*found.step_s, *told, *waiting), key=lambda share: -share.value)
         return dataclasses.replace(found, step_s=tuple(shares))
@@ -215,9 +222,10 @@ class SpreadForecasts(TracedForecasts):
         if layout.stages > 1:
             num_bytes = boundary_bytes(self._whole(self._settings(plan)), self.parts)
             turns = 2 * (passes + layout.stages - 1)
+            # In each turn of two messages one stage waits, for what its neighbour has just made.
             found.append(Traffic(what="activations handed on", collective="point-to-point", axis="stages",
-                                 sizes=(num_bytes,), times=turns))  # fmt: skip
-        return tuple(found)
+                                 sizes=(num_bytes,), times=turns, stops=0.5))  # fmt: skip
+        return waited_for(found) if self._is_on_cpu else tuple(found)
 
     def _norm_traffic(self, plan: Plan, passes: int) -> list[Traffic]:
         """Of batch norms over several processes: statistics forward, the sums of two gradients backward."""
@@ -230,6 +238,10 @@ class SpreadForecasts(TracedForecasts):
             Traffic(what="gradients of batch statistics", collective="all-reduce", axis="data", sizes=sums,
                     times=passes),
         ]  # fmt: skip
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self._hardware.device.kind == "cpu"
 
     def _norms_s(self, plan: Plan) -> float:
         """What batch norms over several processes compute on top of PyTorch's own, in an update [s]."""
@@ -267,10 +279,24 @@ class SpreadForecasts(TracedForecasts):
                     passes=passes)
             for one in self.traffic(plan)
         )  # fmt: skip
-        overhead = overhead_s(self.parts, self.layout, passes) if self._hardware.device.kind == "cpu" else 0.0
-        overhead += self._norms_s(plan)
-        spread = SpreadUpdate(compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages)
+        overhead = self._host_s(plan) + self._norms_s(plan)
+        spread = SpreadUpdate(
+            compute_s=step_s + bubble_s, bubble_s=bubble_s, overhead_s=overhead, messages=messages,
+            waiting_s=self._waiting_s(plan, step_s + overhead),
+        )  # fmt: skip
         return spread, self._with_messages(slowest, spread, passes)
+
+    def _host_s(self, plan: Plan) -> float:
+        """What a process of the layout does on a CPU besides arithmetic, in an update [s]; on a GPU it is hidden."""
+        if not self._is_on_cpu:
+            return 0.0
+        found = overhead_s(self.parts, self.layout, self._micro_batches(plan))
+        return found + shard_copies_s(self.traffic(plan), self.layout.shards, self._times_with(plan.threads)[1])
+
+    def _waiting_s(self, plan: Plan, work_s: float) -> float:
+        """How long processes wait for each other at messages in an update, each of which works so long [s]."""
+        meetings = num_meetings(self.traffic(plan))
+        return meetings * self._links_of(self.layout.world_size, 1).wait_s(work_s / max(1, meetings))
 
     def _with_messages(self, slowest: UpdateTime, spread: SpreadUpdate, passes: int) -> UpdateTime:
         """The slowest process's update with what is beside its arithmetic, which is the less certain."""
@@ -324,8 +350,7 @@ class SpreadForecasts(TracedForecasts):
         """What no trace of a process shows [bytes]: buffers of messages, and of stages state and what waits."""
         layout = self.layout
         mine = of_stage(self.parts, stage, layout.stages, self._cuts)
-        is_on_cpu = self._hardware.device.kind == "cpu"
-        found = gloo_buffers(mine, layout) if is_on_cpu else communication_buffers(mine, layout)
+        found = gloo_buffers(mine, layout) if self._is_on_cpu else communication_buffers(mine, layout)
         if layout.stages == 1:
             return found
         state = self.state(plan, rank=stage * layout.data_size * layout.tensor).total

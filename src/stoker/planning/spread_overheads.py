@@ -6,7 +6,11 @@ On a GPU the host runs ahead and most of this is hidden; it is left out there. C
 
 from __future__ import annotations
 
-from stoker.records import Layout
+from collections.abc import Sequence
+
+from stoker.planning.communication import Traffic
+from stoker.planning.time import OperationTimes
+from stoker.records import Layout, Operation, TensorShape
 from stoker.records.model_parts import ModelParts
 
 _REPLICATED_PASS_S, _REPLICATED_PARAMETER_S = 2.6e-4, 2.4e-5
@@ -33,3 +37,25 @@ def overhead_s(parts: ModelParts, layout: Layout, passes: int) -> float:
     if layout.tensor > 1:
         found += _TENSOR_S + passes * len(parts.divided) * (_SEQUENCE_LAYER_S if layout.sequence else _TENSOR_LAYER_S)
     return found
+
+
+def shard_copies_s(traffic: Sequence[Traffic], shards: int, times: OperationTimes) -> float:
+    """What `fully_shard` copies into and out of the tensors that it gathers and scatters, in an update [s].
+
+    Of what is gathered a process's own part goes in and all of it comes out, of what is scattered all goes in; what
+    comes out is used where it lies. Source: `foreach_all_gather`, `foreach_all_gather_copy_out` and `foreach_reduce` in
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+    """
+    shares = {"all-gather": (1 / shards, 1.0), "reduce-scatter": (1.0,)}
+    return sum(
+        one.times * times.seconds(_copied(size * share))
+        for one in traffic if one.axis == "shards"
+        for size in one.sizes for share in shares[one.collective]
+    )  # fmt: skip
+
+
+def _copied(num_bytes: float) -> Operation:
+    """A copy of so many bytes, as the elementwise operation that takes as long."""
+    shape = TensorShape(shape=(max(1, round(num_bytes / 4)),), dtype="fp32")
+    return Operation(name="mul", inputs=(shape,), outputs=(shape,), flops=0, bytes_read=shape.numel * 4,
+                     bytes_written=shape.numel * 4)  # fmt: skip

@@ -44,6 +44,7 @@ def why_slower(spread: SpreadUpdate, forecast: Forecast, best: Forecast) -> str:
     parts = [
         (spread.exposed_s - (best.exposed_s.value if best.exposed_s is not None else 0.0), "more of messages show"),
         (spread.bubble_s, "of stages waiting"),
+        (spread.waiting_s, "of processes waiting for each other at messages"),
         (spread.overhead_s, "of the layout's own work"),
     ]
     told = [f"{format_seconds(seconds)} {what}" for seconds, what in parts if seconds > _WORTH_TELLING * spread.total_s]
@@ -59,3 +60,5 @@ def _messages(spread: SpreadUpdate) -> Iterator[str]:
 def _waiting(spread: SpreadUpdate) -> Iterator[str]:
     if spread.bubble_s > 0:
         yield f"stages wait for each other {format_seconds(spread.bubble_s)} of {format_seconds(spread.total_s)}"
+    if spread.waiting_s > _WORTH_TELLING * spread.total_s:
+        yield f"processes wait for each other at messages {format_seconds(spread.waiting_s)}"

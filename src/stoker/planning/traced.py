@@ -98,7 +98,7 @@ class TracedForecasts:
     def forecast(self, plan: Plan) -> Forecast:
         """Time and memory of the whole run."""
         update, profile = self.update(plan), self._profile
-        samples = min(profile.batch, profile.num_train)
+        samples = profile.mean_batch or min(profile.batch, profile.num_train)
         step_s = self._with_fetching(update.step_s, plan, samples)
         rate = step_s.scaled(1 / samples)
         per_s = Estimate(
@@ -183,7 +183,7 @@ class TracedForecasts:
             self._times[threads] = hardware, operation_times(hardware)
         return self._times[threads]
 
-    def _with_fetching(self, step_s: Estimate, plan: Plan, samples: int) -> Estimate:
+    def _with_fetching(self, step_s: Estimate, plan: Plan, samples: float) -> Estimate:
         """An update with its samples fetched: before it, or beside it by workers, which take cores from a CPU."""
         if self._fetch_s == 0 or plan.loader in ("memory", "device"):
             return step_s

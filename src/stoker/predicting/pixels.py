@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +10,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from stoker.artifacts.elements import dtype_of
+from stoker.data.reading.faults import BadImage
+from stoker.data.reading.images import fitted, loaded, upright
 from stoker.errors import BadJob
 from stoker.predicting.inputs import ImageShape, Input
 from stoker.records.prediction import PixelSettings
@@ -63,17 +63,15 @@ def image_of(value: Any, one: Input, shape: ImageShape, settings: PixelSettings,
     Raises:
         ValueError: there is none, it cannot be decoded, or its size does not fit.
     """
-    image = _fitted(_opened(value, folder), shape, settings)
-    pixels = np.asarray(image.convert("RGB" if shape.channels == 3 else "L"))
+    pixels_CHW: NDArray[Any] = _fitted(_opened(value, folder), shape, settings)
     scale = parse_pixels(settings.values, one)
     if (scale.divisor, scale.mean, scale.std) != (1.0, (0.0,), (1.0,)):
-        scaled = (pixels.reshape(*pixels.shape[:2], shape.channels) / scale.divisor - scale.mean) / scale.std
-        pixels = scaled.reshape(pixels.shape)
-    values = pixels.astype(dtype_of(one.datatype))
+        mean, std = (np.reshape(of_channels, (-1, 1, 1)) for of_channels in (scale.mean, scale.std))
+        pixels_CHW = (pixels_CHW / scale.divisor - mean) / std
+    values: NDArray[Any] = pixels_CHW.astype(dtype_of(one.datatype))
     if not shape.has_channel_dim:
-        return values
-    values = values.reshape(*values.shape[:2], shape.channels)
-    return values if shape.channels_last else np.ascontiguousarray(values.transpose(2, 0, 1))
+        return values.reshape(values.shape[1:])
+    return np.ascontiguousarray(values.transpose(1, 2, 0)) if shape.channels_last else values
 
 
 def _opened(value: Any, folder: Path) -> Image.Image:
@@ -81,30 +79,22 @@ def _opened(value: Any, folder: Path) -> Image.Image:
         value = value.get("bytes") or value.get("path")
     if value is None or value in {"", b""}:
         raise ValueError("is null")
-    place = io.BytesIO(value) if isinstance(value, bytes) else folder / str(value)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(place)
-            image.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"cannot be decoded as an image: {_without_address(error)}") from None
-    return ImageOps.exif_transpose(image)
+        return upright(loaded(value if isinstance(value, bytes) else (folder / str(value)).read_bytes()))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.filename}: {error.strerror}") from None
+    except BadImage as error:
+        raise ValueError(f"cannot be decoded as an image: {error}") from None
 
 
-def _fitted(image: Image.Image, shape: ImageShape, settings: PixelSettings) -> Image.Image:
-    width, height = shape.width or image.width, shape.height or image.height
-    if (image.width, image.height) == (width, height):
-        return image
-    if settings.resize == "stretch":
-        return image.convert("RGB" if shape.channels == 3 else "L").resize((width, height), Image.Resampling.BILINEAR)
-    if settings.resize == "crop":
-        return ImageOps.fit(
-            image.convert("RGB" if shape.channels == 3 else "L"), (width, height), Image.Resampling.BILINEAR
+def _fitted(image: Image.Image, shape: ImageShape, settings: PixelSettings) -> NDArray[np.uint8]:
+    """The pixels [C, H, W], as training has them."""
+    height, width = shape.height or image.height, shape.width or image.width
+    if not settings.resize and (image.width, image.height) != (width, height):
+        raise ValueError(
+            f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch or crop)"
         )
-    raise ValueError(f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch or crop)")
-
-
-def _without_address(error: BaseException) -> str:
-    """The error's words, without the memory address that Pillow puts in: the same every time."""
-    return re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "these bytes", str(error).strip())
+    try:
+        return fitted(image, shape.channels, (height, width), settings.resize or "stretch")
+    except BadImage as error:
+        raise ValueError(f"cannot be taken: {error}") from None

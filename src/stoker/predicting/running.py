@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from stoker.artifacts.elements import Arrays
+from stoker.data.reading.faults import BadTable
 from stoker.engines import Engine
 from stoker.errors import RunFailed, first_line
 from stoker.predicting.answering import Model, Work, answer
@@ -241,10 +242,10 @@ class _Reading:
             self.close()
             try:
                 self._open = (number, self._sources[number].open(self._columns))
-            except (OSError, pa.ArrowException) as error:
+            except (OSError, BadTable) as error:
                 path = self._sources[number].path
                 raise RunFailed(
-                    f"{path} can no longer be read: {first_line(error)}",
+                    f"{path} can no longer be read: {first_line(error.__cause__ or error)}",
                     remedy="Put back what it was: the same command then continues.",
                 ) from error
         return self._open[1]

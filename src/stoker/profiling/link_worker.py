@@ -1,14 +1,19 @@
 """One of the processes that measure their links together: `python -m stoker.profiling.link_worker`, see `links`.
 
-Method: messages of each size go several times, how often all agree on beforehand, and count by their median on the
-process that took the longest. Arithmetic is timed on the first process while the others wait, and then on all at once:
-processes on one CPU share its caches, its memory and its clock. What of a message passes beside arithmetic is what both
-at once take less than one after the other.
+Method: messages of each size go several times, how often all agree on beforehand, and count by their mean without the
+slowest tenth on the process that took the longest: an update has many of them and takes as long as their sum.
+Arithmetic is timed on the first process while the others wait, and then on all at once: processes on one CPU share its
+caches, its memory and its clock. What of a message passes beside arithmetic is what both at once take less than one
+after the other. On a CPU a message that all stop for takes longer in training than one after another does: processes
+come to it at different moments, and the threads that carry it wake up on cores at work. That is what turns of both
+take longer than arithmetic alone and messages as timed here, together.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import statistics
 import sys
 import time
@@ -21,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing from the stubs
 
-SIZES = (4, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+SIZES: tuple[int, ...] = (4, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 """Of messages [bytes]."""
 
 _SLICE_S, _MOST_CALLS, _LONGEST_S = 0.12, 40, 0.4
@@ -29,6 +34,9 @@ _SLICE_S, _MOST_CALLS, _LONGEST_S = 0.12, 40, 0.4
 _BESIDE_BYTES = 1 << 24
 _PATIENCE = timedelta(seconds=120)
 _ROUNDS = 5
+_MEETING_BYTES, _MEETINGS = 1 << 20, 10
+_ARITHMETIC_S: tuple[float, ...] = (1e-3, 4e-3, 16e-3)
+"""Between messages that all stop for [s]: layers of a tensor group, blocks of small and of larger models."""
 # PyTorch 2.13 has new names for these, and warns of the old ones.
 _GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -36,9 +44,10 @@ _SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or d
 
 def measure(device: torch.device) -> dict[str, Any]:
     """Links and company of this process, a member of a process group in which all others call this too."""
-    found: dict[str, Any] = {"collectives": dict(_collectives(device)), "slowdown": {}, "overlap": 0.9}
+    found: dict[str, Any] = {"collectives": dict(_collectives(device)), "slowdown": {}, "overlap": 0.9, "waits": []}
     if device.type == "cpu":
         found["slowdown"] = _slowdown()
+        found["waits"] = [(seconds, _wait_s(seconds)) for seconds in _ARITHMETIC_S]
     found["overlap"] = _overlap(device)
     return found
 
@@ -54,7 +63,7 @@ def _collectives(device: torch.device) -> Iterator[tuple[str, list[tuple[int, fl
             count = max(1, num_bytes // 4)
             count = count if name in ("all-reduce", "point-to-point") else -(-count // size) * size
             call = prepare(torch.ones(count, device=device))
-            seconds = _agreed_median(call, device)
+            seconds = _agreed(_usual, call, device)
             points.append((count * 4, seconds / (2 if name == "point-to-point" else 1)))
             if seconds > _LONGEST_S:
                 break
@@ -100,12 +109,20 @@ _CALLS: dict[str, Callable[[torch.Tensor], Callable[[], object]]] = {
 }
 
 
-def _agreed_median(call: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call that all make equally often, on the process where it took the longest [s]."""
+def _agreed(count: Callable[[list[float]], float], call: Callable[[], object], device: torch.device) -> float:
+    """The time of a call that all make equally often, counted so, on the process where it took the longest [s]."""
     call()
     first = _largest(_timed(call, device), device)
     calls = max(3, min(_MOST_CALLS, int(_SLICE_S / max(first, 1e-6))))
-    return _largest(statistics.median(_timed(call, device) for _ in range(calls)), device)
+    return _largest(count([_timed(call, device) for _ in range(calls)]), device)
+
+
+_agreed_median = functools.partial(_agreed, statistics.median)
+
+
+def _usual(times: list[float]) -> float:
+    """The mean without the slowest tenth: times are of two kinds, with and without a wait for a core."""
+    return statistics.fmean(sorted(times)[: math.ceil(0.9 * len(times))])
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> float:
@@ -155,6 +172,36 @@ def _for_a_while(work: Callable[[], object], seconds: float = 0.06) -> float:
         work()
         times.append(time.perf_counter() - begun)
     return statistics.median(times)
+
+
+def _wait_s(arithmetic_s: float) -> float:
+    """What a message takes longer where every process comes to it from so much arithmetic [s].
+
+    By means, since an update has many of them and takes as long as their sum.
+    """
+    cpu, a, b = torch.device("cpu"), torch.ones(384, 384), torch.ones(384, 384)
+    message = _all_gather(torch.ones(_MEETING_BYTES // 4))
+    calls = max(1, round(arithmetic_s / _agreed_median(lambda: torch.mm(a, b), cpu)))
+
+    def arithmetic() -> None:
+        for _ in range(calls):
+            torch.mm(a, b)
+
+    def turn() -> None:
+        arithmetic()
+        message()
+
+    message_s = _agreed(_usual, message, cpu)
+    return max(0.0, statistics.median(_mean(turn) - _mean(arithmetic) - message_s for _ in range(_ROUNDS)))
+
+
+def _mean(work: Callable[[], object]) -> float:
+    """The mean time of a call among `_MEETINGS` in a row, on the process that takes the longest for all [s]."""
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(_MEETINGS):
+        work()
+    return _largest((time.perf_counter() - started) / _MEETINGS, torch.device("cpu"))
 
 
 def _overlap(device: torch.device) -> float:

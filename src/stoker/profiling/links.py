@@ -66,6 +66,7 @@ def measure_links(
         spread=_SPREAD,
         overlap=float(found["overlap"]),
         slowdown={str(name): float(ratio) for name, ratio in found["slowdown"].items()},
+        waits=tuple((float(arithmetic_s), float(wait_s)) for arithmetic_s, wait_s in found["waits"]),
         took_s=clock() - started,
         measured_at=now().isoformat(timespec="seconds"),
         torch_version=str(torch.__version__),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from stoker.jobs import Job
+from stoker.jobs.token_batch import TokenBatch
 from stoker.loading import Datasets
+from stoker.loading.lengths import has_one_shape
+from stoker.loading.token_batches import mean_samples
 from stoker.records import Coupling, Profile
 from stoker.stepping import bytes_of, num_parameters
 from stoker.stepping.checkpointing import num_blocks
@@ -39,4 +42,6 @@ def profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, d
         has_own_step=job.step is not None,
         most_workers=None if data.train.data_class == "indexed" else 1,
         data_bytes=data.train.num_bytes if device_kind == "cuda" else None,
+        mean_batch=mean_samples(job, data.train) if isinstance(job.batch, TokenBatch) else None,
+        has_one_shape=has_one_shape(job, data.train),
     )

@@ -15,6 +15,7 @@ from stoker.devices.malloc import apply_malloc
 from stoker.errors import DoesNotFit
 from stoker.jobs import Job
 from stoker.loading import Batch, BatchSource, Datasets, in_order
+from stoker.loading.token_batches import mean_samples
 from stoker.profiling.memory import PeakMemory
 from stoker.records import Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of, ran_out_of_memory
@@ -64,7 +65,7 @@ def try_plan(
     averages = list(step.average.weights.values()) if step.average is not None and has_own else []
     return Measurement(
         plan=plan,
-        samples_per_update=min(job.batch, len(data.train)),
+        samples_per_update=max(1, round(mean_samples(job, data.train))),
         update_s=tuple(times),
         evaluate_s_per_sample=evaluate_s,
         peak_bytes=peak.num_bytes,

@@ -51,10 +51,12 @@ class Links:
     least 1 that holds in 8 cases of 10. `overlap` is which share of a message's time passes beside arithmetic where
     both go on at once [0 to 1]: on a CPU they compete for its cores. `slowdown` is how much longer arithmetic takes
     where all processes compute at once than where one does alone, by what bounds it, `arithmetic` or `memory`: those of
-    one CPU share its caches and its memory. `note` says what was assumed.
+    one CPU share its caches and its memory. `waits` are how much longer a message that all stop for takes where
+    each process comes to it from so much arithmetic of its own: (arithmetic, longer) [s], by arithmetic. `note` says
+    what was assumed.
     """
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     name: str
     world_size: int
     costs: tuple[LinkCost, ...]
@@ -62,6 +64,7 @@ class Links:
     spread: float = 1.0
     overlap: float = 0.0
     slowdown: dict[str, float] = field(default_factory=dict)
+    waits: tuple[tuple[float, float], ...] = ()
     note: str = ""
     took_s: float = 0.0
     measured_at: str = ""
@@ -85,6 +88,19 @@ class Links:
     def seconds(self, collective: Collective, num_bytes: float) -> float:
         """The time of one collective over a tensor of so many bytes [s]."""
         return self.cost(collective).seconds(num_bytes)
+
+    def wait_s(self, arithmetic_s: float) -> float:
+        """What a message that all stop for takes longer after so much arithmetic [s]; 0 where nobody measured it.
+
+        >>> Links(name="", world_size=2, costs=(), basis="unknown", waits=((1e-3, 2e-3), (3e-3, 4e-3))).wait_s(2e-3)
+        0.003
+        """
+        before, low_s = 0.0, 0.0
+        for after, high_s in self.waits:
+            if arithmetic_s <= after:
+                return low_s + (high_s - low_s) * (arithmetic_s - before) / (after - before)
+            before, low_s = after, high_s
+        return low_s
 
 
 def line_through(points: tuple[tuple[int, float], ...]) -> tuple[float, float]:

@@ -59,7 +59,9 @@ class Profile:
     checkpointed. `loss_chunks` is in how many parts the loss is worth computing where memory is short (1: it is not, or
     cannot be). `data_bytes` is what the arrays take that batches are gathered from (None: there are none, or nobody
     looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
-    number; a stream is read by one).
+    number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
+    differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
+    as far as can be told.
     """
 
     schema: ClassVar[int] = 2
@@ -78,3 +80,5 @@ class Profile:
     data_bytes: int | None = None
     has_own_step: bool = False
     most_workers: int | None = None
+    mean_batch: float | None = None
+    has_one_shape: bool = True

@@ -49,7 +49,7 @@ class Pruning:
     `source` is the run whose weights were cut. `speed_up` was measured against the whole network, over all
     `batch_sizes`, in `engine_precision`; `target` was asked for. `ratio` is the share of channels that were to go, and
     `importance` says by which ranking. `run` is the run that trained what was left for `until`; empty before it is
-    made.
+    made. `before` are the cuts that had made the source's own model, where that was a pruned one.
     """
 
     schema: ClassVar[int] = 1
@@ -65,3 +65,4 @@ class Pruning:
     until: Duration
     cut: Cut
     run: str = ""
+    before: tuple[Cut, ...] = ()

@@ -10,8 +10,8 @@ from stoker.records.codec import JSON
 from stoker.records.estimate import Estimate
 
 ParameterKind = Literal["float", "log", "int", "logint", "choice"]
-TrialState = Literal["running", "finished", "pruned", "failed"]
-SamplerName = Literal["grid", "random", "tpe", "gp"]
+TrialState = Literal["running", "finished", "handed on", "pruned", "failed"]
+SamplerName = Literal["grid", "random", "tpe", "gp", "pbt"]
 PrunerName = Literal["none", "asha", "hyperband", "median"]
 StudyEventKind = Literal["looking", "forecast", "packed", "began", "resumed", "ended", "warned", "done"]
 
@@ -83,6 +83,7 @@ class StudySettings:
 
     `fixed` are settings that every trial has. `first_samples` is where the first evaluation of a trial is, and
     `total_samples` where it ends [samples]. `storage` is a database's URL; empty where it is the study's own file.
+    Of a population (`pbt`), `members` are trained side by side, each in `intervals` trials; 0 for other samplers.
     """
 
     schema: ClassVar[int] = 1
@@ -101,6 +102,8 @@ class StudySettings:
     total_samples: int
     storage: str = ""
     made_at: str = ""
+    members: int = 0
+    intervals: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,9 @@ class StudyTrial:
     `value` is the objective's: of a finished trial that of the weights it kept, of a pruned one its last. `curve` has
     (samples, value) of each evaluation. `samples` and `wall_s` are what was spent on it. `reason` says why a trial was
     pruned or failed. `run` is its directory below the study's; `began_at` and `ended_at` are seconds since 1970.
+
+    In a population a trial is one interval of one member, both counted from 0. `parent` is the trial whose weights and
+    optimiser it went on from, and `handed on` is the state of one that was trained to the end of its interval.
     """
 
     schema: ClassVar[int] = 1
@@ -126,6 +132,9 @@ class StudyTrial:
     worker: str = ""
     began_at: float = 0.0
     ended_at: float | None = None
+    member: int | None = None
+    interval: int | None = None
+    parent: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +183,11 @@ class StudyResult:
     def ranked(self) -> tuple[StudyTrial, ...]:
         """The trials, best first: finished ones, then pruned ones by how far they came, then the rest in order."""
         sign = -1.0 if self.settings.higher_is_better else 1.0
-        groups = {"finished": 0, "pruned": 1, "running": 2, "failed": 3}
+        groups = {"finished": 0, "handed on": 1, "pruned": 1, "running": 2, "failed": 3}
 
         def key(trial: StudyTrial) -> tuple[float, ...]:
             value = math.inf if trial.value is None or math.isnan(trial.value) else sign * trial.value
-            reached = -trial.curve[-1][0] if trial.state == "pruned" and trial.curve else 0
+            reached = -trial.curve[-1][0] if groups[trial.state] == 1 and trial.curve else 0
             return groups[trial.state], reached, value, trial.number
 
         return tuple(sorted(self.trials, key=key))
@@ -194,6 +203,14 @@ class StudyResult:
         """Samples trained on in all trials together."""
         return sum(trial.samples for trial in self.trials)
 
+    def lineage(self, number: int) -> tuple[StudyTrial, ...]:
+        """The trials whose weights a trial goes back to, the first one first, itself last."""
+        by_number = {trial.number: trial for trial in self.trials}
+        found = [by_number[number]]
+        while (parent := found[-1].parent) is not None:
+            found.append(by_number[parent])
+        return tuple(reversed(found))
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEvent:
@@ -204,8 +221,8 @@ class StudyEvent:
     - looking: job
     - forecast: the fields of StudyForecast
     - packed: slots, why
-    - began, resumed: trial, parameters, run
-    - ended: the fields of StudyTrial, best (trial, value; None before one is finished)
+    - began, resumed: trial, parameters, run; of a population also member, interval, parent, from_samples
+    - ended: the fields of StudyTrial, objective, best (trial, value; None before one is finished)
     - warned: message
     - done: study, path, best, trials, samples
     """

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.live import Live
 
 from stoker.records import Event, to_json
-from stoker.reporting.holdup import closing_lines
+from stoker.reporting.bottlenecks import closing_lines
 from stoker.reporting.panel import closing, frame, permanent_lines
 from stoker.reporting.snapshot import Snapshot
 from stoker.reporting.telling import told

@@ -14,9 +14,9 @@ from plotly.offline import get_plotlyjs
 from stoker.records import Report, dumps
 from stoker.records.examples import ExampleSet
 from stoker.reporting import sections
+from stoker.reporting.bottlenecks import bottleneck_section
 from stoker.reporting.confusion import confusion_chart
 from stoker.reporting.figures import Chart, charts
-from stoker.reporting.holdup import holdup
 from stoker.reporting.kernel_section import profiled
 from stoker.reporting.markup import Markup, element, escaped, joined, script_json, section
 from stoker.reporting.palette import repainting, style_variables
@@ -33,7 +33,11 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
     `examples` are samples of held-out sets, and what the trained weights made of them.
     """
     confused = [chart for one in examples if (chart := confusion_chart(one)) is not None]
-    drawn = (*charts(report), *habit_charts(report), *confused)
+    drawn = (
+        *charts(report),
+        *habit_charts(report, next((one.classes for one in examples if one.classes), ())),
+        *confused,
+    )
     body = joined(
         [
             sections.headline(report),
@@ -42,7 +46,7 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
             _figures("Running", [chart for chart in drawn if not _is_learning(chart) and chart not in confused]),
             _figures("Confusion", confused),
             predictions(examples),
-            holdup(report),
+            bottleneck_section(report),
             ranks_together(report),
             profiled(report),
             sections.time_spent(report),

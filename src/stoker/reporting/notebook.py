@@ -13,6 +13,7 @@ from typing import Any
 from stoker.records import Event, Report
 from stoker.reporting.display import Display
 from stoker.reporting.markup import Markup, element, escaped, facts, joined
+from stoker.reporting.rank_section import rank_lines
 from stoker.reporting.snapshot import Snapshot
 from stoker.reporting.summary import summary_lines
 from stoker.reporting.telling import told
@@ -75,7 +76,7 @@ def notebook_display() -> NotebookDisplay | None:
 
 def run_html(report: Report) -> str:
     """A run in a few lines of HTML, for a notebook."""
-    first, *others = summary_lines(report)
+    first, *others = [*summary_lines(report), *rank_lines(report)]
     lines = joined(element("div", escaped(line)) for line in others)
     return element("div", element("b", escaped(first)), lines)
 

@@ -20,10 +20,10 @@ COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
 Point = tuple[float, float]
 
 
-def habit_charts(report: Report) -> tuple[Chart, ...]:
-    """The charts of what not every run tells."""
+def habit_charts(report: Report, classes: Sequence[str] = ()) -> tuple[Chart, ...]:
+    """The charts of what not every run tells; `classes` are the names of the targets' classes, if they have any."""
     events = live_history(report.events)
-    drawn = [_gradient_norm(events), _rates(events), *_by_class(events)]
+    drawn = [_gradient_norm(events), _rates(events), *_by_class(events, classes)]
     return tuple(chart for chart in drawn if chart is not None)
 
 
@@ -71,7 +71,7 @@ def _rates(events: Sequence[Event]) -> Chart | None:
     return as_chart("learning-rates", "Learning rates by group", f"{count} groups of parameters", figure)
 
 
-def _by_class(events: Sequence[Event]) -> list[Chart]:
+def _by_class(events: Sequence[Event], classes: Sequence[str]) -> list[Chart]:
     """The last values of each metric that has one for every class, as bars."""
     evaluations = of_kind(events, "evaluated")
     if not evaluations:
@@ -82,7 +82,14 @@ def _by_class(events: Sequence[Event]) -> list[Chart]:
         if is_of_class(name):
             base, _, of_class = name.partition("[")
             values.setdefault(base, {})[of_class.rstrip("]")] = value
-    return [_bars(base, of, text(last, "split", "valid")) for base, of in values.items()]
+    return [_bars(base, _named(of, classes), text(last, "split", "valid")) for base, of in values.items()]
+
+
+def _named(values: dict[str, float], classes: Sequence[str]) -> dict[str, float]:
+    """Values under the names of their classes, where there is one of its own for each."""
+    if len(set(classes)) != len(values) or set(values) != {str(number) for number in range(len(values))}:
+        return values
+    return {classes[int(number)]: value for number, value in values.items()}
 
 
 def _bars(name: str, values: dict[str, float], split: str) -> Chart:

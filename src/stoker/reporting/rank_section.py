@@ -35,7 +35,7 @@ def shown_stretch(report: Report) -> MergedRanks | None:
 
 
 def rank_lines(report: Report) -> list[str]:
-    """For the terminal: the verdict, and how far adding processes has paid; nothing for a run of one process."""
+    """As plain text: the verdict, and how far adding processes has paid; nothing for a run of one process."""
     found = shown_stretch(report)
     return [] if found is None else [found.sentence(), efficiency(found, report)]
 

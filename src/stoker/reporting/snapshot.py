@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.records import Event, Forecast, Plan, from_json
+from stoker.reporting.bottlenecks import closing_lines
 from stoker.reporting.history import (
     as_number,
     evaluation_metrics,
@@ -18,7 +19,6 @@ from stoker.reporting.history import (
     planned_plan,
     text,
 )
-from stoker.reporting.holdup import closing_lines
 
 _MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss"})
 """What an event may take back; other fields keep what was last said."""

@@ -69,20 +69,25 @@ def _steps(points: Sequence[tuple[float, float]]) -> Any:
 
 
 def _curves(result: StudyResult) -> Chart | None:
-    """Every trial's evaluations: the best thick, finished ones plain, pruned ones pale."""
+    """Every trial's evaluations: the best thick, finished ones plain, pruned ones pale.
+
+    In a population a curve begins where its parent's ends, and the best is all that led to it.
+    """
     shown = [one for one in result.trials if one.curve][:_MOST_CURVES]
     if not shown:
         return None
-    figure, best = _figure_of(result, "samples of one trial"), result.best
-    for trial in sorted(shown, key=lambda one: (one is best, one.state == "finished")):
-        points = [(float(samples), value) for samples, value in trial.curve if math.isfinite(value)]
+    figure, ends = _figure_of(result, "samples of one trial"), {one.number: one.curve[-1:] for one in result.trials}
+    best = set() if result.best is None else {one.number for one in result.lineage(result.best.number)}
+    for trial in sorted(shown, key=lambda one: (one.number in best, one.state == "finished")):
+        curve = (*(() if trial.parent is None else ends[trial.parent]), *trial.curve)
+        points = [(float(samples), value) for samples, value in curve if math.isfinite(value)]
         if not points:
             continue
-        is_best = best is not None and trial.number == best.number
+        is_best = trial.number in best
         colour = "ember" if is_best else "blue" if trial.state == "finished" else "grey"
         name = f"trial {trial.number}" + ("" if trial.state == "finished" else f", {trial.state}")
         trace = line_trace(thinned(points), name, colour, width=3.0 if is_best else 1.1)
-        trace.opacity = 1.0 if is_best else 0.75 if trial.state == "finished" else 0.45
+        trace.opacity = 1.0 if is_best else 0.75 if trial.state in ("finished", "handed on") else 0.45
         figure.add_trace(trace)
     pruned = sum(one.state == "pruned" for one in shown)
     figure.update_layout(hovermode="closest")

@@ -23,6 +23,7 @@ def render_study(result: StudyResult) -> str:
         _headline(result),
         figure_grid("Search", drawn[:2]),
         figure_grid("Settings", drawn[2:]),
+        _lineage(result),
         _trials(result),
         _forecast(result),
         _about(result),
@@ -54,8 +55,9 @@ def _best(result: StudyResult) -> Markup:
 
 
 def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
-    counts = {state: sum(one.state == state for one in result.trials) for state in ("finished", "pruned", "failed")}
-    whole = len(result.trials) * result.settings.total_samples
+    states = ("finished", "handed on", "pruned", "failed")
+    counts = {state: sum(one.state == state for one in result.trials) for state in states}
+    whole = (result.settings.members or len(result.trials)) * result.settings.total_samples
     share = f"{result.samples / whole:.0%} of training every trial to its end" if whole else ""
     return [
         ("trials", str(len(result.trials)), ", ".join(f"{count} {state}" for state, count in counts.items() if count)),
@@ -67,6 +69,20 @@ def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
 def _tile(label: str, value: str, note: str) -> Markup:
     parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
     return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
+
+
+def _lineage(result: StudyResult) -> Markup:
+    """Of a population: what led to the best trial, whose settings no one run had all the way."""
+    if not result.settings.members or result.best is None:
+        return Markup("")
+    names = [parameter.name for parameter in result.settings.space]
+    head = ("trial", "member", "interval", result.settings.objective, *names, "up to samples")
+    rows = [
+        [*map(escaped, (one.number, one.member, one.interval)), *_row(one, names, result.settings.objective)[1:-4],
+         escaped(f"{one.curve[-1][0]:,}" if one.curve else "")]
+        for one in result.lineage(result.best.number)
+    ]  # fmt: skip
+    return section("How the best came about", table(head, rows))
 
 
 def _trials(result: StudyResult) -> Markup:
@@ -121,6 +137,8 @@ def _about(result: StudyResult) -> Markup:
     rows = [
         ("job", escaped(settings.job)), ("begun", escaped(settings.made_at)), ("sampler", escaped(settings.sampler)),
         ("pruner", escaped(settings.pruner)), ("seed", escaped(settings.seed)),
+        ("population", escaped(f"{settings.members} members, {settings.intervals} intervals") if settings.members
+         else Markup("")),
         ("set for all trials", escaped(fixed) if fixed else Markup("")),
         ("samples of a whole trial", escaped(format_samples(settings.total_samples))),
         ("chosen by", escaped(f"{settings.objective}; the test data was not used")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from stoker.records import Estimate, Event, Report
+from stoker.reporting.bottlenecks import verdict_lines
 from stoker.reporting.history import (
     best_evaluation,
     evaluation_metrics,
@@ -16,7 +17,6 @@ from stoker.reporting.history import (
     of_kind,
     text,
 )
-from stoker.reporting.holdup import verdict_lines
 from stoker.reporting.wording import (
     format_interval,
     format_metric,
@@ -129,7 +129,7 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """What came of a run, in a few lines for the terminal."""
+    """What came of a run, in a few lines of plain text."""
     events = live_history(report.events)
     lines = [_outcome(report), _effort(report, events)]
     if report.run.ended_early is not None:

@@ -54,21 +54,18 @@ Authorize = Callable[[Mapping[str, str]], str]
 """The caller's name, from a request's headers (names in lower case) or gRPC metadata; raises Unauthorized."""
 
 
-def _discard(_access: Access) -> None:
-    """Keep no log."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Edge:
     """A service, and the terms on which an edge gives it to others.
 
     Without `authorize` everyone may ask; questions about health never need a key. `metrics` gives a page and its
-    content type. `log` must not block. `is_admin` adds the repository's calls and the metrics.
+    content type. `log` must not block; without one no records are made for it. `is_admin` adds the repository's calls
+    and the metrics.
     """
 
     service: Service
     authorize: Authorize | None = None
-    log: Callable[[Access], None] = _discard
+    log: Callable[[Access], None] | None = None
     metrics: Callable[[], tuple[bytes, str]] | None = None
     limits: Limits = Limits()
     is_admin: bool = False

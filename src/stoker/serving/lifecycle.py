@@ -16,7 +16,7 @@ from stoker.devices import attached_cpu
 from stoker.errors import BadArtifact, BadJob, ServiceError
 from stoker.serving.access.keys import KeyFile
 from stoker.serving.access.tls import read_tls
-from stoker.serving.edge import Access, Edge, Limits
+from stoker.serving.edge import Edge, Limits
 from stoker.serving.listening import GrpcDoor, HttpDoor, bind_all
 from stoker.serving.models import Models
 from stoker.serving.observing.access_log import AccessLog
@@ -133,7 +133,7 @@ class Server:
         return Edge(
             service=self.models,
             authorize=None if keys is None else keys.authorize,
-            log=_log_nothing if self._log is None else self._log,
+            log=self._log,
             metrics=self.metrics.document if is_admin else None,
             limits=Limits(body_bytes=self._options.max_body_bytes),
             is_admin=is_admin,
@@ -217,10 +217,6 @@ def _access_log(where: str | None) -> AccessLog | None:
     if where is None:
         return None
     return AccessLog(None if where == "-" else Path(where))
-
-
-def _log_nothing(_access: Access) -> None:
-    """Keep no log."""
 
 
 async def _nothing() -> int:

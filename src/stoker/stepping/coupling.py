@@ -14,6 +14,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
+from stoker.jobs.token_batch import TokenBatch
 from stoker.loading import Samples
 from stoker.records import Coupling, CouplingKind
 from stoker.stepping.batch_norm import batch_norms
@@ -100,6 +101,8 @@ def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence
 
 def _require_last_batch(job: Job, probe: Probe, num_samples: int) -> None:
     """Refuse a job whose epoch ends in a batch, or in a group of one sample, that the model cannot take."""
+    if isinstance(job.batch, TokenBatch):
+        return  # that samples are separable is yet to be found; of coupled ones the batch is refused
     group = job.coupling_group or job.batch
     whole, rest = divmod(num_samples, job.batch)
     has_single = group > 1 and 1 in {job.batch % group if whole else 0, rest % group}
@@ -127,6 +130,13 @@ def _separable(evidence: str) -> Coupling:
 
 
 def _coupled(job: Job, kind: CouplingKind, causes: tuple[str, ...], evidence: str) -> Coupling:
+    batch: int = job.batch
+    if isinstance(batch, TokenBatch):
+        raise BadJob(
+            f"Job(batch={batch!r}) makes batches of different numbers of samples, and those of this job influence one "
+            f"another through {', '.join(causes)} ({evidence})",
+            remedy="Give the batch as a number of samples, or take layers that treat each sample by itself.",
+        )
     return Coupling(kind=kind, group=job.coupling_group or job.batch, causes=causes, evidence=evidence)
 
 

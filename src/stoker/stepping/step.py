@@ -346,7 +346,8 @@ class Step:
 
     def set_rates(self, progress: float) -> float:
         """Set the learning rates for `progress`; returns that of the first group."""
-        factor = self.job.schedule(progress) * self.rate_factor
+        apart = 1.0 if self.outer is None else self.outer.rate_factor
+        factor = self.job.schedule(progress) * self.rate_factor * apart
         for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
         return float(self.optimizer.param_groups[0]["lr"])

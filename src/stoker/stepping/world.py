@@ -6,6 +6,7 @@ layout. A world is joined anew whenever somebody leaves or comes, each time unde
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -177,3 +178,16 @@ def leave() -> None:
     """Part from the other processes, whether they are still there or not."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        forget_meshes()
+
+
+def forget_meshes() -> None:
+    """Let DTensor forget the meshes that it has seen.
+
+    It keeps what it worked out for an operation by meshes that are equal: one of a later meeting in which this process
+    has another rank is equal to one before, and tensors would say that they lie where that rank's did.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: PLC0415 - takes time to import
+
+        _clear_sharding_prop_cache()

@@ -25,7 +25,10 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     errno.EPERM: ("the operation is not permitted", f"Make it writable for this user, or: {_ELSEWHERE}"),
     errno.EIO: ("the disk reports an input/output error", f"Check that disk (on Linux: dmesg). {_ELSEWHERE}"),
     errno.EFBIG: ("the file is larger than allowed here", f"Raise the limit (ulimit -f), or: {_ELSEWHERE}"),
-    errno.ENOENT: ("the directory is gone", "Something removed it meanwhile; run the command again."),
+    errno.ENOENT: (
+        "the directory is not there",
+        "Make it, or name another place; if something removed it meanwhile, run the command again.",
+    ),
     errno.ENOTDIR: ("part of the path is a file, not a directory", _ELSEWHERE),
     errno.ENAMETOOLONG: ("the name is too long", "Give the job a shorter name, or choose one with --run-dir DIR."),
     errno.EMFILE: ("this process has too many open files", "Raise the limit (ulimit -n), or use fewer loader workers."),
@@ -86,8 +89,15 @@ def explained(
     """The error to raise for error number `code`; see `disk_errors`."""
     said = os.strerror(code) if code else "the operating system gave no error number"
     meaning, remedy = _MEANINGS.get(code, (said, _ELSEWHERE))
+    if code == errno.ENOENT and (missing := _first_missing(path)) is not None:
+        meaning = f"there is no directory {missing}"
     room = _room(path, needed_bytes) if code in _FULL else ""
     return error(f"Cannot write {what} at {path}: {meaning}{room}.", remedy=remedy)
+
+
+def _first_missing(path: Path) -> Path | None:
+    """The uppermost directory above `path` that is not there."""
+    return next((place for place in reversed(path.absolute().parents) if not place.exists()), None)
 
 
 def _room(path: Path, needed_bytes: int | None) -> str:

@@ -106,7 +106,7 @@ def write_atomic(
     The directory must exist. After an error the old content is intact and the file aside is removed where it can be.
 
     Raises:
-        StokerError: as `error`, when it cannot be written; see `disk_errors`.
+        StokerError: as `error`, when it cannot be written; see `disk_errors`. A directory that is not there is named.
     """
     data = content.encode() if isinstance(content, str) else content
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):

@@ -42,7 +42,7 @@ def list_runs(root: Path) -> tuple[RunDirectory, ...]:
 
 
 def find_run(root: Path, word: str) -> RunDirectory:
-    """The run a user means: the name of one in `root`, the start of just one name, `latest`, or a path.
+    """The run a user means: the name of one in `root`, the start of just one name, `latest`, or a path, also in `root`.
 
     Raises:
         BadRun: there is none, or the start of a name fits several; the near ones are named.
@@ -54,6 +54,8 @@ def find_run(root: Path, word: str) -> RunDirectory:
         return next(iter(by_name.values()))
     if word and RunDirectory(Path(word)).is_run:
         return RunDirectory(Path(word))
+    if "/" in word and RunDirectory(root / word).is_run:
+        return RunDirectory(root / word)
     fitting = [name for name in by_name if word and name.startswith(word)]
     if len(fitting) == 1:
         return by_name[fitting[0]]
@@ -64,6 +66,14 @@ def find_run(root: Path, word: str) -> RunDirectory:
     if not by_name:
         raise BadRun(f"There is no run {word!r}: there are no runs in {root}.", remedy="Make one with `stoker train`.")
     raise BadRun(f"There is no run {word!r} in {root}.", remedy=nearest(word, [*by_name, LATEST]))
+
+
+def name_in(root: Path, directory: RunDirectory) -> str:
+    """The word by which `find_run` finds a run again: its name, its path in `root`, or its whole path elsewhere."""
+    path = directory.path.resolve()
+    if path.is_relative_to(root.resolve()):
+        return path.relative_to(root.resolve()).as_posix()
+    return str(path)
 
 
 def choose_directory(

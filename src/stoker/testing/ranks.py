@@ -20,6 +20,8 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 from stoker.records import Layout
 from stoker.stepping.world import World, join, leave
 
+_PRELOADED = ["stoker.testing.ranks", "stoker.stepping", "torch._dynamo"]
+"""What members are forked with. PyTorch imports the last, of 800 modules, at an optimiser's first step."""
 PATIENCE_S = 60.0
 """Longest that one process waits for another [s]: tests share their cores."""
 
@@ -38,7 +40,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], *arguments: Any) -> l
         RankFailed: a process raised; the others are ended.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stoker.testing.ranks", "stoker.stepping"])
+    context.set_forkserver_preload(_PRELOADED)
     with tempfile.TemporaryDirectory(prefix="stoker-ranks-") as folder:
         processes, ends = [], []
         for rank in range(layout.world_size):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.errors import BadJob, nearest
 from stoker.tracking.base import About, Tracker
 
 TRACKERS = ("csv", "mlflow", "tensorboard", "wandb")
+
+_IN_FOLDERS = ("csv", "tensorboard")
+"""Trackers whose place is a folder."""
 
 _EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
 """The package behind a tracker; the extra that installs it is called like the tracker."""
@@ -33,6 +37,15 @@ class Target:
         tracker: Tracker = module.open_run(about, self.where, known_id)
         return tracker
 
+    def require_writable(self) -> None:
+        """Refuse a folder that cannot be written to, or made: better before a run than in it.
+
+        Raises:
+            BadJob: it cannot, as far as can be told without writing.
+        """
+        if self.where is not None and self.name in _IN_FOLDERS and "://" not in self.where:
+            _require_writable(self.word, Path(self.where))
+
 
 def target_of(word: str) -> Target:
     """What a user means by `NAME` or `NAME=WHERE`.
@@ -50,8 +63,18 @@ def target_of(word: str) -> Target:
         raise BadJob(f"{word!r} names no place", remedy=f"Write {name}, or {name}=WHERE.")
     _require_package(name)
     # Away from here, a relative folder would be another one when the run is continued.
-    is_folder = bool(where) and "://" not in where and name in ("csv", "tensorboard")
+    is_folder = bool(where) and "://" not in where and name in _IN_FOLDERS
     return Target(name, os.path.abspath(where) if is_folder else (where or None))  # noqa: PTH100 - need not exist
+
+
+def _require_writable(word: str, folder: Path) -> None:
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir():
+        raise BadJob(f"{word!r} names the folder {folder}, and {there} is a file", remedy="Name a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        does = "written to" if there == folder else f"made: {there} cannot be written to"
+        raise BadJob(f"{word!r} names the folder {folder}, which cannot be {does}",
+                     remedy="Name another folder, or make it writable for this user.")  # fmt: skip
 
 
 def _require_package(name: str) -> None:

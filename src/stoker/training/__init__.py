@@ -5,7 +5,7 @@ from stoker.training.carrying import Carried, given_by_the_furthest
 from stoker.training.checkpoints import Checkpointer
 from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch
-from stoker.training.hooks import Hook, Hooks
+from stoker.training.hooks import Hook, Hooks, Listening, Update, on
 from stoker.training.interrupts import StopRequest, stop_on_signals
 from stoker.training.loop import Best, Called, Loop
 from stoker.training.recovery import Recovery, Replanned, RollBack, Together, tell_replanned
@@ -16,8 +16,8 @@ from stoker.training.threads import ThreadKeeper, thread_keeper
 from stoker.training.watchdog import Watchdog
 
 __all__ = [
-    "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Loop", "Recovery", "Replanned", "RollBack",
-    "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Watchdog", "evaluate", "evaluation_batch",
-    "given_by_the_furthest", "kept_weights", "load_weights", "model_weights", "newest_together", "require_seen_by_all",
-    "restore", "stop_on_signals", "tell_replanned", "thread_keeper",
+    "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Listening", "Loop", "Recovery",
+    "Replanned", "RollBack", "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Update", "Watchdog",
+    "evaluate", "evaluation_batch", "given_by_the_furthest", "kept_weights", "load_weights", "model_weights",
+    "newest_together", "on", "require_seen_by_all", "restore", "stop_on_signals", "tell_replanned", "thread_keeper",
 ]  # fmt: skip

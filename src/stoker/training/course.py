@@ -72,12 +72,13 @@ class Course:
         }  # fmt: skip
 
     def load(self, state: Mapping[str, JSON]) -> None:
-        """Go on from what was kept; nothing, from where nothing was."""
+        """Go on from what was kept; nothing, from where nothing was. A fork waits anew: its `stops` are None."""
         if not state:
             return
         self._judged, self.verdict = int(state["judged"]), state["verdict"]
-        for one, kept in zip(self._stops, state["stops"], strict=True):
-            one.load(kept)
+        if state["stops"] is not None:
+            for one, kept in zip(self._stops, state["stops"], strict=True):
+                one.load(kept)
         if self._plateau is not None and state["plateau"] is not None:
             self._plateau.load(state["plateau"])
 

@@ -1,14 +1,76 @@
-"""Read-only hooks at every event of a run: a user's functions, which cannot hurt it."""
+"""Read-only hooks at every event of a run, and at every update: a user's functions, which cannot hurt it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import typing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from stoker.records import Event
+from stoker.errors import BadJob, nearest
+from stoker.records import Event, EventKind
+
+UPDATED = "updated"
+"""What is asked for to see every update; no event of the run's log."""
+
+_KINDS = (*typing.get_args(EventKind), UPDATED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """One update that was made, as numbers.
+
+    `samples`, `updates` and `epoch` are the position after it; `batch` are its samples, `loss` their mean before it,
+    `lr` the rate of the first group of parameters, `grad_norm` the gradient's norm before clipping (None: the job's own
+    step keeps it to itself), `wall_s` seconds of training so far, over all processes of the run.
+    """
+
+    samples: int
+    updates: int
+    epoch: int
+    batch: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+    wall_s: float
+
 
 Hook = Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A hook for some kinds of events; see `on`."""
+
+    kinds: frozenset[str]
+    function: Callable[[Any], object]
+
+    def __call__(self, event: Event) -> object:
+        """Show it an event of these kinds."""
+        return self.function(event)
+
+
+def on(kind: str | Sequence[str], function: Callable[[Any], object]) -> Listening:
+    """A hook for events of one kind, or of several: `stoker.train(job, hooks=[stoker.on("evaluated", print)])`.
+
+    Args:
+        kind: kinds of the run's events, such as "progress", "evaluated", "checkpointed" (docs/events.md); or "updated",
+            after every single update.
+        function: called with each such `Event`; of an update with an `Update`.
+
+    Raises:
+        BadJob: there is no such kind, or `function` is none.
+    """
+    kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+    for one in kinds:
+        if one not in _KINDS:
+            raise BadJob(f"there is no event {one!r}. {nearest(str(one), _KINDS)}",
+                         remedy=f"Kinds are {', '.join(_KINDS)}.")  # fmt: skip
+    if not callable(function):
+        raise BadJob(f"stoker.on({kind!r}, …) wants a function to call, got {function!r}")
+    return Listening(frozenset(kinds), function)
 
 
 class Hooks:
@@ -22,12 +84,31 @@ class Hooks:
         self._hooks, self._tell = list(hooks), tell
 
     def __call__(self, event: Event) -> None:
-        """Show the event to all of them."""
+        """Show the event to all who listen to its kind."""
         for hook in tuple(self._hooks):
-            try:
-                hook(dataclasses.replace(event, fields=copy.deepcopy(event.fields)))
-            except Exception as error:  # noqa: BLE001 - whatever a user's function raises
-                self._hooks.remove(hook)
-                name = getattr(hook, "__name__", type(hook).__name__)
-                self._tell(f"the hook {name} raised {type(error).__name__} ({error}) at {event.kind!r}, "
-                           "and is called no more")  # fmt: skip
+            if not isinstance(hook, Listening) or event.kind in hook.kinds:
+                self._show(hook, dataclasses.replace(event, fields=copy.deepcopy(event.fields)), event.kind)
+
+    def updated(self, update: Update) -> None:
+        """Show an update to all who asked for updates."""
+        for hook in tuple(self._hooks):
+            if _sees_updates(hook):
+                self._show(hook, update, UPDATED)
+
+    @property
+    def see_updates(self) -> bool:
+        """Whether anybody asked for updates."""
+        return any(map(_sees_updates, self._hooks))
+
+    def _show(self, hook: Callable[[Any], object], what: Event | Update, kind: str) -> None:
+        try:
+            hook(what)
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+            self._hooks.remove(hook)
+            function = hook.function if isinstance(hook, Listening) else hook
+            name = getattr(function, "__name__", type(function).__name__)
+            self._tell(f"the hook {name} raised {type(error).__name__} ({error}) at {kind!r}, and is called no more")
+
+
+def _sees_updates(hook: Hook) -> bool:
+    return isinstance(hook, Listening) and UPDATED in hook.kinds

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Samples, WorkerDeath
@@ -16,6 +17,7 @@ from stoker.stepping.averaging import EqualAverage
 from stoker.training.checkpoints import Checkpointer, Written
 from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
+from stoker.training.hooks import Update
 from stoker.training.interrupts import StopRequest
 from stoker.training.recovery import Recovery
 from stoker.training.spikes import SpikeDetector
@@ -25,6 +27,9 @@ from stoker.training.telemetry import Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
 from stoker.units import Duration
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Called(Exception):
@@ -73,6 +78,8 @@ class Loop:
     unevaluated: Position | None = None
     course: Course = field(default_factory=Course)
     """What evaluations have decided about the rate and the end."""
+    on_update: Callable[[Update], None] | None = None
+    """Who looks on at every update."""
     _is_told_not_compiled: bool = field(default=False, init=False)
 
     def run(self, position: Position) -> Position:
@@ -115,12 +122,14 @@ class Loop:
         for batch in self.source.batches(position, end):
             telemetry.lap("data")
             before = position
-            self.step.looks_at_norm = telemetry.is_nearly_due or before.updates == 0
+            self.step.looks_at_norm = telemetry.is_nearly_due or before.updates == 0 or self.on_update is not None
             loss = recovery.update(batch, before, before.samples / total)
             self.reached = position = self.extent.position(before.updates + 1)
             self.unevaluated = before
             self._average_if_due(before, position)
             is_due = telemetry.skipped() if loss is None else telemetry.updated(loss, batch.whole_size)
+            if self.on_update is not None and loss is not None:
+                self.on_update(self._as_seen(loss, batch.whole_size, position))
             if is_due or (position.updates == 1 and loss is not None):
                 self._report_progress(position)
             is_last = position.updates == self.total_updates
@@ -200,6 +209,14 @@ class Loop:
         if self.threads is not None:
             self.threads.look(self.telemetry.samples_per_s, position)
         self._tell_not_compiled()
+
+    def _as_seen(self, loss: torch.Tensor, batch: int, position: Position) -> Update:
+        """An update in numbers; on a GPU it is waited for."""
+        norm, rate = self.step.gradient_norm, float(self.step.optimizer.param_groups[0]["lr"])
+        return Update(
+            samples=position.samples, updates=position.updates, epoch=position.epoch, batch=batch, loss=float(loss),
+            lr=rate, grad_norm=None if norm is None else float(norm), wall_s=self.telemetry.wall_s,
+        )  # fmt: skip
 
     def _beside(self, rates: list[float]) -> dict[str, JSON]:
         """What else a progress event says: the gradient's norm in the last update, rates where there are several."""

@@ -24,8 +24,9 @@ from stoker.errors import BadJob, RunFailed, StokerError, nearest
 from stoker.records.codec import JSON
 from stoker.records.study import StudyEvent, StudyEventKind, StudySettings, StudyTrial
 from stoker.tuning.messages import Ending, Reading, Request
-from stoker.tuning.results import STATES, best_of, trial_of
-from stoker.tuning.sampling import distributions, sampler_for, suggest
+from stoker.tuning.population import Origin, Population
+from stoker.tuning.results import HANDED_ON, STATES, best_of, trial_of
+from stoker.tuning.sampling import GridSampler, distributions, sampler_for, suggest
 from stoker.tuning.space import Space, grid
 
 TRIALS = "trials"
@@ -64,7 +65,8 @@ class Conductor:
         self._failures: list[str] = []
         self.problem: StokerError | None = None
         self._space: Space = settings.space
-        self._most = min(work.trials, len(grid(self._space, settings.seed))) if self._is_grid else work.trials
+        self._population = Population(settings) if settings.sampler == "pbt" else None
+        self._most = self._most_trials()
         self._left_behind = [one for one in self._frozen(TrialState.RUNNING) if self._is_mine(one)]
         """Trials to take up again: of a process that is gone, or stopped by somebody."""
 
@@ -92,9 +94,12 @@ class Conductor:
                 return self._begun(self._asked(trial.number, trial))
             self._tell("resumed", trial=trial.number, parameters=dict(trial.params), run=trial_of(trial).run)
             return self._request(trial.number, trial.params, on=trial.user_attrs.get("on"))
-        if self.is_over or len(self._study.get_trials(deepcopy=False)) >= self._most:
+        number = len(self._study.get_trials(deepcopy=False))
+        if self.is_over or number >= self._most:
             return None
-        return self._begun(self._asked(len(self._study.get_trials(deepcopy=False))))
+        if self._population is not None and not self._population.is_ready(number, self._trials()):
+            return None
+        return self._begun_anew(number)
 
     def on_place(self, number: int, on: str) -> None:
         """Note where a trial runs, so that it goes on there."""
@@ -114,6 +119,8 @@ class Conductor:
         self._storage.set_trial_intermediate_value(trial_id, reading.samples, value)
         if reading.samples >= reading.total_samples:
             return False
+        if self._population is not None and self._population.ends_at(number, reading.samples):
+            return True
         if self._study.pruner.prune(self._study, self._storage.get_trial(trial_id)):
             self._note(number, given_up=True)
             return True
@@ -121,7 +128,7 @@ class Conductor:
 
     def ended(self, number: int, ending: Ending) -> None:
         """Take the end of a trial in; one that stopped because the study does is left to be taken up again."""
-        if ending.kind == "stopped" and not self._is_given_up(number):
+        if ending.kind == "stopped" and not (self._is_given_up(number) or self._hands_on(number, ending)):
             self._note(number, spent={"samples": ending.samples, "wall_s": ending.wall_s})
             self._left_behind.append(self._storage.get_trial(self._id(number)))
             return
@@ -131,10 +138,13 @@ class Conductor:
         state, value, reason = self._verdict(number, ending)
         spent = {"samples": ending.samples, "wall_s": ending.wall_s, "peak_bytes": ending.peak_bytes}
         self._note(number, spent=spent | {"reason": reason})
+        if self._hands_on(number, ending):
+            self._note(number, **{HANDED_ON: True})
         self._study.tell(number, value, state=state)
         trial = self._trial(number)
         best = best_of(self._trials(), higher_is_better=self._settings.higher_is_better)
-        self._tell("ended", **_without_record(records.to_json(trial)), best=best)
+        told = _without_record(records.to_json(trial))
+        self._tell("ended", **told, objective=self._settings.objective, best=best)
         self._look_for_a_mistake(ending)
 
     def _verdict(self, number: int, ending: Ending) -> tuple[TrialState, float | None, str]:
@@ -146,6 +156,8 @@ class Conductor:
             return TrialState.COMPLETE, value, ""
         if ending.kind == "failed":
             return TrialState.FAIL, None, ending.words
+        if self._hands_on(number, ending):
+            return TrialState.PRUNED, None, ""
         if ending.kind == "stopped":
             last = max(self._storage.get_trial(self._id(number)).intermediate_values, default=0)
             return TrialState.PRUNED, None, f"{self._settings.pruner} at {last:,} samples"
@@ -164,12 +176,34 @@ class Conductor:
                 remedy="Mend it and give the same command again; what is done is kept.",
             )
 
+    def _most_trials(self) -> int:
+        if self._population is not None:
+            return self._population.num_trials
+        return (
+            min(self._work.trials, len(grid(self._space, self._settings.seed))) if self._is_grid else self._work.trials
+        )
+
+    def _begun_anew(self, number: int) -> Request | None:
+        """The next trial; None if none can begin, which is a problem."""
+        try:
+            return self._begun(self._asked(number))
+        except RunFailed as problem:
+            self.problem = problem
+            return None
+
+    def _origin(self, number: int) -> Origin | None:
+        """What a trial of a population begins with."""
+        return None if self._population is None else self._population.origin(number, self._trials())
+
     def _asked(self, number: int, made: FrozenTrial | None = None) -> optuna.Trial:
         """Trial `number` with its settings; `made` if it is in the storage, without all of them."""
-        settings = self._settings
-        self._study.sampler = sampler_for(
-            settings.sampler, self._space, settings.seed, number, parallel=self._work.parallel
-        )
+        settings, origin = self._settings, self._origin(number)
+        if origin is not None and origin.parameters is not None:
+            self._study.sampler = GridSampler((origin.parameters,))
+        else:
+            self._study.sampler = sampler_for(
+                settings.sampler, self._space, settings.seed, number, parallel=self._work.parallel
+            )
         trial = self._study.ask() if made is None else optuna.Trial(self._study, self._id(number))
         for name, distribution in distributions(self._space).items():
             suggest(trial, name, distribution)
@@ -177,18 +211,30 @@ class Conductor:
 
     def _begun(self, trial: optuna.Trial) -> Request:
         """A trial that no process has begun."""
-        run = f"{TRIALS}/{trial.number:04}"
-        self._note(trial.number, began={"worker": self._work.worker, "run": run})
-        self._tell("began", trial=trial.number, parameters=dict(trial.params), run=run)
+        run, origin = _run_of(trial.number), self._origin(trial.number)
+        lineage: dict[str, JSON] = {} if origin is None else {
+            "member": origin.member, "interval": origin.interval, "parent": origin.parent,
+            "from_samples": origin.from_samples,
+        }  # fmt: skip
+        self._note(trial.number, began={"worker": self._work.worker, "run": run, **lineage})
+        self._tell("began", trial=trial.number, parameters=dict(trial.params), run=run, **lineage)
         return self._request(trial.number, trial.params)
 
     def _request(self, number: int, parameters: dict[str, Any], on: str | None = None) -> Request:
-        directory = self._work.directory / TRIALS / f"{number:04}"
-        return Request(number=number, parameters=dict(parameters), directory=directory, on=on)
+        trial, parent = self._storage.get_trial(self._id(number)), self._trial(number).parent
+        return Request(
+            number=number, parameters=dict(parameters), directory=self._work.directory / _run_of(number), on=on,
+            parent=None if parent is None else self._work.directory / _run_of(parent), heard=trial.last_step or 0,
+        )  # fmt: skip
 
     def _is_given_up(self, number: int) -> bool:
         """Whether the pruner gave a trial up; it is asked once for an evaluation, and remembers what it compared."""
         return bool(self._attributes(number).get("given_up", False))
+
+    def _hands_on(self, number: int, ending: Ending) -> bool:
+        """Whether a trial of a population has saved its state at the end of its interval."""
+        population = self._population
+        return population is not None and ending.kind == "stopped" and population.ends_at(number, ending.samples)
 
     def _is_mine(self, trial: FrozenTrial) -> bool:
         """Whether this worker began a trial; in the study's own file, also one whose process died before it signed."""
@@ -234,6 +280,11 @@ def objective_of(name: str, metrics: dict[str, float]) -> float:
         return float(metrics[bare])
     known = [f"valid/{one}" for one in metrics]
     raise BadJob(f"--objective {name}: the job measures no such thing. {nearest(name, known)}")
+
+
+def _run_of(number: int) -> str:
+    """A trial's run, below the study's directory."""
+    return f"{TRIALS}/{number:04}"
 
 
 def _gist(words: str) -> str:

@@ -22,6 +22,7 @@ def forecast_study(
     pruner: PrunerName,
     rungs: Rungs,
     shares_device: bool = False,
+    intervals: int = 0,
 ) -> StudyForecast:
     """The time and cost of `trials` trials, `parallel` at once.
 
@@ -32,19 +33,23 @@ def forecast_study(
         pruner: what gives trials up.
         rungs: where it does.
         shares_device: whether trials at once share one GPU, which is taken to do no more in a second than for one.
+        intervals: of a population, whose members start anew for each; `trials` are its members.
     """
     times = [one.total_s for one in planned if one.total_s is not None]
     energies = [one.energy_kwh for one in planned if one.energy_kwh is not None]
     costs = [one.cost_usd for one in planned if one.cost_usd is not None]
     share = expected_share(pruner, rungs, trials)
     at_once = 1 if shares_device else max(1, min(parallel, trials))
-    total = _total(times, trials, at_once) if times else None
+    total = _total(times, trials, at_once, start=START_S * max(1, intervals)) if times else None
     pruned = None if total is None or share is None else _with_share(total, share, trials * START_S / at_once)
+    assumptions = _assumptions(planned, pruner, rungs, share, shares_device=shares_device)
+    if intervals:
+        assumptions.append(f"{trials} members, each trained to its end in {intervals} intervals, with a start for each")
     return StudyForecast(
         trials=trials, parallel=parallel, planned=tuple(planned), total_s=total, pruned_s=pruned,
         energy_kwh=_total(energies, trials, 1, start=0.0) if energies and len(energies) == len(times) else None,
         cost_usd=_total(costs, trials, 1, start=0.0) if costs and len(costs) == len(times) else None,
-        assumptions=tuple(_assumptions(planned, pruner, rungs, share, shares_device=shares_device)),
+        assumptions=tuple(assumptions),
     )  # fmt: skip
 
 

@@ -14,12 +14,18 @@ EndingKind = Literal["finished", "stopped", "out of memory", "diverged", "failed
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A trial to be run: its number, its settings, its directory; `on` is where it began, if it goes on."""
+    """A trial to be run: its number, its settings, its directory; `on` is where it began, if it goes on.
+
+    `parent` is the directory of the run whose state it begins with; `heard` is after how many samples its last
+    evaluation was that the study knows of.
+    """
 
     number: int
     parameters: dict[str, JSON]
     directory: Path
     on: str | None = None
+    parent: Path | None = None
+    heard: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

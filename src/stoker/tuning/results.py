@@ -23,6 +23,9 @@ STATES: dict[TrialState, State] = {
 }
 """Optuna's states in our words; a trial that waits has none, for nobody here makes one."""
 
+HANDED_ON = "handed_on"
+"""The mark of a trial that came to the end of its interval."""
+
 LEAST_FOR_IMPORTANCE = 6
 """Finished trials from which on importance says something: two of them are the best, the others what they are not."""
 
@@ -36,13 +39,14 @@ def trial_of(frozen: FrozenTrial) -> StudyTrial:
     """A trial as it is in the storage."""
     known: dict[str, Any] = {**frozen.user_attrs.get("began", {}), **frozen.user_attrs.get("spent", {})}
     began, ended = frozen.datetime_start, frozen.datetime_complete
+    reached = max(int(known.get("samples", 0)), frozen.last_step or 0)
     return StudyTrial(
         number=frozen.number,
-        state=STATES[frozen.state],
+        state=_state_of(frozen),
         parameters=dict(frozen.params),
         value=frozen.value if frozen.values else None,
         curve=tuple(sorted((int(step), float(value)) for step, value in frozen.intermediate_values.items())),
-        samples=max(int(known.get("samples", 0)), frozen.last_step or 0),
+        samples=max(0, reached - int(known.get("from_samples", 0))),
         wall_s=float(known.get("wall_s", 0.0)),
         peak_bytes=int(known.get("peak_bytes", 0)),
         reason=str(known.get("reason", "")),
@@ -50,7 +54,16 @@ def trial_of(frozen: FrozenTrial) -> StudyTrial:
         worker=str(known.get("worker", "")),
         began_at=began.timestamp() if began is not None else 0.0,
         ended_at=ended.timestamp() if ended is not None else None,
+        member=known.get("member"),
+        interval=known.get("interval"),
+        parent=known.get("parent"),
     )
+
+
+def _state_of(frozen: FrozenTrial) -> State:
+    """A trial's state; what Optuna takes for pruned may have been handed on to the next interval of a population."""
+    is_handed_on = frozen.state == TrialState.PRUNED and frozen.user_attrs.get(HANDED_ON, False)
+    return "handed on" if is_handed_on else STATES[frozen.state]
 
 
 def best_of(trials: Sequence[StudyTrial], *, higher_is_better: bool) -> dict[str, JSON] | None:

@@ -5,12 +5,11 @@ trial has a sampler of its own, so that a study that is continued proposes what 
 
 Sources: TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, as Optuna has it, with
 all parameters together. GP: Optuna's GPSampler, expected improvement under a Matérn kernel. Random search: J. Bergstra
-and Y. Bengio, JMLR 13 (2012).
+and Y. Bengio, JMLR 13 (2012). A population begins at random; `population.py` says how it goes on.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, Trial
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, SamplerName
 from stoker.tuning.library import without_experimental_warnings
+from stoker.tuning.seeds import seed_of
 from stoker.tuning.space import Space, grid
 
 _STARTUP = 10
@@ -49,7 +49,7 @@ def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, para
         match name:
             case "grid":
                 return GridSampler(grid(space, seed))
-            case "random":
+            case "random" | "pbt":
                 return samplers.RandomSampler(seed=own)
             case "tpe":
                 return samplers.TPESampler(
@@ -70,13 +70,11 @@ def suggest(trial: Trial, name: str, distribution: BaseDistribution) -> JSON:
     return trial.suggest_float(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
 
 
-def seed_of(seed: int, number: int) -> int:
-    """The seed of one trial's draws, below 2^32."""
-    return int.from_bytes(hashlib.sha256(f"stoker tune {seed} {number}".encode()).digest()[:4])
-
-
 class GridSampler(samplers.BaseSampler):
-    """Trial n gets point n of a grid; whoever asks sees to it that there are no more trials than points."""
+    """Trial n gets point n of a grid; whoever asks sees to it that there are no more trials than points.
+
+    A grid of one point gives every trial that.
+    """
 
     def __init__(self, points: tuple[dict[str, JSON], ...]) -> None:
         self._points = points

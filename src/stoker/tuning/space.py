@@ -104,9 +104,14 @@ def examples(space: Space, count: int, seed: int) -> tuple[dict[str, JSON], ...]
     shares: Iterable[float] = (1.0, 0.0, 0.5)
     found = [{parameter.name: _at(parameter, share) for parameter in space} for share in shares]
     draws = random.Random(seed)
-    found += [{parameter.name: _at(parameter, draws.random()) for parameter in space} for _ in range(max(0, count - 3))]
+    found += [{parameter.name: drawn(parameter, draws) for parameter in space} for _ in range(max(0, count - 3))]
     different = {json.dumps(one, sort_keys=True): one for one in found}
     return tuple(different.values())[:count]
+
+
+def drawn(parameter: Parameter, draws: random.Random) -> JSON:
+    """A value of a parameter at random."""
+    return _at(parameter, draws.random())
 
 
 def _of_word(text: str) -> list[Parameter]:

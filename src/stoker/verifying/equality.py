@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from stoker.errors import BadJob
+from stoker.jobs.token_batch import TokenBatch
 from stoker.loading import Batch, seed_generators
 from stoker.records import Plan, Position, Verdict
 from stoker.stepping import Step
@@ -32,12 +33,25 @@ _SAFETY = 2.0
 
 
 @dataclass(frozen=True)
+class _Terms:
+    """What is computed in, and whether random draws are silenced: where nothing draws that would only take time."""
+
+    dtype: torch.dtype
+    is_silenced: bool
+
+    def step(self, subject: Subject, plan: Plan | None = None) -> Step:
+        """The subject's step under `plan` (None: its own)."""
+        chosen = subject.plan if plan is None else plan
+        return Step(subject.job, chosen, subject.coupling, dtype=self.dtype, dropout=not self.is_silenced)
+
+
+@dataclass(frozen=True)
 class _Race:
     """Plans to train side by side, the reference first."""
 
     subject: Subject
     plans: tuple[Plan, ...]
-    dtype: torch.dtype
+    terms: _Terms
 
 
 @dataclass(frozen=True)
@@ -79,33 +93,49 @@ def is_random(subject: Subject, *, silenced: bool = False, dtype: torch.dtype | 
 
 def _rounds_on_the_way(subject: Subject) -> bool:
     """Whether the model or the loss turns float64 into something coarser, as losses that call `logits.float()` do."""
-    step = Step(subject.job, subject.plan, subject.coupling, dtype=torch.float64, dropout=False)
-    batch = subject.first_batch(step, subject.plan.micro_batch)
-    with torch.no_grad(), RandomDraws() as draws:
-        step.loss_of(batch.cut(0, batch.size), batch.size, 0, 0)
+    draws = _watched_loss(subject, _Terms(torch.float64, is_silenced=True))
     return bool(draws.coarsest > torch.finfo(torch.float64).eps)
 
 
+def _watched_loss(subject: Subject, terms: _Terms) -> RandomDraws:
+    """What was seen of a micro-batch's loss, operation by operation."""
+    step = terms.step(subject)
+    batch = subject.first_batch(step, subject.plan.micro_batch)
+    draws = RandomDraws()
+    with torch.no_grad(), draws:
+        step.loss_of(batch.cut(0, batch.size), batch.size, 0, 0)
+    return draws
+
+
 def _check(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> Verdict:
-    if is_random(subject, silenced=True, dtype=dtype):
+    """As `check_equality`, in `dtype`; what is not equal is looked at again with every draw silenced."""
+    seen = _watched_loss(subject, _Terms(dtype, is_silenced=False))
+    found = _compared(subject, _Terms(dtype, is_silenced=bool(seen.drawn)), timebox)
+    if found.passed or seen.drawn:
+        return found
+    return _compared(subject, _Terms(dtype, is_silenced=True), timebox)
+
+
+def _compared(subject: Subject, terms: _Terms, timebox: Timebox) -> Verdict:
+    if is_random(subject, silenced=terms.is_silenced, dtype=terms.dtype):
         return _verdict(
             "Yes in law: the model draws at random other than through PyTorch, which cannot be silenced to compare.",
             "not compared; under the same plan the draws come back on resume",
             level="same law",
         )
-    race = _race(subject, dtype, timebox)
+    race = _race(subject, terms, timebox)
     if len(race.plans) == 1:
         same = f"Yes: the plan takes {subject.plan.micro_batch} samples at once, as what it is compared with does."
         return _verdict(same, "there is no other legal micro-batch to try in the time there is")
     return _judged(race, _run(race, timebox), subject.job.batch)
 
 
-def _race(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> _Race:
+def _race(subject: Subject, terms: _Terms, timebox: Timebox) -> _Race:
     """The plans to compare, and of how many samples, so that three updates of each fit into the time."""
     try:
-        each_s = _gradient_s(subject, dtype, _FEW, timebox) / _FEW
+        each_s = _gradient_s(subject, terms, _FEW, timebox) / _FEW
     except (BadJob, RuntimeError, ValueError):  # a model that takes whole batches only
-        each_s = _gradient_s(subject, dtype, subject.plan.micro_batch, timebox) / subject.plan.micro_batch
+        each_s = _gradient_s(subject, terms, subject.plan.micro_batch, timebox) / subject.plan.micro_batch
         small = subject
     else:
         affordable = (timebox.seconds - timebox.spent_s) / (_SAFETY * _FEWEST * _AT_MOST * max(each_s, 1e-9))
@@ -121,25 +151,25 @@ def _race(subject: Subject, dtype: torch.dtype, timebox: Timebox) -> _Race:
     plans = [reference] if planned == reference else [reference, planned]
     taken = {plan.micro_batch for plan in plans}
     for size in other_micro_batches(small.coupling, batch, taken):
-        if _costs(small, dtype, size, timebox) <= _COSTLIER * batch * each_s:
+        if _costs(small, terms, size, timebox) <= _COSTLIER * batch * each_s:
             plans.append(replace(reference, micro_batch=size))
             break
-    return _Race(small, tuple(plans), dtype)
+    return _Race(small, tuple(plans), terms)
 
 
-def _costs(subject: Subject, dtype: torch.dtype, size: int, timebox: Timebox) -> float:
+def _costs(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> float:
     """About how long an update in micro-batches of `size` takes [s]; infinite where the model cannot take so few."""
     whole, rest = divmod(subject.job.batch, size)
     try:
-        last_s = _gradient_s(subject, dtype, rest, timebox) if rest else 0.0
-        return whole * _gradient_s(subject, dtype, size, timebox) + last_s
+        last_s = _gradient_s(subject, terms, rest, timebox) if rest else 0.0
+        return whole * _gradient_s(subject, terms, size, timebox) + last_s
     except (BadJob, RuntimeError, ValueError):
         return math.inf
 
 
-def _gradient_s(subject: Subject, dtype: torch.dtype, size: int, timebox: Timebox) -> float:
+def _gradient_s(subject: Subject, terms: _Terms, size: int, timebox: Timebox) -> float:
     """Seconds of one gradient of `size` samples under the plan, not counting the first."""
-    step = Step(subject.job, subject.plan, subject.coupling, dtype=dtype, dropout=False)
+    step = terms.step(subject)
     batch = subject.first_batch(step, size)
     for _ in range(2):
         started = timebox.clock()
@@ -150,7 +180,7 @@ def _gradient_s(subject: Subject, dtype: torch.dtype, size: int, timebox: Timebo
 def _run(race: _Race, timebox: Timebox) -> _Outcome:
     """Train side by side for up to 30 updates, at least three, stopping where the plans have come apart."""
     subject = race.subject
-    steps = [Step(subject.job, plan, subject.coupling, dtype=race.dtype, dropout=False) for plan in race.plans]
+    steps = [race.terms.step(subject, plan) for plan in race.plans]
     begin = max(0, subject.extent.updates_per_epoch - 2)
     differences: list[float] = []
     worst = race.plans[-1]
@@ -164,7 +194,7 @@ def _run(race: _Race, timebox: Timebox) -> _Outcome:
             differences.append(max(apart))
             worst = race.plans[1 + apart.index(max(apart))]
             is_enough = made + 1 >= _FEWEST and timebox.is_over
-            if is_enough or not differences[-1] <= _LARGEST[race.dtype]:
+            if is_enough or not differences[-1] <= _LARGEST[race.terms.dtype]:
                 break
     return _Outcome(tuple(differences), worst)
 
@@ -192,17 +222,20 @@ def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _judged(race: _Race, outcome: _Outcome, batch: int) -> Verdict:
-    differences, limit = outcome.differences, _LARGEST[race.dtype]
+    differences, limit = outcome.differences, _LARGEST[race.terms.dtype]
     subject, largest = race.subject, max(differences)
     of = "" if subject.job.batch == batch else f" (of the job's {batch}, for time)"
     ragged = ", the ragged batch among them," if len(subject.data.train) % subject.job.batch else ""
+    if isinstance(subject.job.batch, TokenBatch):
+        of, ragged = f" at most, as they come to {subject.job.batch.num_tokens:,} tokens,", ""
+    silenced = "with random draws silenced" if race.terms.is_silenced else "without random draws"
     evidence = (
         f"{len(differences)} updates of {subject.job.batch} samples{of}{ragged} in "
-        f"{str(race.dtype).removeprefix('torch.')} with random draws silenced: "
+        f"{str(race.terms.dtype).removeprefix('torch.')} {silenced}: "
         f"{' and '.join(_described(plan, race.plans[0]) for plan in race.plans[1:])}, against micro-batches of "
         f"{race.plans[0].micro_batch} in plain settings; largest difference of weights {largest:.1e}, limit {limit:g}"
     )
-    level: Level = "same mathematics" if race.dtype is torch.float64 else "same law"
+    level: Level = "same mathematics" if race.terms.dtype is torch.float64 else "same law"
     if largest <= limit:
         return _verdict(f"Yes: weights agree to {largest:.1e} after {len(differences)} updates.", evidence, level=level)
     if len(differences) > _FEWEST and largest <= _AMPLIFIED * differences[-2]:

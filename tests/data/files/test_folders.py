@@ -78,13 +78,14 @@ def test_labels_can_come_from_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [("file,label\n9.png,a\n", r"9\.png cannot be read: No such"), ("file,label\n0.png\n", r"row 0: wanted a file"),
+    [("file,label\n9.png,a\n", r"9\.png cannot be read: No such"), ("file,label\n0.png\n", "row 0 has 1 fields"),
+     ("file,label\n0.png,\n", "row 0 wants a file and its class"), ("file,label\n0.png,\udce9\n", "row 0 wants"),
      ("file,label\n0.png,a\n0.png,b\n", r"row 1: '0\.png' has a label already")],
 )  # fmt: skip
 def test_a_table_of_labels_that_is_wrong_is_told(table: str, message: str, tmp_path: Path) -> None:
     """With the row."""
     (tmp_path / "0.png").write_bytes(png_of(0))
-    (tmp_path / "labels.csv").write_text(table)
+    (tmp_path / "labels.csv").write_text(table, errors="surrogateescape")
     with pytest.raises(BadJob, match=message):
         len(stoker.data.image_folder(tmp_path, labels=tmp_path / "labels.csv"))
 

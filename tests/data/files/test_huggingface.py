@@ -13,8 +13,9 @@ import stoker
 from stoker.errors import BadJob
 from stoker.loading import as_samples
 from tests.data.files.making import CLASSES, COUNT, huggingface_source, label_of, pixels_of, png_of
+from tests.optional import optional
 
-datasets = pytest.importorskip("datasets", reason="the library datasets is not installed")
+datasets = optional("datasets")
 
 
 def dataset(**columns: list[Any]) -> Any:

@@ -75,7 +75,7 @@ def test_an_image_is_upright_by_its_exif() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(png_of(1)[:80], "truncated|broken"), (b"", "cannot identify"), (b"GIF89a", "cannot identify|dimensions|header"),
+    [(png_of(1)[:80], "truncated|broken"), (b"", "it has no bytes"), (b"hi", "it is no image: it begins with 68 69"),
      (encoded(Image.fromarray(np.full((4, 4), 40_000, np.uint16))), "more than 8 bits")],
 )  # fmt: skip
 def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -> None:
@@ -111,6 +111,6 @@ def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], messag
 def test_without_pillow_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that brings it."""
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.delitem(sys.modules, "stoker.data.files.decoding", raising=False)
+    monkeypatch.delitem(sys.modules, "stoker.data.reading.images", raising=False)
     with pytest.raises(BadJob, match=r"pip install 'stoker\[data\]'"):
         form().decoded(b"")

@@ -183,9 +183,9 @@ def test_a_file_that_is_not_as_it_should_be_is_told(
 
 
 def test_a_csv_that_is_no_utf8_is_told(tmp_path: Path) -> None:
-    """With its name."""
-    (tmp_path / "t.csv").write_bytes("a,b\nM\xfcller,1\n".encode("latin-1"))
-    with pytest.raises(BadJob, match=r"t\.csv cannot be read as CSV: .*utf"):
+    """With its row."""
+    (tmp_path / "t.csv").write_bytes("a,b\nx,0\nM\xfcller,1\n".encode("latin-1"))
+    with pytest.raises(BadJob, match=r"t\.csv: row 1 is not UTF-8: 'M\ufffdller,1'"):
         len(stoker.data.csv(tmp_path / "t.csv", text=["a"], target="b"))
 
 
@@ -198,7 +198,7 @@ def test_a_parquet_with_a_missing_column_a_type_without_numbers_or_damage_is_tol
     with pytest.raises(BadJob, match=r"'when' is of type timestamp\[ms\], which has no numbers"):
         len(stoker.data.parquet(path))
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(BadJob, match=r"t\.parquet cannot be read as PARQUET"):
+    with pytest.raises(BadJob, match=r"t\.parquet cannot be read as Parquet"):
         len(stoker.data.parquet(path))
     with pytest.raises(BadJob, match=r"absent\.parquet cannot be read: No such file"):
         len(stoker.data.parquet(tmp_path / "absent.parquet"))
@@ -207,8 +207,8 @@ def test_a_parquet_with_a_missing_column_a_type_without_numbers_or_damage_is_tol
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"a": 1}\n{"a": \n', r"row 1: no JSON .*: '\{\"a\":"),
-        ('{"a": 1}\n\n[2]\n', "row 1: a list, wanted an object"),
+        ('{"a": 1}\n{"a": \n', r"row 1 is no JSON: .*: '\{\"a\":"),
+        ('{"a": 1}\n\n[2]\n', r"row 1 is no JSON object but a list: '\[2\]"),
         ('{"a": 1}\n{"a": "x"}\n', r"row 1: 'a' is 'x', a string, where others are a number"),
         ('{"a": "x"}\n{"a": "y"}\n', r"row 0: 'a' is 'x', which is no number"),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.data.files.names import Names
-from stoker.data.files.webdataset import members_of
+from stoker.data.files.webdataset import index_of
 from stoker.errors import BadJob
 from stoker.records import CleanList
 from stoker.records.cleaning import Dropped
@@ -48,7 +48,7 @@ def test_the_index_is_what_reading_from_end_to_end_gives(
 ) -> None:
     """Every member's name and bytes, whatever the names' lengths and the format of tar."""
     path = tar_file(tmp_path / "t.tar", members, tar_format)
-    index, content = members_of(path), path.read_bytes()
+    index, content = index_of(path), path.read_bytes()
     names = Names.of_parts(index["names"].tobytes(), index["ends"])
     places = zip(index["offset"].tolist(), index["size"].tolist(), strict=True)
     found = list(zip(names, [content[offset : offset + size] for offset, size in places], strict=True))

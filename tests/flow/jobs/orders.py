@@ -107,6 +107,7 @@ def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
         "balanced": of_items | {"sampling": stoker.sampling.balanced()},
         "stratified": of_items | {"sampling": stoker.sampling.stratified()},
         "bucketed": of_items | {"lengths": stoker.lengths.bucketed(window=3)},
+        "tokens": of_items | {"lengths": stoker.lengths.bucketed(window=2), "batch": stoker.tokens(85)},
         "packed": {
             "data": Rows(), "model": OfRows, "lengths": stoker.lengths.packed(12), "batch": 9,
             "loss": "token_cross_entropy", "metrics": ["token_accuracy"],

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from stoker.data.reading.faults import BadTable, RowFault
 from stoker.inspecting.tables import files
 from stoker.inspecting.tables.files import CsvTable, JsonlTable, ParquetTable, TextTable
-from stoker.inspecting.tables.rows import BadTable, Batch, Table, row_id
+from stoker.inspecting.tables.rows import Batch, Table, row_id
 
 
 def _rows(table: Table) -> list[tuple[str, dict[str, Any]]]:
@@ -20,7 +21,7 @@ def _rows(table: Table) -> list[tuple[str, dict[str, Any]]]:
     ]  # fmt: skip
 
 
-def _problems(table: Table) -> dict[str, tuple[str, str]]:
+def _problems(table: Table) -> dict[str, RowFault]:
     return {row_id(table, batch, row): said for batch in table.batches() for row, said in batch.problems.items()}
 
 
@@ -35,8 +36,8 @@ def test_rows_of_csv_are_named_whatever_a_batch_holds(size: int, tmp_path: Path,
         ("t.csv:0", {"a": "1", "b": "x\ny"}), ("t.csv:2", {"a": "3", "b": None}), ("t.csv:4", {"a": "5", "b": "z"}),
     ]  # fmt: skip
     assert _problems(table) == {
-        "t.csv:1": ("ragged", "has 1 fields, the header has 2"),
-        "t.csv:3": ("ragged", "has 3 fields, the header has 2"),
+        "t.csv:1": RowFault("ragged", "has 1 fields, the header has 2"),
+        "t.csv:3": RowFault("ragged", "has 3 fields, the header has 2"),
     }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def test_objects_of_jsonl_may_lack_keys(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(b'{"a": 1}\n\n{"a": 2, "b": [3]}\n{"a"\n4\n{"a": "\xff"}\n')
     table = JsonlTable(tmp_path / "t.jsonl", "t", "")
     assert _rows(table) == [("t:0", {"a": 1, "b": None}), ("t:1", {"a": 2, "b": [3]})]
-    assert {name: fault for name, (fault, _) in _problems(table).items()} == {
+    assert {name: fault.kind for name, fault in _problems(table).items()} == {
         "t:2": "corrupt", "t:3": "corrupt", "t:4": "encoding",
     }  # fmt: skip
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.data.reading.faults import RowFault
 from stoker.inspecting.tables import profile
 from stoker.inspecting.tables.profile import ColumnProfile, RowSample, spread_of
 from stoker.inspecting.tables.rows import Batch
@@ -49,7 +50,7 @@ def test_a_sample_of_rows_is_bounded_and_even(monkeypatch) -> None:
     sample = RowSample()
     for first in range(0, 1000, 50):
         rows = list(range(first, first + 50))
-        sample.add(Batch(first, {"x": rows}, 50, {3: ("ragged", "")}))
+        sample.add(Batch(first, {"x": rows}, 50, {3: RowFault("ragged", "")}))
     kept = sample.column("x")
     assert len(kept) <= 10
     assert kept[0] == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -365,3 +367,24 @@ def test_warming_up_fails_with_what_the_engine_says() -> None:
     """An engine that cannot compute its golden inputs never serves."""
     with pytest.raises(ServiceError, match="vocabulary"):
         run(lambda batcher: batcher.warm(Golden(token_inputs(1, 4, first=POISON), {})), TokenEngine(), model=TOKENS)
+
+
+def test_what_was_answered_leaves_memory_without_the_collector() -> None:
+    """A request's inputs go with its answer: bodies are large, and reference cycles wait for a collection."""
+
+    async def ask(batcher: Batcher) -> list[bool]:
+        kept = []
+        for rows in (1, 3, 9):  # the last ones are computed in parts
+            inputs = row(rows=rows)
+            kept.append(weakref.ref(inputs["x"]))
+            await batcher.ask(inputs)
+            del inputs
+        await batcher.ask(row())  # the worker looks at its last batch until there is another
+        await asyncio.sleep(0)
+        return [one() is None for one in kept]
+
+    gc.disable()
+    try:
+        assert run(ask, FixedEngine(), max_batch_rows=4) == [True, True, True]
+    finally:
+        gc.enable()

@@ -86,6 +86,47 @@ def test_rows_that_are_slower_together_go_apart() -> None:
     assert found.reason == "pace"
 
 
+def proportional(rows: int, length: int) -> float:
+    """A CPU that takes twice as long for two as for one."""
+    return rows * length * 1e-4
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rows", "reason"), [(16, 8, "pace"), (32, 8, "pace"), (33, 32, "full"), (200, 32, "full")]
+)
+def test_where_rows_are_as_fast_apart_a_backlog_goes_in_full_batches(waiting: int, rows: int, reason: str) -> None:
+    """With no more waiting than a batch holds, some stay behind, so that the next batch overlaps with the answers."""
+    found = _cut(_queue(*[16] * waiting), _table(proportional))
+    assert (len(found.parts), found.reason) == (rows, reason)
+
+
+def test_a_full_batch_is_tried_whatever_the_table_says() -> None:
+    """What was slow once is measured again, if there is enough for it, and else not."""
+    table = LatencyTable(32)
+    for rows in table.grid:
+        table.learn(rows, 16, (5 if rows > 4 else 1) * proportional(rows, 16), 0.0)
+    assert len(_cut(_queue(*[16] * 64), table).parts) == 4
+    tried = cut(_queue(*[16] * 64), table, 32, 0.0, tries_full=True)
+    assert tried is not None
+    assert (len(tried.parts), tried.reason) == (32, "full")
+    few = cut(_queue(*[16] * 31), table, 32, 0.0, tries_full=True)
+    assert few is not None
+    assert len(few.parts) == 4
+
+
+def test_a_table_that_was_wrong_at_warm_up_is_found_out_under_load() -> None:
+    """A machine that was busy then made full batches look three times as slow; after a while they are full again."""
+
+    def busy(rows: int, length: int) -> float:
+        return (3 if rows > 4 else 1) * proportional(rows, length)
+
+    scheduler = warmed(ServiceSettings(max_batch_rows=32), busy)
+    asked = [Asking(0.0, 16) for _ in range(128)]
+    outcome = simulate(scheduler, asked, proportional, again=lambda _asked, now: Asking(now, 16), until=20.0)
+    assert outcome.batches[1].rows == 4
+    assert [batch.rows for batch in outcome.batches[-40:]] == [32] * 40
+
+
 def test_a_batch_has_at_most_its_rows() -> None:
     """Rows count, not requests; what does not fit waits, what does may pass it."""
     queue = _queue(16, 16, 16, rows=3)

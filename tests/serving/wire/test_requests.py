@@ -192,3 +192,16 @@ def test_a_body_without_json_must_be_clear(manifest: Any, said: str) -> None:
     """Where bytes alone do not tell the shape, that is said."""
     with pytest.raises(BadRequest, match=said):
         decode_raw(bytes(4), manifest=manifest, model=manifest.name)
+
+
+def test_the_same_json_twice_has_each_time_its_own_tensors() -> None:
+    """What JSON says is remembered, never what follows it; and a body that does not fit it is refused as at first."""
+    document = {"id": "again", "inputs": [binary("x", "FP32", [2, 2], 16)]}
+    first, form = asked(document, ONES.tobytes())
+    second, same = asked(document, (2 * ONES).tobytes())
+    assert (first.id, second.id, form) == ("again", "again", same)
+    np.testing.assert_array_equal(first.inputs["x"], ONES)
+    np.testing.assert_array_equal(second.inputs["x"], 2 * ONES)
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="ends at byte 16 of the binary data, of which there are 8"):
+            asked(document, ONES.tobytes()[:8])

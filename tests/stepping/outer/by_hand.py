@@ -22,7 +22,8 @@ class ByHand:
         self.sync, self.interval, self.job = sync, interval, gpt_job(sync)
         model = build_model(self.job).double()
         self.workers = [copy.deepcopy(model) for _ in range(sites)]
-        self.inner = [torch.optim.AdamW(worker.parameters(), lr=self.job.optimizer.lr) for worker in self.workers]
+        rate = self.job.optimizer.lr * (sites**0.5 if sync.rate == "by_noise" else 1)
+        self.inner = [torch.optim.AdamW(worker.parameters(), lr=rate) for worker in self.workers]
         self.start = vector(model)
         self.velocity = torch.zeros_like(self.start)
         count = sync.fragments
@@ -37,7 +38,9 @@ class ByHand:
             self.updates_of(update)
             self.take_over(update)
             for fragment in range(self.sync.fragments):
-                if (update + 1 - fragment * self.interval // self.sync.fragments) % self.interval == 0:
+                early, length = (int(one.value) for one in self.sync.early) if self.sync.early else (1, 0)
+                interval, since = (early, 0) if update < length else (self.interval, length)
+                if (update + 1 - since - fragment * interval // self.sync.fragments) % interval == 0:
                     self.send(fragment, update)
             self.take_over(update)
         self.take_over(10**9)

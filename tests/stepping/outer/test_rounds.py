@@ -37,6 +37,8 @@ EXACT = {
     "local sgd": (LocalSGD(every=samples(60)), 4),
     "fragments": (DiLoCo(every=updates(6), compress="none", fragments=3), 6),
     "overlap": (DiLoCo(every=updates(5), compress="none", overlap=3), 5),
+    "early": (DiLoCo(every=updates(5), compress="none", overlap=1, early=(updates(2), updates(6))), 5),
+    "rates by noise": (DiLoCo(every=updates(5), compress="none", rate="by_noise"), 5),
     "fragments and overlap": (DiLoCo(every=updates(6), compress="none", fragments=3, overlap=2, keep=0.25), 6),
 }
 """Ways to come together without rounding, and their intervals [updates]."""

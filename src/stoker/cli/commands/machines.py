@@ -26,7 +26,8 @@ def doctor(
     """Tell what this machine is, and what it really reaches (about a minute the first time, then cached)."""
     with reported(debug=debug):
         from stoker import data, flow
-        from stoker.cli.doctor import doctor_document, look_around, render_doctor
+        from stoker.cli.doctor import doctor_document, render_doctor
+        from stoker.cli.surroundings import look_around
         from stoker.flow.links import links_between
 
         with waiting("measuring what the devices reach", quiet=as_json):

@@ -25,10 +25,17 @@ def tune(
     ] = None,
     settings: Settings = None,
     trials: Annotated[int, typer.Option("--trials", metavar="N", help="Configurations in all.")] = 20,
-    sampler: Annotated[str, typer.Option("--sampler", help="What proposes them: grid, random, tpe, gp.")] = "tpe",
+    sampler: Annotated[str, typer.Option("--sampler", help="What proposes them: grid, random, tpe, gp, pbt.")] = "tpe",
     pruner: Annotated[
-        str, typer.Option("--pruner", help="What gives them up early: none, asha, hyperband, median.")
-    ] = "asha",
+        str | None,
+        typer.Option("--pruner", help="What gives them up early: none, asha, hyperband, median.", show_default="asha"),
+    ] = None,
+    intervals: Annotated[
+        int | None,
+        typer.Option(
+            "--intervals", metavar="N", help="Of a population (pbt): how often the worst go on from the best."
+        ),
+    ] = None,
     objective: Annotated[
         str | None, typer.Option("--objective", metavar="METRIC", help="What is best, such as valid/accuracy.")
     ] = None,
@@ -63,7 +70,7 @@ def tune(
         options: dict[str, Any] = {
             "trials": trials, "sampler": sampler, "pruner": pruner, "objective": objective, "on": on, "seed": seed,
             "storage": storage, "study": study, "planned": planned, "parallel": parse_parallel(parallel),
-            "seconds": None if time is None else parse_seconds(time), "plan": plan_file,
+            "intervals": intervals, "seconds": None if time is None else parse_seconds(time), "plan": plan_file,
         }  # fmt: skip
         _tune(job_file, space, settings, dry_run=dry_run, as_json=as_json, options=options)
 

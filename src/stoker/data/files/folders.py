@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +11,14 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from stoker.data.files.cleaning import Clean, left_out, require_known
-from stoker.data.files.images import SUFFIXES, ImageForm, image_form
+from stoker.data.files.images import ImageForm, image_form
 from stoker.data.files.mending import as_first_seen, note_unreadable
 from stoker.data.files.names import Names
 from stoker.data.files.source import IndexedSource, Labels, digest_of_parts
+from stoker.data.reading.csv_file import CsvFile
+from stoker.data.reading.folders import files_below
+from stoker.data.reading.image_kinds import SUFFIXES
+from stoker.data.reading.lines import is_utf8, opened
 from stoker.errors import BadJob, nearest
 
 if TYPE_CHECKING:
@@ -219,28 +221,13 @@ def _by_folder(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
     """Images below `root` with the first folder on their way, "" where there is none, and files that are no images."""
     images: list[tuple[str, str]] = []
     others: list[str] = []
-    for name in _files_below(root):
+    for name in files_below(root):
         folder = name.partition("/")[0] if "/" in name else ""
         if Path(name).suffix.lower() not in SUFFIXES:
             others.append(name)
         else:
             images.append((name, folder))
     return images, others
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    """Files below `root`, links followed, as paths with slashes; hidden ones and folders already seen are left out."""
-    seen: set[str] = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        between = Path(folder).relative_to(root).as_posix()
-        start = "" if between == "." else f"{between}/"
-        yield from (f"{start}{name}" for name in names if not name.startswith("."))
 
 
 def _labelled(path: Path) -> Iterator[tuple[str, str]]:
@@ -250,16 +237,14 @@ def _labelled(path: Path) -> Iterator[tuple[str, str]]:
         BadJob: it cannot be read, a row has no two fields, or a file is there twice.
     """
     seen: set[str] = set()
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for row, fields in enumerate(csv.reader(file)):
-                if row == 0 or not fields:
-                    continue
-                if len(fields) < 2 or not all(fields[:2]):
-                    raise BadJob(f"{path}, row {row - 1}: wanted a file and its class, got {fields}")
-                if fields[0] in seen:
-                    raise BadJob(f"{path}, row {row - 1}: {fields[0]!r} has a label already")
-                seen.add(fields[0])
-                yield fields[0], fields[1]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadJob(f"the labels in {path} cannot be read: {error}", remedy="Give a CSV file in UTF-8.") from error
+    table = CsvFile(path)
+    with opened(path) as content:
+        for row, record in enumerate(table.records(content)):
+            name, label = [*record.fields, "", ""][:2]
+            if record.fault or not (name and label and is_utf8(label)):
+                words = record.fault.words if record.fault else f"wants a file and its class, and has {record.fields}"
+                raise BadJob(f"{path}: row {row} {words}", remedy="Give a file and its class in each row.")
+            if name in seen:
+                raise BadJob(f"{path}: row {row}: {name!r} has a label already", remedy="Leave one of them out.")
+            seen.add(name)
+            yield name, label

@@ -1,26 +1,22 @@
-"""What images shall be like: their size, their channels, and the numbers a model takes. Decoding is in `decoding`."""
+"""What images shall be like: their size, their channels, and the numbers a model takes. Decoding is in `reading`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker.data.files.extras import needs
 from stoker.data.files.source import require_choice
+from stoker.data.reading.image_kinds import Resize
 from stoker.errors import BadJob
 
 if TYPE_CHECKING:
     import torch
-
-Resize = Literal["stretch", "crop", "pad"]
-
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
-"""Files that are taken for images, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +26,7 @@ class ImageForm:
     Attributes:
         size: (H, W); None leaves every image as large as it is.
         channels: 1 for grey, 3 for RGB, 4 for RGB and alpha.
-        resize: an image of another shape is distorted ("stretch"), cut at its longer sides ("crop"), or put on black
-            ("pad"); bilinear, as `stoker predict` does it.
+        resize: what becomes of an image of another shape; bilinear, as `stoker predict` does it.
         mean: taken off each channel of pixels from 0 to 1.
         std: what they are divided by then.
     """
@@ -46,18 +41,18 @@ class ImageForm:
         """The pixels [C, H, W] of an encoded image.
 
         Raises:
-            ValueError: it is damaged, or of a kind that is not understood; the text says what, not which.
+            BadImage: it is damaged, or of a kind that is not understood; the text says what, not which.
             BadJob: Pillow is missing.
         """
         with needs("pillow"):
-            from stoker.data.files.decoding import decoded
-        return decoded(content, self)
+            from stoker.data.reading.images import loaded, upright
+        return self.fitted(upright(loaded(content)))
 
     def fitted(self, image: Any) -> npt.NDArray[np.uint8]:
-        """The pixels [C, H, W] of an image of Pillow; raises ValueError as `decoded` does."""
-        from stoker.data.files.decoding import fitted
+        """The pixels [C, H, W] of an image of Pillow; raises BadImage as `decoded` does."""
+        from stoker.data.reading.images import fitted
 
-        return fitted(image, self)
+        return fitted(image, self.channels, self.size, self.resize)
 
     def prepare(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels uint8 [B, C, H, W] as float32 from 0 to 1, less `mean`, divided by `std`; a new tensor."""

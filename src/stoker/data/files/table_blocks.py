@@ -1,27 +1,34 @@
 """The rows of CSV, Parquet and JSONL files, block by block. Imports pyarrow: it is imported when a table is read.
 
-CSV and its ragged rows are pyarrow's affair; JSON is parsed line by line, so that a broken line can be named.
+pyarrow reads CSV several times as fast as a reader of single records does, and so goes first; from the block on in
+which it meets a broken row that one takes over, to leave the row out, or to tell which it is. Only what follows a
+closed quote is no fault to pyarrow: it reads `"x"y` as `xy`.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from stoker.data.files.table_spec import TableSpec
+from stoker.data.reading.csv_file import CsvFile
+from stoker.data.reading.faults import RowFault
+from stoker.data.reading.json_lines import kind_of, object_in, rows_in
+from stoker.data.reading.lines import Lines, is_utf8, opened
+from stoker.data.reading.parquet import batches_of, parquet_file
 from stoker.errors import BadJob, first_line, nearest
 
 _BLOCK_BYTES = 8 * 2**20
 _BLOCK_ROWS = 2**15
+_SHOWN = 60
+"""Characters of a broken row that are shown."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,22 @@ class Block:
 
 
 def header_of(path: Path, spec: TableSpec) -> tuple[str, ...]:
-    """The columns of a file.
+    """The columns of a file; of JSONL, the keys of its first object.
 
     Raises:
         BadJob: it cannot be read, has none, or has one twice.
     """
-    readers = {"csv": _csv_header, "parquet": _parquet_header, "jsonl": _jsonl_header}
-    try:
-        header = readers[spec.format](path, spec)
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
-        raise _unreadable(path, spec.format, error) from error
+    if spec.format == "csv":
+        return CsvFile(path, spec.delimiter).header
+    if spec.format == "parquet":
+        with parquet_file(path) as file:
+            header = tuple(file.schema_arrow.names)
+    else:
+        header = next((tuple(found) for _, found in _objects(path, frozenset())), ())
     twice = sorted({name for name in header if header.count(name) > 1})
     if not header or twice:
         what = f"has two columns {twice[0]!r}" if twice else "has no columns"
-        raise BadJob(f"{path} {what}", remedy="The first line names the columns, each once.")
+        raise BadJob(f"{path} {what}", remedy="Give a file whose columns have names, each once.")
     return header
 
 
@@ -66,23 +75,27 @@ def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: froz
     Raises:
         BadJob: a column is missing, a row is ragged or broken, or the file is damaged.
     """
-    readers = {"csv": _csv_blocks, "parquet": _parquet_blocks, "jsonl": _jsonl_blocks}
     if spec.format != "jsonl":
         _require_columns(path, header_of(path, spec), columns)
+    with _told(path, spec):
+        if spec.format == "csv":
+            yield from _csv_blocks(CsvFile(path, spec.delimiter), columns, dropped)
+        elif spec.format == "parquet":
+            yield from (_kept(block, dropped) for block in _parquet_blocks(path, columns))
+        else:
+            yield from _jsonl_blocks(path, columns, dropped)
+
+
+@contextmanager
+def _told(path: Path, spec: TableSpec) -> Iterator[None]:
+    """Errors of the disk and of pyarrow, with the file."""
     try:
-        for block in readers[spec.format](path, spec, columns, dropped):
-            yield _kept(block, dropped)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise _unreadable(path, spec.format, error) from error
-
-
-def _unreadable(path: Path, kind: str, error: Exception) -> BadJob:
-    is_encoded = isinstance(error, UnicodeDecodeError)
-    remedy = "Write it in UTF-8." if is_encoded else "Copy the file again if it is damaged."
-    return BadJob(
-        f"{path} cannot be read as {kind.upper()}: {first_line(error)}",
-        remedy=f"{remedy} `stoker data check` looks through all of it.",
-    )
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise BadJob(
+            f"{path} cannot be read as {spec.format.upper()}: {first_line(error)}",
+            remedy="Copy the file again if it is damaged. `stoker data check` looks through all of it.",
+        ) from error
 
 
 def _require_columns(path: Path, header: Sequence[str], columns: Sequence[str]) -> None:
@@ -100,83 +113,61 @@ def _kept(block: Block, dropped: frozenset[int]) -> Block:
     return block.only(np.array([row not in dropped for row in block.rows.tolist()], bool))
 
 
-def _csv_header(path: Path, spec: TableSpec) -> tuple[str, ...]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return tuple(next(csv.reader(file, delimiter=spec.delimiter), []))
-
-
-@dataclass
-class _Ragged:
-    """Rows with another number of fields than the header: passed over where they are left out, else remembered."""
-
-    dropped: frozenset[int]
-    passed: list[int] = field(default_factory=list)
-    first: str | None = None
-
-    def __call__(self, row: Any) -> str:
-        at = row.number - 2  # their count begins with 1 at the header
-        if at in self.dropped:
-            self.passed.append(at)
-            return "skip"
-        self.first = f"row {at} has {row.actual_columns} fields, the header has {row.expected_columns}: {row.text!r}"
-        return "error"
-
-
-def _csv_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
-    ragged = _Ragged(dropped)
+def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
+    first = 0
     try:
         with pyarrow.csv.open_csv(
-            path,
+            file.path,
             read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(
-                delimiter=spec.delimiter, newlines_in_values=True, invalid_row_handler=ragged
-            ),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=file.delimiter, newlines_in_values=True),
             convert_options=pyarrow.csv.ConvertOptions(
                 include_columns=list(columns), column_types=dict.fromkeys(columns, pa.string()),
                 strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=True,
             ),
         ) as reader:  # fmt: skip
-            first = 0
             for batch in reader:
-                rows = _numbered(first, batch.num_rows, ragged.passed)
-                first = first if not len(rows) else int(rows[-1]) + 1
-                yield Block(path, rows, dict(zip(columns, batch.columns, strict=True)), is_text=True)
-    except pa.ArrowInvalid as error:
-        if ragged.first is None:
-            raise
-        raise BadJob(
-            f"{path}: {ragged.first}",
-            remedy="Mend the row, quote fields that hold the delimiter, or leave it out with clean=….",
-        ) from error
+                rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
+                first += batch.num_rows
+                values = dict(zip(columns, batch.columns, strict=True))
+                yield _kept(Block(file.path, rows, values, is_text=True), dropped)
+    except pa.ArrowInvalid:
+        yield from _blocks_of_records(file, columns, dropped, first)
 
 
-def _numbered(first: int, count: int, passed: Sequence[int]) -> np.typing.NDArray[np.int64]:
-    """The numbers of `count` rows from `first` on, those that were passed over left out."""
-    rows = np.arange(first, first + count + len(passed), dtype=np.int64)
-    return rows[~np.isin(rows, np.array(passed, np.int64))][:count]
+def _blocks_of_records(file: CsvFile, columns: Sequence[str], dropped: frozenset[int], first: int) -> Iterator[Block]:
+    """The rows from `first` on, one by one, so that broken ones can be left out, or told."""
+    places = [file.header.index(name) for name in columns]
+    rows: list[int] = []
+    values: list[list[str]] = []
+    with opened(file.path) as content:
+        for row, record in enumerate(file.records(content)):
+            if row < first or row in dropped:
+                continue
+            chosen = [] if record.fault else [record.fields[place] for place in places]
+            fault = record.fault or (None if is_utf8("".join(chosen)) else RowFault("encoding", "is not UTF-8"))
+            if fault:
+                raise _broken(file.path, row, fault, file.delimiter.join(record.fields))
+            rows.append(row)
+            values.append(chosen)
+            if len(rows) == _BLOCK_ROWS:
+                yield _block_of_texts(file.path, rows, values, columns)
+                rows, values = [], []
+    yield _block_of_texts(file.path, rows, values, columns)
 
 
-def _parquet_header(path: Path, _spec: TableSpec) -> tuple[str, ...]:
-    return tuple(pq.read_schema(path).names)
+def _block_of_texts(path: Path, rows: list[int], values: list[list[str]], columns: Sequence[str]) -> Block:
+    texts = {name: pa.array([row[at] or None for row in values], pa.string()) for at, name in enumerate(columns)}
+    return Block(path, np.array(rows, np.int64), texts, is_text=True)
 
 
-def _parquet_blocks(path: Path, _spec: TableSpec, columns: Sequence[str], _dropped: frozenset[int]) -> Iterator[Block]:
-    with pq.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
-        first = 0
-        for batch in file.iter_batches(_BLOCK_ROWS, columns=list(columns), use_threads=False):
+def _parquet_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
+    with parquet_file(path) as file:
+        for first, batch in batches_of(file, path, _BLOCK_ROWS, list(columns)):
             rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
-            first += batch.num_rows
             yield Block(path, rows, {name: batch.column(name) for name in columns})
 
 
-def _jsonl_header(path: Path, _spec: TableSpec) -> tuple[str, ...]:
-    """The keys of the first object."""
-    for _, found in _objects(path, frozenset()):
-        return tuple(found)
-    return ()
-
-
-def _jsonl_blocks(path: Path, _spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
+def _jsonl_blocks(path: Path, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
     seen: set[str] = set()
     rows: list[int] = []
     objects: list[dict[str, Any]] = []
@@ -200,7 +191,7 @@ def _column(path: Path, name: str, rows: list[int], values: list[Any]) -> pa.Arr
     try:
         return pa.array(values)
     except pa.ArrowException as error:
-        kinds = [_json_kind(value) for value in values]
+        kinds = [kind_of(value) for value in values]
         usual = next(kind for kind in kinds if kind != "null")
         odd = next((at for at, kind in enumerate(kinds) if kind not in ("null", usual)), 0)
         raise BadJob(
@@ -209,28 +200,21 @@ def _column(path: Path, name: str, rows: list[int], values: list[Any]) -> pa.Arr
         ) from error
 
 
-def _json_kind(value: Any) -> str:
-    kinds = {bool: "boolean", int: "number", float: "number", str: "string", list: "list", dict: "object"}
-    return kinds.get(type(value), "null")
-
-
 def _objects(path: Path, dropped: frozenset[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Every line's object with its number; blank lines are none, and what is dropped is not looked at."""
-    with path.open("rb") as file:
-        row = -1
-        for line in file:
-            if not line.strip():
-                continue
-            row += 1
+    """Every row's object with its number; what is dropped is not looked at."""
+    with opened(path) as file:
+        for row, line in enumerate(rows_in(Lines(file, path))):
             if row in dropped:
                 continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise BadJob(
-                    f"{path}, row {row}: no JSON ({error}): {line[:60].decode('utf-8', 'replace')!r}",
-                    remedy="One object a line; mend the line, or leave it out with clean=….",
-                ) from error
-            if not isinstance(found, dict):
-                raise BadJob(f"{path}, row {row}: a {_json_kind(found)}, wanted an object", remedy="One object a line.")
+            found, fault = object_in(line.content)
+            if fault:
+                raise _broken(path, row, fault, line.content[:_SHOWN].decode("utf-8", "replace"))
             yield row, found
+
+
+def _broken(path: Path, row: int, fault: RowFault, text: str) -> BadJob:
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")[:_SHOWN]
+    return BadJob(
+        f"{path}: row {row} {fault.words}" + (f": {text!r}" if text else ""),
+        remedy="Mend the row, or leave it out with clean=…; `stoker data check` finds all such rows.",
+    )

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from stoker.data.files.table_blocks import Block, blocks_of, header_of
 from stoker.data.files.table_columns import Vocabulary, numbers_of, texts_of
-from stoker.data.files.table_missing import MissingCount
+from stoker.data.files.table_missing import MissingCount, require_sensible_missing
 from stoker.data.files.table_spec import TableSpec
 from stoker.data.files.table_store import (
     CATEGORIES,
@@ -82,6 +82,7 @@ class _Building:
         self.folder = folder
         self.spec = spec
         self.features = spec.with_features(header)
+        require_sensible_missing(spec, self.features, header)
         self.missing = MissingCount(spec)
         self.words = {name: Vocabulary(name, given) for name, given in spec.categories}
         self.target = None if spec.target is None else TargetReader(spec.target, spec)
@@ -129,7 +130,8 @@ class _Building:
             words[name], is_dropped = self.missing.see_words(block, name, values)
             kept &= ~is_dropped
         if self.target is not None:
-            kept &= ~self.missing.see_target(block, self.target.column)
+            rest = block.only(kept)
+            kept[kept] = ~self.missing.see_target(rest, self.target.column, self.target.missing_in(rest))
         block, words = block.only(kept), {name: values.filter(pa.array(kept)) for name, values in words.items()}
         if self.target is not None:
             self.target.read(block)

@@ -17,8 +17,8 @@ MOST_VALUES = 2**16
 """A column of categories or classes with more different values than this is taken for a mistake."""
 
 
-def numbers_of(block: Block, column: str, *, is_strict: bool = False) -> npt.NDArray[np.float64]:
-    """A column as float64 [B], with NaN where it is missing; if `is_strict`, words for that are no numbers.
+def numbers_of(block: Block, column: str) -> npt.NDArray[np.float64]:
+    """A column as float64 [B], with NaN where it is missing.
 
     Raises:
         BadJob: a value is no number, or the column is of a type without numbers.
@@ -27,7 +27,7 @@ def numbers_of(block: Block, column: str, *, is_strict: bool = False) -> npt.NDA
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = _parsed(block, column, values, is_strict=is_strict)
+        values = _parsed(block, column, values)
     elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
               or pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type)):  # fmt: skip
         raise BadJob(
@@ -54,12 +54,12 @@ def texts_of(block: Block, column: str) -> pa.Array:
 
 
 def are_numbers(block: Block, column: str) -> bool:
-    """Whether every value of a column that is not missing is a number; booleans are none."""
+    """Whether every value of a column that is not missing, nor a word for that, is a number; booleans are none."""
     values = _plain(block.columns[column])
     if pa.types.is_boolean(values.type):
         return False
     try:
-        numbers_of(block, column, is_strict=True)
+        numbers_of(block, column)
     except BadJob:
         return False
     return True
@@ -115,20 +115,21 @@ def _plain(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
-def _parsed(block: Block, column: str, values: pa.Array, *, is_strict: bool) -> pa.Array:
+def numerals_of(texts: pa.Array) -> pa.Array:
+    """Text [B] without space around it, null where it is a word for a missing number."""
+    texts = pc.utf8_trim_whitespace(texts)
+    words = pa.array(["", *NOT_A_NUMBER], texts.type)
+    is_word = pc.fill_null(pc.is_in(texts, value_set=words), fill_value=False)
+    return pc.if_else(is_word, pa.scalar(None, texts.type), texts)
+
+
+def _parsed(block: Block, column: str, texts: pa.Array) -> pa.Array:
     """Text as numbers."""
-    values = pc.utf8_trim_whitespace(values)
-    words = pa.array(["", *NOT_A_NUMBER], values.type)
-    is_word = pc.fill_null(pc.is_in(values, value_set=words), fill_value=False)
+    values = numerals_of(texts)
     try:
-        if is_strict and pc.any(is_word).as_py():
-            raise pa.ArrowInvalid("a word")
-        return pc.cast(pc.if_else(is_word, pa.scalar(None, values.type), values), pa.float64())
+        return pc.cast(values, pa.float64())
     except pa.ArrowException as error:
-        known = () if is_strict else ("", *NOT_A_NUMBER)
-        at, value = next(
-            (at, value) for at, value in enumerate(values.to_pylist()) if value not in known and not _is_number(value)
-        )
+        at, value = next((at, value) for at, value in enumerate(values.to_pylist()) if not _is_number(value))
         raise BadJob(
             f"{block.path}, row {int(block.rows[at])}: {column!r} is {value!r}, which is no number",
             remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
@@ -138,8 +139,6 @@ def _parsed(block: Block, column: str, values: pa.Array, *, is_strict: bool) -> 
 def _is_number(value: str | None) -> bool:
     if value is None:
         return True
-    if value in NOT_A_NUMBER:
-        return False
     try:
         pc.cast(pa.scalar(value), pa.float64())
     except pa.ArrowException:

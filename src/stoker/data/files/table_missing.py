@@ -11,12 +11,33 @@ import pyarrow.compute as pc
 
 from stoker.data.files.table_blocks import Block
 from stoker.data.files.table_spec import TableSpec
-from stoker.errors import BadJob
+from stoker.errors import BadJob, nearest
 
 _NAMED = 3
 """So many places of a column's missing values are told."""
 
 Mask = npt.NDArray[np.bool_]
+
+
+def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: Sequence[str]) -> None:
+    """Refuse a word for missing values that no column can have.
+
+    Raises:
+        BadJob: `missing=` names a column that the table, whose columns are `header`, lacks; or says something other
+            than "mean", "drop" or a number of one of `features`.
+    """
+    for column, choice in spec.missing:
+        if column not in header and not spec.is_like:  # a file to validate on may lack some
+            raise BadJob(f"missing={{{column!r}: …}}: the table has no such column. {nearest(column, header)}")
+        if column in features and not (choice in ("mean", "drop") or _is_number(choice)):
+            raise BadJob(
+                f"missing={{{column!r}: {choice!r}}}: {column!r} is a column of numbers",
+                remedy='Give "mean", "drop", or a number; for a category any word.',
+            )
+
+
+def _is_number(choice: object) -> bool:
+    return isinstance(choice, int | float) and not isinstance(choice, bool)
 
 
 class MissingCount:
@@ -45,9 +66,8 @@ class MissingCount:
             values = pc.fill_null(values, choice)
         return values, is_missing & (choice == "drop")
 
-    def see_target(self, block: Block, column: str) -> Mask:
-        """Which rows are dropped for want of a target: there is none, or it is NaN; `NA` is a word like others."""
-        is_missing: Mask = pc.is_null(block.columns[column], nan_is_null=True).to_numpy(zero_copy_only=False)
+    def see_target(self, block: Block, column: str, is_missing: Mask) -> Mask:
+        """Which rows are dropped for want of a target, as `is_missing` [B] says."""
         return is_missing & (self._choice(block, column, is_missing, of_words=True) == "drop")
 
     def add_means(self, columns: Sequence[str], numbers: npt.NDArray[np.float64]) -> None:

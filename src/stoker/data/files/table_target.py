@@ -1,4 +1,7 @@
-"""The column of the target: classes, whole numbers or numbers, whichever its values are."""
+"""The column of the target: classes, whole numbers or numbers, whichever its values are.
+
+Among numbers a word such as `NA` stands for a missing one. Among words it is one of them: there is a country `NA`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stoker.data.files.table_blocks import Block
-from stoker.data.files.table_columns import Vocabulary, are_numbers, numbers_of, texts_of
+from stoker.data.files.table_columns import Vocabulary, are_numbers, numbers_of, numerals_of, texts_of
 from stoker.data.files.table_spec import TableSpec
 from stoker.errors import BadJob
 
 FoundKind = Literal["class", "integer", "number"]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,30 @@ class TargetReader:
         self._words = Vocabulary(column, spec.classes)
         self._codes: list[npt.NDArray[np.int32]] = []
         self._numbers: list[npt.NDArray[np.float64]] = []
+        self._taken_as_missing: str | None = None
+
+    def missing_in(self, block: Block) -> Mask:
+        """Which rows [B] lack a target; to be asked of every block, before it is read.
+
+        Raises:
+            BadJob: words follow numbers, and a word for a missing number was taken for one.
+        """
+        if self._can_be_number and self._wanted == "auto" and not are_numbers(block, self.column):
+            self._require_no_word_taken(block)
+            self._can_be_number = self._can_be_integer = False
+            self._numbers.clear()
+        is_nothing: Mask = pc.is_null(block.columns[self.column], nan_is_null=True).to_numpy(zero_copy_only=False)
+        if not self._can_be_number:
+            return is_nothing
+        is_missing = np.isnan(numbers_of(block, self.column))
+        if self._taken_as_missing is None and (is_missing & ~is_nothing).any():
+            at = int((is_missing & ~is_nothing).argmax())
+            value = block.columns[self.column][at].as_py()
+            self._taken_as_missing = f"row {int(block.rows[at])} of {block.path} is {value!r}"
+        return is_missing
 
     def read(self, block: Block) -> None:
         """Take a block's targets; missing ones, which are counted elsewhere, become anything."""
-        if self._wanted == "auto" and self._can_be_number and not are_numbers(block, self.column):
-            self._can_be_number = self._can_be_integer = False
-            self._numbers.clear()
         if self._can_be_class:
             self._read_classes(block)
         if self._can_be_integer and not _are_whole(block, self.column):
@@ -54,7 +76,7 @@ class TargetReader:
                 raise BadJob(f"{block.path}: the target {self.column!r} has values that are no whole numbers",
                              remedy='Take it as target_kind="number" or "class".')  # fmt: skip
         if self._can_be_number:
-            self._numbers.append(numbers_of(block, self.column, is_strict=True))
+            self._numbers.append(numbers_of(block, self.column))
 
     def result(self) -> Targets:
         """The targets of all rows that were read."""
@@ -77,9 +99,18 @@ class TargetReader:
             self._codes.clear()
 
 
+    def _require_no_word_taken(self, block: Block) -> None:
+        if self._taken_as_missing is not None:
+            raise BadJob(
+                f"the target {self.column!r} begins with numbers, among which {self._taken_as_missing}, a missing one; "
+                f"from row {int(block.rows[0])} of {block.path} on it has words",
+                remedy='If they are all classes, say so: target_kind="class". If not: target_kind="number".',
+            )
+
+
 def _are_whole(block: Block, column: str) -> bool:
     values = block.columns[column]
     if block.is_text:
-        is_whole = pc.match_substring_regex(pc.utf8_trim_whitespace(values), r"^[+-]?\d+$")
+        is_whole = pc.match_substring_regex(numerals_of(values), r"^[+-]?\d+$")
         return pc.all(is_whole).as_py() is not False  # None: all are missing
     return bool(pa.types.is_integer(values.type) or pa.types.is_null(values.type))

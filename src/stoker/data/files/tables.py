@@ -243,7 +243,19 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
     given = [path] if isinstance(path, str | Path) else list(path)
     if not given:
         raise BadJob(f"a {spec.format} source needs a file", remedy="Give a path, or a list of them.")
-    return Table(tuple(Path(one).expanduser().absolute() for one in given), spec, clean, like)
+    paths = tuple(Path(one).expanduser().absolute() for one in given)
+    for one in paths:
+        _require_no_folder(one, spec.format)
+    return Table(paths, spec, clean, like)
+
+
+def _require_no_folder(path: Path, ending: str) -> None:
+    if path.is_dir():
+        found = sum(1 for _ in path.glob(f"*.{ending}"))
+        raise BadJob(
+            f"{path} is a folder, and stoker.data.{ending} reads files; {found:,} in it end in .{ending}",
+            remedy=f'Name them: stoker.data.{ending}(sorted(Path({path.name!r}).glob("*.{ending}"))).',
+        )
 
 
 def _found_in(like: Table, given: TableSpec) -> TableSpec:

@@ -7,8 +7,6 @@ in an order that is computed. Source: https://github.com/webdataset/webdataset, 
 from __future__ import annotations
 
 import json
-import re
-import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,15 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
-from stoker.data.files.images import SUFFIXES, ImageForm, image_form
+from stoker.data.files.images import ImageForm, image_form
 from stoker.data.files.mending import as_first_seen, note_unreadable, version_of
 from stoker.data.files.names import Names
 from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
 from stoker.data.files.source import IndexedSource, Labels, digest_of_parts
+from stoker.data.reading.image_kinds import SUFFIXES
+from stoker.data.reading.tar_shard import members_of, named
 from stoker.errors import BadJob, nearest
-
-_NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]+)")
-"""A sample's key with its folder, and what the member is."""
 
 _IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 _PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
@@ -64,7 +61,7 @@ class WebDataset(IndexedSource):
     @cached_property
     def members(self) -> Members:
         """Where everything lies; looked for on first use."""
-        found = [indexed(path, "tar", members_of) for path in self.paths]
+        found = [indexed(path, "shard", index_of) for path in self.paths]
         return _chosen(self.paths, found, self.fields, self._clean)
 
     @property
@@ -196,31 +193,17 @@ def webdataset(  # noqa: PLR0913 - what can be said of shards of images
     return WebDataset(shard_paths(shards), tuple(fields), form, tuple(map(str, classes)), clean)
 
 
-def members_of(path: Path) -> Arrays:
-    """The members of a tar file that are samples' parts: where each begins and its size [M], and its name.
+def index_of(path: Path) -> Arrays:
+    """The parts of samples in a shard: where each begins and its size [M], and its name.
 
     Raises:
         BadJob: it is no tar file, or is cut off.
     """
-    offsets, sizes, names = [], [], []
-    num_bytes = path.stat().st_size
-    try:
-        with tarfile.open(path, "r:") as file:
-            for member in file:
-                vars(file)["members"] = []  # else it keeps a record of every member
-                if member.offset_data + member.size > num_bytes:
-                    raise tarfile.ReadError(f"it ends within {member.name}")
-                if member.isreg() and _NAME.fullmatch(member.name):
-                    offsets.append(member.offset_data)
-                    sizes.append(member.size)
-                    names.append(member.name)
-    except (tarfile.TarError, OSError) as error:
-        raise BadJob(
-            f"{path} cannot be read as tar: {error}", remedy="Fetch the shard again; it is damaged or cut off."
-        ) from error
-    stored = Names(names)
+    members = list(members_of(path))
+    stored = Names(f"{member.key}.{member.kind}" for member in members)
     return {
-        "offset": np.array(offsets, np.int64), "size": np.array(sizes, np.int64),
+        "offset": np.array([member.offset for member in members], np.int64),
+        "size": np.array([member.size for member in members], np.int64),
         "names": np.frombuffer(stored.blob, np.uint8), "ends": stored.ends,
     }  # fmt: skip
 
@@ -258,9 +241,9 @@ def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[i
     names = Names.of_parts(arrays["names"].tobytes(), arrays["ends"])
     samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
     for name, offset, size in zip(names, arrays["offset"].tolist(), arrays["size"].tolist(), strict=True):
-        matched = _NAME.fullmatch(name)
-        assert matched is not None, "only such names are in the index"
-        key, kind = matched[1].removeprefix("./"), matched[2].lower()
+        found = named(name)
+        assert found is not None, "only such names are in the index"
+        key, kind = found
         if not samples or samples[-1][0] != key:
             samples.append((key, {}))
         if kind in samples[-1][1]:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
-import re
-import warnings
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
+from stoker.data.reading.faults import BadImage
+from stoker.data.reading.images import loaded, upright
 from stoker.records.cleaning import Fault
 
 _SAME_FORMAT = {"MPO": "JPEG", "DIB": "BMP"}
-_END_OF_JPEG = b"\xff\xd9"
 
 
 class Unreadable(ValueError):
@@ -75,41 +72,13 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _of_bytes(content: bytes, suffix: str) -> Picture:
-    if not content:
-        raise Unreadable("empty", "has no bytes")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of broken EXIF, which is not what is decoded
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = _loaded(content)
-    except UnidentifiedImageError:
-        raise Unreadable("corrupt", f"is no image: begins with {content[:8].hex(' ')}") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise Unreadable("shape", _words(error)) from None
-    except (OSError, SyntaxError, ValueError, IndexError, EOFError, zlib.error, OverflowError) as error:
-        raise Unreadable("corrupt", f"cannot be decoded: {_words(error)}") from None
+        image = loaded(content, is_strict=True)
+    except BadImage as error:
+        raise Unreadable(error.fault, f"cannot be decoded: {error}") from None
     found = _SAME_FORMAT.get(image.format or "", image.format or "")
     promised = _formats().get(suffix, "")
-    return Picture(_upright(image), found if promised and found != promised else "")
-
-
-def _loaded(content: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(content))
-    if image.format == "PNG":
-        image.verify()  # the checksums of chunks, which decoding does not look at
-        image = Image.open(io.BytesIO(content))
-    if image.format == "JPEG" and content.rfind(_END_OF_JPEG) < 0:
-        raise OSError("the end of the JPEG is missing")
-    image.load()
-    return image
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """As its EXIF data say it is to be seen; broken ones say nothing."""
-    try:
-        return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        return image
+    return Picture(upright(image), found if promised and found != promised else "")
 
 
 def _of_array(pixels: NDArray[Any]) -> Image.Image:
@@ -124,11 +93,6 @@ def _of_array(pixels: NDArray[Any]) -> Image.Image:
         pixels = np.asarray(pixels, np.int64) // 257
     pixels = np.ascontiguousarray(pixels.astype(np.uint8))
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-
-
-def _words(error: BaseException) -> str:
-    """The error's words, without the memory address that Pillow puts in."""
-    return re.sub(r"<_io\.BytesIO object at 0x[0-9a-f]+>", "these bytes", str(error).strip()) or type(error).__name__
 
 
 @functools.cache

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.data.reading.folders import files_below
+from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.errors import BadJob
 from stoker.inspecting.sources.arrays import find_idx, find_numpy, idx_pairs
 from stoker.inspecting.sources.base import Found
-from stoker.inspecting.sources.folder import IMAGE_SUFFIXES, find_images, list_classes
+from stoker.inspecting.sources.folder import find_images, list_classes
 from stoker.inspecting.sources.shards import find_shards
 from stoker.inspecting.sources.splits import split_of
 from stoker.inspecting.tables.files import CsvTable, JsonlTable, ParquetTable, TextTable
@@ -71,9 +72,9 @@ def _of_file(path: Path) -> Found | FoundTables:
 
 
 def _of_folder(root: Path) -> Found | FoundTables:
-    files = _files(root)
+    files = [root / name for name in files_below(root)]
     suffixes = Counter(path.suffix.lower() for path in files)
-    if suffixes.keys() & IMAGE_SUFFIXES:
+    if suffixes.keys() & SUFFIXES:
         return find_images(root)
     if suffixes[".tar"]:
         return find_shards(root, [path for path in files if path.suffix.lower() == ".tar"])
@@ -87,15 +88,6 @@ def _of_folder(root: Path) -> Found | FoundTables:
         return _texts(root)
     kinds = ", ".join(suffix or "without ending" for suffix, _ in suffixes.most_common(5))
     raise BadJob(f"{root} holds nothing that is known{f': {kinds}' if kinds else ''}", remedy=_READABLE)
-
-
-def _files(root: Path) -> list[Path]:
-    """Every file in and below a folder that is not hidden, sorted."""
-    found = []
-    for folder, inner, names in os.walk(root):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
-    return found
 
 
 def _tables(root: Path, files: Iterable[Path]) -> Iterable[Table]:

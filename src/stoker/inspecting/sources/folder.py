@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.data.reading.folders import files_below
+from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.inspecting.sources.base import SAMPLES_OF_A_UNIT, Found, Item, Unit, cut
 from stoker.inspecting.sources.splits import SPLITS, are_splits
 from stoker.records.cleaning import Finding
-
-IMAGE_SUFFIXES = frozenset({
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
-    ".jp2", ".tga", ".ico", ".avif",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def list_classes(root: Path, suffixes: frozenset[str]) -> Listing:
     for folder, split in splits:
         top = root / folder
         classes |= {(split, entry.name) for entry in os.scandir(top) if entry.is_dir() and entry.name[0] != "."}
-        for name in _below(top):
+        for name in files_below(top):
             relative = f"{folder}/{name}" if folder else name
             label = name.split("/", 1)[0] if "/" in name else None
             if os.path.splitext(name)[1].lower() in suffixes:  # noqa: PTH122 - as above
@@ -74,7 +71,7 @@ def list_classes(root: Path, suffixes: frozenset[str]) -> Listing:
 
 def find_images(root: Path) -> Found:
     """The images of a folder, cut into units."""
-    listing = list_classes(root, IMAGE_SUFFIXES)
+    listing = list_classes(root, SUFFIXES)
     findings = [
         Finding(fault="foreign", gravity="note", id=name, detail="its name is no image's: it was not opened")
         for name in listing.foreign
@@ -91,13 +88,3 @@ def _units(root: Path, listing: Listing) -> Iterator[Unit]:
         for rows in cut(len(samples), SAMPLES_OF_A_UNIT):
             chosen = samples[rows.start : rows.stop]
             yield FileUnit(root, split, tuple(name for name, _ in chosen), tuple(label for _, label in chosen))
-
-
-def _below(top: Path) -> Iterator[str]:
-    """Names of files in and below `top`, relative to it, with `/`, sorted; what is hidden is left out."""
-    for folder, inner, names in os.walk(top):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        prefix = Path(folder).relative_to(top).as_posix()
-        for name in sorted(names):
-            if not name.startswith("."):
-                yield name if prefix == "." else f"{prefix}/{name}"

@@ -1,33 +1,21 @@
-"""Shards of WebDataset: tar files whose members share a key, `KEY.jpg` with `KEY.cls` or `KEY.json`.
-
-Source: the WebDataset format (github.com/webdataset/webdataset, README): the key is the name up to the first dot of its
-last part.
-"""
+"""Shards of WebDataset: an image of each key, and the label beside it."""
 
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.data.reading.faults import BadTable
+from stoker.data.reading.image_kinds import SUFFIXES
+from stoker.data.reading.tar_shard import Member, members_of
 from stoker.errors import first_line
 from stoker.inspecting.sources.base import SAMPLES_OF_A_UNIT, Found, Item, Unit, cut
-from stoker.inspecting.sources.folder import IMAGE_SUFFIXES
 from stoker.inspecting.sources.splits import split_of
 from stoker.records.cleaning import Finding
 
 _LABEL_KEYS = ("cls", "label", "class", "target", "y")
-
-
-@dataclass(frozen=True)
-class Member:
-    """A file in a shard: its ending, and where it is [bytes]."""
-
-    suffix: str
-    offset: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class ShardUnit:
             return Item(name, b"", problem="has no image beside it")
         try:
             label = _label(self._read(group.label), group.label) if group.label else None
-            return Item(name, self._read(group.image), label, group.image.suffix)
+            return Item(name, self._read(group.image), label, f".{_last(group.image)}")
         except (OSError, EOFError, ValueError) as error:
             return Item(name, b"", problem=f"cannot be read: {first_line(error)}")
 
@@ -69,7 +57,7 @@ class ShardUnit:
             file.seek(member.offset)
             content = file.read(member.size)
         if len(content) < member.size:
-            raise EOFError(f"the shard ends {member.size - len(content):,} bytes before {member.suffix} does")
+            raise EOFError(f"the shard ends {member.size - len(content):,} bytes before .{member.kind} does")
         return content
 
 
@@ -95,43 +83,27 @@ def list_groups(path: Path) -> tuple[list[Group], str]:
     members: dict[str, list[Member]] = {}
     problem = ""
     try:
-        with tarfile.open(path, "r:") as archive:
-            for entry in archive:
-                if entry.isfile():
-                    key, suffix = _key(entry.name)
-                    members.setdefault(key, []).append(Member(suffix, entry.offset_data, entry.size))
-            problem = _end_problem(path, archive.offset)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        problem = f"is no whole tar file: {first_line(error)}"
+        for member in members_of(path, is_strict=True):
+            members.setdefault(member.key, []).append(member)
+    except BadTable as error:
+        problem = error.what
     return [_group(key, found) for key, found in members.items()], problem
 
 
-def _end_problem(path: Path, offset: int) -> str:
-    """What is wrong where the last header was looked for: a whole tar file has a block of zeros there."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        block = file.read(tarfile.BLOCKSIZE)
-    if block == bytes(tarfile.BLOCKSIZE):
-        return ""
-    return f"is cut off: after {min(offset, path.stat().st_size):,} bytes there is no end marker"
-
-
-def _key(name: str) -> tuple[str, str]:
-    """The key of a member and the rest: `a/b.seg.png` is (`a/b`, `.seg.png`)."""
-    folder, slash, last = name.rpartition("/")
-    stem, dot, suffix = last.partition(".")
-    return f"{folder}{slash}{stem}", (dot + suffix).lower()
-
-
 def _group(key: str, members: Sequence[Member]) -> Group:
-    image = next((one for one in members if f".{one.suffix.rpartition('.')[2]}" in IMAGE_SUFFIXES), None)
-    label = next((one for one in members if one.suffix == ".cls"), None)
-    return Group(key, image, label or next((one for one in members if one.suffix == ".json"), None))
+    image = next((one for one in members if f".{_last(one)}" in SUFFIXES), None)
+    label = next((one for one in members if one.kind == "cls"), None)
+    return Group(key, image, label or next((one for one in members if one.kind == "json"), None))
+
+
+def _last(member: Member) -> str:
+    """`png` of `seg.png`: what the content is."""
+    return member.kind.rpartition(".")[2]
 
 
 def _label(content: bytes, member: Member) -> str | None:
     """What a `.cls` says, or a `.json` under a name that labels go by."""
-    if member.suffix == ".cls":
+    if member.kind == "cls":
         return content.decode("utf-8").strip()
     found = json.loads(content)
     if not isinstance(found, dict):

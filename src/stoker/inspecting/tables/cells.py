@@ -93,8 +93,9 @@ def rules_of(
 
 def cell_findings(table: Table, batch: Batch, rules: Mapping[str, Rules], *, is_held_out: bool) -> Iterator[Finding]:
     """What is wrong with the values of a batch, and with the rows that could not be read."""
-    for row, (fault, detail) in sorted(batch.problems.items()):
-        yield Finding(fault=fault, gravity="corrupt", id=row_id(table, batch, row), where=table.split, detail=detail)
+    for row, problem in sorted(batch.problems.items()):
+        yield Finding(fault=problem.kind, gravity="corrupt", id=row_id(table, batch, row), where=table.split,
+                      detail=problem.words)  # fmt: skip
     for name, values in batch.columns.items():
         if name not in rules:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from stoker.data.reading.faults import BadTable
 from stoker.errors import BadJob
 from stoker.inspecting.checked import Checked, Tell, in_order
 from stoker.inspecting.classes import class_findings, in_order_of_use
@@ -15,7 +16,7 @@ from stoker.inspecting.tables.columns import column_findings, target_leaks
 from stoker.inspecting.tables.digests import RowDigests
 from stoker.inspecting.tables.profile import ColumnProfile, RowSample, spread_of
 from stoker.inspecting.tables.roles import Roles, roles_of
-from stoker.inspecting.tables.rows import BadTable, Batch, Table
+from stoker.inspecting.tables.rows import Batch, Table
 from stoker.records.cleaning import DataKind, Finding, SplitFacts
 
 _MOST_CLASSES = 100
@@ -116,7 +117,7 @@ def _read(tables: Sequence[Table], digests: RowDigests, tell: Tell) -> _Known:
                 known.rows[table.split] = known.rows.get(table.split, 0) + batch.num_rows - len(batch.problems)
                 tell("reading rows", sum(known.rows.values()), 0)
         except BadTable as error:
-            known.findings.append(Finding(fault="corrupt", gravity="corrupt", where=table.name, detail=str(error)))
+            known.findings.append(Finding(fault="corrupt", gravity="corrupt", where=table.name, detail=error.what))
         done += table.num_bytes
         tell("reading files", done, total)
     if not any(count for split, count in known.rows.items() if split != AGAINST):

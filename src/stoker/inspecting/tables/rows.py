@@ -6,13 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stoker.records.cleaning import Fault
+from stoker.data.reading.faults import RowFault
 
 ROWS_OF_A_BATCH = 4096
-
-
-class BadTable(ValueError):
-    """A file that cannot be read, or not on from here."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,7 @@ class Batch:
     first_row: int
     columns: dict[str, list[Any]]
     num_rows: int
-    problems: dict[int, tuple[Fault, str]] = field(default_factory=dict)
+    problems: dict[int, RowFault] = field(default_factory=dict)
     ids: Sequence[str] | None = None
 
 

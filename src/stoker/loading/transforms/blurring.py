@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from stoker.errors import BadSetting
 from stoker.loading.transforms.checks import Interval, require_amount, require_interval
 from stoker.loading.transforms.draw import Draw
 from stoker.loading.transforms.images import as_numbers, by_sample, require_images, stored
@@ -48,7 +49,7 @@ class GaussianBlur:
     def __post_init__(self) -> None:
         require_interval("sigma", self.sigma)
         if self.radius is not None and self.radius < 1:
-            raise ValueError(f"radius is how far neighbours count, 1 or more pixels, got {self.radius}")
+            raise BadSetting(f"radius is how far neighbours count, 1 or more pixels, got {self.radius}")
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images, blurred."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.loading.order import Indices
 from stoker.loading.transforms.checks import require_probability
 from stoker.loading.transforms.draw import Draw
@@ -50,7 +50,7 @@ class OneOf:
 
     def __post_init__(self) -> None:
         if len(self.transforms) == 0:
-            raise ValueError("OneOf takes a list of transforms, got an empty one")
+            raise BadSetting("OneOf takes a list of transforms, got an empty one")
 
     def __call__(self, x: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The inputs, each transformed in one way."""

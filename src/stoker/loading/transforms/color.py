@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.loading.transforms.checks import require_amount, require_probability
 from stoker.loading.transforms.draw import Draw, Numbers
 from stoker.loading.transforms.images import (
@@ -94,7 +94,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if not all(deviation > 0 for deviation in _listed(self.std)):
-            raise ValueError(f"std has positive deviations, got {self.std}")
+            raise BadSetting(f"std has positive deviations, got {self.std}")
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images, standardised."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stoker.errors import BadSetting
 from stoker.loading.transforms.checks import require_amount
 from stoker.loading.transforms.draw import Draw
 from stoker.loading.transforms.images import as_colors, require_images, stored_colors
@@ -23,7 +24,7 @@ class Posterize:
 
     def __post_init__(self) -> None:
         if self.bits not in range(1, 9):
-            raise ValueError(f"bits is how many of the eight are kept, from 1 to 8, got {self.bits}")
+            raise BadSetting(f"bits is how many of the eight are kept, from 1 to 8, got {self.bits}")
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images in steps of colour."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, BadSetting
 from stoker.loading.transforms.checks import require_size
 from stoker.loading.transforms.draw import Draw
 from stoker.loading.transforms.images import require_images
@@ -22,7 +22,7 @@ class RandomShift:
 
     def __post_init__(self) -> None:
         if self.pixels < 0:
-            raise ValueError(f"pixels is how far an image moves at most, 0 or more, got {self.pixels}")
+            raise BadSetting(f"pixels is how far an image moves at most, 0 or more, got {self.pixels}")
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The images, moved."""
@@ -46,7 +46,7 @@ class RandomCrop:
     def __post_init__(self) -> None:
         require_size("size", "the side of the window", self.size)
         if self.padding < 0:
-            raise ValueError(f"padding is how many pixels come around an image, 0 or more, got {self.padding}")
+            raise BadSetting(f"padding is how many pixels come around an image, 0 or more, got {self.padding}")
 
     def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
         """The windows [B, C, size, size]."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from glob import glob, has_magic
 from pathlib import Path
 
+from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.errors import BadJob
 from stoker.predicting.sources.arrays import ArraySource
 from stoker.predicting.sources.base import Source
-from stoker.predicting.sources.csv import CsvSource
-from stoker.predicting.sources.images import SUFFIXES, ImageSource
-from stoker.predicting.sources.jsonl import JsonlSource
+from stoker.predicting.sources.images import ImageSource
 from stoker.predicting.sources.parquet import ParquetSource
+from stoker.predicting.sources.text import CsvSource, JsonlSource
 
 _MAKERS: dict[str, Callable[[Path], Source]] = {
     ".parquet": ParquetSource,

@@ -9,11 +9,12 @@ from typing import final
 
 import pyarrow as pa
 
+from stoker.data.reading.folders import files_below
+from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.predicting.rows import Field, Rows
 from stoker.predicting.sources.base import Extent, cut_evenly
 from stoker.records.prediction import PredictionPart, SourceFormat
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
 IMAGE, PATH = "image", "path"
 """The columns of such a source: what is decoded, and the file's path below the folder."""
 
@@ -31,8 +32,8 @@ class ImageSource:
     def _paths(self) -> tuple[Path, ...]:
         if self.path.is_file():
             return (self.path,)
-        found = (path for path in self.path.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-        return tuple(sorted(found, key=lambda path: path.relative_to(self.path).as_posix()))
+        names = (name for name in files_below(self.path) if Path(name).suffix.lower() in SUFFIXES)
+        return tuple(self.path / name for name in sorted(names))
 
     def files(self) -> Sequence[Path]:
         """The images."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from stoker.errors import BadJob, RunFailed, first_line
+from stoker.data.reading.faults import BadTable
+from stoker.data.reading.parquet import batches_of, parquet_file
+from stoker.errors import RunFailed
 from stoker.predicting.rows import Field, Rows
 from stoker.predicting.sources.base import Extent, cut_evenly
 from stoker.records.prediction import PredictionPart, SourceFormat
 
 _BATCH_ROWS = 1024
-_BUFFER_BYTES = 1024 * 1024
 
 
 @final
@@ -34,29 +33,17 @@ class ParquetSource:
 
     def fields(self) -> tuple[Field, ...]:
         """The columns of its schema."""
-        with _opened(self.path) as file:
+        with parquet_file(self.path) as file:
             return tuple(Field(one.name, one.type) for one in file.schema_arrow)
 
     def extent(self, part_rows: int) -> Extent:
         """As its footer says."""
-        with _opened(self.path) as file:
+        with parquet_file(self.path) as file:
             return cut_evenly(file.metadata.num_rows, part_rows)
 
     def open(self, columns: Sequence[str]) -> ParquetReader:
         """Begin reading these columns."""
         return ParquetReader(self.path, columns)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path) as file:
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        raise BadJob(
-            f"{path} cannot be read as Parquet: {first_line(error)}",
-            remedy="A file that was not copied or written to its end has no footer: copy it again.",
-        ) from error
 
 
 @final
@@ -66,7 +53,7 @@ class ParquetReader:
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._path = path
         self._columns = list(columns)
-        self._file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        self._file = parquet_file(path)
         self._start(0)
 
     def read(self, part: PredictionPart) -> Rows:
@@ -76,10 +63,10 @@ class ParquetReader:
         try:
             self._take(part.first_row - self._at)
             pieces = self._take(part.num_rows)
-        except (pa.ArrowException, OSError) as error:
+        except BadTable as error:
             last = part.first_row + part.num_rows - 1
             raise RunFailed(
-                f"{self._path} is damaged at rows {part.first_row} to {last}: {first_line(error)}",
+                f"{self._path} is damaged at rows {part.first_row} to {last}: it {error.what}",
                 remedy="Copy the file again; parts that are done are kept only if its content is the same.",
             ) from error
         schema = pieces[0].schema if pieces else self._file.schema_arrow
@@ -93,23 +80,19 @@ class ParquetReader:
 
     def _start(self, row: int) -> None:
         """Go to the beginning of the row group that holds `row`."""
-        metadata, first = self._file.metadata, 0
-        groups = list(range(metadata.num_row_groups))
-        while groups and first + metadata.row_group(groups[0]).num_rows <= row:
-            first += metadata.row_group(groups.pop(0)).num_rows
+        batches = batches_of(self._file, self._path, _BATCH_ROWS, self._columns, row=row)
+        self._batches: Iterator[tuple[int, pa.RecordBatch]] = batches
+        first, rest = next(batches, (row, None))
         self._at = first
-        self._batches: Iterator[Any] = self._file.iter_batches(
-            _BATCH_ROWS, row_groups=groups, columns=self._columns, use_threads=False
-        )
-        self._rest: Any = None
+        self._rest: pa.RecordBatch | None = rest
 
     def _take(self, num_rows: int) -> list[pa.RecordBatch]:
         """The next rows, in pieces."""
         pieces = []
         while num_rows > 0:
-            batch = next(self._batches, None) if self._rest is None else self._rest
+            batch = self._rest if self._rest is not None else next(self._batches, (0, None))[1]
             if batch is None:
-                raise OSError(f"it ends at row {self._at}")
+                raise BadTable(self._path, f"ends at row {self._at:,}", remedy="Copy the file again.")
             piece = batch.slice(0, num_rows)
             self._rest = batch.slice(num_rows) if len(batch) > num_rows else None
             self._at += len(piece)

@@ -64,7 +64,7 @@ def trace_update(
     """
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
-    fetched = data.train.fetch(indices[: min(_FETCHED, len(data.train))], 0)
+    fetched = data.train.fetch(data.train.alike(_FETCHED, settings.micro_batch), 0)
     job = thawed(replace(job, batch=size, init=None))  # values are not looked at; the end takes most memory
     with session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)

@@ -249,6 +249,7 @@ class Batcher:
         self._close_off(asked)
 
     def _close_off(self, asked: _Asked) -> None:
+        asked.parts = []  # which point back: what came would stay in memory until somebody looked for such circles
         self._open.discard(asked)
         if self._drained is not None and not self._open:
             self._drained.set()

@@ -3,7 +3,8 @@
 What: the most urgent part goes always. What goes with it is chosen so that least time is lost: a batch's predicted
 seconds, with all its padding, less what each of its rows would take in the best batch of its own size (of no more rows
 than wait now). So samples share a batch as long as that is faster than apart; and on fixed shapes the same rule finds
-how many rows are worth taking at once. If fewer rows get nearly as much done in a second, they answer sooner.
+how many rows are worth taking at once. If fewer rows get nearly as much done in a second, they answer sooner, unless
+more than a batch waits: then that many batches would only cost more threads' turns.
 Use when: an instance becomes free.
 Costs: microseconds for each shelf; nothing is looked at part by part but what goes.
 Does not combine with: models whose answers depend on what shares their batch (an export refuses those).
@@ -23,7 +24,12 @@ from stoker.serving.batching.latency import LatencyTable
 from stoker.serving.batching.queue import Lane, Part, Queue, Shelf
 
 AS_GOOD = 0.97
-"""Fewer rows are preferred if they get this share of the most done in a second."""
+"""What gets this share of the most done in a second is as good: of such numbers of rows the least is taken, so that the
+next batch is already waiting when answers lead to questions; with more than a batch waiting anyway, the most."""
+
+BESIDE_S = 0.5e-3
+"""What a batch costs beside its run: threads that hand over, a cut, a delivery. The table has an engine's seconds
+alone, by which one row at a time may look as good as many."""
 
 _MOST_TOPS = 6
 
@@ -51,8 +57,12 @@ class Cut:
     reason: CutReason
 
 
-def cut(queue: Queue, table: LatencyTable, max_rows: int, now: float) -> Cut | None:
-    """Take the next batch out of the queue; None if nothing waits."""
+def cut(queue: Queue, table: LatencyTable, max_rows: int, now: float, *, tries_full: bool = False) -> Cut | None:
+    """Take the next batch out of the queue; None if nothing waits.
+
+    With `tries_full` it is a full one if there are samples of one size for it, whatever the table says: a number of
+    rows that was slow once, as at warm-up beside other work, would else never be measured again.
+    """
     late: list[Part] = []
     while (head := queue.head()) is not None and head.deadline <= now + _least_s(queue, head, table, max_rows, now):
         queue.remove(head)
@@ -63,7 +73,11 @@ def cut(queue: Queue, table: LatencyTable, max_rows: int, now: float) -> Cut | N
         queue.remove(head)
         return Cut([head], late, "idle")
     lane = queue.lanes[head.shape.lane]
-    choice = choose(lane, head, table, max_rows)
+    own = lane[head.shape.shelf]
+    if tries_full and own.rows >= max_rows:
+        choice = Choice(max_rows, (own,), table.seconds(max_rows, own.shape.elements), 0.0)
+    else:
+        choice = choose(lane, head, table, max_rows)
     parts, missed = _take(queue, head, choice, now)
     is_shortened = False
     if limit := _tightest(parts, table, now, choice.seconds):
@@ -89,7 +103,7 @@ def choose(lane: Lane, head: Part, table: LatencyTable, max_rows: int) -> Choice
     if table.is_empty:
         return Choice(max_rows, (own,), 0.0, 0.0)
     waiting = min(max_rows, sum(shelf.rows for shelf in lane.values()))
-    worth = {sizes: table.seconds_a_row(shelf.shape.elements, waiting) for sizes, shelf in lane.items()}
+    worth = {sizes: table.seconds_a_row(shelf.shape.elements, waiting, BESIDE_S) for sizes, shelf in lane.items()}
     best: tuple[float, Sequence[Shelf], list[_Stop]] | None = None
     for elements, shelves in _walks(lane, own):
         stops = list(_stops(shelves, head, worth, elements, table, max_rows))
@@ -97,18 +111,22 @@ def choose(lane: Lane, head: Part, table: LatencyTable, max_rows: int) -> Choice
         if best is None or loss < best[0]:
             best = loss, shelves, stops
     assert best is not None  # the head's own shelf is always walked
-    return _soonest(*best)
+    return _chosen(*best, max_rows)
 
 
 _Stop = tuple[int, float, float]
 """Rows of a batch, its predicted seconds, and its value."""
 
 
-def _soonest(loss: float, shelves: Sequence[Shelf], stops: Sequence[_Stop]) -> Choice:
-    """Of the stops of the best walk, the one of fewest rows that gets nearly as much done in a second as the best."""
+def _chosen(loss: float, shelves: Sequence[Shelf], stops: Sequence[_Stop], max_rows: int) -> Choice:
+    """Of the stops of the best walk that get nearly as much done in a second as the best, the one of fewest rows.
+
+    Where more waits than a batch may have, the one of most rows.
+    """
     _, seconds, value = next(stop for stop in stops if stop[1] - stop[2] == loss)
-    enough = AS_GOOD * value / seconds
-    rows, seconds, value = next(stop for stop in stops if stop[2] / stop[1] >= enough)
+    enough = AS_GOOD * value / (seconds + BESIDE_S)
+    as_good = [stop for stop in stops if stop[2] / (stop[1] + BESIDE_S) >= enough]
+    rows, seconds, value = as_good[-1 if sum(shelf.rows for shelf in shelves) > max_rows else 0]
     return Choice(rows, shelves, seconds, value)
 
 

@@ -43,7 +43,7 @@ class LatencyTable:
         self.pace = 1.0
         self._columns: dict[int, _Column] = {}
         self._cache: dict[int, list[float]] = {}
-        self._best: dict[tuple[int, int], float] = {}
+        self._best: dict[tuple[int, int, float], float] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -62,16 +62,20 @@ class LatencyTable:
         low, high = grid[at], grid[at + 1]
         return self.pace * (column[at] + (column[at + 1] - column[at]) * (rows - low) / (high - low))
 
-    def seconds_a_row(self, elements: int, most_rows: int | None = None) -> float:
-        """What a row takes in a batch of the rows that are fastest, of at most so many; 0 if nothing was measured."""
+    def seconds_a_row(self, elements: int, most_rows: int | None = None, beside_s: float = 0.0) -> float:
+        """What a row takes in a batch of the rows that are fastest, of at most so many; 0 if nothing was measured.
+
+        `beside_s` is what a batch costs besides, which its rows share.
+        """
         if not self._columns:
             return 0.0
         stops = bisect.bisect_right(self.grid, most_rows) if most_rows else len(self.grid)
-        best = self._best.get((elements, stops))
+        best = self._best.get((elements, stops, beside_s))
         if best is None:
-            best = min(s / rows for s, rows in zip(self._column(elements), self.grid[:stops], strict=False))
-            self._best[elements, stops] = best
-        return self.pace * best
+            column = zip(self._column(elements), self.grid[:stops], strict=False)
+            best = min((self.pace * seconds + beside_s) / rows for seconds, rows in column)
+            self._best[elements, stops, beside_s] = best
+        return best
 
     def seconds_for(self, rows: int, elements: int) -> float:
         """What so many rows take in one batch, or in as many of the fastest as they need."""

@@ -16,6 +16,9 @@ from stoker.serving.batching.latency import LatencyTable
 from stoker.serving.batching.queue import Part, Queue, urgency_of
 from stoker.serving.batching.shapes import Shapes
 
+FULL_EVERY = 16
+"""One batch in so many is full if enough waits, to measure what that takes."""
+
 _STALE_ANSWERS = 10
 
 
@@ -53,6 +56,7 @@ class Scheduler:
         self._shapes = shapes
         self._settings = settings
         self._busy_until = [IDLE] * instances
+        self._num_cut = 0
         self._standing = Standing(self.queue, self.table, self._busy_until)
 
     def admit(
@@ -86,9 +90,10 @@ class Scheduler:
         is_delayed = self._settings.max_delay_s > 0 and self.queue.rows < self.max_rows
         if is_delayed and (until := self._delayed_until()) > now:
             return Wait(until)
-        found = cut(self.queue, self.table, self.max_rows, now)
+        found = cut(self.queue, self.table, self.max_rows, now, tries_full=self._num_cut % FULL_EVERY == 0)
         if found is None:
             return None
+        self._num_cut += 1
         self._judge(found.late, now)
         reason: CutReason = "delay" if is_delayed and found.reason == "idle" else found.reason
         parts = found.parts

@@ -58,6 +58,8 @@ class Entry:
 
     def done(self, *, bytes_out: int = 0, refused: Refusal | None = None, status: str = "OK") -> None:
         """Write it: what was answered, or why not."""
+        if self._edge.log is None:
+            return
         self._edge.log(
             Access(
                 protocol="grpc",

@@ -38,6 +38,8 @@ class Application:
         answer = await self._answer(exchange)
         with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
             await answers.send(answer, send)
+        if self._edge.log is None:
+            return
         route = exchange.route
         self._edge.log(
             Access(

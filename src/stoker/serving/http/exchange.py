@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from stoker.serving.edge import Limits
+from stoker.serving.http.receiving import WholeBody
 from stoker.serving.http.routes import Route
 from stoker.serving.problems import BadRequest, Cancelled, TooLarge, TooSlow
 from stoker.serving.wire import compression
@@ -76,12 +77,11 @@ class Exchange:
         announced = self.number(b"content-length")
         if announced is not None and announced > self.limits.body_bytes:
             raise self._too_large(announced)
+        if isinstance(self._receive, WholeBody) and self._receive.is_whole:  # nearly always: no timer then
+            return self._bounded([(await self._receive())["body"]])
         try:
             async with asyncio.timeout(self.limits.body_s):
-                message = await self._receive()
-                if message["type"] == "http.request" and not message.get("more_body", False):
-                    return self._bounded([message.get("body", b"")])
-                return await self._rest(message)
+                return await self._rest(await self._receive())
         except TimeoutError as error:
             raise TooSlow(
                 f"the body did not arrive within {format_seconds(self.limits.body_s)}; send it faster, or in parts"

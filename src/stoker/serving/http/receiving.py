@@ -17,14 +17,15 @@ class WholeBody:
     the piece that exceeds them is kept; the application is handed it as a part, and refuses it.
     """
 
-    __slots__ = ("_cycle", "_has_news", "_is_whole", "_most_bytes", "_num_bytes", "_pieces")
+    __slots__ = ("_cycle", "_has_news", "_most_bytes", "_num_bytes", "_pieces", "is_whole")
 
     def __init__(self, cycle: RequestResponseCycle, most_bytes: int) -> None:
         self._cycle = cycle
         self._most_bytes = most_bytes
         self._pieces: list[bytes] = []
         self._num_bytes = 0
-        self._is_whole = False
+        self.is_whole = False
+        """Whether all of it is here."""
         self._has_news = asyncio.Event()
 
     def add(self, piece: bytes) -> None:
@@ -37,7 +38,7 @@ class WholeBody:
 
     def end(self) -> None:
         """It was the last piece."""
-        self._is_whole = True
+        self.is_whole = True
         self._has_news.set()
 
     async def __call__(self) -> dict[str, Any]:
@@ -46,8 +47,8 @@ class WholeBody:
         if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
             cycle.transport.write(_CONTINUE)
             cycle.waiting_for_100_continue = False
-        if not self._is_whole:
+        if not self.is_whole:
             await self._has_news.wait()
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
-        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+        return {"type": "http.request", "body": body, "more_body": not self.is_whole}

@@ -46,6 +46,8 @@ def asked_for(accept_encoding: str) -> str:
     A list such as `gzip, deflate` is what HTTP libraries send unasked, and compressing tensors costs more than it
     saves near the server; who names one alone wants it.
     """
+    if not accept_encoding:
+        return ""
     name, _, weight = accept_encoding.strip().lower().partition(";")
     if weight.replace(" ", "") in {"q=0", "q=0.0"}:
         return ""

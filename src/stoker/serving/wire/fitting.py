@@ -10,6 +10,8 @@ from stoker.records import BATCH, DynamicDim, Manifest, TensorSpec
 from stoker.serving.problems import BadRequest, TooLarge
 from stoker.serving.service import Request
 
+_UNLIMITED = DynamicDim(name="any")
+
 
 def fit(request: Request, manifest: Manifest, *, max_rows: int | None = None) -> Arrays:
     """The request's inputs in the manifest's order, each of them fitting it.
@@ -20,7 +22,7 @@ def fit(request: Request, manifest: Manifest, *, max_rows: int | None = None) ->
         TooLarge: there are more rows than `max_rows`, or a dimension is larger than the manifest allows.
     """
     inputs = request.inputs
-    if len(inputs) != len(manifest.inputs) or any(spec.name not in inputs for spec in manifest.inputs):
+    if inputs.keys() != {spec.name for spec in manifest.inputs}:
         raise BadRequest(_names_differ(inputs, manifest))
     sizes: dict[str, int] = {}
     for spec in manifest.inputs:
@@ -51,7 +53,7 @@ def _fit_tensor(inputs: Arrays, spec: TensorSpec, model: str, sizes: dict[str, i
 def _check_sizes(sizes: dict[str, int], manifest: Manifest, max_rows: int | None) -> None:
     limits = {dim.name: dim for dim in manifest.dims}
     for name, size in sizes.items():
-        dim = limits.get(name) or DynamicDim(name=name)
+        dim = limits.get(name, _UNLIMITED)
         if size < dim.low:
             raise BadRequest(f"dimension {name!r} of {manifest.name!r} is {size} in this request, less than {dim.low}")
         if dim.high is not None and size > dim.high:

@@ -5,12 +5,14 @@ Source: Open Inference Protocol, "Inference" and its extensions "Binary Tensor D
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import orjson
 
 from stoker.artifacts.elements import Arrays, dtype_of
-from stoker.records import BATCH, Manifest
+from stoker.records import BATCH, Datatype, Manifest
 from stoker.serving.problems import BadRequest
 from stoker.serving.service import Request, Wanted
 from stoker.serving.wire import parameters as known
@@ -19,6 +21,30 @@ from stoker.serving.wire.json_data import from_json
 from stoker.serving.wire.tensors import checked_shape, datatype_named, from_raw
 
 _ALL_JSON, _ALL_BINARY = Form(), Form(binary=True)
+_MOST_KNOWN_BYTES = 4096
+"""The JSON before binary data is remembered up to this length: who asks with tensors of one shape sends the same again
+and again, and reading it takes longer than finding it."""
+
+
+class _Described(NamedTuple):
+    """An input as the JSON has it; without `num_bytes` its elements are in `data`."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    num_bytes: int | None
+    data: object
+
+
+class _Head(NamedTuple):
+    """All that a request's JSON says. It is shared by the requests that say it, and never changed."""
+
+    id: str
+    inputs: tuple[_Described, ...]
+    outputs: tuple[Wanted, ...]
+    form: Form
+    urgency: known.Urgency
+    parameters: Mapping[str, Any]
 
 
 def decode(
@@ -44,23 +70,21 @@ def decode(
         raise BadRequest(
             f"Inference-Header-Content-Length is {json_bytes}, more than the {len(view)} bytes of the body"
         )
-    document = _document(view[:json_bytes])
-    parameters = known.checked(document.get("parameters"), "the request")
-    deadline_s, priority = known.urgency(parameters)
-    outputs, form = _outputs(document.get("outputs"), parameters)
+    is_short = json_bytes < len(view) and json_bytes <= _MOST_KNOWN_BYTES
+    head = _known_head(bytes(view[:json_bytes])) if is_short else _head(view[:json_bytes])
     request = Request(
         model=model,
         version=version,
-        id=_identity(document.get("id")),
-        inputs=_inputs(document.get("inputs"), view[json_bytes:]),
-        outputs=outputs,
-        deadline_s=deadline_s,
-        priority=priority,
+        id=head.id,
+        inputs=_inputs(head.inputs, view[json_bytes:]),
+        outputs=head.outputs,
+        deadline_s=head.urgency.deadline_s,
+        priority=head.urgency.priority,
         caller=caller,
         num_bytes=len(view),
-        parameters=parameters,
+        parameters=head.parameters,
     )
-    return request, form
+    return request, head.form
 
 
 def decode_raw(
@@ -94,7 +118,20 @@ def decode_raw(
     return request, _ALL_BINARY
 
 
-def _document(text: memoryview) -> dict[str, Any]:
+def _head(text: bytes | memoryview) -> _Head:
+    """What the JSON of a request says."""
+    document = _document(text)
+    parameters = known.checked(document.get("parameters"), "the request")
+    urgency = known.urgency(parameters)
+    outputs, form = _outputs(document.get("outputs"), parameters)
+    identity = _identity(document.get("id"))
+    return _Head(identity, _described(document.get("inputs")), outputs, form, urgency, parameters)
+
+
+_known_head = lru_cache(maxsize=256)(_head)
+
+
+def _document(text: bytes | memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -112,26 +149,37 @@ def _identity(value: object) -> str:
     return value
 
 
-def _inputs(described: object, tail: memoryview) -> Arrays:
-    """Each input by name: from its `data`, or from the bytes that follow those of the inputs before it."""
-    if not isinstance(described, list) or not described:
+def _described(inputs: object) -> tuple[_Described, ...]:
+    """Each input as it is described, with its `data` or the length of its binary data."""
+    if not isinstance(inputs, list) or not inputs:
         raise BadRequest("the request needs `inputs`: a list of tensors, each with name, shape, datatype and data")
-    arrays: Arrays = {}
-    at = 0
-    for one in described:
+    described: dict[str, _Described] = {}
+    for one in inputs:
         name = _name(one, "input")
         tensor = f"input {name!r}"
-        if name in arrays:
+        if name in described:
             raise BadRequest(f"{tensor} is given twice")
         datatype, shape = datatype_named(one.get("datatype"), tensor), checked_shape(one.get("shape"), tensor)
         parameters = known.checked(one.get("parameters"), tensor)
         known.refuse_shared_memory(parameters, tensor)
-        if "binary_data_size" not in parameters:
-            arrays[name] = from_json(one.get("data"), datatype, shape, tensor)
-            continue
-        if "data" in one:
+        is_binary = "binary_data_size" in parameters
+        if is_binary and "data" in one:
             raise BadRequest(f"{tensor} has both `data` and binary_data_size; one of them has to go")
-        end = at + known.whole(parameters, "binary_data_size", tensor)
+        size = known.whole(parameters, "binary_data_size", tensor) if is_binary else None
+        described[name] = _Described(name, datatype, shape, size, one.get("data"))
+    return tuple(described.values())
+
+
+def _inputs(described: tuple[_Described, ...], tail: memoryview) -> Arrays:
+    """Each input by name: from its `data`, or from the bytes that follow those of the inputs before it."""
+    arrays: Arrays = {}
+    at = 0
+    for name, datatype, shape, num_bytes, data in described:
+        tensor = f"input {name!r}"
+        if num_bytes is None:
+            arrays[name] = from_json(data, datatype, shape, tensor)
+            continue
+        end = at + num_bytes
         if end > len(tail):
             raise BadRequest(f"{tensor} ends at byte {end} of the binary data, of which there are {len(tail)} bytes")
         arrays[name] = from_raw(tail[at:end], datatype, shape, tensor)

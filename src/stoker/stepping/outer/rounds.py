@@ -26,6 +26,7 @@ from stoker.jobs import Job
 from stoker.jobs.sync import Sync
 from stoker.loading import Split
 from stoker.records import Coupling
+from stoker.stepping.outer.calendar import Calendar
 from stoker.stepping.outer.compression import codec_of
 from stoker.stepping.outer.exchange import Done, Form, Note, Sending
 from stoker.stepping.outer.flat import fragments_of
@@ -78,7 +79,7 @@ class Outer:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.sync, self.interval = sync, sync.interval(job.batch)
+        self.sync, self._calendar = sync, Calendar.of(sync, job.batch)
         self._model, self._world, self._clock = model, world, clock
         self._batch, self._group = job.batch, coupling.group
         self._fragments = fragments_of((p for p in model.parameters() if p.requires_grad), sync.fragments)
@@ -106,6 +107,11 @@ class Outer:
         if self._num_sites == 1:
             return Split()
         return SiteSplit(self._world.data_rank, self._num_sites, self._group, shares=self.shares)
+
+    @property
+    def rate_factor(self) -> float:
+        """What the job's learning rate is multiplied by on this site."""
+        return self.sync.rate_factor(self._batch, self.shares[self._world.data_rank])
 
     def proposed_shares(self) -> tuple[int, ...]:
         """Shares in proportion to the speeds of the last exchange, the same on every site."""
@@ -224,9 +230,8 @@ class Outer:
 
     def _is_due(self, fragment: int) -> bool:
         """Whether an interval of the fragment has just ended."""
-        offset = fragment * self.interval // len(self._fragments)
-        updates = self.shared.update + 1
-        return updates > 0 and (updates - offset) % self.interval == 0 and self.shared.sent[fragment] != updates - 1
+        last = self.shared.update
+        return self._calendar.is_due(fragment, last + 1) and self.shared.sent[fragment] != last
 
     def _advance(self) -> None:
         """Take over what is due, send what is due; without overlap the one follows the other at once."""

@@ -9,8 +9,8 @@ import pytest
 
 from stoker.records import Achieved, Bottleneck, Bound, Estimate, Event, Kernel, KernelTable, Share, to_json
 from stoker.reporting import render_html, summary_lines
+from stoker.reporting.bottlenecks import closing_lines
 from stoker.reporting.display import PlainDisplay
-from stoker.reporting.holdup import closing_lines
 from stoker.reporting.palette import BOUND_COLOURS, COLOURS
 from stoker.reporting.snapshot import Snapshot
 from tests.reporting import story

@@ -8,7 +8,7 @@ from stoker.store import disk_errors
 from stoker.store.files import make_directories
 
 
-def watch(session: Session) -> None:
+def profile_updates(session: Session) -> None:
     """Profile some of the updates that `session.loop` is about to make; what is learned does not change.
 
     Raises:

@@ -25,7 +25,7 @@ _LABELS = {
 _WIDTH, _HEIGHT = 180, 12
 
 
-def holdup(report: Report) -> Markup:
+def bottleneck_section(report: Report) -> Markup:
     """The section; nothing for a run of which nobody found out."""
     found = report.bottleneck
     if found is None:

@@ -1,0 +1,108 @@
+"""What an answer costs the event loop with everything in caches: from a request's bytes to those of its answer.
+
+    python -m bench.serving.answer_path [--rounds 600]
+
+A server with a model of one small layer, on OpenVINO, is asked in its own event loop by 16 connections at a time, whose
+sockets only count: parsing, the protocol, the queue, a batch, the answer's bytes, counting; no system calls of a
+network. Images have 3 x 32 x 32 FP32 in binary. What is told is the CPU time of the loop's thread for an answer, the
+least and the median over rounds: the least is hardly touched by other work on the machine, so that two versions of the
+source can be compared on a busy one. `cpu_per_answer` has what it comes to beside an engine that takes the caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from uvicorn.server import ServerState
+
+from bench.serving.mlp import mlp_artifact
+from bench.train.results import document, save
+from stoker.loadtesting.connection import Address
+from stoker.loadtesting.payloads import infer_payload
+from stoker.serving.edge import Edge, Limits
+from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.options import ServerOptions
+from stoker.serving.server import Running
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+CONNECTIONS, FEATURES, CLASSES = 16, 3 * 32 * 32, 10
+_WARM_ROUNDS = 20
+_LOOK_S = 0.0005
+
+
+class Nowhere(asyncio.Transport):
+    """A socket that takes everything and counts answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = 0
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def writelines(self, list_of_data: object) -> None:
+        """Take an answer."""
+        self.answers += 1
+
+    def resume_reading(self) -> None:
+        """Nothing is read."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+async def rounds_us(application: Application, request: bytes, rounds: int) -> list[float]:
+    """CPU time of the running loop's thread for an answer [µs], in each of so many rounds."""
+    config, state = uvicorn_config(application, Limits()), ServerState()
+    config.load()
+    sockets = [Nowhere() for _ in range(CONNECTIONS)]
+    connections = [config.http_protocol_class(config=config, server_state=state, app_state={}) for _ in sockets]
+    for connection, end in zip(connections, sockets, strict=True):
+        connection.connection_made(end)
+    found = []
+    for done in range(1, _WARM_ROUNDS + rounds + 1):
+        before = time.thread_time()
+        for connection in connections:
+            connection.data_received(request)
+        while any(end.answers < done for end in sockets):  # noqa: ASYNC110 - an event would be part of what is timed
+            await asyncio.sleep(_LOOK_S)
+        found.append((time.thread_time() - before) / CONNECTIONS * 1e6)
+    for connection in connections:
+        connection.connection_lost(None)
+    return found[_WARM_ROUNDS:]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=600)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as temporary:
+        artifact = mlp_artifact(Path(temporary) / "small", (FEATURES, CLASSES), engine="openvino")
+        image = np.random.default_rng(0).standard_normal((1, FEATURES), np.float32)
+        request = infer_payload(Address("127.0.0.1", 80), "small", {"x": image}).request
+        places = (artifact.path.parent,)
+        with Running(ServerOptions(places=places, http_port=0, grpc_port=None, admin_port=None)) as running:
+            application = Application(Edge(service=running.server.models))
+            found = running.do(rounds_us(application, request, rounds))
+    versions = {name: version(name) for name in ("stoker", "openvino", "uvicorn", "uvloop")}
+    content = document(__doc__.splitlines()[0], f"python -m bench.serving.answer_path --rounds {rounds}", versions)
+    content["load_average"] = os.getloadavg()
+    content |= {"loop_us": {"least": round(min(found), 1), "median": round(statistics.median(found), 1)},
+                "connections": CONNECTIONS}  # fmt: skip
+    print(content["loop_us"])
+    save(RESULTS / f"answer_path_{datetime.now(UTC).date().isoformat()}.json", content)
+
+
+if __name__ == "__main__":
+    main()

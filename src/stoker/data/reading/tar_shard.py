@@ -1,0 +1,75 @@
+"""Shards of WebDataset: tar files whose members share a key, `KEY.jpg` with `KEY.cls` or `KEY.json`.
+
+Source: https://github.com/webdataset/webdataset, "The WebDataset Format": the key is the name up to the first dot of
+its last part. A `./` before it, as `tar cf shard.tar .` writes, is none of it.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from stoker.data.reading.faults import BadTable
+from stoker.errors import first_line
+
+_NAME = re.compile(r"(?:\./)?((?:.*/)?[^./][^./]*)\.([^/]+)")
+
+
+class Member(NamedTuple):
+    """A part of a sample: the sample's key, what it is (`seg.png`, in lower case), and where it lies [bytes]."""
+
+    key: str
+    kind: str
+    offset: int
+    size: int
+
+
+def members_of(path: Path, *, is_strict: bool = False) -> Iterator[Member]:
+    """The parts of samples in a shard, in order; hidden files and those without a kind are none. Only headers are read.
+
+    Args:
+        path: the shard.
+        is_strict: refuse one without the marker that a whole tar file ends with as well.
+
+    Raises:
+        BadTable: it is no tar file; or it is cut off, once what is there has been given, the part it ends within too.
+    """
+    try:
+        num_bytes = path.stat().st_size
+        with tarfile.open(path, "r:") as file:
+            for member in file:
+                vars(file)["members"] = []  # else it keeps a record of every member
+                found = named(member.name) if member.isreg() else None
+                if found is not None:
+                    yield Member(*found, member.offset_data, member.size)
+                if member.offset_data + member.size > num_bytes:
+                    raise tarfile.ReadError(f"it ends within {member.name}")
+            if is_strict and not _has_end(path, file.offset):
+                at = min(file.offset, num_bytes)
+                raise tarfile.ReadError(f"it is cut off: after {at:,} bytes there is no end marker")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise BadTable(
+            path,
+            f"cannot be read as tar: {first_line(error)}",
+            remedy="Fetch the shard again; it is damaged or cut off.",
+        ) from error
+
+
+def _has_end(path: Path, offset: int) -> bool:
+    """Whether there is a block of zeros where the last header was looked for [bytes]."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+
+
+def named(name: str) -> tuple[str, str] | None:
+    """The key and the kind that a member's name says; None where it is no part of a sample.
+
+    >>> named("./a/0001.seg.PNG")
+    ('a/0001', 'seg.png')
+    """
+    matched = _NAME.fullmatch(name)
+    return None if matched is None else (matched[1], matched[2].lower())

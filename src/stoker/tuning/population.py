@@ -1,0 +1,160 @@
+"""Population based training: who goes on from whose weights, and under which settings.
+
+What:  members are trained side by side. At the end of each interval the worst quarter goes on from the weights and the
+       settings of one of the best quarter (exploit), the settings a little changed (explore).
+Use when: settings should change while a model trains, such as the learning rate; several trainings can be paid for.
+Costs: a whole training for each member, and a start for each of its intervals.
+Does not combine with: a pruner, settings that cannot change in the middle of a run, a storage that machines share.
+Source: M. Jaderberg et al., "Population Based Training of Neural Networks", 2017, sections 3 and 4.1.1: truncation
+       selection, factors of 0.8 and 1.2. Differs: members wait for each other, so that what comes of it does not depend
+       on who is faster; a quarter for its fifth; steps and choices go to a neighbour.
+
+A trial is one interval of one member. Trial `n` is interval `n // members` of member `n % members`. It hands on what it
+has one update after the evaluation that it is compared by, as runs stop.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker.errors import RunFailed
+from stoker.records.codec import JSON
+from stoker.records.study import Parameter, StudySettings, StudyTrial
+from stoker.tuning.seeds import seed_of
+from stoker.tuning.space import drawn, points_of
+
+LEAST_MEMBERS = 4
+"""Members from which on a quarter is somebody."""
+
+_QUARTER = 4
+_FACTORS = (0.8, 1.2)
+_ANEW = 0.25
+"""How often a setting is drawn from the space again, instead of being changed a little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a trial begins with: the trial it goes on from (None: nothing), where that ended, and its settings.
+
+    `parameters` are None where they are drawn at random.
+    """
+
+    member: int
+    interval: int
+    parent: int | None = None
+    from_samples: int = 0
+    parameters: dict[str, JSON] | None = None
+
+
+@dataclass(frozen=True)
+class Population:
+    """Who is in which trial, where a trial ends, and what it begins with; decided by the trials before it."""
+
+    settings: StudySettings
+
+    @property
+    def num_trials(self) -> int:
+        """Trials of the whole study."""
+        return self.settings.members * self.settings.intervals
+
+    def is_ready(self, number: int, trials: Sequence[StudyTrial]) -> bool:
+        """Whether trial `number` can begin: all of the interval before it have ended."""
+        before = self._interval(number) - 1
+        return all(one.state != "running" for one in trials if self._interval(one.number) == before)
+
+    def ends_at(self, number: int, samples: int) -> bool:
+        """Whether a trial hands on at an evaluation after so many samples; in the last interval the run's end ends it.
+
+        An interval ends at the evaluation that is nearest to its share of the run.
+        """
+        settings, interval = self.settings, self._interval(number)
+        if interval == settings.intervals - 1:
+            return False
+        evaluations = settings.total_samples / settings.first_samples
+        nearest = round(evaluations * (interval + 1) / settings.intervals)
+        return samples >= (nearest - 0.5) * settings.first_samples
+
+    def origin(self, number: int, trials: Sequence[StudyTrial]) -> Origin:
+        """What trial `number` begins with.
+
+        Raises:
+            RunFailed: nobody of the interval before came to its end.
+        """
+        interval, member = divmod(number, self.settings.members)
+        if interval == 0:
+            return Origin(member=member, interval=0)
+        before = [one for one in trials if self._interval(one.number) == interval - 1]
+        own = next(one for one in before if one.number % self.settings.members == member)
+        draws = random.Random(seed_of(self.settings.seed, number))
+        parent = self._successor(own, before, draws)
+        chosen = dict(parent.parameters) if parent is own else explored(parent.parameters, self.settings.space, draws)
+        return Origin(member=member, interval=interval, parent=parent.number, from_samples=_reached(parent, trials),
+                      parameters=chosen)  # fmt: skip
+
+    def _successor(self, own: StudyTrial, before: Sequence[StudyTrial], draws: random.Random) -> StudyTrial:
+        """The trial that a member goes on from: its own, or one of the best quarter if it is of the worst or gone."""
+        ranked = self._ranked(before)
+        if not ranked:
+            reasons = "; ".join(dict.fromkeys(one.reason for one in before if one.reason))
+            raise RunFailed(
+                f"no member came to the end of interval {self._interval(own.number) + 1}: {reasons}",
+                remedy="Narrow the space to settings that can be trained, and begin another study with --study NAME.",
+            )
+        quarter = max(1, len(before) // _QUARTER)
+        best, worst = ranked[:quarter], ranked[max(quarter, len(ranked) - self._replaced(before, ranked)) :]
+        return draws.choice(best) if own in worst or own not in ranked else own
+
+    def _replaced(self, before: Sequence[StudyTrial], ranked: Sequence[StudyTrial]) -> int:
+        """How many of those that came to the end are replaced: a quarter of all, less those that are gone."""
+        return max(0, len(before) // _QUARTER - (len(before) - len(ranked)))
+
+    def _ranked(self, before: Sequence[StudyTrial]) -> list[StudyTrial]:
+        """Those that came to the end of an interval with a number, the best first."""
+        sign = -1.0 if self.settings.higher_is_better else 1.0
+        there = [one for one in before if one.state == "handed on" and one.curve and not math.isnan(one.curve[-1][1])]
+        return sorted(there, key=lambda one: (sign * one.curve[-1][1], one.number))
+
+    def _interval(self, number: int) -> int:
+        return number // self.settings.members
+
+
+def _reached(trial: StudyTrial, trials: Sequence[StudyTrial]) -> int:
+    """Samples that a trial's state was trained on, by all it goes back to."""
+    by_number = {one.number: one for one in trials}
+    samples = trial.samples
+    while trial.parent is not None:
+        trial = by_number[trial.parent]
+        samples += trial.samples
+    return samples
+
+
+def explored(parameters: dict[str, JSON], space: Sequence[Parameter], draws: random.Random) -> dict[str, JSON]:
+    """Settings near `parameters`: each one is changed a little, or now and then drawn anew."""
+    return {
+        one.name: drawn(one, draws) if draws.random() < _ANEW else _changed(one, parameters[one.name], draws)
+        for one in space
+    }
+
+
+def _changed(parameter: Parameter, value: JSON, draws: random.Random) -> JSON:
+    """A number times 0.8 or 1.2, within the range; a step or a number to choose goes to a neighbour."""
+    if parameter.kind == "choice" or parameter.step is not None:
+        return _neighbour(parameter, value, draws)
+    changed = min(parameter.high, max(parameter.low, float(value) * draws.choice(_FACTORS)))
+    if not parameter.is_whole:
+        return changed
+    away = round(changed) - int(value) or (1 if changed > value else -1)
+    return int(min(parameter.high, max(parameter.low, int(value) + away)))
+
+
+def _neighbour(parameter: Parameter, value: JSON, draws: random.Random) -> JSON:
+    """The value before or after this one; of choices that are no numbers, any."""
+    points = list(points_of(parameter))
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in points):
+        return draws.choice(points)
+    points.sort()
+    place = min(range(len(points)), key=lambda index: abs(points[index] - value)) + draws.choice((-1, 1))
+    return points[min(len(points) - 1, max(0, place))]

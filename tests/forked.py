@@ -1,0 +1,183 @@
+"""Programs in processes of their own that are forked from one which has imported PyTorch and Stoker.
+
+Most of what a short run costs is the start of Python: seconds of imports, in each of the many processes that tests
+kill, interrupt or run side by side. Here a nursery imports once, and forks for every program asked of it. What it forks
+is a process like any other, with its own number, signals, environment, working directory and output, and it ends as
+Python ends; only its imports are shared. Tests of the start itself, of what depends on the environment before Python
+runs, or on what is imported when, start an interpreter instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[1]
+LONGEST_S = 300.0
+"""How long a program may run on after it was last spoken to [s], before it is killed."""
+_MOST_BYTES = 2**17  # of an order, most of which is the environment
+
+
+class Forked:
+    """`python -m MODULE ARGUMENTS` in a session of its own, with the interface of `subprocess.Popen`."""
+
+    def __init__(self, module: str, arguments: Sequence[str], *, stderr: IO[Any], env: dict[str, str]) -> None:
+        """Start it here, in the present working directory."""
+        order = {"module": module, "arguments": list(arguments), "env": env, "cwd": str(Path.cwd())}
+        reading, writing = os.pipe()
+        self._end, theirs = socket.socketpair()
+        socket.send_fds(_nursery(), [json.dumps(order).encode()], [writing, stderr.fileno(), theirs.fileno()])
+        os.close(writing)
+        theirs.close()
+        self.stdout = os.fdopen(reading, encoding="utf-8")
+        self.returncode: int | None = None
+        self.pid = int.from_bytes(self._end.recv(8), "little", signed=True)
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while it runs."""
+        with contextlib.suppress(BlockingIOError):
+            self._hear(socket.MSG_DONTWAIT)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code, or minus the signal that ended it."""
+        with self._limited():
+            self._hear()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> str:
+        """Standard output to its end; the process has ended afterwards."""
+        with self._limited():
+            out = self.stdout.read()
+        self.stdout.close()
+        self.wait()
+        return out
+
+    def _hear(self, flags: int = 0) -> None:
+        """Take what the nursery tells of its end."""
+        if self.returncode is None:
+            told = self._end.recv(8, flags)
+            assert told, f"the nursery was lost, and with it how process {self.pid} ended"
+            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(told, "little", signed=True))
+            self._end.close()
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        timer = threading.Timer(LONGEST_S, os.kill, (self.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+@functools.cache
+def _nursery() -> socket.socket:
+    """Where orders go; the nursery ends when this process does, and the other end of its socket is closed."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+        cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(mine.close)  # before it is waited for
+    return mine
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is to be run, and where its output goes (file descriptors)."""
+
+    module: str
+    arguments: list[str]
+    env: dict[str, str]
+    cwd: str
+    out: int
+    errors: int
+
+    def run(self) -> None:
+        """Become the program."""
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in a script's background
+        for number, own in ((1, self.out), (2, self.errors)):
+            os.dup2(own, number)
+            os.close(own)
+        os.chdir(self.cwd)
+        os.environ.clear()
+        os.environ.update(self.env)
+        sys.argv, sys.path[0] = [self.module, *self.arguments], self.cwd
+        runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+
+
+def _next_order(orders: socket.socket) -> _Order | None:
+    """In a child of the nursery: what it is to run. In the nursery itself: None, once nobody asks any more."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 3)
+        with contextlib.suppress(ChildProcessError):  # there is none
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not message:
+            return None
+        if os.fork() == 0:
+            orders.close()
+            out, errors, end = descriptors
+            if _is_program(end):
+                return _Order(**json.loads(message), out=out, errors=errors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _is_program(end: int) -> bool:
+    """Fork once more: True in the program to be; its parent tells its number and how it ended, and leaves."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(end)
+        return True
+    os.closerange(0, end)
+    os.write(end, pid.to_bytes(8, "little", signed=True))
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(end, status.to_bytes(8, "little", signed=True))
+    os._exit(0)
+
+
+def _serve(orders: socket.socket) -> None:
+    """Import what every run needs, then fork for each order."""
+    for module in ("stoker.cli.main", "stoker.flow.running", "torch._dynamo"):
+        __import__(module)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    order = _next_order(orders)
+    if order is not None:
+        order.run()
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

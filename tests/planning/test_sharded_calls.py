@@ -1,0 +1,67 @@
+"""What is forecast of shards' collectives against what PyTorch makes of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import stoker
+from stoker.loading import BatchSource, datasets_of
+from stoker.planning.communication import sharded_traffic
+from stoker.profiling.model_parts import model_parts
+from stoker.records import Coupling, Layout, Plan, Position
+from stoker.stepping import Step
+from stoker.stepping.world import World
+from stoker.testing.ranks import on_ranks
+from stoker.zoo import GPT
+
+SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
+MODEL = functools.partial(GPT, layers=2, width=8, heads=2, context=4, vocab=10)
+BATCH, PASSES = 8, 2
+CALLS = {"all-gather": "all_gather_single", "reduce-scatter": "reduce_scatter_single"}
+
+
+def collectives(world: World, plan: Plan) -> list[tuple[str, int]]:
+    """Each gather and scatter of an update, with the bytes of its larger tensor, in the order they come."""
+    tokens = torch.randint(10, (BATCH, 5), generator=torch.Generator().manual_seed(0))
+    job = stoker.Job(
+        model=MODEL, data=(tokens[:, :-1], tokens[:, 1:]), loss="token_cross_entropy", optimizer=stoker.SGD(lr=0.1),
+        batch=BATCH, until=stoker.updates(3),
+    )  # fmt: skip
+    data = datasets_of(job)
+    step = Step(job, plan, SEPARABLE, world=world)
+    source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan,
+                         split=world.split(SEPARABLE))  # fmt: skip
+    (batch,) = source.batches(Position(), 1)
+    step.update(batch, 0, 0.0)  # the first one finds out what there is
+    found: list[tuple[str, int]] = []
+    for name, attribute in CALLS.items():
+        setattr(dist, attribute, _noted(name, getattr(dist, attribute), found))
+    step.update(batch, 1, 0.0)
+    return found
+
+
+def _noted(name: str, call: Callable[..., Any], found: list[tuple[str, int]]) -> Callable[..., Any]:
+    def noting(*arguments: Any, **named: Any) -> Any:
+        given = [one for one in (*arguments, *named.values()) if isinstance(one, torch.Tensor)]
+        found.append((name, max(one.nbytes for one in given)))
+        return call(*arguments, **named)
+
+    return noting
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_forecasts_name_every_gather_and_scatter_that_pytorch_makes(*, reshard: bool) -> None:
+    """As many, of as many bytes, in two passes; parameters are gathered anew in each, kept gathered or not."""
+    layout = Layout(shards=2, reshard=reshard)
+    plan = Plan(device="cpu", micro_batch=BATCH // 2 // PASSES, layout=layout)
+    made, _ = on_ranks(layout, collectives, plan)
+    traffic = sharded_traffic(model_parts(MODEL()), layout, PASSES)
+    expected = [(one.collective, size) for one in traffic if one.axis == "shards"
+                for size in one.sizes for _ in range(round(one.times))]  # fmt: skip
+    assert sorted(made) == sorted(expected)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forked import Forked
+
+PROGRAM = """
+import os, sys, time
+print("here", os.getcwd(), sys.argv[1:], os.environ.get("ASKED"), os.environ.get("HOME"), flush=True)
+print("there", file=sys.stderr, flush=True)
+if sys.argv[1] == "wait":
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        sys.exit(7)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a program in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.fixture
+def waiting() -> Iterator[Forked]:
+    """The program, running on until it is stopped."""
+    with tempfile.TemporaryFile() as errors:
+        process = Forked("program", ["wait"], stderr=errors, env=dict(os.environ))
+        assert process.stdout.readline()
+        yield process
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_has_what_a_process_has_of_its_own(place: Path, code: int) -> None:
+    """Arguments, environment, working directory, output and exit code, as if Python had been started for it."""
+    with tempfile.TemporaryFile() as errors:
+        process = Forked("program", [str(code)], stderr=errors, env={"ASKED": "yes"})
+        assert process.communicate() == f"here {place} ['{code}'] yes None\n"
+        assert (process.wait(), process.poll(), process.returncode) == (code, code, code)
+        errors.seek(0)
+        assert errors.read() == b"there\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_ends_by_a_signal(waiting: Forked, number: signal.Signals) -> None:
+    """It is told by which; another one, to what has ended, is not sent to anybody."""
+    assert waiting.poll() is None
+    assert os.getsid(waiting.pid) == waiting.pid
+    waiting.send_signal(number)
+    assert waiting.wait() == -number
+    waiting.kill()
+    assert not Path(f"/proc/{waiting.pid}").exists()
+
+
+def test_an_interrupt_is_an_exception_of_python(waiting: Forked) -> None:
+    """Whatever the shell did to the nursery's signals, a program starts with Python's own."""
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait() == 7
