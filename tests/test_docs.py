@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 import re
 import shlex
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +186,26 @@ def test_every_public_name_is_documented() -> None:
     """Each name of `stoker.__all__` is in the docs as `stoker.name`."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in stoker.__all__ if not re.search(rf"\bstoker\.{name}\b", text)] == []
+
+
+def test_the_quickstart_lists_every_public_name() -> None:
+    """Its table has each name of `stoker.__all__`, and no other; a module's row has each of that module's."""
+    table = _section(DOCS / "quickstart.md", "Every public name")
+    rows = re.findall(r"^\| (`stoker\..+?) \| (.+) \|$", table, re.MULTILINE)
+    named = re.findall(r"`stoker\.(\w+)`", " ".join(itertools.chain(*rows)))
+    assert sorted(named) == sorted(stoker.__all__)
+    told = {first.strip("`").removeprefix("stoker."): set(re.findall(r"`(\w+)`", rest)) for first, rest in rows}
+    for name in stoker.__all__:
+        public = getattr(stoker, name)
+        if inspect.ismodule(public):
+            assert (name, told[name]) == (name, _public_names(public))
+
+
+def _public_names(module: types.ModuleType) -> set[str]:
+    """What a module says is public; without a word of its own, the functions it defines."""
+    functions = inspect.getmembers(module, inspect.isfunction)
+    own = {name for name, one in functions if one.__module__ == module.__name__ and not name.startswith("_")}
+    return set(getattr(module, "__all__", own))
 
 
 def test_glossary_terms_are_used() -> None:

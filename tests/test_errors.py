@@ -66,18 +66,20 @@ def test_an_error_crosses_processes() -> None:
         lambda: stoker.EMA(2),
         lambda: stoker.SWA(start=1.5),
         lambda: stoker.Target("accuracy", float("nan")),
+        lambda: stoker.Target("accuracy", "0.95"),  # type: ignore[arg-type]
         lambda: stoker.EarlyStopping(patience=5),  # type: ignore[arg-type]
         lambda: stoker.Freeze("encoder.*"),
         lambda: stoker.Weights("model.pt"),
         lambda: stoker.DiLoCo(every=50),  # type: ignore[arg-type]
         lambda: stoker.l2(-1.0),
-        lambda: schedules.warmup("long", schedules.cosine()),  # type: ignore[arg-type]
-        lambda: schedules.steps([30, 60]),
+        lambda: schedules.warmup("long"),  # type: ignore[arg-type]
+        lambda: schedules.multi_step(at=[30, 60]),
         lambda: transforms.Mixup(alpha=-1),
         lambda: transforms.RandomFlip(2.0),
         lambda: transforms.RandomFlip("often"),  # type: ignore[arg-type]
         lambda: transforms.RandomErasing(scale=0.5),  # type: ignore[arg-type]
     ],
+    ids=map(str, range(26)),
 )  # fmt: skip
 def test_a_value_that_cannot_be_meant_is_one_error_everywhere(make: Callable[[], object]) -> None:
     """Wherever it is given: a StokerError, so that programs catch one tree, and a ValueError, as Python has it."""
@@ -90,11 +92,20 @@ def test_a_value_that_cannot_be_meant_is_one_error_everywhere(make: Callable[[],
 
 @given(st.lists(st.text("abc", min_size=1), min_size=1, unique=True), st.data())
 def test_a_known_word_is_nearest_to_itself(known: list[str], data: st.DataObject) -> None:
-    """The suggestion is one of the known words, all of which are listed."""
+    """The suggestion is one of the known words; where these are few, all are listed."""
     word = data.draw(st.sampled_from(known))
     text = nearest(word, known)
     assert text.startswith(f"Did you mean {word!r}?")
-    assert text.endswith(f"Known: {', '.join(sorted(known))}.")
+    if len(known) <= 20:
+        assert text.endswith(f"Known: {', '.join(sorted(known))}.")
+
+
+def test_of_many_names_the_nearest_five_are_told() -> None:
+    """Hundreds of runs are no help: those that are most like it, and how many others there are."""
+    text = nearest("bert-1a2b3d", ["bert-1a2b3c", *(f"cnn-{n:03}" for n in range(300))])
+    assert text.startswith("Did you mean 'bert-1a2b3c'? Known: bert-1a2b3c, cnn-")
+    assert text.count(",") == 4
+    assert text.endswith(" and 296 others.")
 
 
 def test_without_a_near_word_all_are_listed() -> None:

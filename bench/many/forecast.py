@@ -18,6 +18,8 @@ import argparse
 import functools
 import gc
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -297,7 +299,7 @@ def main() -> None:
     benchmark = measure_operations(attached_cpu(), threads=1, budget_s=given.budget)
     links = measure_links(attached_cpu(), 2)
     print(f"links: overlap {links.overlap:.2f}, company {links.slowdown}, waits {links.waits}")
-    held = int(statistics.median(rank["held"] for rank in on_ranks(Layout(replicas=2), _held)))
+    held = _held_bytes()
     compared = [
         one for case in SETS[given.set] for layout in LAYOUTS
         if (one := forecast_of(case, layout, benchmark, links, held)) is not None
@@ -324,10 +326,10 @@ def main() -> None:
     write(path, found)
 
 
-def _held(_: World) -> dict[str, int]:
-    """What a process holds before it makes a step."""
-    SETS["calibration"][0].job()
-    return {"held": resident_bytes()}
+def _held_bytes() -> int:
+    """What a process holds before it makes a step [bytes]: a fresh one, which has not imported what a step imports."""
+    asked = "from bench.many import forecast as f; job = f.SETS['calibration'][0].job(); print(f.resident_bytes())"
+    return int(subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,11 @@ so that the command line and the web only render. A traceback of one of these is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
+
+_MOST_LISTED, _FEW = 20, 5
+"""Names are all told up to so many; of more, a few."""
 
 
 class StokerError(Exception):
@@ -101,9 +104,24 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word most like `word` as ` Did you mean 'x'?`, or the whole list if none is near."""
+    """The known word most like `word` as ` Did you mean 'x'?`, and what is known: all of it, or of much the nearest.
+
+    >>> nearest("lrr", ["lr", "width"])
+    "Did you mean 'lr'? Known: lr, width."
+    >>> nearest("tune", [f"run-{n}" for n in range(99)])
+    'Known: run-9, run-8, run-7, run-6, run-5 and 94 others.'
+    """
     names = sorted(known)
+    if not names:
+        return "There are none to choose from."
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"Did you mean {close[0]!r}? Known: {', '.join(names)}."
-    return f"Known: {', '.join(names)}." if names else "There are none to choose from."
+    guess = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{guess}Known: {told_in_part(names, word)}."
+
+
+def told_in_part(names: Sequence[str], word: str = "") -> str:
+    """Names between commas; of more than anybody reads those that are most like `word`, and how many others."""
+    if len(names) <= _MOST_LISTED:
+        return ", ".join(names)
+    near = difflib.get_close_matches(word, names, n=_FEW, cutoff=0.0)
+    return f"{', '.join(near)} and {len(names) - len(near)} others"

@@ -174,9 +174,18 @@ def test_explaining_shows_bytes_time_and_what_was_rejected() -> None:
     for words in ("where the bytes are at the peak", "in the backward pass, train_me.py:30", "train_me.py:12", "60%",
                   "where the time of an update goes", "takes 20 h, the deadline is 11 h"):  # fmt: skip
         assert words in text
+    assert "traced as" not in text
     brief = shown(told)
     assert "takes 20 h" not in brief
     assert "--explain" in brief
+
+
+def test_a_trace_that_expects_more_than_was_measured_says_its_own_whole() -> None:
+    """Shares are of what the parts add up to, and that is not passed off as the forecast."""
+    step_s = Estimate(value=0.02, low=0.02, high=0.02, unit="s", basis="measured here")
+    forecast = dataclasses.replace(H100.forecast, step_s=step_s)
+    text = " ".join(shown(decision(dataclasses.replace(H100, forecast=forecast)), explain=True).split())
+    assert "where the time of an update goes, 20 ms, traced as 70 ms" in text
 
 
 def test_advice_comes_last() -> None:

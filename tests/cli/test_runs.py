@@ -1,17 +1,22 @@
 """The tables of `stoker runs`, `stoker plan` and `stoker verify`."""
 
 import dataclasses
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from stoker.cli.plans import render_decision
 from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
 from stoker.cli.verdicts import render_verdicts
 from stoker.records import Report, Verdict
 from tests.cli.page import Page
+from tests.flow.command import stoker_here
 from tests.reporting import story
+from tests.store.builders import make_run
 
 
 @pytest.fixture
@@ -49,6 +54,42 @@ def test_runs_are_listed_with_what_came_of_them(first: Report) -> None:
     assert "more" not in text
 
 
+NARROW = "a-job-with-a-long-name-of-its-own-1a2b3c"
+
+
+def listed_in(console: Console, first: Report) -> str:
+    """The list of one run with a long name."""
+    render_runs([(Path(NARROW), dataclasses.replace(first.run, name=NARROW), first.spec)], console, ("batch",))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]  # both are buffers
+
+
+def test_into_a_pipe_nothing_is_folded(first: Report) -> None:
+    """One line a run, whatever the width: names can be searched for, and copied; with date and time of day."""
+    line = next(line for line in listed_in(Page(width=60), first).splitlines() if NARROW in line)
+    for expected in ("finished", "test/accuracy 92.61 %", "324,000", "3 min 55 s"):
+        assert expected in line
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d", line)
+
+
+def test_in_a_narrow_terminal_names_and_times_stay_whole(first: Report) -> None:
+    """What is cut is the result; the time of day tells runs of one day apart."""
+    terminal = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    text = listed_in(terminal, first)
+    assert NARROW in text
+    assert re.search(r"\d\d-\d\d \d\d:\d\d", text)
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_a_diff_shows_as_much_of_a_digest_as_tells_two_apart(first: Report) -> None:
+    """Twelve figures; the document has them all."""
+    other = dataclasses.replace(first, spec=dataclasses.replace(first.spec, weights_digest="ab" * 32))
+    one = Page()
+    render_diff(first, other, one)
+    assert "abababababab…" in one.text
+    assert "ab" * 32 not in one.text
+    assert any("ab" * 32 in row for row in diff_document(first, other)["job"])  # type: ignore[union-attr]
+
+
 def test_an_empty_list_says_how_to_begin() -> None:
     """No empty table."""
     one = Page()
@@ -77,6 +118,22 @@ def test_the_list_as_json_holds_the_records(first: Report) -> None:
     (only,) = document["runs"]
     assert (only["path"], only["job"], only["run"]["name"]) == ("a/b", "fashion-resnet", story.NAME)
     assert only["spec_digest"] == first.spec.digest()
+
+
+def test_a_damaged_record_hides_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are listed, and which cannot be read is said; nothing was listed at all."""
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path))
+    make_run(tmp_path / "whole", name="whole")
+    (tmp_path / "zz").mkdir()
+    (tmp_path / "zz" / "run.json").write_text("{")
+    listed, document = stoker_here("runs"), stoker_here("runs", "--json")
+    assert (listed.code, document.code) == (0, 0)
+    assert "whole" in listed.out
+    assert f"not listed: {tmp_path / 'zz' / 'run.json'} cannot be used" in listed.out
+    found = json.loads(document.out)
+    assert [Path(one["path"]).name for one in found["runs"]] == ["whole"]
+    assert [Path(one["path"]).name for one in found["unreadable"]] == ["zz"]
+    assert "none of the 1 runs" in stoker_here("runs", "--where", "status=failed").out
 
 
 def test_a_diff_shows_job_plan_and_outcome(first: Report, second: Report) -> None:

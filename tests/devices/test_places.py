@@ -83,6 +83,13 @@ def test_several_devices_are_understood_and_refused(word, single):
     assert f"--on {single}" in caught.value.remedy
 
 
+def test_several_names_are_refused_where_one_is_wanted():
+    """Planning compares devices, training takes one: no device is called by both names."""
+    with pytest.raises(NoDevice, match="'here,l4' names 2 devices, where one is wanted") as caught:
+        resolve_place("here,l4", SERVER)
+    assert caught.value.remedy == "`stoker plan JOB --on here,l4` compares them; then name one, such as `--on here`."
+
+
 @pytest.mark.parametrize("word", ["0xhere", "2xh20o", "", "x", "2x", "cuda:", "cuda:x", "here here"])
 def test_nonsense_is_refused(word):
     """Whatever is typed, the answer is an error with a remedy and exit code 2."""

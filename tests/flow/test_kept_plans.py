@@ -105,7 +105,9 @@ def test_a_job_without_a_file_is_planned_each_time(job_file, load, trials) -> No
 def test_a_plan_made_under_load_is_not_kept(job_file, load, trials) -> None:
     """Trials beside somebody else's work say little of the machine."""
     load["others"] = 0.5
-    _decided(job_file)
+    found, _ = _decided(job_file)
+    assert any(line.startswith("others use 50% of the CPU: times may be several times") for line in found.explanation)
+    assert found.chosen.forecast.total_s.high > 4 * found.chosen.forecast.total_s.low
     made = len(trials)
     _decided(job_file)
     assert len(trials) > made

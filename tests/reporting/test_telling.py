@@ -13,10 +13,11 @@ from tests.reporting import story
 def test_every_kind_of_event_is_told_even_without_fields(kind: EventKind) -> None:
     """An event from an older or a terser source still gives a line."""
     assert told(Event(kind=kind, at=0.0)).startswith(
-        {"progress": "0 samples", "checkpointed": "checkpoint", "evaluated": "valid", "warned": "warning"}.get(
-            kind, kind
-        )
-    )
+        {
+            "progress": "0 samples", "checkpointed": "checkpoint", "evaluated": "valid", "noted": "note",
+            "warned": "warning",
+        }.get(kind, kind)
+    )  # fmt: skip
 
 
 def test_a_whole_run_reads_as_sentences() -> None:

@@ -125,6 +125,28 @@ def test_weights_and_biases_has_the_run_offline(tmp_path: Path, monkeypatch: pyt
     assert {item.key: json.loads(item.value_json) for item in run.config.update}["lr"] == "0.1"
 
 
+def test_trackio_has_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Its own reader finds settings and values at their samples, of both processes; standard output stays the run's."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    trackio = pytest.importorskip("trackio", reason="trackio is not installed")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    first = Target("trackio", "project").open(about(tmp_path), None)
+    first.log(POINTS[:1])
+    first.close()
+    second = Target("trackio", "project").open(about(tmp_path), first.id)
+    second.log(POINTS[1:])
+    second.end("finished", [])
+    second.close()
+    (run,) = trackio.Api().runs("project")
+    assert (run.name, run.config["lr"]) == ("r", "0.1")
+    assert [(row["step"], row["train/loss"]) for row in SQLiteStorage.get_logs("project", "r")] == [
+        (64, 0.5),
+        (128, 0.25),
+    ]
+    assert capsys.readouterr().out == ""
+
+
 def stored_records(content: bytes) -> Iterator[bytes]:
     """The records in a log of LevelDB's format, after W&B's own 7 bytes: blocks of 32 KiB, cut records in parts."""
     at, parts = 7, b""

@@ -19,8 +19,8 @@ from stoker.loading import as_samples
 from stoker.records.examples import ExampleSet
 from stoker.stepping.world import ALONE
 from stoker.training import evaluate
-from stoker.training.examples import NUM_EXAMPLES, ExampleWatcher
-from stoker.training.png import png_of
+from stoker.training.examples import NUM_EXAMPLES, ExampleWatcher, collected
+from stoker.training.png import png_of, thinned
 from tests.training.builders import blobs, step_of, tiny_job
 
 INPUTS, TARGETS = blobs(37)
@@ -31,8 +31,7 @@ def shown(step, samples: tuple[torch.Tensor, ...], size: int, classes: tuple[str
     watcher = ExampleWatcher("valid", step.objective.fields, classes)
     evaluate(step, as_samples(samples, what="valid"), size, watcher=watcher)
     assert watcher.problem is None
-    found = watcher.collected(ALONE)
-    assert found is not None
+    (found,) = collected([watcher], ALONE)
     return found
 
 
@@ -98,7 +97,7 @@ def test_what_goes_wrong_is_told_and_costs_nothing() -> None:
 def test_a_picture_is_a_png_of_the_images_pixels(channels: int) -> None:
     """Read back by hand: its size, and each row's pixels from black to white; a large one is thinned."""
     image = torch.linspace(-1, 2, channels * 6 * 5).view(channels, 6, 5)
-    png = png_of(image, 96)
+    png = png_of(image, (-1.0, 2.0))
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     width, height, depth, kind = struct.unpack(">IIBB", png[16:26])
     assert (width, height, depth, kind) == (5, 6, 8, 2 if channels == 3 else 0)
@@ -109,7 +108,7 @@ def test_a_picture_is_a_png_of_the_images_pixels(channels: int) -> None:
     pixels = rows[:, 1:].reshape(6, 5, channels)
     expected = ((image + 1) / 3 * 255).round().permute(1, 2, 0).numpy()
     np.testing.assert_allclose(pixels, expected, atol=1)
-    assert struct.unpack(">II", png_of(torch.zeros(1, 300, 200), 96)[16:24]) == (50, 75)
+    assert struct.unpack(">II", png_of(thinned(torch.zeros(1, 300, 200), 96), (0, 1))[16:24]) == (50, 75)
 
 
 def test_images_are_shown_as_pictures() -> None:
@@ -120,5 +119,81 @@ def test_images_are_shown_as_pictures() -> None:
     )
     found = shown(step_of(job), (images, labels), 7)
     assert found.first[3].picture is not None
-    assert base64.b64decode(found.first[3].picture) == png_of(images[3], 96)
+    low, high = float(images.min()), float(images.max())
+    assert found.scale == (low, high)
+    assert base64.b64decode(found.first[3].picture) == png_of(images[3], (low, high))
     assert found.first[3].values == ()
+
+
+def test_pictures_of_all_sets_are_on_one_scale() -> None:
+    """Dark ones stay dark beside bright ones, of another set too; each was stretched from black to white."""
+    images = torch.rand(20, 1, 8, 8)
+    dark, bright = images * 0.2, images * 0.2 + 0.8
+    labels = torch.arange(20) % 2
+    step = step_of(tiny_job(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), data=(images, labels)))
+    watchers = [ExampleWatcher(split, step.objective.fields) for split in ("valid", "test")]
+    for watcher, inputs in zip(watchers, (dark, bright), strict=True):
+        evaluate(step, as_samples((inputs, labels), what=watcher.split), 7, watcher=watcher)
+    valid, test = collected(watchers, ALONE)
+    scale = (float(dark.min()), float(bright.max()))
+    assert (valid.scale, test.scale) == (scale, scale)
+    for shown, inputs in ((valid, dark), (test, bright)):
+        for one in (*shown.first, *shown.worst):
+            assert one.picture is not None
+            assert base64.b64decode(one.picture) == png_of(inputs[one.index], scale)
+
+
+def test_numbers_that_are_none_are_black_and_widen_no_scale() -> None:
+    """One of them would leave all pictures blank."""
+    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 2
+    images[2, 0, 0, 0], images[3, 0, 0, 0] = torch.nan, torch.inf
+    job = tiny_job(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), data=(images, labels))
+    found = shown(step_of(job), (images, labels), 8)
+    finite = images[images.isfinite()]
+    assert found.scale == (float(finite.min()), float(finite.max()))
+
+
+def test_samples_are_called_what_the_data_call_them() -> None:
+    """By the name that is given for their index."""
+    step = step_of(tiny_job())
+    watcher = ExampleWatcher("valid", step.objective.fields, name_of=lambda index: f"cat/{index}.png")
+    evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10, watcher=watcher)
+    (found,) = collected([watcher], ALONE)
+    assert [one.name for one in found.worst] == [f"cat/{one.index}.png" for one in found.worst]
+
+
+class TwoTowers(nn.Module):
+    """Takes two inputs, which a batch does not hand it by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(6, 3)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (self.shared(a) * self.shared(b)).sum(1)
+
+
+def likeness(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A loss that knows how the model is called."""
+    a, b, labels = batch
+    return F.binary_cross_entropy_with_logits(model(a, b), labels.float(), reduction="none")
+
+
+def test_a_loss_that_calls_the_model_itself_is_evaluated_as_if_nobody_looked_on() -> None:
+    """Without an output there are no examples, and it is told why; it cost the run its end."""
+    data = (INPUTS, INPUTS.flip(0), TARGETS)
+    step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[]))
+    samples = as_samples(data, what="valid")
+    watcher = ExampleWatcher("valid", step.objective.fields)
+    assert evaluate(step, samples, 10, watcher=watcher) == evaluate(step, samples, 10)
+    assert watcher.problem is not None
+    assert "TypeError: TwoTowers.forward() missing 1 required positional argument: 'b'" in watcher.problem
+    assert "Job(inputs=…)" in watcher.problem
+    assert collected([watcher], ALONE) == ()
+
+
+def test_with_its_inputs_named_such_a_job_has_examples() -> None:
+    """The remedy that the warning gives."""
+    data = (INPUTS, INPUTS.flip(0), TARGETS)
+    step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[], inputs=[0, 1]))
+    assert shown(step, data, 10).num_samples == 37

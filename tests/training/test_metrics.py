@@ -24,6 +24,26 @@ torchmetrics, of_classes = optional("torchmetrics"), optional("torchmetrics.clas
 INPUTS, TARGETS = blobs(37)
 
 
+def of_model(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A loss that hands the model two inputs, of which the batch's first is one."""
+    first, second, labels = batch
+    return torch.nn.functional.cross_entropy(model(first + second), labels, reduction="none")
+
+
+@pytest.mark.parametrize("metrics", [{"kept": None}, ["accuracy"]], ids=["with a state", "named"])
+def test_a_metric_without_an_output_is_told_by_its_name(metrics) -> None:
+    """A batch of the same samples says so: before training, where a plan is tried on each held-out set."""
+    name = next(iter(metrics))
+    metrics = {"kept": of_classes.MulticlassAccuracy(2)} if name == "kept" else metrics
+    data = (INPUTS, INPUTS, TARGETS)
+    step = step_of(tiny_job(data=data, loss=of_model, metrics=metrics, inputs=[0, 1]))
+    words = rf"metric {name} is given the model's output, and .* raised TypeError: .*\n.*Job\(inputs=\[0, 1\]\)"
+    with step.evaluation() as measure, pytest.raises(BadJob, match=words):
+        measure(data, 37)
+    step = step_of(tiny_job(data=data, loss=of_model, metrics=metrics, inputs=0))
+    assert name in evaluate(step, as_samples(data, what="valid"), 10)
+
+
 def three_metrics() -> dict[str, object]:
     """A mean over classes, a value for each of them, and one that keeps all outputs."""
     return {

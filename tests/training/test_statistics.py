@@ -101,6 +101,38 @@ def test_statistics_are_means_over_whole_groups_whatever_the_plan(kind: str) -> 
     torch.testing.assert_close(found[1]["1.running_mean"], kept["1.running_mean"])
 
 
+class OfParts(nn.Module):
+    """A batch norm behind two inputs, which a batch of (a, b, label) does not hand to the model by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scores = nn.BatchNorm1d(6), nn.Linear(6, 2)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.norm(a + b))
+
+
+def loss_of_parts(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Knows how the model is called."""
+    a, b, labels = batch
+    return nn.functional.cross_entropy(model(a, b), labels, reduction="none")
+
+
+def test_statistics_are_found_by_the_passes_that_the_loss_makes() -> None:
+    """A model that is not called with a batch's first entry alone failed in the middle of the run."""
+    inputs, labels = blobs()
+    job = tiny_job(model=OfParts, data=(inputs, inputs * 2, labels), loss=loss_of_parts, metrics=[], swa=SWA())
+    step = Step(job, PLAN, COUPLED)
+    advance(step, 0, 3)
+    assert isinstance(step.average, EqualAverage)
+    step.average.take()
+    source = source_of(step)
+    renew_statistics(step, source)
+    groups = [inputs[torch.from_numpy(source.order.indices(0, at, at + 16).copy())] * 3 for at in range(0, 80, 16)]
+    expected = torch.stack([group.mean(0) for group in groups]).mean(0)
+    torch.testing.assert_close(step.kept_weights()["norm.running_mean"], expected)
+
+
 @pytest.mark.parametrize("kind", ["swa", "schedule-free"])
 def test_what_is_kept_comes_back_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
     """Bit for bit: the mean and its statistics, also where nothing is evaluated any more."""

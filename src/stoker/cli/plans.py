@@ -18,6 +18,9 @@ WIDE = 130
 
 MOST_SHARES = 8
 
+_ROUNDING = 1.01
+"""Parts that add up to at most so many times the whole are the whole."""
+
 
 def render_decision(decision: Decision, console: Console, *, explain: bool) -> None:
     """Print the plans that fit, the chosen one first, and why it was chosen; with `explain` the rejected ones too."""
@@ -145,13 +148,19 @@ def _render_breakdown(decision: Decision, console: Console) -> None:
     found = decision.breakdown
     if found is None:
         return
-    peak = decision.chosen.forecast.peak_bytes.value
+    forecast = decision.chosen.forecast
+    peak = _whole(forecast.peak_bytes.value, found.peak_bytes, format_bytes)
     console.print()
-    console.print(_shares(f"where the bytes are at the peak, {format_bytes(peak)} ({found.peak_at})",
-                          found.peak_bytes, format_bytes))  # fmt: skip
-    step = decision.chosen.forecast.step_s.value
+    console.print(_shares(f"where the bytes are at the peak, {peak} ({found.peak_at})", found.peak_bytes, format_bytes))
+    step = _whole(forecast.step_s.value, found.step_s, format_seconds)
     console.print()
-    console.print(_shares(f"where the time of an update goes, {format_seconds(step)}", found.step_s, format_seconds))
+    console.print(_shares(f"where the time of an update goes, {step}", found.step_s, format_seconds))
+
+
+def _whole(value: float, shares: Sequence[Share], written: Callable[[float], str]) -> str:
+    """What the parts add up to: what is forecast, or, where they were traced as more, that too."""
+    traced = sum(share.value for share in shares)
+    return written(value) if traced <= _ROUNDING * value else f"{written(value)}, traced as {written(traced)}"
 
 
 def _shares(title: str, shares: Sequence[Share], written: Callable[[float], str]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.terminal import print_table
 from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
 from stoker.reporting.summary import wall_seconds
@@ -21,7 +23,13 @@ from stoker.units import format_seconds
 
 _LONGEST_FAILURE = 44
 _WIDE = 100
-"""Columns from which on the time of day has room."""
+"""Columns from which on the year has room."""
+
+_WHOLE = ("run", "status", "time", "when")
+"""Columns that are not folded, however narrow the terminal is."""
+
+_DIGEST, _ENOUGH = re.compile(r"\b[0-9a-f]{64}\b"), 12
+"""A digest, and as many of its figures as tell two apart."""
 
 _STATUS_STYLES = {"finished": "green", "unfinished": "yellow", "failed": "red"}
 
@@ -39,9 +47,10 @@ def render_runs(
     if not runs:
         console.print(Text("no runs here yet; `stoker train JOB.py` makes one", style="dim"))
         return
-    table = _table("run")
-    for title in ("status", "result", *columns, "samples", "time", "when"):
-        table.add_column(title, no_wrap=True)
+    table = _table()
+    for title in ("run", "status", "result", *columns, "samples", "time", "when"):
+        # A name is there to be copied: where room is short, results are cut, and names last of all.
+        table.add_column(title, no_wrap=title in _WHOLE, overflow="ellipsis")
     for path, run, spec in runs:
         values = values_of(run, spec)
         table.add_row(
@@ -51,9 +60,9 @@ def render_runs(
             *(_shown(value_of(name, values)) for name in columns),
             _headway(run),
             Text(format_seconds(run.wall_s) if run.wall_s else ""),
-            Text(_local_time(run.created_at, is_short=console.width < _WIDE), style="dim"),
+            Text(_local_time(run.created_at, is_short=console.is_terminal and console.width < _WIDE), style="dim"),
         )
-    console.print(table)
+    print_table(table, console)
 
 
 def runs_document(runs: Sequence[tuple[Path, Run, JobSpec]]) -> dict[str, JSON]:
@@ -72,7 +81,7 @@ def render_diff(a: Report, b: Report, console: Console) -> None:
     plans = [(*row, "") for row in _plan_differences(a, b)]
     _add_part(table, "plan", plans, if_empty="the same" if both_planned else "not recorded for both")
     _add_part(table, "what came of it", _outcomes(a, b), if_empty="")
-    console.print(table)
+    print_table(table, console)
 
 
 def diff_document(a: Report, b: Report) -> dict[str, JSON]:
@@ -89,7 +98,7 @@ def diff_document(a: Report, b: Report) -> dict[str, JSON]:
 
 def _name(path: Path, run: Run) -> Text:
     """The run's name, and where it is if its directory is called something else."""
-    name = Text(run.name, style="bold", overflow="fold")
+    name = Text(run.name, style="bold")
     return name if path.name == run.name else name.append(f"\n{path}", style="not bold dim")
 
 
@@ -157,7 +166,11 @@ def _add_part(table: Table, title: str, rows: Sequence[tuple[str, str, str, str]
     table.add_row()
     table.add_row(Text(title, style="bold"), Text("" if rows else if_empty, style="dim"))
     for row in rows:
-        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        table.add_row(*(Text(_DIGEST.sub(_shortened, cell), overflow="fold") for cell in row))
+
+
+def _shortened(digest: re.Match[str]) -> str:
+    return f"{digest.group()[:_ENOUGH]}…"
 
 
 def _table(*titles: str) -> Table:
@@ -168,8 +181,8 @@ def _table(*titles: str) -> Table:
 
 
 def _local_time(created_at: str, *, is_short: bool) -> str:
-    """An ISO time as local date, with the minute unless short; as it is if it is no time."""
+    """An ISO time as local date and minute, without the year if short; as it is if it is no time."""
     try:
-        return datetime.fromisoformat(created_at).astimezone().strftime("%Y-%m-%d" if is_short else "%Y-%m-%d %H:%M")
+        return datetime.fromisoformat(created_at).astimezone().strftime("%m-%d %H:%M" if is_short else "%Y-%m-%d %H:%M")
     except ValueError:
         return created_at

@@ -17,7 +17,12 @@ from rich.text import Text
 from stoker.errors import BadJob, StokerError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from stoker.jobs import Entry, Job
+
+_WIDEST = 400
+"""Columns that a table takes in a pipe at most: what is longer, such as a function's whole description, is folded."""
 
 INTERRUPTED = 130
 """The exit code of what was interrupted."""
@@ -58,6 +63,18 @@ def waiting(what: str, *, quiet: bool) -> Iterator[None]:
         return
     with console.status(f"{what} …"):
         yield
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table: in a terminal as wide as that is, into a pipe or a file as wide as it needs, so nothing folds."""
+    width = console.width
+    if not console.is_terminal:
+        natural = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+        console.width = max(width, natural)
+    try:
+        console.print(table)
+    finally:
+        console.width = width
 
 
 def print_document(document: Any) -> None:

@@ -67,9 +67,15 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
         known: the catalogue; the user's if None.
 
     Raises:
-        NoDevice: the word is unknown, means something that is not attached, or asks for several devices.
+        NoDevice: the word is unknown, means something that is not attached, or asks for several devices or names them.
     """
     known = catalogue() if known is None else known
+    words = [one.strip() for one in word.split(",") if one.strip()]
+    if len(words) > 1:
+        raise NoDevice(
+            f"{word!r} names {len(words)} devices, where one is wanted.",
+            remedy=f"`stoker plan JOB --on {','.join(words)}` compares them; then name one, such as `--on {words[0]}`.",
+        )
     count, name = _split(word)
     device = _one_attached(name, attached, known)
     if count == 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker import planning, records
 from stoker.devices import Place, attached_devices, catalogue, planned_devices, sample_cpu
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
-from stoker.flow.kept_plans import keep_decision, kept_decision
+from stoker.flow.kept_plans import keep_decision, kept_decision, used_by_others
 from stoker.flow.many import on_many
 from stoker.flow.misfits import fits_nowhere
 from stoker.flow.planner import Planner, errors_so_far, failures_so_far, losers_of
@@ -20,7 +20,7 @@ from stoker.flow.preparation import Prepared, prepare
 from stoker.flow.pricing import assumptions, price_of, priced
 from stoker.jobs import Entry, Job
 from stoker.planning import Limits, Objective
-from stoker.records import Candidate, Coupling, Decision, Device, Plan, Rejection
+from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
 
 STARTING_S = 120.0
 """Until a rented machine is there, with Python, data and device started [s]: a judgement."""
@@ -183,7 +183,7 @@ def on_one(planner: Planner, place: Place) -> Decision:
         rejected=(*losers_of(ranked), *_not_compiled(planner, place, chosen, losers_of(ranked))),
         explanation=(*planner.prepared.notes, *lines, assumptions(chosen)),
         took_s=0.0,
-        breakdown=planner.forecasts(place).breakdown(chosen.plan),
+        breakdown=_breakdown(planner, place, chosen),
     )
 
 
@@ -192,7 +192,12 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     began = sample_cpu()
     search, untraced = planner.confirmed(place, only)
     chosen = priced(planner, place, search.chosen())
+    others = used_by_others(began) if place.device.kind == "cpu" else 0.0
+    if others:
+        chosen = dataclasses.replace(chosen, forecast=planning.crowded(chosen.forecast, others))
     lines = planning.explain(chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected)
+    if others:
+        lines = (*lines, planning.words_on_others(others))
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
     rejected = search.losers()
@@ -204,11 +209,17 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         rejected=rejected,
         explanation=(*planner.prepared.notes, *lines, *failures_so_far(planner, place), *errors_so_far(place)),
         took_s=0.0,
-        breakdown=None if untraced or only is not None else planner.forecasts(place).breakdown(chosen.plan),
+        breakdown=None if untraced or only is not None else _breakdown(planner, place, chosen),
     )
-    if only is None:
+    if only is None and not others:
         keep_decision(planner.prepared, place, decision, planner.coupling, began)
     return decision
+
+
+def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:
+    """Where bytes and time of an update go, adding up to what is forecast."""
+    found = planner.forecasts(place).breakdown(chosen.plan)
+    return planning.adding_up(found, chosen.forecast, is_cpu=place.device.kind == "cpu")
 
 
 def _not_compiled(

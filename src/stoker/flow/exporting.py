@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from torch import nn
 from stoker import exporting
 from stoker.artifacts import Artifact
 from stoker.engines.torch_module import as_tensor
-from stoker.errors import BadArtifact
+from stoker.errors import BadArtifact, BadJob
 from stoker.exporting import About, Inputs, JobInputs, job_inputs, named_outputs, varying
 from stoker.flow.generators import generators_kept
 from stoker.flow.preparation import users_code
 from stoker.flow.runs import WEIGHTS, Run, load
 from stoker.jobs import Job
-from stoker.loading import datasets_of
+from stoker.loading import Datasets, datasets_of
 from stoker.loading.samples import Samples
 from stoker.recipes import resolved
 from stoker.records import ArtifactSource
@@ -86,21 +87,41 @@ def _as_arrays(inputs: Examples | None) -> dict[str, NDArray[Any]] | None:
 def export_run(run: Run, out: Path, about: About, job: Job | None = None) -> Artifact:
     """Export what a run learned; see `export`."""
     exporting.require_place(out)
+    where = run.where_it_started() if job is None else nullcontext()
     job = resolved(job or run.job())
-    with generators_kept(), users_code("the model or its data", None, error=BadArtifact):
+    with generators_kept(), users_code("the model or its data", None, error=BadArtifact), ExitStack() as stack:
         module = merged(run.model(job))
-        data = datasets_of(job)
+        source = ArtifactSource(kind="run", name=run.name, digest=sha256_file(run.path / WEIGHTS))
+        out = out.absolute()
+        stack.enter_context(where)
+        data = _data_of(job, run)
         samples = data.valid or data.test or data.train
         taken = job_inputs(job, module, samples)
         about = dataclasses.replace(
             about,
             name=about.name or out.name,
             metrics=about.metrics or run.metrics,
-            source=ArtifactSource(kind="run", name=run.name, digest=sha256_file(run.path / WEIGHTS)),
+            source=source,
             dynamic=about.dynamic or _varying(taken),
             labels=about.labels or _labels(job, module, taken),
         )
         return _export(module, taken, out, about)
+
+
+def _data_of(job: Job, run: Run) -> Datasets:
+    """The data that the run was trained with, which examples of the model's inputs come from.
+
+    Raises:
+        BadJob: they cannot be had.
+    """
+    try:
+        return datasets_of(job)
+    except BadJob as error:
+        raise BadJob(
+            f"{error.message} (of the data of {run.name}'s job: an export takes examples of its inputs from them)",
+            remedy="Put the data back, or give examples yourself: "
+            f"stoker.export(stoker.load({run.name!r}).model(), OUT, inputs=…).",
+        ) from error
 
 
 def _export(module: nn.Module, taken: JobInputs, out: Path, about: About) -> Artifact:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,11 +20,13 @@ from stoker.flow.recovering import with_plan
 from stoker.flow.runs import WEIGHTS, Run
 from stoker.flow.starting import Session
 from stoker.loading import Samples
+from stoker.loading.naming import sample_name
 from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
+from stoker.stepping.held_out import evaluating
 from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_root, write_atomic
 from stoker.training import Sink
-from stoker.training.examples import ExampleWatcher
+from stoker.training.examples import ExampleWatcher, collected
 
 
 def final_metrics(session: Session) -> dict[str, float]:
@@ -40,11 +43,13 @@ def final_metrics(session: Session) -> dict[str, float]:
     step.average = None
     training.load_weights(step.model, weights, session.directory.path, world=step.world)
     found: dict[str, float] = {}
+    watchers: list[ExampleWatcher] = []
     for split, samples in (("valid", data.valid), ("test", data.test)):
         if samples is None:
             continue
         started = time.perf_counter()
-        metrics = _evaluated(session, samples, split)
+        metrics, watcher = _evaluated(session, samples, split)
+        watchers.append(watcher)
         found |= {f"{split}/{name}": value for name, value in metrics.items()}
         if split == "test":
             took_s = time.perf_counter() - started
@@ -52,26 +57,25 @@ def final_metrics(session: Session) -> dict[str, float]:
             session.loop.telemetry.emit(
                 "evaluated", split=split, samples=at, metrics=dict(metrics), took_s=took_s, best=False
             )
+    session.examples = collected(watchers, step.world)
     return found
 
 
-def _evaluated(session: Session, samples: Samples, split: str) -> dict[str, float]:
-    """The final weights' metrics, in smaller batches where memory is short; examples are kept with the session."""
+def _evaluated(session: Session, samples: Samples, split: str) -> tuple[dict[str, float], ExampleWatcher]:
+    """The final weights' metrics, in smaller batches where memory is short; and who looked on."""
     step, emit = session.step, session.loop.telemetry.emit
     recovery = session.loop.recovery or training.Recovery(step, tell=emit)
     classes = tuple(getattr(session.prepared.job.data, "classes", ()))
 
     def evaluated() -> tuple[dict[str, float], ExampleWatcher]:
-        watcher = ExampleWatcher(split, step.objective.fields, classes)
+        watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
         return training.evaluate(step, samples, training.evaluation_batch(step), watcher=watcher), watcher
 
-    metrics, watcher = recovery.without_weights(evaluated, session.position)
-    found = watcher.collected(step.world)
+    with evaluating(split):
+        metrics, watcher = recovery.without_weights(evaluated, session.position)
     if watcher.problem is not None:
         emit("warned", message=f"samples of {split} cannot be shown in the report: {watcher.problem}")
-    if found is not None:
-        session.examples = (*session.examples, found)
-    return metrics
+    return metrics, watcher
 
 
 def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:

@@ -35,12 +35,21 @@ def keep_decision(
     prepared: Prepared, place: Place, decision: Decision, coupling: Coupling, began: CpuSample | None
 ) -> None:
     """Keep a decision for the next start, unless others used the machine while it was made, since `began`."""
-    now, key = sample_cpu(), _key(prepared, place)
-    if key is None or began is None or now is None or not load_between(began, now).is_quiet:
+    key = _key(prepared, place)
+    if key is None or began is None or used_by_others(began):
         return
     kept = KeptDecision(decision=decision, coupling=coupling, at=datetime.now(UTC).isoformat(timespec="seconds"))
     with contextlib.suppress(RunFailed):  # a cache that cannot be written costs the next start its planning
         _cache().write(key, kept)
+
+
+def used_by_others(began: CpuSample | None) -> float:
+    """The share of the CPU that others used since `began` [0 to 1]; 0 where it is too little to matter, or unknown."""
+    now = sample_cpu()
+    if began is None or now is None:
+        return 0.0
+    load = load_between(began, now)
+    return 0.0 if load.is_quiet else min(1.0, load.others + load.stolen)
 
 
 def _cache() -> PlanCache:

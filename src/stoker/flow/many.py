@@ -44,7 +44,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
             chosen.price, pue=PUE_HERE if place.is_here else PUE_DATA_CENTRE, grid=grid_of()
         )),
         took_s=time.perf_counter() - started,
-        breakdown=forecasts.breakdown(own),
+        breakdown=planning.adding_up(forecasts.breakdown(own), chosen.forecast, is_cpu=place.device.kind == "cpu"),
     )  # fmt: skip
 
 

@@ -238,9 +238,21 @@ def _adapt(life: _Life, meeting: Meeting) -> None:
     life.decision = with_plan(life.decision, new)
     if new != old:
         life.directory.write_changed_plan(new)
-        change = Replanned(old=old, new=new, why=str(meeting.notes.get("why", "other processes are here now")))
+        why = str(meeting.notes.get("why") or _who_is_here(old.layout.world_size, meeting.size))
+        change = Replanned(old=old, new=new, why=why)
         samples = 0 if life.carried is None else life.carried.position.samples
         training.tell_replanned(lambda kind, **fields: tell(life.sinks, kind, **fields), change, samples)
+
+
+def _who_is_here(before: int, now: int) -> str:
+    """Why a plan is for another number of processes.
+
+    >>> _who_is_here(4, 3), _who_is_here(2, 1), _who_is_here(1, 2)
+    ('3 of 4 processes are left', '1 of 2 processes is left', '2 processes are here, not 1 any more')
+    """
+    if now < before:
+        return f"{now} of {before} processes {'is' if now == 1 else 'are'} left"
+    return f"{now} processes are here, not {before} any more"
 
 
 def _begin(life: _Life, world: World) -> Session:

@@ -15,20 +15,15 @@ from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.flow.preparation import Prepared
 from stoker.flow.recovering import in_force, with_plan
-from stoker.flow.runs import JOB_COPY
-from stoker.jobs import Entry
 from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Plan
 from stoker.store import (
     RunDirectory,
     choose_directory,
-    disk_errors,
     find_run,
     name_in,
     require_same_spec,
     runs_root,
-    write_atomic,
 )
-from stoker.store.files import make_directories
 from stoker.training import Replanned, Sink, tell_replanned
 from stoker.units import Duration
 
@@ -110,16 +105,6 @@ def or_no_run(directory: RunDirectory) -> Iterator[None]:
         with suppress(StokerError):  # the first error is the one to tell
             directory.discard()
         raise
-
-
-def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
-    """Copy the job file and its local imports into the run, as far as they are not there."""
-    for name, text in (entry.sources if entry is not None else {}).items():
-        copy = directory.path / JOB_COPY / name
-        if not copy.exists():
-            with disk_errors(copy, "the copy of the job file"):
-                make_directories(copy.parent)
-                write_atomic(copy, text)
 
 
 def device_of(directory: RunDirectory, asked: Device, on: str) -> Device:

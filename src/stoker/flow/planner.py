@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import statistics
 from datetime import UTC, datetime
 
 import torch
@@ -220,14 +219,7 @@ def calibrations_of(place: Place) -> tuple[Calibration, ...]:
 
 def errors_so_far(place: Place) -> tuple[str, ...]:
     """One line on how far forecasts have been off on this device, before trials and after them, if any were."""
-    words = []
-    for when, is_tried in (("from traces alone", False), ("after trials", True)):
-        for quantity, name in (("total_s", "time"), ("peak_bytes", "memory")):
-            found = [c for c in calibrations_of(place) if c.quantity == quantity and c.forecast > 0]
-            errors = [abs(c.measured / c.forecast - 1) for c in found if (c.basis == "measured here") == is_tried]
-            if errors:
-                words.append(f"{name} {when} {statistics.median(errors):.1%}")
-    return (f"errors of forecasts here so far (median): {', '.join(words)}",) if words else ()
+    return planning.errors_so_far(calibrations_of(place))
 
 
 def failures_so_far(planner: Planner, place: Place) -> tuple[str, ...]:

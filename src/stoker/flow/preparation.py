@@ -29,6 +29,7 @@ from stoker.records import JobSpec
 from stoker.records.noise import BatchChoice
 from stoker.stepping import build_model, bytes_of, outline, ran_out_of_memory, weights_digest
 from stoker.stepping.freezing import counted, what_is_trained
+from stoker.stepping.held_out import set_in_words
 from stoker.units import format_bytes
 
 
@@ -132,14 +133,14 @@ def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob
         raise
     except Exception as problem:
         where = _users_line(problem, entry)
-        summary = str(problem).strip().splitlines()
+        summary, which = str(problem).strip().splitlines(), set_in_words(problem)
         if ran_out_of_memory(problem):
             raise (DoesNotFit if error is BadJob else error)(
                 f"{what} ran out of memory{where}: {summary[0] if summary else 'no message'}",
                 remedy="Take a smaller batch, coupling_group or model, or a plan with a smaller micro_batch (--plan).",
             ) from problem
         raise error(
-            f"{what} raised {type(problem).__name__}{where}: {summary[0] if summary else 'no message'}",
+            f"{what} raised {type(problem).__name__}{which}{where}: {summary[0] if summary else 'no message'}",
             remedy="Run again with --debug for the whole traceback.",
         ) from problem
 

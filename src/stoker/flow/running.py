@@ -12,13 +12,13 @@ from stoker.errors import BadJob, StokerError
 from stoker.flow.alone import train_alone
 from stoker.flow.decision import decide, decide_many, given_plan, memory_limit
 from stoker.flow.finishing import failed
+from stoker.flow.job_again import keep_sources
 from stoker.flow.members import follow, lead
 from stoker.flow.opening import (
     choose,
     chosen_plan,
     create,
     device_of,
-    keep_sources,
     or_no_run,
     require_same_plan,
     saving_every,
@@ -73,7 +73,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         hooks: functions that are called with a copy of every event, beside the sink; `stoker.on("evaluated", f)` for
             events of one kind, `stoker.on("updated", f)` for every update. One that raises is told of once and called
             no more. Of several processes those of the first one are called.
-        track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `csv`; see
+        track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
+            `csv`; see
             docs/tracking.md.
 
     Returns:
@@ -208,7 +209,7 @@ def _decided(
     sinks: list[Sink],
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
-        tell(sinks, "warned", message=prepared.data.note)
+        tell(sinks, "noted", message=prepared.data.note)
     if place is not None:
         return decide_many(prepared, place.limited_to(memory_bytes), given)
     return decide(prepared, device, given, memory_bytes=memory_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,14 @@ import torch
 from stoker import records, reporting, training
 from stoker.errors import BadRun, StokerError
 from stoker.flow.examples import read_examples
-from stoker.jobs import Job, load_job
+from stoker.flow.job_again import job_again, where_started
+from stoker.jobs import Job
 from stoker.records.pruning import Cut, Pruning
 from stoker.stepping import build_model
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
 
 WEIGHTS = "model.safetensors"
 """The weights a finished run keeps, in its directory."""
-
-JOB_COPY = "job"
-"""The run's copy of its job file and local imports, in its directory."""
 
 PRUNING = "pruning.json"
 """What was taken out of its model before a run trained it, in its directory; runs of whole models have none."""
@@ -80,9 +78,10 @@ class Run:
 
         The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
         job file, which then runs as code: load only runs you trust. What pruning took out of it is taken out again.
+        Data are read only if `job()` itself reads them.
 
         Raises:
-            BadJob: the model was pruned, and the job makes another one than that.
+            BadJob: the model was pruned, and the job makes another one than that; or the job cannot be made again.
             BadRun: the run has no weights yet, or they do not fit the model.
         """
         model = build_model(job or self.job())
@@ -97,12 +96,18 @@ class Run:
     def job(self) -> Job:
         """The job this run was trained with, or that of the run's own copy of its job file, which then runs as code.
 
-        For a run that trained what pruning left of another's model it is that one's job: with the whole model.
+        It runs in the folder of the run's first start, so that paths to data are those of then. For a run that trained
+        what pruning left of another's model it is that one's job: with the whole model.
 
         Raises:
+            BadJob: the job cannot be made again, as where it reads data that are gone.
             BadRun: it was made in Python, without a job file; or the run whose model was pruned is gone.
         """
         return self._job or (self._job_from_copy() if self.pruning is None else self._job_before(self.pruning))
+
+    def where_it_started(self) -> AbstractContextManager[None]:
+        """Within it the working directory is that of the run's first start, if its job comes from a job file."""
+        return nullcontext() if self._job is not None else where_started(self.directory)
 
     @property
     def pruning(self) -> Pruning | None:
@@ -156,8 +161,7 @@ class Run:
         spec = self.directory.read_spec()
         if spec.entry is None:
             raise BadRun(f"{self.name} was made in Python, without a job file", remedy="Give it: run.model(job=…).")
-        settings = {name: _as_text(value) for name, value in spec.parameters.items()}
-        return load_job(self.path / JOB_COPY / spec.entry, settings)[0]
+        return job_again(self.directory, spec.entry, spec.parameters)
 
 
 def load(where: str | Path, job: Job | None = None) -> Run:
@@ -179,9 +183,3 @@ def report(where: str | Path) -> Path:
     page = reporting.render_html(directory.read_report(), read_examples(directory))
     write_atomic(directory.report_path, page, what="the report")
     return directory.report_path
-
-
-def _as_text(value: records.codec.JSON) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)

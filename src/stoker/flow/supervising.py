@@ -11,6 +11,7 @@ from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, Stoke
 from stoker.flow.opening import tell
 from stoker.flow.preparation import Prepared
 from stoker.flow.runs import Run
+from stoker.launching.breakup import CALLED
 from stoker.records import Decision, Event
 from stoker.stepping.world import PATIENCE_S
 from stoker.store import RunDirectory
@@ -42,7 +43,7 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
     settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
     command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
 
-    listener, words = _Listener(sinks), _Words()
+    listener, words = Listener(sinks), _Words()
     code = launching.Supervisor(
         command, workers=plan.layout.world_size, usable=plan.layout.usable,
         environment={"OMP_NUM_THREADS": str(plan.threads)}, on_line=listener.on_line, tell=listener.on_loss,
@@ -54,7 +55,7 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
     return Run(directory, prepared.job)
 
 
-class _Listener:
+class Listener:
     """Hands on what the processes tell, and what becomes of them."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -85,7 +86,7 @@ class _Listener:
                 tell(
                     sinks, "recovered", samples=self._samples,
                     what="one process goes on" if count == 1 else f"{count} processes go on",
-                    why=fields["why"], took_s=fields["seconds"],
+                    why="another one is back" if fields["why"] == CALLED else fields["why"], took_s=fields["seconds"],
                 )  # fmt: skip
 
 

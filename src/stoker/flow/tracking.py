@@ -42,7 +42,7 @@ def track(run: str, to: str) -> Sent:
 
     Args:
         run: its name, the start of one, `latest`, or a path.
-        to: a tracker: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `csv`.
+        to: a tracker: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`, `csv`.
 
     Raises:
         BadJob: there is no such tracker, or its package is missing.

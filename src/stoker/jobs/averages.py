@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.errors import BadSetting
+from stoker.jobs.plain_numbers import is_number, is_whole
 from stoker.units import Duration, epochs, require_duration
 
 
@@ -35,13 +36,11 @@ class SWA:
     statistics: int = 50
 
     def __post_init__(self) -> None:
-        start: object = self.start
-        if not isinstance(start, (int, float)) or not 0 <= start < 1:
+        if not (is_number(self.start) and 0 <= self.start < 1):
             raise BadSetting(f"start is the share of the run before the first weights are taken, in [0, 1), "
                              f"got {self.start}")  # fmt: skip
         require_duration("every", self.every)
         if self.every.unit == "seconds":
             raise BadSetting("weights are taken every so many epochs, samples or updates, not seconds")
-        statistics: object = self.statistics
-        if not isinstance(statistics, int) or isinstance(statistics, bool) or statistics < 1:
-            raise BadSetting(f"statistics is a number of training batches, 1 or more, got {statistics!r}")
+        if not (is_whole(self.statistics) and self.statistics >= 1):
+            raise BadSetting(f"statistics is a number of training batches, 1 or more, got {self.statistics!r}")

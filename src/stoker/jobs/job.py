@@ -347,7 +347,7 @@ def _fields(job: Job) -> list[_Check]:
 def _average(decay: float) -> EMA:
     try:
         return EMA(float(decay))
-    except ValueError as problem:
+    except BadSetting as problem:
         raise BadJob(f"Job(ema=…): {problem}") from None
 
 

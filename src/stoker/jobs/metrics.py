@@ -52,8 +52,7 @@ def listed(metrics: Sequence[str | Callable[..., Any]] | Mapping[str, Any]) -> S
     """The metrics of a Job as a list.
 
     Raises:
-        BadSetting: a mapping gives a known metric another name.
-        BadSetting: a metric is a class.
+        BadSetting: a mapping gives a known metric another name, or a metric is a class.
     """
     if not isinstance(metrics, Mapping):
         _require_instances(metrics if isinstance(metrics, list | tuple) else [metrics])

@@ -162,8 +162,7 @@ class Muon(Optimizer):
         beside: name patterns of matrices that `rest` is to have as well.
 
     Raises:
-        BadSetting: a setting is out of range.
-        BadSetting: `rest` is no optimiser of Stoker's, or Muon again.
+        BadSetting: a setting is out of range, or `rest` is no optimiser of Stoker's, or Muon again.
     """
 
     rest: Optimizer

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numbers
 import operator
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 
-def plain_number(value: object) -> object:
+def plain_number(value: Any) -> Any:
     """A scalar of NumPy's as a number of Python's; anything else, subclasses of `int` among it, as it is.
 
     >>> from fractions import Fraction

@@ -14,6 +14,8 @@ from typing import Any
 
 from stoker.errors import BadJob
 
+__all__ = ["Balanced", "Sampling", "Stratified", "Weighted", "balanced", "stratified", "weighted"]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sampling:

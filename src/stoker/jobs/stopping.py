@@ -6,6 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass
 
 from stoker.errors import BadSetting
+from stoker.jobs.plain_numbers import is_number
 from stoker.units import Duration, require_duration
 
 LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
@@ -37,8 +38,8 @@ class EarlyStopping:
         require_duration("patience", self.patience)
         if self.patience.unit == "seconds":
             raise BadSetting("patience is counted in epochs, samples or updates, not seconds")
-        if not 0 <= self.min_delta < math.inf:
-            raise BadSetting(f"min_delta is how much better is better, finite and not negative, got {self.min_delta}")
+        if not (is_number(self.min_delta) and 0 <= self.min_delta < math.inf):
+            raise BadSetting(f"min_delta is how much better is better, finite and not negative, got {self.min_delta!r}")
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Target:
     lower_is_better: bool | None = None
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.value):
-            raise BadSetting(f"a target is a finite number, got {self.value}")
+        if not (is_number(self.value) and math.isfinite(self.value)):
+            raise BadSetting(f"a target is a finite number, got {self.value!r}")
 
 
 Stop = EarlyStopping | Target

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from stoker.errors import BadJob, BadSetting
 from stoker.jobs.optimizers import SGD, UNSAID
 from stoker.units import Duration
 
-Compression = Literal["int8", "none"]
+Compression = Literal["int8", "int4", "none"]
 """What is sent of each element: an 8-bit integer, with a scale for every 1,024 of them, or all of it."""
 
 Rate = Literal["as_given", "by_noise"]
@@ -49,8 +49,7 @@ class Sync:
     """What all ways of coming together have; see `DiLoCo` and `LocalSGD`.
 
     Raises:
-        BadSetting: a setting is out of range.
-        BadSetting: a setting is of another type.
+        BadSetting: a setting is out of range, or of another type.
     """
 
     every: Duration
@@ -79,8 +78,8 @@ class Sync:
             )
         if not 0 <= outer.momentum < 1:
             raise BadSetting(f"the outer momentum lies in [0, 1), got {outer.momentum}")
-        if self.compress not in ("int8", "none"):
-            raise BadSetting(f'compress is "int8" or "none", got {self.compress!r}')
+        if self.compress not in get_args(Compression):
+            raise BadSetting(f"compress is one of {', '.join(get_args(Compression))}, got {self.compress!r}")
         for name, least in (("fragments", 1), ("overlap", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -162,7 +161,7 @@ class DiLoCo(Sync):
             together, rounded up to whole updates.
         outer: the optimiser of the shared weights: SGD, with Nesterov's momentum as published.
         compress: "int8" sends a quarter of the bytes; an element is off by at most 1/254 of the largest one of its
-            1,024. "none" sends all.
+            1,024. "int4" sends an eighth of them: at most 1/14 of the largest one of its 128. "none" sends all.
         fragments: into so many equal parts the parameters are cut, which take turns: the same bytes in all, but spread
             evenly over time.
         overlap: an exchange may take so many updates; its result is taken over just then, whether it was there sooner
@@ -176,8 +175,7 @@ class DiLoCo(Sync):
             updates for the first 300, when sites grow apart fastest; the second is rounded up to whole intervals.
 
     Raises:
-        BadSetting: a setting is out of range.
-        BadSetting: `outer` is no stoker.SGD.
+        BadSetting: a setting is out of range, or `outer` is no stoker.SGD.
     """
 
     outer: SGD = field(default=SGD(lr=0.7, momentum=0.9, nesterov=True))

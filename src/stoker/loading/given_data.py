@@ -15,6 +15,9 @@ from stoker.errors import BadJob
 from stoker.loading.samples import ArraySamples, ItemSamples, Samples
 from stoker.loading.sources import SourceSamples
 
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+_IN_ITEMS = "Give a dataset whose items are of a type that it computes with, as by .astype('int32') in __getitem__."
+
 
 def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | None = None, seed: int = 0) -> Samples:
     """`data` as Samples; `what` names it in errors ("data", "valid", "test").
@@ -46,6 +49,8 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
                      remedy="Give a tuple (inputs, targets) of arrays; stack samples into one array.")  # fmt: skip
     if _is_array(data):
         return _arrays((data,), what)
+    if collate is None:
+        _require_no_columns(data, what)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
         return ItemSamples(data, collate, seed)
     raise BadJob(
@@ -65,7 +70,45 @@ def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
     return ArraySamples("arrays", next(iter(lengths.values()), 0), lambda: content)
 
 
+def _require_no_columns(data: Any, what: str) -> None:
+    """Refuse lists of numbers that stand beside each other, where each was taken for one sample."""
+    if type(data) is not tuple or len(data) < 2 or not all(type(entry) is list and entry for entry in data):
+        return
+    if len({len(entry) for entry in data}) == 1:
+        names = ["inputs", *(["more"] * (len(data) - 2)), "targets"]
+        raise BadJob(
+            f"{what} is a tuple of {len(data)} lists of {len(data[0]):,}: a list without arrays is one sample, so that "
+            f"there would be {len(data)} samples",
+            remedy=f"Give tensors or arrays: ({', '.join(f'torch.tensor({name})' for name in names)}). If these lists "
+            f"are samples, give a list of them: {what}=[…].",
+        )
+
+
 def _tensor(array: Any, what: str) -> torch.Tensor:
+    return widened(_as_given(array, what), what, is_on_disk=isinstance(array, np.memmap))
+
+
+def widened(tensor: torch.Tensor, what: str, *, is_on_disk: bool = False) -> torch.Tensor:
+    """Unsigned whole numbers of more than 8 bits, with which PyTorch does not compute, as signed ones of twice as many.
+
+    Those of 64 bits become int64, which holds them up to 9.2e18.
+
+    Raises:
+        BadJob: some are larger; or they lie on disk, where another type would bring all of them into memory.
+    """
+    wider = _WIDER.get(tensor.dtype)
+    if wider is None:
+        return tensor
+    name = str(tensor.dtype).removeprefix("torch.")
+    if is_on_disk:
+        raise BadJob(f"{what} is a mapped file of {name}, with which PyTorch does not compute", remedy=_IN_ITEMS)
+    if tensor.dtype is torch.uint64 and tensor.numel() and int(tensor.numpy().max()) > torch.iinfo(wider).max:
+        raise BadJob(f"{what} is {name} with values up to {int(tensor.numpy().max()):.3g}, which int64 does not hold",
+                     remedy="Give smaller numbers, or floats.")  # fmt: skip
+    return tensor.to(wider)
+
+
+def _as_given(array: Any, what: str) -> torch.Tensor:
     try:
         if isinstance(array, np.ndarray):
             # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.

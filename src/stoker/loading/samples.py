@@ -330,9 +330,16 @@ def _shape_mismatch(items: list[Any], indices: Indices | None, named: Callable[[
     for at, shape in enumerate(shapes):
         if shape != shapes[0]:
             first, other = (0, at) if indices is None else (int(indices[0]), int(indices[at]))
-            pair = next(((a, b) for a, b in zip(shapes[0], shape, strict=False) if a != b), (shapes[0], shape))
             return (
-                f"samples {named(first)} and {named(other)} differ in shape: {list(pair[0])} and {list(pair[1])}; "
+                f"samples {named(first)} and {named(other)} differ in {_difference(shapes[0], shape)}; "
                 "make them equal in the dataset, or give Job(collate=…) that pads them"
             )
     return None
+
+
+def _difference(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> str:
+    """The first shapes that differ; else how many there are."""
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            return f"shape: {list(a)} and {list(b)}"
+    return f"how much they hold: {len(one):,} and {len(other):,} numbers or arrays"

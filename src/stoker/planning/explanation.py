@@ -11,6 +11,12 @@ from stoker.planning.search import PLANNING_SHARE
 from stoker.records import Candidate, Device, Forecast, Measurement, Profile, Rejection
 from stoker.units import format_bytes, format_count, format_seconds
 
+MOSTLY = 0.8
+"""A run is mostly updates where they are this share of its time; else it is said what else it is."""
+
+WORTH_TELLING = 0.01
+"""Parts of less than this share of a run are not told."""
+
 
 def explain(
     chosen: Candidate,
@@ -19,7 +25,10 @@ def explain(
     measured: Sequence[Measurement],
     rejected: Sequence[Rejection],
 ) -> tuple[str, ...]:
-    """Five lines: the plan, what the contract allows, what each setting gave, the memory, and the time to finish."""
+    """Five lines: the plan, what the contract allows, what each setting gave, the memory, and the time to finish.
+
+    A sixth says what that time is made of, where it is not mostly updates.
+    """
     plan, forecast = chosen.plan, chosen.forecast
     total = forecast.total_s
     interval = f"{format_seconds(total.low)} to {format_seconds(total.high)}, {total.basis}"
@@ -31,6 +40,7 @@ def explain(
         _gains(chosen, measured, rejected),
         _memory(chosen, device),
         f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
+        *_made_of(chosen),
     )
 
 
@@ -58,6 +68,27 @@ def why_not_compiled(chosen: Candidate, compiled: Forecast) -> str:
     if not pays_back(compiled, plain):
         return f"{words}, and is done where it saves {COMPILING_PAYS_BACK:g} times that"
     return f"{words}: not tried, since that would take over {PLANNING_SHARE:.0%} of the run or save less than it costs"
+
+
+def _made_of(chosen: Candidate) -> tuple[str, ...]:
+    """What the run's time is made of, where updates are not most of it."""
+    forecast, total_s = chosen.forecast, chosen.forecast.total_s.value
+    training_s = forecast.total_samples / forecast.samples_per_s.value
+    if training_s >= MOSTLY * total_s:
+        return ()
+    saves = forecast.evaluations + training_s / chosen.plan.checkpoint_every_s
+    saving_s = saves * forecast.checkpoint_s.value
+    is_compiled_here = forecast.total_s.basis == "measured here"  # in the trial, then, and not again
+    compiling_s = 0.0 if forecast.compile_s is None or is_compiled_here else forecast.compile_s.value
+    evaluating_s = max(0.0, total_s - training_s - saving_s - compiling_s)
+    evaluations = "1 evaluation" if forecast.evaluations == 1 else f"{forecast.evaluations} evaluations"
+    parts = (
+        ("updates", training_s), (evaluations, evaluating_s), ("checkpoints", saving_s), ("compiling", compiling_s),
+    )  # fmt: skip
+    told = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
+    is_evaluation = evaluating_s == max(part_s for _, part_s in parts)
+    advice = "; evaluate less often with evaluate_every=…, or fewer samples" if is_evaluation else ""
+    return (f"of that: {' · '.join(told)}{advice}",)
 
 
 def _memory(chosen: Candidate, device: Device) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from stoker.planning.space import CHECKPOINT_BYTES_PER_S
+from stoker.planning.checkpointing import checkpoint_estimate
 from stoker.records import Estimate, Forecast, Measurement, Profile
 
 _DRIFT = 0.10
@@ -31,13 +31,10 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
     evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
     training = per_sample.scaled(extents.total_samples, "s")
-    save_s = measured.state_bytes / CHECKPOINT_BYTES_PER_S
-    checkpoint_s = Estimate(
-        value=save_s, low=0.0, high=3 * save_s,
-        unit="s", basis="roofline",
-    )  # fmt: skip
     saves = extents.evaluations + training.value / measured.plan.checkpoint_every_s
-    total = training.value + measured.evaluate_s_per_sample * evaluated + saves * checkpoint_s.value
+    unsaved = training.value + measured.evaluate_s_per_sample * evaluated
+    checkpoint_s = checkpoint_estimate(measured.state_bytes, unsaved / saves)
+    total = unsaved + saves * checkpoint_s.value
     spread = (training.low / training.value, training.high / training.value)
     # A checkpoint is written from a copy while training goes on; on a GPU the copy is the host's.
     copied = measured.state_bytes if measured.plan.device == "cpu" else 0
@@ -53,6 +50,7 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
         peak_bytes=_around(float(measured.peak_bytes + copied), 0.15, "bytes"),
         total_samples=extents.total_samples,
         total_updates=extents.total_updates,
+        evaluations=extents.evaluations,
         gradient_error=measured.gradient_error,
         compile_s=_around(measured.compile_s, 0.5, "s") if measured.compile_s else None,
     )  # fmt: skip

@@ -61,14 +61,14 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
         )  # fmt: skip
 
 
-def checkpoint_s(profile: Profile) -> float:
-    """What a checkpoint holds training up for [s]: a copy of weights, average and two moments."""
-    return 4 * profile.parameter_bytes / CHECKPOINT_BYTES_PER_S
+def state_bytes(profile: Profile) -> int:
+    """What a checkpoint holds: weights, average and two moments."""
+    return 4 * profile.parameter_bytes
 
 
 def checkpoint_interval_s(profile: Profile) -> float:
     """Time between checkpoints [s]."""
-    return max(_LEAST_INTERVAL_S, float(round(checkpoint_s(profile) / _CHECKPOINT_SHARE)))
+    return max(_LEAST_INTERVAL_S, float(round(state_bytes(profile) / CHECKPOINT_BYTES_PER_S / _CHECKPOINT_SHARE)))
 
 
 def _implementations(profile: Profile, device: Device) -> tuple[OptimizerImplementation, ...]:

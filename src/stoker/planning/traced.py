@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from stoker.planning import memory
+from stoker.planning.checkpointing import checkpoint_estimate
 from stoker.planning.forecast import Extents
 from stoker.planning.money import energy_kwh
-from stoker.planning.space import checkpoint_s, trace_settings
+from stoker.planning.space import state_bytes, trace_settings
 from stoker.planning.time import OperationTimes, operation_times
 from stoker.planning.time.compilation import as_measured_before
 from stoker.planning.time.update import UpdateTime, Work, counted, update_time
@@ -109,9 +110,10 @@ class TracedForecasts:
         training = step_s.scaled(extents.total_samples / samples)
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
         evaluate = step_s.scaled(update.forward_s / step_s.value / samples)
-        save_s = checkpoint_s(profile)
         saves = extents.evaluations + training.value / plan.checkpoint_every_s
-        total = training.value + evaluate.value * evaluated + saves * save_s
+        unsaved = training.value + evaluate.value * evaluated
+        saving = checkpoint_estimate(state_bytes(profile), unsaved / saves)
+        total = unsaved + saves * saving.value
         total_s, compile_s = training.scaled(total / training.value), None
         if update.compile_s is not None:
             compile_s = as_measured_before(update.compile_s, self._calibrations)
@@ -122,13 +124,14 @@ class TracedForecasts:
             step_s=step_s,
             samples_per_s=per_s,
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
-            checkpoint_s=Estimate(value=save_s, low=0.0, high=3 * save_s, unit="s", basis="roofline"),
+            checkpoint_s=saving,
             total_s=total_s,
             peak_bytes=memory.needed(allocated, self._residuals),
             reserved_bytes=memory.needed(reserved, self._residuals) if cuda else None,
             probability_it_fits=self.probability_it_fits(plan),
             total_samples=extents.total_samples,
             total_updates=extents.total_updates,
+            evaluations=extents.evaluations,
             compile_s=compile_s,
         )
 

@@ -10,8 +10,9 @@ from typing import ClassVar
 class Example:
     """A sample, what was wanted and what came out, as text.
 
-    `index` is its place in the set; `loss` its own, where that is known. `picture` is a PNG in base64; `values` are the
-    first of the numbers that a sample without a picture has.
+    `index` is its place in the set, `name` what the data call it, such as its file; empty where they do not. `loss` is
+    its own, where that is known. `picture` is a PNG in base64; `values` are the first of the numbers that a sample
+    without a picture has.
     """
 
     schema: ClassVar[int] = 1
@@ -21,6 +22,7 @@ class Example:
     loss: float | None = None
     picture: str | None = None
     values: tuple[float, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class ExampleSet:
     """Samples of one split: those with the largest losses, and the first ones; of classifiers also how they confuse.
 
     `confusion` counts samples: a row for each class that was wanted, a column for each that was found; None where
-    samples have no classes, or too many. `classes` are their names, in order; empty where they have none.
+    samples have no classes, or too many. `classes` are their names, in order; empty where they have none. `scale` is
+    the value that is black and the one that is white, in all pictures.
     """
 
     schema: ClassVar[int] = 1
@@ -38,6 +41,7 @@ class ExampleSet:
     first: tuple[Example, ...] = ()
     confusion: tuple[tuple[int, ...], ...] | None = None
     classes: tuple[str, ...] = ()
+    scale: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

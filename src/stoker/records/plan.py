@@ -112,6 +112,8 @@ class Forecast:
     peak_bytes: Estimate
     total_samples: int
     total_updates: int
+    evaluations: int = 0
+    """How often held-out data are evaluated, the weights kept once more at the end included."""
     reserved_bytes: Estimate | None = None
     probability_it_fits: float | None = None
     energy_kwh: Estimate | None = None

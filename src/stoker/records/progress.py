@@ -15,6 +15,7 @@ EventKind = Literal[
     "progress",
     "evaluated",
     "checkpointed",
+    "noted",
     "warned",
     "stopped",
     "finished",
@@ -47,7 +48,7 @@ class Event:
     - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
     - evaluated: split (valid or test), samples, metrics, took_s, best
     - checkpointed: samples, bytes, blocked_s, write_s, path, best
-    - warned: message
+    - noted, warned: message
     - stopped: reason, samples
     - replanned: samples, old, new, why, free_bytes
     - recovered: samples, what, why

@@ -89,7 +89,7 @@ def permanent_lines(event: Event) -> list[RenderableType]:
     if event.kind == "evaluated":
         return [marked("◆", "cyan", _evaluation(event))]
     noticed = dict.fromkeys(("warned", "replanned", "recovered", "skipped"), ("!", "bold yellow"))
-    marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), **noticed}
+    marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), "noted": ("·", "dim"), **noticed}
     mark, style = marks.get(event.kind, ("", ""))
     return [marked(mark, style, Text(told(event)))] if mark else []
 

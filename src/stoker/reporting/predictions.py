@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from stoker.records.examples import Example, ExampleSet
 from stoker.reporting.markup import Markup, element, escaped, joined, section
 
+_LONGEST = 28
+"""Characters of a name under a picture; the whole name is its description."""
+
 
 def predictions(sets: Sequence[ExampleSet]) -> Markup:
     """A row of samples with the largest losses of each split, and one of its first samples; else nothing."""
     rows = [row for one in sets for row in _rows_of(one)]
+    scale = next((one.scale for one in sets if one.scale is not None), None)
+    if scale is not None:
+        note = f"In all pictures black is {scale[0]:.4g} and white {scale[1]:.4g}."
+        rows.append(element("p", escaped(note), css="note"))
     return section("Samples", *rows) if rows else Markup("")
 
 
@@ -28,8 +35,8 @@ def _card(example: Example) -> Markup:
     """A sample: its picture or numbers, what was wanted, what came out."""
     is_right = example.output == example.target or example.output.startswith(f"{example.target} (")
     picture = Markup("")
+    label = example.name or f"sample {example.index}"
     if example.picture is not None:
-        label = f"sample {example.index}"
         picture = Markup(f'<img src="data:image/png;base64,{escaped(example.picture)}" alt="{escaped(label)}">')
     elif example.values:
         picture = element("code", escaped(", ".join(f"{value:.3g}" for value in example.values)))
@@ -37,6 +44,13 @@ def _card(example: Example) -> Markup:
     lines = [
         element("b", escaped(example.output), css="good" if is_right else "bad"),
         element("span", escaped(f"wanted {example.target}" if example.target else "")),
-        element("span", escaped(" · ".join(part for part in (f"#{example.index}", loss) if part))),
+        element("span", escaped(" · ".join(part for part in (_short(example), loss) if part))),
     ]
     return element("figure", picture, *lines, css="sample")
+
+
+def _short(example: Example) -> str:
+    """What a sample is called, its end where that is long: `#8` of data without names."""
+    if not example.name:
+        return f"#{example.index}"
+    return example.name if len(example.name) <= _LONGEST else f"…{example.name[1 - _LONGEST :]}"

@@ -30,7 +30,8 @@ from stoker.units import format_bytes, format_rate, format_seconds
 
 _STATUS_WORDS = {"finished": "finished", "failed": "failed", "unfinished": "not finished"}
 _TIMELINE_KINDS = (
-    "planned", "started", "resumed", "evaluated", "warned", "replanned", "recovered", "skipped", "stopped", "finished",
+    "noted", "planned", "started", "resumed", "evaluated", "warned", "replanned", "recovered", "skipped", "stopped",
+    "finished",
 )  # fmt: skip
 _MOST_LINES = 60
 

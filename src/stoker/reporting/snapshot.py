@@ -193,6 +193,7 @@ _CHANGES = {
     "progress": _progress,
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
+    "noted": _warned,
     "warned": _warned,
     "replanned": _replanned,
     "recovered": _warned,

@@ -92,6 +92,10 @@ def _checkpointed(event: Event) -> str:
     return f"{line} ({', '.join(details)})" if details else line
 
 
+def _noted(event: Event) -> str:
+    return f"note: {text(event, 'message')}"
+
+
 def _warned(event: Event) -> str:
     return f"warning: {text(event, 'message')}"
 
@@ -155,6 +159,7 @@ _TELLERS: dict[str, Callable[[Event], str]] = {
     "progress": _progress,
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
+    "noted": _noted,
     "warned": _warned,
     "stopped": _stopped,
     "replanned": _replanned,

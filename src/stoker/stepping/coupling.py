@@ -42,6 +42,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     probe = working_probe(job, samples)
     _, quad = next(probe.quads())
     require_aligned(job, probe.model, probe.pool.batch(quad.first).cut(0, len(quad.first)))
+    probe.require_by_sample()
     if not probe.is_repeatable():
         cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
         return _coupled(

@@ -15,22 +15,30 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stoker.errors import BadJob
+from stoker.errors import BadJob, first_line
 from stoker.jobs import Job, Loss
 from stoker.jobs.metrics import Named, is_stateful, metric_name
 from stoker.loading import Content, Fields
 from stoker.loading.mixing import MixedTarget
 from stoker.stepping.chunked_loss import ChunkedLoss
 from stoker.stepping.mixed_loss import Entries, entries_of, mixed_loss
+from stoker.stepping.out_of_memory import ran_out_of_memory
 from stoker.stepping.outputs import OwnLoss, in_full_precision, scores
+from stoker.stepping.stretching import require_by_sample, require_own_targets
 
 IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
 
-Observer = Callable[[Any, Any, Content], None]
-"""Sees the scores and the target of a batch that is evaluated, and the batch, which is the model's input."""
+Compared = Callable[[], tuple[Any, Any]]
+"""Gives the scores and the target of a batch, by a pass through the model if there was none with them yet.
+
+Raises what the model raises if it cannot be called with the job's inputs; a `loss(model, batch)` may call it otherwise.
+"""
+
+Observer = Callable[[Compared, Content], None]
+"""Sees a batch that is evaluated, which is the model's input, and may ask for what was made of it."""
 
 LossForm = Literal["sum and count", "value per sample", "scalar"]
 
@@ -69,12 +77,14 @@ class Objective:
         self._in_chunks = in_chunks
         self.fields = Fields(job.inputs, job.target)
         self.label_smoothing = job.label_smoothing
+        self._is_of_batch = job.loss_scope == "batch"
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.loss == "own" else None
         losses = () if job.loss is None else (self._measure("loss", job.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
         self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in summed))
-        self._needs_output = not all(measure.takes_model for measure in self._all)
+        self._stateful = tuple(measure_name(metric) for metric in job.metrics if is_stateful(metric))
+        self._needs_output = bool(self._stateful) or not all(measure.takes_model for measure in self._all)
         self._observer: Observer | None = None
         self._entries: Entries | None = None
         if job.mix is not None and losses:
@@ -107,13 +117,34 @@ class Objective:
             return "sum and count"
         return "scalar" if isinstance(value, torch.Tensor) and value.dim() == 0 else "value per sample"
 
+    def require_by_sample(self, model: Callable[..., Any], content: Content) -> None:
+        """Refuse a loss of one's own that compares every sample with every target without saying so; asked once.
+
+        Raises:
+            BadJob: it does.
+        """
+        loss = self._measured("loss")
+        if loss is None or loss.takes_model or loss.function is _own_loss or self._is_of_batch:
+            return
+        target = self.fields.target_of(content)
+        if isinstance(target, torch.Tensor):
+            require_own_targets("loss", loss.function, in_full_precision(self._output(model, content)), target)
+
+    def run(self, model: Callable[..., Any], content: Content) -> None:
+        """Pass a batch through the model as the loss does; nothing comes of it but what the model notes for itself."""
+        loss = self._measured("loss")
+        if loss is not None and loss.takes_model:
+            loss.function(model, content)
+        else:
+            self._output(model, content)
+
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
         if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
             return {"loss": self._chunked(self._in_chunks, model, content)}
-        output = self._output(model, content) if self._needs_output or self._observer is not None else None
+        output = self._needed_output(model, content) if self._needs_output else None
         if self._observer is not None:
-            self._observer(*self._compared(model, output, content), content)
+            self._observer(functools.partial(self._compared, model, output, content), content)
         values = {one.name: self._value(one, model, output, content) for one in self._all}
         for name, value in values.items():
             if name != "loss" and size > 1 and isinstance(value, torch.Tensor) and value.dim() == 0:
@@ -142,6 +173,22 @@ class Objective:
         """What the model returns; given its labels as well where it computes its loss itself."""
         return self.fields.call(model, content) if self._own is None else self._own.call(model, content)
 
+    def _needed_output(self, model: Callable[..., Any], content: Content) -> Any:
+        """As `_output`; where only a metric needs it, an error is told as of that."""
+        try:
+            return self._output(model, content)
+        except Exception as error:
+            is_for_loss = any(measure.name == "loss" and not measure.takes_model for measure in self._all)
+            if is_for_loss or ran_out_of_memory(error):
+                raise
+            asking = [*(measure.name for measure in self._all if not measure.takes_model), *self._stateful]
+            raise BadJob(
+                f"metric {asking[0]} is given the model's output, and calling the model as named losses do "
+                f"raised {type(error).__name__}: {first_line(error)}",
+                remedy="Name what goes into the model: Job(inputs=[0, 1]), or by name; or give a metric of the form "
+                "metric(model, batch).",
+            ) from error
+
     def _chunked(self, in_chunks: ChunkedLoss, model: Callable[..., Any], content: Content) -> Loss:
         """The token cross-entropy of a batch, without all of its logits at once."""
         target = self._target_of(content, "loss")
@@ -156,9 +203,12 @@ class Objective:
             )
         return target
 
+    def _measured(self, name: str) -> _Measure | None:
+        return next((measure for measure in self._all if measure.name == name), None)
+
     def _loss_value(self, model: Callable[..., Any], content: Content) -> Any:
         """What the loss function returns."""
-        loss = next((measure for measure in self._all if measure.name == "loss"), None)
+        loss = self._measured("loss")
         if loss is None:
             raise BadJob("the job has a step of its own and no loss", remedy="Give Job(loss=…) as well.")
         output = None if loss.takes_model else self._output(model, content)
@@ -177,14 +227,20 @@ class Objective:
         try:
             if self._entries is not None and isinstance(target, MixedTarget):
                 return mixed_loss(self._entries, output, target)
-            return measure.function(output, target)
+            value = measure.function(output, target)
         except (IndexError, RuntimeError, ValueError) as error:
             raise BadJob(_misfit(measure.name, output, target, error)) from error
+        if isinstance(value, torch.Tensor) and value.dim() and not self._is_of_batch:
+            require_by_sample(measure.name, value, output, target)
+        return value
 
     def _compared(self, model: Callable[..., Any], output: Any, content: Content) -> tuple[Any, Any]:
-        """Scores and target as a named metric compares them."""
+        """Scores and target as a named metric compares them; `output` is the model's where there is one already."""
+        output = output if self._needs_output else self._output(model, content)
         target = self.fields.target_of(content)
-        found, target = (scores(output), target) if self._own is None else self._own.aligned(model, output, target)
+        if self._own is None or target is None:
+            return in_full_precision(scores(output)), target
+        found, target = self._own.aligned(model, output, target)
         return in_full_precision(found), target
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:

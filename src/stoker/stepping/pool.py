@@ -98,11 +98,21 @@ def pool_of(job: Job, samples: Samples, dtype: torch.dtype) -> Pool:
         most = min(samples.num_at_hand, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
         indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, bytes_each))), dtype=np.int64))
         content = samples.fetch(indices, 0)
+        map_tensors(content, _require_computable)
     except BadSample as problem:
         raise BadJob(str(problem)) from problem
     fields = Fields(job.inputs, job.target)
     pipeline = Pipeline(torch.device("cpu"), fields, samples.prepare, job.augment, job.seed, dtype=dtype)
     return Pool(content, indices, pipeline)
+
+
+def _require_computable(tensor: torch.Tensor) -> None:
+    """Refuse a type that PyTorch stores, and has next to no operations for."""
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        raise BadJob(
+            f"samples hold {str(tensor.dtype).removeprefix('torch.')}, with which PyTorch does not compute",
+            remedy="Give int32, int64 or floats: .astype('int32') or .to(torch.int32) in the dataset.",
+        )
 
 
 def _num_bytes(content: Content) -> int:

@@ -150,6 +150,20 @@ class Probe:
         with torch.no_grad(), default_dtype(self.dtype):
             return self.objective.form(fresh(self.model), batch.cut(0, batch.size))
 
+    def require_by_sample(self) -> None:
+        """Refuse a loss of one's own that compares every sample with every target, and does not say so.
+
+        Raises:
+            BadJob: it does.
+        """
+        if isinstance(self.job.loss, str):
+            return  # named losses look at shapes themselves
+        model, quad = next(self.quads())
+        batch = self.pool.batch(quad.first, quad.second)
+        seed_generators(key_of(Stream.PROBE, 0))
+        with torch.no_grad(), default_dtype(self.dtype):
+            self.objective.require_by_sample(fresh(model), batch.cut(0, batch.size))
+
     def with_frozen(self, modules: list[nn.Module]) -> Probe:
         """The same probe with these modules of `model` in evaluation mode."""
         names = {name for name, module in self.model.named_modules() if any(module is one for one in modules)}

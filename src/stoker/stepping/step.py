@@ -55,6 +55,7 @@ from stoker.stepping.optimizers import build_optimizer, needs_closure
 from stoker.stepping.outer import Outer, samples_here
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
+from stoker.stepping.rates import factor_at
 from stoker.stepping.world import ALONE, World
 
 
@@ -347,7 +348,7 @@ class Step:
     def set_rates(self, progress: float) -> float:
         """Set the learning rates for `progress`; returns that of the first group."""
         apart = 1.0 if self.outer is None else self.outer.rate_factor
-        factor = self.job.schedule(progress) * self.rate_factor * apart
+        factor = factor_at(self.job.schedule, progress) * self.rate_factor * apart
         for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * factor
         return float(self.optimizer.param_groups[0]["lr"])

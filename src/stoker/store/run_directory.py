@@ -7,6 +7,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     environment.json   Environment: the determinism class
     device.json        Device
     coupling.json      Coupling
+    started.json       Started: the folder and the job file of the first start
     events.jsonl       one Event a line
     checkpoints/       see CheckpointStore
     changed_plan.json  Plan: what the run goes on under, where its first plan gave way to another

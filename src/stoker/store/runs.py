@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stoker.errors import BadRun, nearest
+from stoker.errors import BadRun, nearest, told_in_part
 from stoker.records import JobSpec, Run
 from stoker.store.disk_errors import read_errors
 from stoker.store.run_directory import RunDirectory
@@ -60,12 +60,14 @@ def find_run(root: Path, word: str) -> RunDirectory:
     if len(fitting) == 1:
         return by_name[fitting[0]]
     if fitting:
-        raise BadRun(f"{word!r} is the start of {len(fitting)} runs: {', '.join(fitting)}.", remedy="Write more of it.")
+        several = f"{len(fitting)} runs: {told_in_part(fitting, word)}"
+        raise BadRun(f"{word!r} is the start of {several}.", remedy="Write more of it.")
     if word and Path(word).is_dir():
         raise BadRun(f"{word} is not a run: it has no run.json.", remedy=nearest(word, by_name))
     if not by_name:
         raise BadRun(f"There is no run {word!r}: there are no runs in {root}.", remedy="Make one with `stoker train`.")
-    raise BadRun(f"There is no run {word!r} in {root}.", remedy=nearest(word, [*by_name, LATEST]))
+    raise BadRun(f"There is no run {word!r} in {root}.",
+                 remedy=f"{nearest(word, [*by_name, LATEST])} `stoker runs` lists them.")  # fmt: skip
 
 
 def name_in(root: Path, directory: RunDirectory) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from stoker.errors import BadJob, nearest
 from stoker.tracking.base import About, Tracker
 
-TRACKERS = ("csv", "mlflow", "tensorboard", "wandb")
+TRACKERS = ("csv", "mlflow", "tensorboard", "trackio", "wandb")
 
 _IN_FOLDERS = ("csv", "tensorboard")
 """Trackers whose place is a folder."""
 
-_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "wandb": "wandb"}
+_EXTRAS = {"mlflow": "mlflow", "tensorboard": "tensorboardX", "trackio": "trackio", "wandb": "wandb"}
 """The package behind a tracker; the extra that installs it is called like the tracker."""
 
 

@@ -11,7 +11,8 @@ import torch
 from stoker.errors import RunFailed
 from stoker.jobs.stopping import LOWER_IS_BETTER
 from stoker.loading import Batch, Content, Samples, Split, in_order
-from stoker.stepping import Step
+from stoker.stepping import Step, ran_out_of_memory
+from stoker.stepping.losses import Compared
 from stoker.training.metrics import stateful_metrics
 
 
@@ -20,6 +21,10 @@ class Watcher(Protocol):
 
     def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
         """Take in a batch of samples that count here, which `content` is, ready for the model."""
+        ...
+
+    def miss(self, problem: Exception) -> None:
+        """Hear why there is no output to see of a batch; its loss may be there all the same."""
         ...
 
 
@@ -44,8 +49,15 @@ def evaluate(
     stateful = stateful_metrics(step)
     shown: list[tuple[Batch, bool]] = []
 
-    def observe(output: Any, target: Any, content: Content) -> None:
+    def observe(compared: Compared, content: Content) -> None:
         batch, counts_here = shown[-1]
+        try:
+            output, target = compared()  # also where nothing counts: processes that share a model meet in it
+        except Exception as problem:
+            if watcher is None or stateful is not None or ran_out_of_memory(problem):
+                raise
+            watcher.miss(problem)
+            return
         if counts_here and stateful is not None:
             with torch.autocast(step.device.type, enabled=False):
                 stateful.update(output, target)

@@ -10,18 +10,19 @@ and costs the run nothing.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from stoker.errors import first_line
 from stoker.loading import Batch, Content, Fields, map_tensors
 from stoker.records.examples import Example, ExampleSet
 from stoker.stepping.world import World
 from stoker.training.agreement import gathered
-from stoker.training.png import png_of
+from stoker.training.png import Scale, png_of, thinned
 
 NUM_EXAMPLES = 12
 MOST_CLASSES = 64
@@ -35,21 +36,28 @@ _LARGEST_SIDE = 96
 Counts = list[list[int]]
 
 
+def _nameless(_index: int) -> str:
+    return ""
+
+
 @dataclass
 class ExampleWatcher:
     """Collects examples of one split in this process; see `stoker.training.evaluate`.
 
-    `problem` is what went wrong, after which it looks no more.
+    `name_of` gives a sample's name by its index. `problem` is what went wrong, after which it looks no more.
     """
 
     split: str
     fields: Fields
     classes: tuple[str, ...] = ()
+    name_of: Callable[[int], str] = _nameless
     problem: str | None = None
     num_samples: int = 0
     _worst: list[Example] = field(default_factory=list)
     _first: list[Example] = field(default_factory=list)
     _confusion: torch.Tensor | None = None
+    _pictures: dict[int, torch.Tensor] = field(default_factory=dict)
+    _range: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
         """As `Watcher.see`."""
@@ -60,10 +68,23 @@ class ExampleWatcher:
         except Exception as error:  # noqa: BLE001 - a picture must not cost a run its result
             self.problem = f"{type(error).__name__}: {error}"
 
-    def collected(self, world: World) -> ExampleSet | None:
-        """What all processes found together, in each of them; None if there is nothing to show."""
+    def miss(self, problem: Exception) -> None:
+        """As `Watcher.miss`."""
+        self.problem = (
+            f"the model cannot be called as named losses do: {type(problem).__name__}: {first_line(problem)}. "
+            "Job(inputs=…) names what goes into it"
+        )
+
+    @property
+    def values(self) -> Scale | None:
+        """The lowest and the highest value of all pictures seen here; None if there were none."""
+        return None if self._range is None else (float(self._range[0]), float(self._range[1]))
+
+    def collected(self, world: World, scale: Scale | None) -> ExampleSet | None:
+        """What all processes found together, in each of them, pictures on `scale`; None if there is nothing to show."""
         counts = None if self._confusion is None else self._confusion.tolist()
-        mine = (world.data_rank, self.num_samples, self._worst, self._first, counts)
+        worst, first = ([self._drawn(one, scale) for one in some] for some in (self._worst, self._first))
+        mine = (world.data_rank, self.num_samples, worst, first, counts)
         # Of processes that share a part of the batch one has seen it, or all have.
         by_part = {told[0]: told for told in gathered(world, mine) if told[1]}
         if not by_part:
@@ -74,8 +95,15 @@ class ExampleWatcher:
         matrices = [part[4] for part in parts if part[4] is not None]
         return ExampleSet(
             split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),
-            first=tuple(first[:NUM_EXAMPLES]), confusion=_summed(matrices), classes=self.classes,
+            first=tuple(first[:NUM_EXAMPLES]), confusion=_summed(matrices), classes=self.classes, scale=scale,
         )  # fmt: skip
+
+    def _drawn(self, one: Example, scale: Scale | None) -> Example:
+        """With its picture, where it has one."""
+        picture = self._pictures.get(one.index)
+        if picture is None or scale is None:
+            return one
+        return replace(one, picture=base64.b64encode(png_of(picture, scale)).decode("ascii"))
 
     def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
         self.num_samples += len(indices)
@@ -83,17 +111,35 @@ class ExampleWatcher:
         if losses is not None and are_classes(output, target):
             self._count(output, target)
         inputs = _first_tensor(self.fields, content)
+        if inputs is not None and inputs.shape[:1] == (len(indices),) and _is_picture(inputs[0]):
+            self._widen(inputs)
         missing = NUM_EXAMPLES - len(self._first)
         self._first += [self._example(row, indices, inputs, output, target, losses)
                         for row in range(min(missing, len(indices)))]  # fmt: skip
-        if losses is None:
-            return
+        if losses is not None:
+            self._keep_worst(indices, inputs, output, target, losses)
+        kept = {one.index for one in (*self._worst, *self._first)}
+        self._pictures = {index: picture for index, picture in self._pictures.items() if index in kept}
+
+    def _keep_worst(
+        self, indices: list[int], inputs: torch.Tensor | None, output: Any, target: Any, losses: torch.Tensor
+    ) -> None:
         least = self._worst[-1].loss if len(self._worst) == NUM_EXAMPLES else None
         top = losses.topk(min(NUM_EXAMPLES, len(losses)))
         for loss, row in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             if least is None or loss > least:
                 self._worst.append(self._example(row, indices, inputs, output, target, losses))
         self._worst = sorted(self._worst, key=lambda one: (-(one.loss or 0.0), one.index))[:NUM_EXAMPLES]
+
+    def _widen(self, inputs: torch.Tensor) -> None:
+        """Take pictures [B, C, H, W] into the range of values."""
+        finite = inputs[inputs.isfinite()].float()
+        if not finite.numel():
+            return
+        low, high = finite.aminmax()
+        if self._range is not None:
+            low, high = torch.minimum(low, self._range[0]), torch.maximum(high, self._range[1])
+        self._range = (low, high)
 
     def _count(self, output: torch.Tensor, target: torch.Tensor) -> None:
         classes = output.shape[1]
@@ -108,15 +154,17 @@ class ExampleWatcher:
         self, row: int, indices: Sequence[int], inputs: torch.Tensor | None, output: Any, target: Any,
         losses: torch.Tensor | None,
     ) -> Example:  # fmt: skip
-        sample = None if inputs is None or inputs.shape[:1] != (len(indices),) else inputs[row].detach().cpu()
-        picture = None if sample is None or not _is_picture(sample) else png_of(sample, _LARGEST_SIDE)
+        sample = None if inputs is None or inputs.shape[:1] != (len(indices),) else inputs[row].detach()
+        is_picture = sample is not None and _is_picture(sample)
+        if sample is not None and is_picture:
+            self._pictures[indices[row]] = thinned(sample, _LARGEST_SIDE)
         return Example(
             index=indices[row],
             target=self._told_target(target, row),
             output=self._told_output(output, target, row),
             loss=None if losses is None else float(losses[row]),
-            picture=None if picture is None else base64.b64encode(picture).decode("ascii"),
-            values=() if sample is None or picture is not None else _values(sample),
+            values=() if sample is None or is_picture else _values(sample),
+            name=self.name_of(indices[row]),
         )
 
     def _told_target(self, target: Any, row: int) -> str:
@@ -135,6 +183,17 @@ class ExampleWatcher:
 
     def _class(self, number: int) -> str:
         return self.classes[number] if 0 <= number < len(self.classes) else str(number)
+
+
+def collected(watchers: Sequence[ExampleWatcher], world: World) -> tuple[ExampleSet, ...]:
+    """What all processes found in several sets, the pictures of all of them on one scale; every process calls this.
+
+    On scales of their own, pictures that differ in brightness alone would look alike.
+    """
+    ranges = [one for told in gathered(world, [watcher.values for watcher in watchers]) for one in told if one]
+    scale = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+    found = [watcher.collected(world, scale) for watcher in watchers]
+    return tuple(one for one in found if one is not None)
 
 
 def are_classes(output: Any, target: Any) -> bool:

@@ -14,6 +14,7 @@ from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.stepping import NotFinite, Step
 from stoker.stepping.averaging import EqualAverage
+from stoker.stepping.held_out import evaluating
 from stoker.training.checkpoints import Checkpointer, Written
 from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
@@ -244,9 +245,10 @@ class Loop:
         if self.telemetry.has_news:
             self._report_progress(position)
         valid = self.valid
-        metrics = recovery.without_weights(
-            lambda: evaluate(self.step, valid, evaluation_batch(self.step), self.telemetry.beat), position
-        )
+        with evaluating("valid"):
+            metrics = recovery.without_weights(
+                lambda: evaluate(self.step, valid, evaluation_batch(self.step), self.telemetry.beat), position
+            )
         value = measured(metrics, self.best.name)
         is_best = is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:

@@ -1,8 +1,9 @@
 """Averaged weights in a run: when weights are taken, and running statistics of batch norms at their mean.
 
 What: batch norms of an average never saw data. Their statistics are found from whole groups of training samples, in
-training order from the beginning of epoch 0 and augmented as there, with the averaged weights in place and all else in
-evaluation mode; they are plain means over these groups, unlike the decaying ones of training.
+training order from the beginning of epoch 0 and augmented as there, passed through the model as the job's loss does,
+with the averaged weights in place and all else in evaluation mode; they are plain means over these groups, unlike the
+decaying ones of training.
 Use when: `stoker.SWA` and schedule-free optimisers; nothing happens for models without batch norms, or other averages.
 Costs: so many forward passes before each evaluation. Every process makes all of them, each group in one piece.
 Does not combine with: models of which no process holds all.
@@ -80,7 +81,7 @@ def renew_statistics(step: Step, source: BatchSource) -> None:
         products_in(plan.precision, step.device), precision,
     ):  # fmt: skip
         for batch in _groups(step, source, num_batches):
-            step.objective.fields.call(step.model, batch.cut(0, batch.size))
+            step.objective.run(step.model, batch.cut(0, batch.size))
         average.statistics = {name: buffer.clone() for name, buffer in _buffers(step.model, norms).items()}
 
 

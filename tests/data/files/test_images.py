@@ -33,6 +33,12 @@ def test_an_image_comes_as_channels_height_and_width() -> None:
     assert np.array_equal(form().decoded(png_of(3)), pixels_of(3).transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_pixels_may_be_written_to(channels: int) -> None:
+    """PyTorch warns of an array that may not, as every grey image was one."""
+    assert form(channels=channels).decoded(png_of(3)).flags.writeable
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB"), (4, "RGBA")])
 @pytest.mark.parametrize("stored", ["L", "RGB", "RGBA", "P", "1", "CMYK", "LA"])
 def test_every_mode_becomes_the_channels_asked_for(channels: int, mode: str, stored: str) -> None:

@@ -85,7 +85,8 @@ def test_features_left_open_are_all_other_columns(kind: str, tmp_path: Path) -> 
         (["no", "yes", "no"], {}, torch.int64, [0, 1, 0]),
         (["no", "yes", "no"], {"classes": ["yes", "no"]}, torch.int64, [1, 0, 1]),
         (["1", "x", "1"], {}, torch.int64, [0, 1, 0]),
-        (["1", "NA", "1"], {}, torch.int64, [0, 1, 0]),
+        (["x", "NA", "x"], {}, torch.int64, [1, 0, 1]),
+        (["1", "NA", "1"], {"target_kind": "class"}, torch.int64, [0, 1, 0]),
     ],
 )
 def test_a_target_is_what_its_values_are(
@@ -163,6 +164,8 @@ def test_a_table_like_another_takes_its_numbers(tmp_path: Path) -> None:
         ("a,b\n1,2\n3,4,5\n", {}, r"row 1 has 3 fields"),
         ('a,b\n"1\n",2\n3\n', {}, r"row 1 has 1 fields"),
         ("a,b\n1,2\n3,four\n", {}, r"row 1: 'b' is 'four', which is no number\n.*categories=\['b'\]"),
+        ("a;y\n1;2\n", {"target": "y"}, r"header is one column, 'a;y'.\nIf ';' is between fields, give delimiter=';'"),
+        ("a, y\n1, 2\n", {"target": "y"}, r"spaces around names: ' y'.\nTake them out of the file"),
         ("a,b\n1,2\n", {"target": "c"}, r"has no column 'c'. Known: a, b"),
         ("age,b\n1,2\n", {"features": ["agee"]}, r"no column 'agee'. Did you mean 'age'\?"),
         ("a,a\n1,2\n", {}, "two columns 'a'"),
@@ -171,7 +174,7 @@ def test_a_table_like_another_takes_its_numbers(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {"target": "b", "classes": ["2", "3"]}, "no row has the target 'b' of '3'"),
         ("a,b\n1,2\n", {"target": "b", "classes": ["3", "4"]}, r"row 0: 'b' is '2', which is not among its 2 values"),
         ("a,b\n1,2.5\n", {"target": "b", "target_kind": "integer"}, "no whole numbers"),
-        ("a,b\n1,2\n1,nan\n", {"target": "b", "target_kind": "number"}, "row 1: 'b' is 'nan', which is no number"),
+        ("a,b\n1,2\n1,x\n", {"target": "b", "target_kind": "number"}, "row 1: 'b' is 'x', which is no number"),
     ],
 )
 def test_a_file_that_is_not_as_it_should_be_is_told(

@@ -5,35 +5,47 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.stepping.outer.compression import CHUNK, codec_of
+from stoker.jobs.sync import Compression
+from stoker.stepping.outer.compression import codec_of
+
+STATED: dict[Compression, tuple[int, float]] = {"int8": (1024, 1 / 254), "int4": (128, 1 / 14)}
+"""Elements of a chunk, and the largest error as a share of its largest element, as `stoker.DiLoCo` says."""
 
 
-@given(count=st.integers(1, 3 * CHUNK), scale=st.floats(1e-20, 1e20), seed=st.integers(0, 99))
-def test_int8_is_off_by_no_more_than_stated(count: int, scale: float, seed: int) -> None:
-    """Each element comes back within 1/254 of the largest one of its chunk, from as many bytes as promised."""
+@pytest.mark.parametrize("compress", STATED)
+@given(count=st.integers(1, 3_000), scale=st.floats(1e-20, 1e20), seed=st.integers(0, 99))
+def test_integers_are_off_by_no_more_than_stated(compress: Compression, count: int, scale: float, seed: int) -> None:
+    """Each element comes back near, as far as its chunk's largest allows, from as many bytes as promised."""
     values = scale * torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    codec = codec_of("int8")
+    codec, (chunk, share) = codec_of(compress), STATED[compress]
     encoded = codec.encode(values)
     found = codec.decode(encoded, count, values.dtype)
     assert encoded.dtype == torch.uint8
     assert encoded.numel() == codec.num_bytes(count, values.dtype)
-    for mine, theirs in zip(found.split(CHUNK), values.split(CHUNK), strict=True):
-        assert float((mine - theirs).abs().max()) <= float(theirs.abs().max()) / 254 * (1 + 1e-5)
+    for mine, theirs in zip(found.split(chunk), values.split(chunk), strict=True):
+        assert float((mine - theirs).abs().max()) <= float(theirs.abs().max()) * share * (1 + 1e-5)
 
 
-def test_int8_keeps_what_is_zero() -> None:
+@pytest.mark.parametrize("compress", STATED)
+def test_integers_keep_what_is_zero(compress: Compression) -> None:
     """A chunk of zeros, whose scale is zero, comes back as zeros."""
-    codec = codec_of("int8")
-    values = torch.zeros(CHUNK + 5)
+    codec = codec_of(compress)
+    values = torch.zeros(1024 + 5)
     values[-1] = 3.0
-    assert torch.equal(codec.decode(codec.encode(values), CHUNK + 5, torch.float32), values)
+    assert torch.equal(codec.decode(codec.encode(values), len(values), torch.float32), values)
 
 
-@pytest.mark.parametrize("compress", ["int8", "none"])
+def test_four_bits_are_half_the_bytes_of_eight() -> None:
+    """But for their scales, of which there are more."""
+    four, eight = (codec_of(compress).num_bytes(1_000_000, torch.float32) for compress in ("int4", "int8"))
+    assert 0.5 < four / eight < 0.54
+
+
+@pytest.mark.parametrize("compress", ["int8", "int4", "none"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_shows(compress: str, bad: float) -> None:
+def test_what_is_not_finite_shows(compress: Compression, bad: float) -> None:
     """A value that is not finite leaves one behind that is not, instead of a number like any other."""
-    codec = codec_of(compress)  # type: ignore[arg-type]
+    codec = codec_of(compress)
     values = torch.ones(7)
     values[3] = bad
     assert not bool(codec.decode(codec.encode(values), 7, torch.float32).isfinite().all())

@@ -80,7 +80,7 @@ def train(
     ] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option("--track", metavar="TRACKER", help="Show it there too: tensorboard, mlflow=URI, wandb, csv."),
+        typer.Option("--track", metavar="TRACKER", help="There too: tensorboard, mlflow=URI, wandb, trackio, csv."),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from stoker.cli.options import AsJson, Debug, RunWord
 from stoker.cli.terminal import print_document, reported
-from stoker.records import to_json
+from stoker.errors import BadRun
+from stoker.records import JobSpec, Run, to_json
+
+if TYPE_CHECKING:
+    from stoker.store import RunDirectory
 
 
 def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
@@ -52,13 +57,31 @@ def runs(
         from stoker.store.selecting import selected
 
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
-        found = [(one.path, one.read_run(), one.read_spec()) for one in list_runs(runs_root())]
+        found, damaged = _read(list_runs(runs_root()))
         known = len(found)
         found = selected(found, where=where, sort=sort, names=shown)[:limit]
         if as_json:
-            print_document(runs_document(found))
-        else:
+            unreadable = [{"path": str(path), "problem": problem.message} for path, problem in damaged]
+            print_document(runs_document(found) | {"unreadable": unreadable})
+            return
+        if known or not damaged:
             render_runs(found, Console(), shown, known=known)
+        for _, problem in damaged:
+            Console().print(f"not listed: {problem}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _read(
+    directories: Sequence[RunDirectory],
+) -> tuple[list[tuple[Path, Run, JobSpec]], list[tuple[Path, BadRun]]]:
+    """What can be read of these runs; and those that cannot, each with the reason: one must not hide the others."""
+    found: list[tuple[Path, Run, JobSpec]] = []
+    damaged: list[tuple[Path, BadRun]] = []
+    for one in directories:
+        try:
+            found.append((one.path, one.read_run(), one.read_spec()))
+        except BadRun as problem:
+            damaged.append((one.path, problem))
+    return found, damaged
 
 
 def runs_diff(
@@ -119,7 +142,7 @@ def runs_export(
 
 def runs_track(
     run: RunWord,
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, mlflow=URI, wandb=PROJECT, csv.")],
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, mlflow=URI, wandb, trackio, csv.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

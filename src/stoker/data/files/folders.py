@@ -155,7 +155,9 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
     """
     form = image_form(size, channels, resize, mean, std)
     named = None if classes is None else tuple(map(str, classes))
-    return ImageFolder(Path(path).expanduser(), form, named, None if labels is None else Path(labels), clean)
+    # Absolute from the start: a job may be made in one folder and its data be looked at in another.
+    root, table = Path(path).expanduser().absolute(), None if labels is None else Path(labels).absolute()
+    return ImageFolder(root, form, named, table, clean)
 
 
 def _listed(

@@ -49,10 +49,11 @@ class ImageForm:
         return self.fitted(upright(loaded(content)))
 
     def fitted(self, image: Any) -> npt.NDArray[np.uint8]:
-        """The pixels [C, H, W] of an image of Pillow; raises BadImage as `decoded` does."""
+        """The pixels [C, H, W] of an image of Pillow, its own to write to; raises BadImage as `decoded` does."""
         from stoker.data.reading.images import fitted
 
-        return fitted(image, self.channels, self.size, self.resize)
+        pixels = fitted(image, self.channels, self.size, self.resize)
+        return np.require(pixels, requirements=["C", "W"])  # grey ones are a view of Pillow's own
 
     def prepare(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels uint8 [B, C, H, W] as float32 from 0 to 1, less `mean`, divided by `std`; a new tensor."""

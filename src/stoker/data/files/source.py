@@ -114,7 +114,7 @@ class IndexedSource(ABC):
     def _part(self, name: str, division: Division) -> Part | None:
         if name not in division.parts:
             return None
-        stated = f"{self.name}, split by name with seed {division.seed}: {division.in_words(self.classes)}"
+        stated = f"{self.name}, split with seed {division.seed}: {division.in_words(self.classes)}"
         return Part(self, division.parts[name], name, division.rule(name), stated if name == "train" else None)
 
 

@@ -20,10 +20,11 @@ import pyarrow.csv
 from stoker.data.files.table_spec import TableSpec
 from stoker.data.reading.csv_file import CsvFile
 from stoker.data.reading.faults import RowFault
+from stoker.data.reading.headers import no_such_column
 from stoker.data.reading.json_lines import kind_of, object_in, rows_in
 from stoker.data.reading.lines import Lines, is_utf8, opened
 from stoker.data.reading.parquet import batches_of, parquet_file
-from stoker.errors import BadJob, first_line, nearest
+from stoker.errors import BadJob, first_line
 
 _BLOCK_BYTES = 8 * 2**20
 _BLOCK_ROWS = 2**15
@@ -101,10 +102,8 @@ def _told(path: Path, spec: TableSpec) -> Iterator[None]:
 def _require_columns(path: Path, header: Sequence[str], columns: Sequence[str]) -> None:
     for column in columns:
         if column not in header:
-            raise BadJob(
-                f"{path} has no column {column!r}. {nearest(column, header)}",
-                remedy="Mend the name where the source is made.",
-            )
+            why, remedy = no_such_column(column, header)
+            raise BadJob(f"{path} has no column {column!r}. {why}", remedy=remedy)
 
 
 def _kept(block: Block, dropped: frozenset[int]) -> Block:

@@ -16,6 +16,8 @@ from stoker.errors import BadJob, nearest
 _NAMED = 3
 """So many places of a column's missing values are told."""
 
+_OF_TARGET = ' A target can only be dropped; if a word such as NA is one of its classes: target_kind="class".'
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -24,7 +26,7 @@ def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: S
 
     Raises:
         BadJob: `missing=` names a column that the table, whose columns are `header`, lacks; or says something other
-            than "mean", "drop" or a number of one of `features`.
+            than "mean", "drop" or a number of one of `features`, than "drop" of the target.
     """
     for column, choice in spec.missing:
         if column not in header and not spec.is_like:  # a file to validate on may lack some
@@ -33,6 +35,11 @@ def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: S
             raise BadJob(
                 f"missing={{{column!r}: {choice!r}}}: {column!r} is a column of numbers",
                 remedy='Give "mean", "drop", or a number; for a category any word.',
+            )
+        if column == spec.target and choice != "drop":
+            raise BadJob(
+                f"missing={{{column!r}: {choice!r}}}: {column!r} is the target, which nothing can stand in for",
+                remedy='Give "drop", which leaves the row out.',
             )
 
 
@@ -102,7 +109,8 @@ class MissingCount:
             told.append(f"{self.counts[column]:,} of {column!r} ({', '.join(places)}{more})")
         raise BadJob(
             f"values are missing: {'; '.join(told)}",
-            remedy='Say what they become: missing="drop"; "mean" or a number for features; by column in a dict.',
+            remedy='Say what they become: missing="drop"; "mean" or a number for features; by column in a dict.'
+            + (_OF_TARGET if self._spec.target in self._unwanted else ""),
         )
 
     def _choice(self, block: Block, column: str, is_missing: Mask, *, of_words: bool = False) -> str | float | None:

@@ -98,7 +98,6 @@ class TargetReader:
             self._can_be_class = False  # numbers of many values, as a regression has
             self._codes.clear()
 
-
     def _require_no_word_taken(self, block: Block) -> None:
         if self._taken_as_missing is not None:
             raise BadJob(

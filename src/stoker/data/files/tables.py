@@ -184,7 +184,7 @@ def csv(  # noqa: PLR0913 - what can be said of a table
             to its words, where a word that is not among them is an error.
         text: columns that stay text, for `Job(collate=…)` to make tokens of.
         target_kind: "class" (numbered in the order of the sorted words), "integer" or "number"; "auto" takes the first
-            of integer, number, class that all values are.
+            of integer, number, class that all values are, where `NA`, `nan` and `null` are missing among numbers.
         classes: the target's classes in the order of their numbers.
         missing: what becomes of missing values: "drop" leaves the row out; for features "mean" or a number; by column
             in a dict, where categories and text may become a word. Default: an error that says how many and where.

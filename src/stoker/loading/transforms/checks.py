@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from stoker.errors import BadSetting
 from stoker.jobs.plain_numbers import is_number, is_whole
 
@@ -17,7 +20,7 @@ def require_probability(p: object) -> None:
 
 def require_interval(name: str, values: object, *, least: float = 0.0, most: float = float("inf")) -> None:
     """Refuse what is no interval of numbers above `least` and up to `most`."""
-    ends = values if isinstance(values, tuple | list) else ()
+    ends: Sequence[Any] = values if isinstance(values, tuple | list) else ()
     if not (len(ends) == 2 and all(map(is_number, ends)) and least < ends[0] <= ends[1] <= most):
         limits = f"above {least:g}" if most == float("inf") else f"above {least:g}, at most {most:g}"
         raise BadSetting(f"{name} is an interval (low, high) of numbers {limits}, got {values!r}")
