@@ -62,7 +62,7 @@ def runs(
         found = selected(found, where=where, sort=sort, names=shown)[:limit]
         if as_json:
             unreadable = [{"path": str(path), "problem": problem.message} for path, problem in damaged]
-            print_document(runs_document(found) | {"unreadable": unreadable})
+            print_document(runs_document(found) | ({"unreadable": unreadable} if unreadable else {}))
             return
         if known or not damaged:
             render_runs(found, Console(), shown, known=known)
