@@ -49,8 +49,8 @@ from stoker.zoo import GPT
 LINE = Line(bytes_per_s=100e6 / 8, delay_s=0.05)
 LAYERS, WIDTH, CONTEXT, BATCH = 4, 128, 64, 32
 UPDATES = 3000
-INTERVAL, OVERLAP = 16, 3
-EARLY = (stoker.updates(4), stoker.updates(200))
+INTERVAL, OVERLAP = 16, 4
+EARLY = (stoker.updates(5), stoker.updates(200))
 DILOCO = stoker.DiLoCo(every=stoker.updates(INTERVAL), overlap=OVERLAP, rate="by_noise", compress="int4", early=EARLY)
 HIGHER = DILOCO.rate_factor(BATCH, BATCH // 2)
 LOCKSTEP_UPDATES = 10

@@ -16,8 +16,7 @@ from torch._ops import OpOverload
 
 from stoker.units import MIB
 
-_MOST_SETS = 32
-"""So many that operands of a common call are out of the last cache when its turn comes again."""
+_MOST_SETS = 4
 _LONGEST_WARMING_S = 6e-3
 _KEPT_BYTES = 32 * MIB
 """Little enough that a CPU's allocator goes on using the memory of freed results, and does not give it back."""
@@ -133,7 +132,7 @@ class Caller:
 
 
 def prepare(call: Call, pool: Pool) -> tuple[Caller, Arguments, object]:
-    """`call` with as many sets of operands as it takes to go once through the pool, `_MOST_SETS` at most.
+    """`call` with as many sets of operands as it takes to go once through the pool, four at most.
 
     Returns it, arguments it was called with, and their result.
     """
