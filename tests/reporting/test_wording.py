@@ -78,6 +78,9 @@ def test_plans_are_told_apart_by_what_they_settle_differently() -> None:
     other = dataclasses.replace(story.PLAN, precision="fp32", micro_batch=64)
     assert plan_differences(story.PLAN, other) == (("micro batch", "512", "64"), ("precision", "bf16", "fp32"))
     assert plan_in_difference(other, story.PLAN) == "micro-batch 64, fp32"
+    compiled = dataclasses.replace(story.PLAN, compile=True)
+    assert plan_in_difference(compiled, story.PLAN) == "compiled"
+    assert plan_in_difference(dataclasses.replace(story.PLAN, captured=True), compiled) == "not compiled, captured"
     assert plan_in_difference(story.PLAN, story.PLAN) == "the same settings"
 
 

@@ -152,7 +152,7 @@ def plan_differences(plan: Plan, other: Plan) -> tuple[tuple[str, str, str], ...
 
 
 def plan_in_difference(plan: Plan, chosen: Plan) -> str:
-    """A plan by what it settles differently from the chosen one: `fp32, micro-batch 64`."""
+    """A plan by what it settles differently from the chosen one: `fp32, compiled, micro-batch 64`."""
     differences = [(name, mine) for name, mine, _ in plan_differences(plan, chosen)]
     speaking = {
         "device": "on {}",
@@ -163,9 +163,14 @@ def plan_in_difference(plan: Plan, chosen: Plan) -> str:
         "optimizer implementation": "{} optimiser",
         "precision": "{}",
         "checkpointed blocks": "{} blocks checkpointed",
-        "compile": "compiled: {}",
         "malloc": "{} memory",
         "threads": "{} threads",
     }
-    words = [speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-")) for name, mine in differences]
+    yes_or_no = {"compile": ("compiled", "not compiled"), "captured": ("captured", "not captured")}
+    words = [
+        yes_or_no[name][mine == "False"]
+        if name in yes_or_no
+        else speaking.get(name, f"{name} {{}}").format(mine.replace("_", "-"))
+        for name, mine in differences
+    ]
     return ", ".join(words) or "the same settings"
