@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +299,8 @@ def main() -> None:
     benchmark = measure_operations(attached_cpu(), threads=1, budget_s=given.budget)
     links = measure_links(attached_cpu(), 2)
     print(f"links: overlap {links.overlap:.2f}, company {links.slowdown}, waits {links.waits}")
-    held = _held_bytes()
+    _start_forkserver()
+    held = int(statistics.median(rank["held"] for rank in on_ranks(Layout(replicas=2), _held)))
     compared = [
         one for case in SETS[given.set] for layout in LAYOUTS
         if (one := forecast_of(case, layout, benchmark, links, held)) is not None
@@ -326,10 +327,16 @@ def main() -> None:
     write(path, found)
 
 
-def _held_bytes() -> int:
-    """What a process holds before it makes a step [bytes]: a fresh one, which has not imported what a step imports."""
-    asked = "from bench.many import forecast as f; job = f.SETS['calibration'][0].job(); print(f.resident_bytes())"
-    return int(subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout)
+def _start_forkserver() -> None:
+    """Members as users' runs have them: they import what a first step needs in that step, which forecasts count."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["stoker.testing.ranks", "stoker.stepping"])
+    forkserver.ensure_running()
+
+
+def _held(_: World) -> dict[str, int]:
+    """What a process holds before it makes a step."""
+    SETS["calibration"][0].job()
+    return {"held": resident_bytes()}
 
 
 if __name__ == "__main__":
