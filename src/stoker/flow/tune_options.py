@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from stoker.errors import BadJob, nearest
 from stoker.records import Plan
@@ -62,7 +62,7 @@ class TuneOptions:
         if self.trials < 1:
             raise BadJob(f"--trials {self.trials}: wanted a number from 1 on")
         for option, value, known in (("sampler", self.sampler, SamplerName), ("pruner", self.rule, PrunerName)):
-            names = known.__args__  # type: ignore[attr-defined]  # of a Literal
+            names = get_args(known)
             if value not in names:
                 raise BadJob(f"--{option} {value}: there is no such {option}. {nearest(value, names)}")
         self._require_population()
