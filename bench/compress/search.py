@@ -58,6 +58,13 @@ def minilm_artifact(directory: Path) -> tuple[Artifact, Path]:
     few = {name: torch.from_numpy(array[:8]) for name, array in rows.items()}
     dynamic = {name: {1: "tokens"} for name in rows}
     artifact = export_module(model, few, directory / "models" / "minilm", About(name="minilm", dynamic=dynamic))
+    return artifact, minilm_rows(directory / "rows.npz")
+
+
+def minilm_rows(path: Path) -> Path:
+    """Docstrings as tokens, and their embeddings under the original as targets, written to an .npz file."""
+    model, texts = minilm.load(), minilm.docstrings(TEXTS)
+    rows = minilm.tokenised(texts)
     lengths, targets = rows["attention_mask"].sum(1), np.zeros((len(texts), minilm.D), np.float32)
     order = np.argsort(lengths)
     with torch.no_grad():
@@ -65,8 +72,8 @@ def minilm_artifact(directory: Path) -> tuple[Artifact, Path]:
             chosen = order[at : at + 32]
             batch = [torch.from_numpy(array[chosen, : lengths[chosen].max()]) for array in rows.values()]
             targets[chosen] = model(*batch).numpy()
-    np.savez(directory / "rows.npz", target=targets, **rows)
-    return artifact, directory / "rows.npz"
+    np.savez(path, target=targets, **rows)
+    return path
 
 
 def main() -> None:

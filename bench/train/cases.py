@@ -40,7 +40,7 @@ class Case:
     threads: int = 2
     context: int | None = None
     epochs: int = 10
-    compared_samples: int = 180_000
+    compared_samples: int = 120_000
     most_samples: int | None = None
     random_samples: int | None = None
     image: tuple[int, int, int] = (1, 28, 28)
@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
             lr=3e-4,
             context=256,
             epochs=1,
-            compared_samples=3_200,
+            compared_samples=2_400,
         ),
         Case(
             name="lstm",
@@ -91,7 +91,7 @@ CASES: dict[str, Case] = {
             sizes={"layers": 2, "width": 256},
             batch=64,
             context=128,
-            compared_samples=38_400,
+            compared_samples=19_200,
         ),
         Case(
             name="mlp",

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.serving.race import engine_loop
 from bench.serving.race.contenders import COMPRESSED, Contender, Pythons, contenders
 from bench.serving.race.running import Asked, running
-from bench.serving.race.summary import lines, summary
+from bench.serving.race.summary import OURS, lines, summary
 from bench.serving.race.turns import OPEN, Turn, best_settings, round_turns, tuning_turns
 from bench.serving.race.workloads import WORKLOADS, Workload, make
 from bench.train.results import document, read, save
@@ -72,14 +72,14 @@ class Race:
                 if turn.key(cell) not in self.cells:
                     self._note(turn.key(cell), {"error": str(error)[-600:]})
 
-    def bare(self, workload: Workload) -> None:
-        """The engine alone."""
-        loops: dict[str, JSON] = self.content.setdefault("engine alone", {})
-        if workload.name not in loops:
-            asked = self.asked[workload.name, False]
-            loops[workload.name] = _apart(engine_loop.rates, asked.artifact, asked.samples, _BARE_S)
-            save(self.path, self.content)
-            print(f"{workload.name}/engine alone: {max(loops[workload.name].values()):.0f} samples/s", flush=True)
+    def bare(self, number: int, workload: Workload) -> None:
+        """The engine alone, in the round of that number, under each of our artifacts."""
+        for is_compressed, name in ((False, OURS), (True, COMPRESSED)):
+            loops = self.content.setdefault("engine alone", {}).setdefault(f"{workload.name}/{name}", [])
+            if len(loops) <= number and (asked := self.asked.get((workload.name, is_compressed))):
+                loops.append(_apart(engine_loop.rates, asked.artifact, asked.samples, _BARE_S))
+                save(self.path, self.content)
+                print(f"{workload.name}/{name}, engine alone: {max(loops[-1].values()):.0f} samples/s", flush=True)
 
     def _measured(self, target: Target, turn: Turn, cell: int | str) -> JSON:
         if cell == OPEN:
@@ -120,7 +120,7 @@ def _all_turns(
         best = best_settings(tuned_on[model], racers, race.cells)
         for workload in workloads:
             if workload.model == model:
-                race.bare(workload)
+                race.bare(number, workload)
                 yield from round_turns(number, workload, racers, best)
 
 

@@ -38,17 +38,21 @@ def throughput_at(points: Points, p99_s: float) -> float:
     return low + share * (high - low)
 
 
-def summary(cells: Mapping[str, JSON], bare: Mapping[str, Mapping[str, float]], rounds: int) -> dict[str, JSON]:
+Loops = Mapping[str, Sequence[Mapping[str, float]]]
+"""Of `workload/contender` and each round: samples/s of the engine alone, by layout and batch."""
+
+
+def summary(cells: Mapping[str, JSON], bare: Loops, rounds: int) -> dict[str, JSON]:
     """Of each workload: points of every contender, ratios of ours to each and to the best of them, open-loop rates."""
-    return {workload: _of_workload(workload, cells, bare.get(workload, {}), rounds) for workload in _names(cells, 0)}
+    return {workload: _of_workload(workload, cells, bare, rounds) for workload in _names(cells, 0)}
 
 
 def lines(found: Mapping[str, JSON]) -> list[str]:
     """The summary as a table of text: each contender's throughput and p99, then how ours compares."""
     told: list[str] = []
     for workload, one in found.items():
-        alone = max(one["engine alone, samples/s"].values(), default=0.0)
-        told.append(f"{workload}: the engine alone gives {alone:.0f} samples/s")
+        told += [f"{workload}: the engine of {name} alone gives {statistics.median(rates):.0f} samples/s"
+                 for name, rates in one["engine alone, samples/s"].items() if rates]  # fmt: skip
         for name, rounds in one["points"].items():
             points = [f"{c}: {_middle(rounds, str(c), 'per_s'):6.0f}/s {1e3 * _middle(rounds, str(c), 'p99_s'):6.1f} ms"
                       for c in CALLERS]  # fmt: skip
@@ -57,8 +61,8 @@ def lines(found: Mapping[str, JSON]) -> list[str]:
         for key, ratios in one.items():
             if key.endswith("best peer at equal p99"):
                 told.append(f"  {key}: " + ", ".join(f"{c}: {value:.2f}" for c, value in ratios.items() if value))
-            if key.endswith("/ engine alone"):
-                told.append(f"  {key}: {ratios:.2f}")
+            if key.endswith("/ engine alone") and ratios:
+                told.append(f"  {key}: {ratios['median']:.2f} ({ratios['low']:.2f} to {ratios['high']:.2f})")
     return told
 
 
@@ -68,16 +72,17 @@ def _middle(rounds: Sequence[JSON], callers: str, what: str) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def _of_workload(workload: str, cells: Mapping[str, JSON], bare: Mapping[str, float], rounds: int) -> dict[str, JSON]:
+def _of_workload(workload: str, cells: Mapping[str, JSON], bare: Loops, rounds: int) -> dict[str, JSON]:
     names = _names(cells, 1)
     by_round = {name: [_points(cells, workload, name, number) for number in range(rounds)] for name in names}
     ours = {name: points for name, points in by_round.items() if name.startswith(OURS)}
     others = [name for name in names if not name.startswith(OURS)]
     peers = [name for name in others if name != TODAY]
+    alone = {name: [max(loop.values()) for loop in bare.get(f"{workload}/{name}", ())][:rounds] for name in ours}
     found: dict[str, JSON] = {
         "points": {name: _told(points) for name, points in by_round.items() if any(points)},
         "open": {name: [_open(cells, workload, name, number) for number in range(rounds)] for name in names},
-        "engine alone, samples/s": dict(bare),
+        "engine alone, samples/s": alone,
     }
     for name, mine in ours.items():
         found[f"{name} / others"] = {
@@ -91,9 +96,9 @@ def _of_workload(workload: str, cells: Mapping[str, JSON], bare: Mapping[str, fl
             c: min(filter(None, (_median(_at_equal_p99(mine, by_round[peer], c)) for peer in peers)), default=None)
             for c in CALLERS
         }
-        top = [max((rate for rate, _ in points.values()), default=0.0) for points in mine if points]
-        if bare and top:
-            found[f"{name} / engine alone"] = max(top) / max(bare.values())
+        top = [max((rate for rate, _ in points.values()), default=None) for points in mine[: len(alone[name])]]
+        ratio = ratio_of([[rate] for rate in top], [[rate] for rate in alone[name]])
+        found[f"{name} / engine alone"] = None if ratio is None else asdict(ratio)
     return found
 
 
