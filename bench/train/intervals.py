@@ -42,7 +42,7 @@ def ratio_of(ours: Sequence[Sequence[float | None]], theirs: Sequence[Sequence[f
     """
     return interval_of(
         [
-            [mine / other for mine, other in zip(one, another, strict=True) if mine and other]
+            [mine / other for mine, other in zip(one, another, strict=True) if mine is not None and other]
             for one, another in zip(ours, theirs, strict=True)
         ]
     )

@@ -60,7 +60,9 @@ def lines(found: Mapping[str, JSON]) -> list[str]:
             told.append(f"  {name:18} {'   '.join(points)}   open {max(held, default=0.0):6.0f}/s")
         for key, ratios in one.items():
             if key.endswith("best peer at equal p99"):
-                told.append(f"  {key}: " + ", ".join(f"{c}: {value:.2f}" for c, value in ratios.items() if value))
+                told.append(
+                    f"  {key}: " + ", ".join(f"{c}: {value:.2f}" for c, value in ratios.items() if value is not None)
+                )
             if key.endswith("/ engine alone") and ratios:
                 told.append(f"  {key}: {ratios['median']:.2f} ({ratios['low']:.2f} to {ratios['high']:.2f})")
     return told
@@ -93,7 +95,9 @@ def _of_workload(workload: str, cells: Mapping[str, JSON], bare: Loops, rounds: 
             for other in others
         }
         found[f"{name} / best peer at equal p99"] = {
-            c: min(filter(None, (_median(_at_equal_p99(mine, by_round[peer], c)) for peer in peers)), default=None)
+            c: min(
+                (ratio["median"] for peer in peers if (ratio := _at_equal_p99(mine, by_round[peer], c))), default=None
+            )
             for c in CALLERS
         }
         top = [max((rate for rate, _ in points.values()), default=None) for points in mine[: len(alone[name])]]
@@ -124,7 +128,7 @@ def _ratio(mine: Sequence[Points], theirs: Sequence[Points], callers: int) -> JS
 
 
 def _at_equal_p99(mine: Sequence[Points], theirs: Sequence[Points], callers: int) -> JSON:
-    """Our throughput within the p99 that they had with so many callers, over theirs."""
+    """Our throughput within the p99 that they had with so many callers, over theirs; 0 where we are never so fast."""
     ours_at, theirs_at = [], []
     for my_points, their_points in zip(mine, theirs, strict=True):
         rate, p99_s = their_points.get(callers, (None, math.inf))
@@ -132,10 +136,6 @@ def _at_equal_p99(mine: Sequence[Points], theirs: Sequence[Points], callers: int
         theirs_at.append([rate])
     found = ratio_of(ours_at, theirs_at)
     return None if found is None else asdict(found)
-
-
-def _median(ratio: JSON) -> float | None:
-    return None if ratio is None else float(ratio["median"])
 
 
 def _told(rounds: Sequence[Points]) -> JSON:
