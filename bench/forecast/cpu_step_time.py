@@ -2,9 +2,11 @@
 
     python -m bench.forecast.cpu_step_time [--rounds 5] [--budget 25] [--cpu-time] [--only NAME ...]
 
-First the micro-benchmark, at every number of threads that the cases use; then all forecasts, from traces; then the
-measurements: Stoker's own step on random samples, the cases taking turns in rounds, each case's median over rounds of
-the median of its updates. Printed, and written to bench/results/, with the share of the CPU that others used.
+First the micro-benchmark, at every number of threads that the cases use; then traces of all cases; then anchors, as
+`stoker plan` times them, and all forecasts; then the measurements: Stoker's own step on random samples, the cases
+taking turns in rounds, each between two looks at the anchors, each case's median over rounds of the median of its
+updates. Printed, and written to bench/results/, with the share of the CPU that others used: three errors of each case,
+which `step_errors` tells apart.
 
 `--cpu-time` counts the CPU time of the thread that computes, with one thread for every case: on a machine that others
 use at the same time, their work then counts less.
@@ -23,34 +25,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bench.forecast.cpu_models import CASES, Case
+from bench.forecast.step_errors import Compared, in_words, summary
 from stoker.devices import attached_devices, load_between, sample_cpu
 from stoker.devices.malloc import apply_malloc
 from stoker.loading import BatchSource, datasets_of
 from stoker.planning.time import operation_times
-from stoker.planning.time.update import UpdateTime, counted, update_time
+from stoker.planning.time.pace import changes, pace_of
+from stoker.planning.time.update import Work, counted, update_time
 from stoker.profiling import trace_update
+from stoker.profiling.anchors import TURNS, Turn, measure_anchors
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.records import Coupling, Hardware, Malloc, Plan, Position, Trace, TraceSettings
 from stoker.stepping import Step
 
-BARS = {"median": 0.08, "p95": 0.20, "coverage": (0.70, 0.90)}
 MALLOC: Malloc = "retained"
 """How memory is had while cases are measured: as plans for a CPU have it."""
 _WARM_UPDATES, _SLICE_S, _MOST_UPDATES = 2, 0.6, 30
+_TURNS_BESIDE = 4
+"""Of the anchors, before each case and after it."""
+
+Clock = Callable[[], float]
 
 
-@dataclass
-class Ready:
-    """A case with its forecast, and the times measured so far [s]."""
+@dataclass(frozen=True)
+class Machine:
+    """This CPU, measured by `clock`, by the number of threads."""
 
-    case: Case
-    forecast: UpdateTime
-    measured: list[float]
+    hardware: dict[int, Hardware]
+    clock: Clock
+
+    def look(self, threads: int, turns: int) -> tuple[dict[str, float], Sequence[Turn]]:
+        """Times of anchors when operations were timed, and now."""
+        benchmark = self.hardware[threads].benchmark
+        then_s = benchmark.anchors_s if benchmark else {}
+        return then_s, measure_anchors(threads=threads, turns=turns, clock=self.clock)
 
 
 def coupling_of(case: Case) -> Coupling:
@@ -78,34 +90,42 @@ def traced(case: Case) -> Trace:
     return trace_update(job, datasets_of(job), coupling_of(case), settings)
 
 
-def forecasts(
-    cases: Sequence[Case], budget_s: float, clock: Callable[[], float]
-) -> tuple[list[Ready], dict[str, float]]:
-    """Forecasts of all cases, and how long each micro-benchmark took [s]."""
+def calibrated(threads: Sequence[int], budget_s: float, clock: Clock) -> Machine:
+    """Measure the CPU at each number of threads."""
     device = next(device for device in attached_devices() if device.kind == "cpu")
-    ready, took = [], {}
-    models = {}
-    for threads in sorted({case.threads for case in cases}):
-        benchmark = measure_operations(device, threads=threads, budget_s=budget_s, clock=clock)
-        took[f"{threads} threads"] = benchmark.took_s
-        hardware = Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
-        models[threads] = (hardware, operation_times(hardware))
-        print(f"micro-benchmark: {len(benchmark.timings)} operations at {threads} threads, {benchmark.took_s:.0f} s")
-    for case in cases:
-        hardware, times = models[case.threads]
-        micro_batches = math.ceil(case.batch / (case.micro_batch or case.batch))
-        forecast = update_time(
-            counted(traced(case), micro_batches), times, hardware, precision=case.precision, malloc=MALLOC
+    found = {}
+    for number in threads:
+        benchmark = measure_operations(device, threads=number, budget_s=budget_s, clock=clock)
+        found[number] = Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
+        print(f"micro-benchmark: {len(benchmark.timings)} operations at {number} threads, {benchmark.took_s:.0f} s")
+    return Machine(found, clock)
+
+
+def counted_work(case: Case) -> Work:
+    """What one of the case's updates does."""
+    return counted(traced(case), math.ceil(case.batch / (case.micro_batch or case.batch)))
+
+
+def forecasts(cases: Sequence[Case], machine: Machine) -> list[Compared]:
+    """Forecasts of all cases by the micro-benchmark alone, and at the pace of now."""
+    works = [counted_work(case) for case in cases]
+    gc.collect()
+    paces = {threads: pace_of(*machine.look(threads, TURNS)) for threads in machine.hardware}
+    planned = {threads: replace(hardware, pace=paces[threads]) for threads, hardware in machine.hardware.items()}
+    both = machine.hardware, planned
+    models = [{threads: operation_times(one) for threads, one in known.items()} for known in both]
+    compared = []
+    for case, work in zip(cases, works, strict=True):
+        alone, now = (
+            update_time(work, times[case.threads], known[case.threads], precision=case.precision, malloc=MALLOC).step_s
+            for times, known in zip(models, both, strict=True)
         )
-        ready.append(Ready(case, forecast, []))
-        print(f"forecast: {case.name}, {forecast.step_s.value * 1e3:.1f} ms", flush=True)
-        gc.collect()
-    if problem := apply_malloc(MALLOC):
-        raise SystemExit(problem)
-    return ready, took
+        compared.append(Compared(case.name, case.threads, case.precision, calibrated=alone, planned=now))
+        print(f"forecast: {case.name}, {now.value * 1e3:.1f} ms", flush=True)
+    return compared
 
 
-def measure(case: Case, clock: Callable[[], float]) -> float:
+def measure(case: Case, clock: Clock) -> float:
     """Median time of an update [s], over a slice of time, of a model made anew."""
     job = case.job()
     plan = Plan(
@@ -134,40 +154,13 @@ def measure(case: Case, clock: Callable[[], float]) -> float:
     return statistics.median(readings)
 
 
-def summary(ready: Sequence[Ready]) -> dict[str, Any]:
-    """Errors of all cases, and how many intervals hold what was measured."""
-    rows = []
-    for one in ready:
-        measured, step = statistics.median(one.measured), one.forecast.step_s
-        rows.append({
-            "case": one.case.name, "threads": one.case.threads, "precision": one.case.precision,
-            "forecast_ms": step.value * 1e3, "low_ms": step.low * 1e3, "high_ms": step.high * 1e3,
-            "measured_ms": measured * 1e3, "spread": max(one.measured) / min(one.measured) - 1,
-            "error": step.value / measured - 1, "is_within": step.low <= measured <= step.high,
-        })  # fmt: skip
-    errors = sorted(abs(row["error"]) for row in rows)
-    return {
-        "median_error": statistics.median(errors),
-        "p95_error": errors[math.ceil(0.95 * len(errors)) - 1],
-        "mean_signed_error": statistics.fmean(row["error"] for row in rows),
-        "coverage": statistics.fmean(row["is_within"] for row in rows),
-        "bars": BARS,
-        "cases": rows,
-    }
-
-
-def show(result: dict[str, Any]) -> None:
-    """The table."""
-    for row in result["cases"]:
-        print(
-            f"{row['case']:26s} {row['threads']} thr  forecast {row['forecast_ms']:7.1f} ms "
-            f"[{row['low_ms']:.1f}, {row['high_ms']:.1f}]  measured {row['measured_ms']:7.1f} ms  "
-            f"{row['error']:+6.1%}{'' if row['is_within'] else '  outside'}  (rounds differ by {row['spread']:.0%})"
-        )
-    print(
-        f"median error {result['median_error']:.1%}, p95 {result['p95_error']:.1%}, "
-        f"mean signed {result['mean_signed_error']:+.1%}, intervals hold {result['coverage']:.0%}"
-    )
+def measure_in_turns(case: Case, one: Compared, machine: Machine) -> None:
+    """Measure a case once more, between two looks at the machine."""
+    before = changes(*machine.look(case.threads, _TURNS_BESIDE))
+    one.measured_s.append(measure(case, machine.clock))
+    gc.collect()
+    after = changes(*machine.look(case.threads, _TURNS_BESIDE))
+    one.drift.append(math.exp(statistics.median([*before.values(), *after.values()])))
 
 
 def main() -> None:
@@ -184,12 +177,14 @@ def main() -> None:
     if arguments.cpu_time:
         cases = [replace(case, threads=1) for case in cases]
     began, before = time.perf_counter(), sample_cpu()
-    ready, took = forecasts(cases, arguments.budget, clock)
+    machine = calibrated(sorted({case.threads for case in cases}), arguments.budget, clock)
+    compared = forecasts(cases, machine)
+    if problem := apply_malloc(MALLOC):
+        raise SystemExit(problem)
     for number in range(arguments.rounds):
         print(f"round {number + 1} of {arguments.rounds}", flush=True)
-        for one in ready:
-            one.measured.append(measure(one.case, clock))
-            gc.collect()
+        for case, one in zip(cases, compared, strict=True):
+            measure_in_turns(case, one, machine)
     after = sample_cpu()
     load = None if before is None or after is None else load_between(before, after)
     result = {
@@ -200,16 +195,16 @@ def main() -> None:
         "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
         "used_by_others": None if load is None else load.others,
         "stolen": None if load is None else load.stolen,
-        "micro_benchmark_s": took,
+        "micro_benchmark_s": {f"{n} threads": h.benchmark.took_s for n, h in machine.hardware.items() if h.benchmark},
         "took_s": time.perf_counter() - began,
-        **summary(ready),
+        **summary(compared),
     }
-    show(result)
+    print(in_words(result))
     if not arguments.dry:
         path = (
             Path(__file__).parents[1]
             / "results"
-            / f"cpu_step_time{'_of_thread' if arguments.cpu_time else ''}_{result['date']}.json"
+            / f"cpu_step_time_in_turns{'_of_thread' if arguments.cpu_time else ''}_{result['date']}.json"
         )
         path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -28,8 +28,8 @@ from bench.serving.mlp import mlp_artifact
 from bench.train.results import document, save
 from stoker.loadtesting.connection import Address
 from stoker.loadtesting.payloads import infer_payload
-from stoker.serving.edge import Edge, Limits
-from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.edge import Edge
+from stoker.serving.http import uvicorn_config
 from stoker.serving.options import ServerOptions
 from stoker.serving.server import Running
 
@@ -61,9 +61,9 @@ class Nowhere(asyncio.Transport):
         """Nothing is open."""
 
 
-async def rounds_us(application: Application, request: bytes, rounds: int) -> list[float]:
+async def rounds_us(edge: Edge, request: bytes, rounds: int) -> list[float]:
     """CPU time of the running loop's thread for an answer [µs], in each of so many rounds."""
-    config, state = uvicorn_config(application, Limits()), ServerState()
+    config, state = uvicorn_config(edge), ServerState()
     config.load()
     sockets = [Nowhere() for _ in range(CONNECTIONS)]
     connections = [config.http_protocol_class(config=config, server_state=state, app_state={}) for _ in sockets]
@@ -93,8 +93,7 @@ def main() -> None:
         request = infer_payload(Address("127.0.0.1", 80), "small", {"x": image}).request
         places = (artifact.path.parent,)
         with Running(ServerOptions(places=places, http_port=0, grpc_port=None, admin_port=None)) as running:
-            application = Application(Edge(service=running.server.models))
-            found = running.do(rounds_us(application, request, rounds))
+            found = running.do(rounds_us(Edge(service=running.server.models), request, rounds))
     versions = {name: version(name) for name in ("stoker", "openvino", "uvicorn", "uvloop")}
     content = document(__doc__.splitlines()[0], f"python -m bench.serving.answer_path --rounds {rounds}", versions)
     content["load_average"] = os.getloadavg()

@@ -38,7 +38,7 @@ from bench.serving.wire_overhead import IMAGE, NoModel
 from bench.train.results import document, save
 from stoker.serving.edge import Edge, Limits
 from stoker.serving.grpc import messages, tensors
-from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.http import uvicorn_config
 from stoker.serving.problems import Refusal
 from stoker.serving.wire import compression, decode, decode_raw, fit
 
@@ -184,7 +184,7 @@ def served() -> tuple[tuple[str, int], Callable[[], None]]:
     """A server in a thread, and how to stop it."""
     listening = socket.create_server(("127.0.0.1", 0))
     edge = Edge(service=NoModel(), limits=LIMITS)  # type: ignore[arg-type] - of the protocol, what inference needs
-    config = uvicorn_config(Application(edge), LIMITS, timeout_graceful_shutdown=1)
+    config = uvicorn_config(edge, timeout_graceful_shutdown=1)
     running = uvicorn.Server(config)
     running.install_signal_handlers = lambda: None  # type: ignore[method-assign, assignment] - not the main thread
     thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listening])), daemon=True)
@@ -193,6 +193,7 @@ def served() -> tuple[tuple[str, int], Callable[[], None]]:
     def stop() -> None:
         running.should_exit = True
         thread.join(20)
+        assert not edge.in_flight.num_bytes, f"{edge.in_flight.num_bytes} bytes of bodies are still counted"
 
     return listening.getsockname()[:2], stop
 

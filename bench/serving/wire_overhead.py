@@ -32,9 +32,9 @@ import uvloop
 from bench.train.results import document, save
 from stoker.artifacts.elements import Arrays
 from stoker.records import ArtifactSource, Manifest, TensorSpec, Tolerance
-from stoker.serving.edge import Edge, Limits
+from stoker.serving.edge import Edge
 from stoker.serving.grpc import messages, server
-from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.http import uvicorn_config
 from stoker.serving.http.exchange import Receive, Scope, Send
 from stoker.serving.service import Request, Response
 from stoker.serving.wire import fit
@@ -103,7 +103,7 @@ def serve(kind: str) -> None:
         http_floor, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
         proxy_headers=False,
     )  # fmt: skip
-    config = plain if kind == "http-floor" else uvicorn_config(Application(edge), Limits())
+    config = plain if kind == "http-floor" else uvicorn_config(edge)
     uvicorn.Server(config).run(sockets=[listening])
 
 

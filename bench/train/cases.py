@@ -65,6 +65,7 @@ CASES: dict[str, Case] = {
             architecture="resnet9",
             sizes={"width": 32},
             batch=128,
+            compared_samples=60_000,
         ),
         Case(
             name="resnet9_w16",
@@ -82,7 +83,7 @@ CASES: dict[str, Case] = {
             lr=3e-4,
             context=256,
             epochs=1,
-            compared_samples=2_400,
+            compared_samples=1_200,
         ),
         Case(
             name="lstm",
@@ -91,7 +92,7 @@ CASES: dict[str, Case] = {
             sizes={"layers": 2, "width": 256},
             batch=64,
             context=128,
-            compared_samples=19_200,
+            compared_samples=12_800,
         ),
         Case(
             name="mlp",

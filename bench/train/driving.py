@@ -6,13 +6,14 @@ One that does not is tried again, up to four times in all; how fast it was plays
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -79,11 +80,12 @@ class Running:
         inward, outward = os.pipe(), os.pipe()
         arguments = [contender.name, case.name, "quick" if is_quick else "whole", str(folder)]
         ends = [repr(time.monotonic()), str(inward[0]), str(outward[1])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.train.worker", *arguments, *ends],
-            pass_fds=(inward[0], outward[1]), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=ROOT,
-            env=environment(contender, case, self._own),
-        )  # fmt: skip
+        with on_last_cores(case.threads):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "bench.train.worker", *arguments, *ends],
+                pass_fds=(inward[0], outward[1]), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+                cwd=ROOT, env=environment(contender, case, self._own),
+            )  # fmt: skip
         os.close(inward[0])
         os.close(outward[1])
         self._commands, self._answers = os.fdopen(inward[1], "w"), os.fdopen(outward[0])
@@ -161,6 +163,20 @@ def environment(contender: Contender, case: Case, own: Path) -> dict[str, str]:
     places = {"STOKER_RUNS": str(own / "runs"), "KERAS_HOME": str(own / "keras")}
     places["STOKER_CACHE"] = os.environ.get("STOKER_CACHE", str(own / "cache"))
     return kept | threads | quiet | places | dict(contender.environment)
+
+
+@contextlib.contextmanager
+def on_last_cores(number: int) -> Iterator[None]:
+    """Within the block, processes that are started have so many of this one's cores, the last ones; for good.
+
+    Libraries size their pools of threads by that, also those that heed no variable, as JAX's.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[-number:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def until_clean(once: Callable[[], Slice], most_others: float, tries: int = TRIES) -> list[Slice]:

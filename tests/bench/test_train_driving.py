@@ -6,13 +6,15 @@ import io
 import itertools
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.train.cases import CASES, quick
 from bench.train.contenders import CONTENDERS
-from bench.train.driving import MOST_OTHERS, TRIES, Slice, environment, process_seconds, until_clean
+from bench.train.driving import MOST_OTHERS, TRIES, Slice, environment, on_last_cores, process_seconds, until_clean
 from bench.train.pacing import WARM_UP_S, WARM_UP_UPDATES, Pacer
 
 
@@ -61,6 +63,16 @@ def test_contenders_have_the_cases_threads_and_nothing_preloaded(
     assert found["KERAS_BACKEND"] == "jax"
     assert "LD_PRELOAD" not in found
     assert environment(CONTENDERS["plain"], CASES["gpt"], tmp_path)["OMP_NUM_THREADS"] == "2"
+
+
+def test_contenders_have_the_cases_cores_whatever_they_make_of_its_threads() -> None:
+    """A process keeps the core it was started with; the one that started it has all of its own again."""
+    mine = os.sched_getaffinity(0)
+    told = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
+    with on_last_cores(1):
+        started = subprocess.run(told, check=True, capture_output=True, text=True)
+    assert started.stdout.strip() == str(sorted(mine)[-1:])
+    assert os.sched_getaffinity(0) == mine
 
 
 class _Clock:

@@ -206,6 +206,15 @@ def test_a_plan_in_brief_leaves_out_what_is_usual() -> None:
         assert words in brief
 
 
+def test_one_of_a_thing_is_not_said_as_of_several() -> None:
+    """A block, a worker; also where a plan is told in full."""
+    plan = Plan(device="cpu", micro_batch=8, checkpointed_blocks=1, loader="workers", num_workers=1)
+    brief = plan_in_brief(plan)
+    assert "1 block checkpointed" in brief
+    assert brief.endswith("1 loader worker")
+    assert "1 loader worker · default optimiser · 1 checkpointed block" in plan.in_words()
+
+
 def test_layouts_stand_beside_each_other() -> None:
     """A column for the layout in place of the device, and one for what processes tell each other."""
 

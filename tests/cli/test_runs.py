@@ -1,5 +1,6 @@
 """The tables of `stoker runs`, `stoker plan` and `stoker verify`."""
 
+import csv
 import dataclasses
 import io
 import json
@@ -224,3 +225,16 @@ def test_what_did_not_hold_is_counted_and_crossed() -> None:
     assert "1 of 2 did not hold" in lines
     assert sum("✗" in line for line in lines) == 1
     assert lines[-1] == "holds: same mathematics"
+
+
+def test_what_a_resume_did_again_is_once_in_the_table(tmp_path: Path) -> None:
+    """Samples only grow: what a kill took back is left out, as in the report's figures."""
+    directory = make_run(tmp_path / "killed")
+    for event in story.killed_and_resumed():
+        directory.append_event(event)
+    table = tmp_path / "m.csv"
+    assert stoker_here("runs", "export", str(directory.path), "-o", str(table)).code == 0
+    with table.open(encoding="utf-8", newline="") as file:
+        lines = [(int(row["samples"]), row["train/loss"] != "") for row in csv.DictReader(file)]
+    losses = [samples for samples, has_loss in lines if has_loss]
+    assert losses == sorted(set(losses))

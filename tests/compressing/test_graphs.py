@@ -60,6 +60,7 @@ def test_candidates_follow_the_graph_and_the_machine() -> None:
     assert "int8 dynamic" not in names(network)
     assert "bf16 openvino" not in names(transformer, ("fp32",))
     assert names(GraphKind({"Gather": 1})) == ["bf16 openvino", "fp32 onnxruntime"]
+    assert names(network, ("fp32", "bf16", "fp16"))[:2] == ["bf16 openvino", "fp16 openvino"]
 
 
 def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:

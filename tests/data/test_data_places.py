@@ -45,6 +45,12 @@ def test_folders_in_order_of_preference():
     assert folders(XDG_CACHE_HOME="/xdg") == ["/xdg/stoker/fashion-mnist", "/usr/share/datasets/fashion-mnist"]
 
 
+def test_a_relative_folder_is_of_where_it_was_named(tmp_path, monkeypatch):
+    """Files are read later, and perhaps from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    assert folders(Path("mine"))[0] == (tmp_path / "mine").as_posix()
+
+
 def test_the_first_folder_with_both_files_is_taken(small, tmp_path):
     """A folder with one of the two files is passed over; the files of one folder are never mixed with another's."""
     half, whole, later = (small.publish(tmp_path / name) for name in ("half", "whole", "later"))

@@ -70,6 +70,12 @@ def test_every_sample_is_read_once_and_then_none(tmp_path: Path) -> None:
     assert files(tmp_path / "p") == ["manifest.json", *(f"shard-{number:06d}.bin" for number in range(5))]
 
 
+def test_a_relative_folder_is_of_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing begins later, and perhaps from elsewhere: else all would be packed a second time."""
+    monkeypatch.chdir(tmp_path)
+    assert data.packed(Pictures(), "p").folder == tmp_path / "p"
+
+
 def test_nothing_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
     """Not when it is made, nor for its length; the estimate reads a few, and packs nothing."""
     pictures = Pictures()

@@ -31,6 +31,7 @@ SLIPS = [
     (lambda row: row["cells"]["memory_gib"].__setitem__(0, "80"), r"'memory_gib'.*found '80'"),
     (lambda row: row["cells"]["memory_gib"].__setitem__(0, True), r"'memory_gib'.*found True"),
     (lambda row: row["cells"]["power_w"].__setitem__(1, "hearsay"), r"'power_w': no such source 'hearsay'"),
+    (lambda row: row["cells"]["power_w"].__setitem__(1, ["hearsay"]), r"'power_w': no such source \['hearsay'\]"),
     (lambda row: row["cells"]["power_w"].__setitem__(2, "last May"), r"'power_w': wanted a date.*'last May'"),
     (lambda row: row["cells"]["power_w"].__setitem__(2, 2026), r"'power_w': wanted a date"),
     (lambda row: row["cells"].update(power_w=700), r"'power_w': wanted \[value, source, date\]"),
@@ -134,6 +135,15 @@ def test_the_file_of_the_documentation_is_one(tmp_path):
     known = read_catalogue(tmp_path / "devices.json", builtin_catalogue())
     assert known.problems == ()
     assert known.find("x1")[0].dense_flops["bf16"] == 160e12
+
+
+def test_a_byte_order_mark_is_no_slip(tmp_path):
+    """Editors on Windows write one; prices are read with it too."""
+    row = {**next(one for one in DOCUMENT["devices"] if one["name"] == "l4"), "title": "My L4"}
+    (tmp_path / "devices.json").write_text(json.dumps({"devices": [row]}), encoding="utf-8-sig")
+    known = read_catalogue(tmp_path / "devices.json", builtin_catalogue())
+    assert known.problems == ()
+    assert known.find("l4")[0].title == "My L4"
 
 
 def test_the_users_file_is_found(tmp_path, monkeypatch):

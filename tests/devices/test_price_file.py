@@ -45,7 +45,7 @@ def test_json():
         ("h100,us,,,,,", "'usd_per_hour'.*found ''"),
         ("h100,us,1,rent,,,", "'market': wanted 'on demand' or 'spot', found 'rent'"),
         ("h100,us,1,,,May,", "'seen_on': wanted a date such as 2026-11-21, found 'May'"),
-        ("h100,us,1,,,,,,", "no such column"),
+        ("h100,us,1,,,,,,", "has 2 more cells than the header"),
     ],
 )
 def test_a_bad_row_is_named_and_the_rest_is_used(row, said):
@@ -87,6 +87,15 @@ def test_bad_json(text, said):
     assert prices == ()
     assert problem.startswith("p.json")
     assert said in problem
+
+
+@pytest.mark.parametrize("sources", [["the bill"], {"b": 3}, None])
+def test_bad_sources_cost_no_price(sources):
+    """What rows name by key is told to be no object of titles; the rows count, with the key as their source."""
+    row = {"device": "l4", "provider": "us", "usd_per_hour": 1, "source": "b"}
+    (price,), (problem,) = prices_from_json(json.dumps({"prices": [row], "sources": sources}), "p.json", KNOWN)
+    assert (price.device, price.source) == ("l4", "b")
+    assert problem.startswith("p.json: wanted `sources` as an object of titles by key, found")
 
 
 def test_the_file_of_the_documentation_is_one():

@@ -1,5 +1,6 @@
 """Taking over ONNX graphs made elsewhere."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,37 @@ def test_weights_in_files_beside_are_taken_along(tmp_path: Path) -> None:
     golden = artifact.golden()
     (engine,) = load(artifact)
     assert excess(engine.run(golden.inputs), golden.outputs, artifact.manifest.tolerance) <= 1
+
+
+def _branching() -> onnx.ModelProto:
+    """Two branches that add weights of their own, and nothing else that is large."""
+
+    def branch(name: str) -> onnx.GraphProto:
+        weights = numpy_helper.from_array(np.ones(4, np.float32), f"w_{name}")
+        told = helper.make_tensor_value_info(f"y_{name}", TensorProto.FLOAT, None)
+        return helper.make_graph(
+            [helper.make_node("Add", ["x", weights.name], [told.name])], name, [], [told], [weights]
+        )
+
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Greater", ["most", "limit"], ["is_large"]),
+        helper.make_node("If", ["is_large"], ["y"], then_branch=branch("then"), else_branch=branch("else")),
+    ]
+    return made_of(nodes, weights={"limit": np.array(0, np.float32)})
+
+
+def test_weights_of_branches_in_a_file_beside_are_taken_along(tmp_path: Path) -> None:
+    """Of a graph within the graph as well; without them no engine could load what was written."""
+    weight, limit = np.ones(4, np.float32).tobytes(), np.array(0, np.float32).tobytes()
+    apart = (sys.getsizeof(weight) + sys.getsizeof(limit)) // 2  # by which the library tells large ones from small
+    onnx.save(_branching(), tmp_path / "g.onnx", save_as_external_data=True, location="w.data", size_threshold=apart)
+    assert not onnx.load(tmp_path / "g.onnx", load_external_data=False).graph.initializer[0].external_data
+    artifact = import_onnx(tmp_path / "g.onnx", tmp_path / "m")
+    assert "w.data" in {file.name for file in artifact.manifest.files}
+    (tmp_path / "w.data").unlink()
+    with pytest.raises(BadArtifact, match=r"w\.data, which is not there"):
+        import_onnx(tmp_path / "g.onnx", tmp_path / "n")
 
 
 def _external_elsewhere(tmp_path: Path, location: str) -> Path:

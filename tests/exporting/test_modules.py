@@ -300,3 +300,28 @@ def test_an_error_of_the_exporter_is_one_of_ours(tmp_path: Path) -> None:
     """So that whoever can do without the data's preparation may try again."""
     with pytest.raises(Untraceable):
         export_module(Lin("specialised").eval(), torch.randn(8, 4), tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        (About(labels={"nope": ("a", "b")}), "has labels of 'nope', which is no output"),
+        (About(dynamic=TOKENS, dims=(DynamicDim(name="tokens", low=4, high=2),)), "lets 'tokens' go from 4 to 2"),
+    ],
+)
+def test_a_manifest_that_nobody_could_read_is_not_written(tmp_path: Path, about: About, told: str) -> None:
+    """What is said of a model beside its weights may be wrong; then there is no version, instead of a damaged one."""
+    with pytest.raises(BadArtifact, match=told):
+        export_module(Embedder().eval(), texts(), tmp_path / "m", about)
+    assert not list((tmp_path / "m").iterdir())
+
+
+def test_an_output_named_like_an_input_is_told(tmp_path: Path) -> None:
+    """A graph could not tell them apart; the name is said before anything is traced."""
+
+    class Same(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": x + 1, "x": x * 2}
+
+    with pytest.raises(BadArtifact, match="output 'x' is named like an input"):
+        export_module(Same(), {"x": torch.randn(4, 3)}, tmp_path / "m")

@@ -97,6 +97,10 @@ CASES = {
     "a model that cannot be made": Case(
         ("raised TypeError", "broken.py, line"), changes="settings.update(model=lambda: nn.Linear())"
     ),
+    "lazy layer": Case(
+        ("weight of LazyLinear has no size before the first batch",),
+        changes="settings.update(model=lambda: nn.LazyLinear(2))",
+    ),
     "no model": Case(("made a int, wanted a torch.nn.Module",), changes="settings.update(model=lambda: 3)"),
     "a model without weights": Case(
         ("ReLU has no parameter to train",), changes="settings.update(model=nn.ReLU)"

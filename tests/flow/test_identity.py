@@ -234,7 +234,10 @@ def first_checkpoint(run: stoker.Run) -> dict[str, torch.Tensor]:
         {"batch": 8},
         {"seed": 1},
         {"optimizer": stoker.AdamW(lr=1e-9, weight_decay=0.0)},
+        {"sampling": stoker.sampling.balanced(num_samples=40)},
+        {"seed": 1, "ema": None, "sync": stoker.DiLoCo(every=stoker.updates(1))},
     ],
+    ids=["data", "batch", "seed", "optimizer", "sampling", "sync"],
 )
 def test_a_fork_onto_other_data_or_another_optimiser_takes_the_weights_and_counts_from_zero(changes: dict) -> None:
     """What the parent learned is there at the start; its position would mean something else here."""

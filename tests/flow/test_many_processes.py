@@ -58,7 +58,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
     plan = plan_over(TWO)
     for number in (0, 1):
         name = f"killed{number}"
-        settings = ("--set", "epochs=400", "--on", "2xhere", "--plan", plan, "--run-dir", name)
+        settings = ("--set", "epochs=250", "--on", "2xhere", "--plan", plan, "--run-dir", name)
         with Running("train", path, *settings) as run:
             run.until("progress", 2)
             os.kill(workers_of(run.process.pid)[number], signal.SIGKILL)
@@ -68,7 +68,7 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
                    for one in ended.of("warned"))  # fmt: skip
         assert ended.of("recovered")
         record = stoker.load(name).record
-        assert (record.status, record.samples) == ("finished", 400 * 80)
+        assert (record.status, record.samples) == ("finished", 250 * 80)
         progress = [event["samples"] for event in ended.of("progress")]
         assert progress == sorted(progress)
 

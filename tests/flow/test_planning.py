@@ -224,8 +224,10 @@ def test_weights_that_fit_nowhere_are_told_in_one_sentence() -> None:
 
 
 def test_a_device_that_is_too_small_beside_one_that_is_not_is_rejected() -> None:
-    """With the plan that needs the least, and how much that is."""
+    """With the plan that needs the least, and how much that is; a line says so without being asked."""
     found = stoker.plan(**job_of("huge_model", width="60000"), on="t4,b200")  # type: ignore[arg-type]
+    (line,) = [one for one in found.explanation if one.startswith("it does not fit on t4: a micro-batch of 1")]
+    assert "needs about" in line
     assert [one.device for one in found.candidates] == ["b200"]
     too_small = [one for one in found.rejected if one.device == "t4"]
     assert len(too_small) == 1

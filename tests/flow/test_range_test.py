@@ -102,6 +102,15 @@ def test_rates_of_groups_keep_their_ratio() -> None:
     assert theirs.edge == ours.edge
 
 
+def test_an_optimiser_that_takes_no_schedule_is_swept_too() -> None:
+    """What the sweep turns is no schedule of the job's."""
+    found = stoker.lr_range(
+        bowl_job(optimizer=stoker.optimizers.ScheduleFreeSGD(lr=1e-3)), plan=PLAN, updates=60, highest=100.0
+    )
+    assert found.stated_lr == 1e-3
+    assert found.edge is not None
+
+
 def test_a_loss_that_never_runs_away_has_no_clear_answer() -> None:
     """A sweep that ends too low says so, and names a rate all the same: what the job says."""
     found = stoker.lr_range(bowl_job(0.01), plan=PLAN, updates=40)

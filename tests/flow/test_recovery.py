@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,7 @@ from stoker.devices import attached_devices, planned_devices
 from stoker.errors import RunFailed
 from stoker.flow.planner import Planner
 from stoker.flow.preparation import prepare
+from stoker.loading import datasets_of
 from stoker.records import Event, Plan
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
@@ -227,6 +229,16 @@ def test_a_run_that_breaks_before_its_first_checkpoint_leaves_what_was_found() -
     (path,) = run.directory.dumps.iterdir()
     assert str(path) in str(caught.value)
     assert json.loads(path.read_text())["first"]
+
+
+def test_a_bad_sample_is_named_by_its_place_in_the_data_that_was_given() -> None:
+    """Not by that in what a holdout leaves of it."""
+    inputs, targets = blobs(100)
+    bad = int(datasets_of(blobs_job()).train.indices[60])
+    assert bad > 60
+    spoiling = Doing(80, lambda: inputs[bad].fill_(math.nan))
+    with pytest.raises(RunFailed, match=rf"the first was in the input \(samples {bad}\)"):
+        stoker.train(blobs_job(data=(inputs, targets)), plan=PLAN, sink=spoiling)
 
 
 class Items(torch.utils.data.Dataset):

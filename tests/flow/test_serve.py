@@ -77,13 +77,37 @@ def waiting_rows(started: dict[str, Any]) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("stoker_queue_rows{"))
 
 
+Asked = list[concurrent.futures.Future[tuple[int, Any]]]
+
+
+def waiting(started: dict[str, Any], pool: concurrent.futures.Executor, count: int) -> Asked:
+    """So many requests that wait for their batch.
+
+    With a delay they do where more rows were under way lately than are now; where that was forgotten meanwhile, it is
+    tried again.
+    """
+    asked: Asked = []
+    while not asked:
+        ask(f"{started['http']}/v2/models/digits/infer", question(rows=8))
+        asked = _waiting_or_none(started, [pool.submit(infer, started) for _ in range(count)])
+    return asked
+
+
+def _waiting_or_none(started: dict[str, Any], asked: Asked) -> Asked:
+    """These requests once all of them wait; none where they were answered."""
+    until_on_threads(lambda: waiting_rows(started) == len(asked) or any(one.done() for one in asked))
+    if not any(one.done() for one in asked):
+        return asked
+    concurrent.futures.wait(asked)
+    return []
+
+
 def test_it_serves_until_it_is_told_to_stop_and_answers_what_it_accepted(tmp_path: Path) -> None:
     """SIGTERM while requests wait: they are answered, the exit code is 0, and nothing is on standard error."""
     tiny_artifact(tmp_path, name="digits")
     with serving(tmp_path, "--set", "max_delay_s=0.5") as one, concurrent.futures.ThreadPoolExecutor(3) as pool:
         assert [model["name"] for model in one.started["models"]] == ["digits"]
-        asked = [pool.submit(infer, one.started) for _ in range(3)]
-        until_on_threads(lambda: waiting_rows(one.started) == 3)
+        asked = waiting(one.started, pool, 3)
         assert one.end(signal.SIGTERM) == (0, "")
         assert [future.result()[0] for future in asked] == [200] * 3
 
@@ -92,8 +116,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     """With a request that waits for a minute, the first signal waits too; the second does not."""
     tiny_artifact(tmp_path, name="digits")
     with serving(tmp_path, "--set", "max_delay_s=60") as one, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(infer, one.started)
-        until_on_threads(lambda: waiting_rows(one.started) == 1)
+        (asked,) = waiting(one.started, pool, 1)
         one.process.send_signal(signal.SIGINT)
         until_on_threads(lambda: not _accepts(one.started["http"]))
         assert one.process.poll() is None
@@ -117,8 +140,7 @@ def test_a_grace_that_was_too_short_is_an_error(tmp_path: Path) -> None:
         serving(tmp_path, "--set", "max_delay_s=60", "--grace", "0.1") as one,
         concurrent.futures.ThreadPoolExecutor(1) as pool,
     ):
-        asked = pool.submit(infer, one.started)
-        until_on_threads(lambda: waiting_rows(one.started) == 1)
+        (asked,) = waiting(one.started, pool, 1)
         code, errors = one.end(signal.SIGTERM)
         assert code == 4
         assert "1 requests were still unanswered after 0.1 s" in errors

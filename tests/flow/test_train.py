@@ -371,3 +371,16 @@ def test_a_sink_that_fails_fails_the_run_and_not_its_checkpoints() -> None:
     run = stoker.train(blobs_job(), plan=PLAN)
     assert run.status == "finished"
     assert_equal_weights(run, stoker.train(blobs_job(), plan=PLAN, new=True))
+
+
+def test_of_sites_too_the_best_weights_are_kept_and_measured() -> None:
+    """Where sites share weights, the last shared ones are not what a run that chooses by `valid` ends with."""
+    inputs, targets = blobs(30, seed=1)
+    job = blobs_job(valid=(inputs, 1 - targets), metrics=[], sync=stoker.LocalSGD(every=stoker.updates(1)))
+    heard = Heard()
+    run = stoker.train(job, plan=PLAN, sink=heard)
+    losses = [fields["metrics"]["loss"] for fields in heard.of("evaluated", split="valid")]
+    assert losses[0] == min(losses) < losses[-1]
+    assert run.metrics["valid/loss"] == pytest.approx(losses[0])
+    found = F.cross_entropy(run.model()(inputs), 1 - targets).detach()
+    assert float(found) == pytest.approx(losses[0])

@@ -8,6 +8,7 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.jobs import EMA, LOSSES, METRICS, SGD, Holdout, Job, holdout
+from stoker.jobs.lengths import packed
 from stoker.jobs.metrics import probabilities
 from stoker.units import epochs, seconds, updates
 
@@ -65,6 +66,7 @@ def loss(output, target):
         ({"clip_norm": "1"}, "got '1'"),
         ({"penalty": 0.1}, "Job(penalty=…): wanted a function of the model, got a float"),
         ({"collate": "pad"}, "Job(collate=…): wanted a function of samples, got a str"),
+        ({"collate": list, "lengths": packed(8)}, "Job(collate=…): packed rows are of one length, and stacked"),
         ({"ema": 1.0}, "Job(ema=…): the decay of an average lies between 0 and 1, got 1.0"),
         ({"ema": 1}, "Job(ema=…): the decay of an average lies between 0 and 1, got 1.0"),
         ({"ema": True}, "Job(ema=…): wanted a decay or stoker.EMA(…), got True"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import stoker
 from stoker.errors import BadJob
 from stoker.loading import as_samples
 
@@ -68,3 +69,14 @@ def test_a_mapped_file_is_not_read_into_memory_to_be_widened(tmp_path: Path) -> 
     with pytest.raises(BadJob, match=r"data\[0\] is a mapped file of uint16") as told:
         as_samples((mapped, torch.arange(3)), what="data")
     assert "__getitem__" in str(told.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(torch.zeros(3, 2), torch.zeros(3)), {"x": np.zeros((3, 2))}, torch.zeros(3), stoker.data.digits()[0]],
+    ids=["tuple", "dict", "tensor", "of stoker.data"],
+)
+def test_arrays_with_a_collate_function_are_refused(given: object) -> None:
+    """Rows are taken all at once: it would never be called."""
+    with pytest.raises(BadJob, match=r"Job\(collate=…\) makes batches of single samples, and valid are arrays"):
+        as_samples(given, what="valid", collate=list)

@@ -140,6 +140,16 @@ def test_padded_arrays_are_cut_to_the_lengths_that_are_given() -> None:
     assert row["mask"].shape == (8, 2)
 
 
+def test_lengths_of_padded_data_are_not_guessed_of_another_set() -> None:
+    """Its padding would count as tokens, in every measure that chooses the best weights."""
+    tokens = torch.arange(12).view(3, 4)
+    listed = stoker.lengths.packed(8, length_of=[1, 4, 2])
+    with pytest.raises(BadJob, match="whose samples are padded beyond; of valid nobody says them"):
+        datasets_of(job_of((tokens, tokens), valid=(tokens, tokens), lengths=listed))
+    asked = stoker.lengths.packed(8, length_of=lambda sample: int((sample[0] % 3 != 0).sum()))
+    assert datasets_of(job_of((tokens, tokens), valid=(tokens, tokens), lengths=asked)).valid is not None
+
+
 def test_samples_longer_than_they_were_said_to_be_are_not_cut() -> None:
     """Samples of different lengths hold no padding, so that a length too short would lose tokens silently."""
     train = datasets_of(job_of(Documents([5, 7, 6]), lengths=stoker.lengths.packed(12, length_of=[3, 3, 3]))).train

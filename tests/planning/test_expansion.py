@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -102,6 +103,46 @@ def test_blocks_that_differ_are_not_expanded():
     occurrences[segment.start] = dataclasses.replace(occurrences[segment.start], operation=0)
     with pytest.raises(NotPeriodic, match="blocks 1 and 2 differ"):
         expanded(dataclasses.replace(short, occurrences=tuple(occurrences)))
+
+
+def tower(died: Sequence[int | None], occurrences: int) -> Trace:
+    """Blocks, each of which makes 16 bytes, there and back, and what comes after; when each block's bytes are freed."""
+    traced = len(died)
+    there = [*range(traced), *reversed(range(traced))]
+    work = Operation(name="relu", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0)
+    deaths = sorted((at, block) for block, at in enumerate(died) if at is not None)
+    return Trace(
+        settings=TraceSettings(target="cpu", capability="", micro_batch=1),
+        operations=(work,),
+        occurrences=tuple(
+            Occurrence(operation=0, phase="forward", part=0, module=0, source=0) for _ in range(occurrences)
+        ),
+        storages=tuple(
+            Storage(num_bytes=16, category="temporary", born=block, died=at) for block, at in enumerate(died)
+        ),
+        events=(*range(1, traced + 1), *(-block - 1 for _, block in deaths)),
+        modules=("",),
+        sources=("",),
+        repetition=Repetition(
+            module="", num_blocks=traced + 2, traced=traced, copies=((traced // 2 - 1, 2),),
+            segments=tuple(Segment(block=block, start=at, stop=at + 1) for at, block in enumerate(there)),
+        ),
+    )  # fmt: skip
+
+
+def test_what_is_freed_after_all_blocks_is_freed_of_all():
+    """The blocks put back have made as much, and it lives as long."""
+    whole = expanded(tower([8, 8, 8, 8], occurrences=9))
+    assert [(one.born, one.died) for one in whole.storages] == [(block, 12) for block in range(6)]
+    assert whole.events == (1, 2, 3, 4, 5, 6, -1, -2, -3, -4, -5, -6)
+
+
+def test_the_last_block_may_hand_on_to_the_first():
+    """A sum begun by the last block but one and freed by the first is that block's, however many lie between."""
+    whole = expanded(tower([11, 10, 9, 8, 11, 6], occurrences=12))
+    assert [(one.born, one.died) for one in whole.storages] == [
+        (0, 15), (1, 14), (2, 13), (3, 12), (4, 11), (5, 10), (6, 15), (7, 8),
+    ]  # fmt: skip
 
 
 def test_the_first_block_may_do_more_before_what_the_second_frees():

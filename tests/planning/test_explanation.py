@@ -89,6 +89,20 @@ def test_a_short_run_is_not_worth_a_second_trial() -> None:
     assert lines[2] == "speed: nothing else was tried, it would not have paid back"
 
 
+def test_plans_that_differ_in_many_settings_are_counted() -> None:
+    """Where no trial tells what one setting gave, the line says how many plans the fastest was found among."""
+    plans = [
+        Plan(device="cpu", micro_batch=512, precision="bf16", threads=4),
+        Plan(device="cpu", micro_batch=256, precision="fp32", threads=1),
+    ]
+    about = profile()
+    search = Search(unforecast(about, CPU, name="it", plans=plans), about, CPU, extents)
+    for plan, pace_s in zip(plans, (0.1, 0.3), strict=True):
+        search.record(measurement(plan, pace_s, gradient_error=0.0))
+    lines = explain(search.chosen(), about, CPU, search.measured, search.rejected)
+    assert lines[2] == "speed: the fastest of 2 plans that were tried; gradient 0.0% from fp32's"
+
+
 @pytest.mark.parametrize(
     ("device", "words"),
     [

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.planning import unforecast
@@ -70,6 +70,7 @@ def test_a_plan_that_was_given_is_the_only_one() -> None:
     assert [one.plan for one in unforecast(profile(), CPU, name="cpu", plans=(plan,))] == [plan]
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 4096), st.integers(0, 12))
 def test_no_guess_is_faster_than_what_is_fast_as_a_rule(batch: int, blocks: int) -> None:
     """Factors only slow down: no pace is below the one that all are measured against."""

@@ -107,8 +107,27 @@ def test_only_the_largest_sizes_are_forecast() -> None:
 
 def test_the_least_demanding_plan_saves_all_it_can() -> None:
     """Smallest micro-batch, all blocks checkpointed, on a CPU memory that goes back at once."""
-    least = least_demanding(profile(num_blocks=12), CPU)
+    about = profile(num_blocks=12)
+    least = least_demanding(about, CPU, Known(CPU, about))
     assert (least.micro_batch, least.checkpointed_blocks, least.malloc) == (1, 12, "mapped")
+
+
+class ManyWeights(Known):
+    """Autocast keeps the weights in bf16 besides: half as much again."""
+
+    def needed_bytes(self, plan: Plan) -> float:
+        return super().needed_bytes(plan) * (1.5 if plan.precision == "bf16" else 1.0)
+
+
+def test_the_least_demanding_plan_may_be_one_in_fp32() -> None:
+    """What is told of a device that is too small, and of the smallest that is not, is what the best of all needs."""
+    about = profile()
+    known = ManyWeights(GPU, about, fixed=200e9)
+    least = least_demanding(about, GPU, known)
+    assert least is not None
+    assert least.precision == "fp32"
+    with pytest.raises(DoesNotFit, match=r"needs about 223\.6 GiB"):
+        rank(about, GPU, known, name="it")
 
 
 def test_a_slow_ranking_ends_early() -> None:
@@ -163,13 +182,15 @@ def test_the_time_of_compiling_counts_in_the_order() -> None:
 
 
 class _Captured(Known):
-    """As known, with so much of each update saved where the pass is captured."""
+    """As known, with so much of each update saved where the pass is captured, which takes a second once."""
 
-    saved = 0.1
+    saved, once_s = 0.1, 1.0
 
     def forecast(self, plan: Plan) -> Forecast:
         found = super().forecast(plan)
-        return forecast_of(plan, pace_s=(1 - self.saved * plan.captured) / found.samples_per_s.value,
+        pace_s = (1 - self.saved * plan.captured) / found.samples_per_s.value
+        once_s = self.once_s if plan.captured else None
+        return forecast_of(plan, pace_s=pace_s, total_s=270_000 * pace_s + (once_s or 0.0), compile_s=once_s,
                            peak_bytes=self.needed_bytes(plan))  # fmt: skip
 
 
@@ -187,3 +208,13 @@ def test_a_captured_plan_is_proposed_where_it_is_forecast_to_save_something() ->
     little = _Captured(CPU, about, per_sample=1e6)
     little.saved = 0.01
     assert not any(c.plan.captured for c in rank(about, CPU, little, name="it"))
+
+
+def test_capturing_has_to_pay_back_as_compiling_does() -> None:
+    """A pass of many operations takes minutes to capture: more than a short run saves by it."""
+    about = profile(num_blocks=4)
+    known = _Captured(CPU, about, per_sample=1e6)
+    saved_s = 0.1 * known.forecast(rank(about, CPU, known, name="it")[0].plan).total_s.value
+    for once_s, is_captured in ((saved_s / 3, True), (30 * saved_s, False)):
+        known.once_s = once_s
+        assert any(c.plan.captured for c in rank(about, CPU, known, name="it")) is is_captured

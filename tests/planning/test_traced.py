@@ -9,7 +9,18 @@ import pytest
 
 from stoker.planning import Extents, Needs, TracedForecasts, traced
 from stoker.planning.memory import context_bytes, resident_peak
-from stoker.records import Calibration, Device, Hardware, Occurrence, Operation, Plan, Profile, Trace, TraceSettings
+from stoker.records import (
+    Calibration,
+    Device,
+    Hardware,
+    Malloc,
+    Occurrence,
+    Operation,
+    Plan,
+    Profile,
+    Trace,
+    TraceSettings,
+)
 from tests.planning.memory.traces import storage, trace_of
 from tests.planning.trials import CPU, GPU, profile
 
@@ -191,6 +202,21 @@ def test_a_trace_is_replayed_once() -> None:
     assert len(known.asked) == 1
 
 
+def test_malloc_is_replayed_once_for_plans_of_the_same_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and loaders ask for the same memory; another setting of malloc gets it in another way."""
+    replays: list[str] = []
+
+    def replay(trace: Trace, malloc: Malloc, *given: Any, **named: Any) -> float:
+        replays.append(malloc)
+        return resident_peak(trace, malloc, *given, **named)
+
+    monkeypatch.setattr(traced.memory, "resident_peak", replay)
+    about = forecasts(device=CPU)
+    for changed in ({"threads": 1}, {"threads": 2}, {"loader": "inline"}, {"malloc": "mapped"}):
+        about.needed_bytes(dataclasses.replace(PLAN, device="cpu", **changed))
+    assert replays == ["default", "mapped"]
+
+
 def test_samples_that_have_to_be_fetched_take_their_time() -> None:
     """Before an update where the trainer fetches them, beside it where workers do, who may be the slower ones."""
     step_s = forecasts().forecast(PLAN).step_s.value
@@ -201,6 +227,18 @@ def test_samples_that_have_to_be_fetched_take_their_time() -> None:
     assert inline == pytest.approx(step_s + 64e-3)
     assert few == pytest.approx(64e-3 / 4)
     assert many == pytest.approx(step_s)
+
+
+@pytest.mark.parametrize(("loader", "workers"), [("inline", 0), ("workers", 4)])
+def test_an_evaluation_fetches_its_samples_itself(loader: Any, workers: int) -> None:
+    """One after the other, with or without workers for training: that is part of the run's time."""
+    plan = dataclasses.replace(PLAN, loader=loader, num_workers=workers)
+    found, forward_s = forecasts(fetch_s=1e-3).forecast(plan), forecasts().update(plan).forward_s
+    assert found.evaluate_s.value == pytest.approx((forward_s / 64 + 1e-3) * 200)
+    in_memory = forecasts().forecast(plan)
+    training = 10_000 / 64 * (found.step_s.value - in_memory.step_s.value)
+    evaluating = (5 * 200 + 100) * 1e-3
+    assert found.total_s.value - in_memory.total_s.value == pytest.approx(training + evaluating, rel=1e-3)
 
 
 def test_the_breakdown_tells_the_moment_and_the_lines() -> None:

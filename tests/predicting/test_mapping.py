@@ -28,9 +28,9 @@ def test_a_mapping_names_one_column_several_or_a_range() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [["x"], ["=a"], ["x="], ["x=a", "x=b"]])
+@pytest.mark.parametrize("words", [["x"], ["=a"], ["x="], ["x=a", "x=b"], ["x=p3..p0"]])
 def test_a_mapping_of_another_form_is_refused(words: list[str]) -> None:
-    """A word without both sides, or an input given twice, is an error."""
+    """A word without both sides, an input given twice, or columns counted down, which are none, is an error."""
     with pytest.raises(BadJob, match="--map"):
         parse_mapping(words)
 

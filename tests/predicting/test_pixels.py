@@ -125,6 +125,13 @@ def test_an_image_of_16_bits_is_refused_as_in_training() -> None:
         _read(buffer.getvalue(), GREY)
 
 
+@pytest.mark.parametrize(("value", "kind"), [([1, 2], "list"), (7, "int"), ({"bytes": [1]}, "list")])
+def test_what_is_neither_bytes_nor_a_path_is_bad(value: Any, kind: str) -> None:
+    """A line of JSON may hold anything; its row is bad, and the others go on."""
+    with pytest.raises(ValueError, match=f"is a {kind}, wanted an image"):
+        _read(value, GREY)
+
+
 def test_no_image_is_null() -> None:
     """An empty cell is a bad row."""
     for value in (None, "", b"", {"bytes": None, "path": None}):

@@ -90,6 +90,13 @@ def test_cells_of_csv_are_numbers_or_json_arrays() -> None:
     assert _lists(_read(["[1, 2]", "[3]", "7"], vector())) == [[1, 2], None, None]
 
 
+def test_numbers_and_texts_may_share_a_column() -> None:
+    """As lines of JSON have them; a text that is no number, or nests without end, is a bad row and not the end."""
+    found = _read(["1", 2, None, "x", "[" * 100_000], vector("INT8", 1))
+    assert _lists(found) == [[1], [2], None, None, None]
+    assert "no number and no JSON array" in found.bad[4]
+
+
 def test_whole_numbers_in_text_keep_all_their_digits() -> None:
     """An id above 2**53 does not pass through a float; a decimal point is fine if nothing follows it."""
     one = Input("id", "INT64", (), None)

@@ -7,10 +7,12 @@ import torch
 
 from stoker.errors import NoDevice
 from stoker.planning.time.cpu_families import place_of
+from stoker.profiling.anchors import measure_anchors
 from stoker.profiling.micro_benchmark import _Timed, measure_operations
 from stoker.profiling.operations import Call, benchmark_calls
 from stoker.records import Device, from_json, to_json
 from stoker.records.hardware import MicroBenchmark
+from stoker.records.trace import Operation
 from stoker.units import GIB
 
 CPU = Device(name="cpu", kind="cpu", model="some CPU", cores=1, memory_bytes=GIB, fast_dtypes=("fp32",))
@@ -40,6 +42,7 @@ def test_each_call_becomes_an_operation_with_its_time() -> None:
     assert measured.threads == 1
     assert measured.host_s.keys() == {"forward", "backward", "optimizer", "update"}
     assert measured.launch_s > 0
+    assert measured.anchors_s.keys() == measure_anchors(threads=1, turns=1)[0].keys()
     assert from_json(to_json(measured), MicroBenchmark) == measured
 
 
@@ -68,6 +71,46 @@ def test_a_disturbed_turn_does_not_count() -> None:
     assert _Timed(None, None, [3.0, 100.0, 2.0]).seconds == 3.0
     assert _Timed(None, None, [100.0, 2.0]).seconds == 2.0
     assert _Timed(None, None, [4.0]).seconds == 4.0
+
+
+def of_bytes(num_bytes: int) -> Operation:
+    """An operation on so many."""
+    return Operation(name="relu", inputs=(), outputs=(), flops=0, bytes_read=num_bytes, bytes_written=0)
+
+
+def test_a_small_call_counts_by_how_long_it_takes_over_and_over_and_after_others() -> None:
+    """The geometric mean, of the median of its passes; without passes, as on a GPU, its turns alone."""
+    small = of_bytes(1000)
+    assert _Timed(None, small, [4.0], [9.0, 8.0, 100.0], is_on_cpu=True).seconds == pytest.approx(6.0)
+    assert _Timed(None, small, [4.0], [], is_on_cpu=True).seconds == 4.0
+
+
+def test_a_call_with_large_operands_counts_by_its_passes_alone() -> None:
+    """In an update they are out of the caches; in a loop of its own they would not be."""
+    assert _Timed(None, of_bytes(2**24), [4.0], [9.0, 8.0, 100.0], is_on_cpu=True).seconds == 9.0
+    assert _Timed(None, of_bytes(2**24), [4.0], []).seconds == 4.0
+
+
+def test_a_large_call_that_was_not_passed_by_is_left_out() -> None:
+    """Time was over: its one turn shows page faults. A small one has its turn at ease, and a GPU has no passes."""
+    assert not _Timed(None, of_bytes(2**24), [4.0], is_on_cpu=True).is_usable
+    assert _Timed(None, of_bytes(2**24), [4.0], [5.0], is_on_cpu=True).is_usable
+    assert _Timed(None, of_bytes(1000), [4.0], is_on_cpu=True).is_usable
+    assert _Timed(None, of_bytes(2**24), [4.0]).is_usable
+
+
+def test_every_call_is_made_after_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU small calls have turns and passes; a large one is not made over and over."""
+    kept: list[_Timed] = []
+    monkeypatch.setattr(_Timed, "seconds", property(lambda one: kept.append(one) or 1.0))
+    large = Call(_ATEN.relu.default, lambda pool: ((pool.random(2**18),), {}))
+    measure_operations(CPU, threads=1, budget_s=1e6, calls=[*small_calls(), large])
+    small = [one for one in kept if not one.is_large]
+    [big] = [one for one in kept if one.is_large]
+    assert len(small) == 2
+    assert all(len(one.passes) == 9 and len(one.turns) == 3 for one in small)
+    assert len(big.passes) == 9
+    assert len(big.turns) == 1
 
 
 @pytest.mark.parametrize(("threads", "budget_s"), [(0, 1.0), (1, 0.0)])

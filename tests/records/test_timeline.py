@@ -108,16 +108,28 @@ def test_a_block_with_another_operation_is_not_the_same():
         prove(dataclasses.replace(trace, occurrences=tuple(occurrences)), repetition)
 
 
-def test_memory_of_a_middle_block_that_dies_outside_is_not_understood():
-    """What the blocks left out would hold, and until when, is not known then."""
+def freed_at(*died: int) -> tuple[Trace, Repetition]:
+    """As `tower`, with two occurrences of no block after all blocks, 8 and 9, of which some free the activations."""
     trace, repetition = tower()
-    storages = [dataclasses.replace(one, died=8) for one in trace.storages]
+    storages = [dataclasses.replace(one, died=at) for one, at in zip(trace.storages, died, strict=True)]
     last = Occurrence(operation=2, phase="optimizer", part=0, module=0, source=0)
+    deaths = sorted(range(4), key=lambda block: died[block])
     outside = dataclasses.replace(
-        trace, occurrences=(*trace.occurrences, last), storages=tuple(storages), events=(1, 2, 3, 4, -1, -2, -3, -4)
-    )
-    with pytest.raises(NotPeriodic, match="freed outside"):
-        prove(outside, repetition)
+        trace, occurrences=(*trace.occurrences, last, last), storages=tuple(storages),
+        events=(1, 2, 3, 4, *(-block - 1 for block in deaths)),
+    )  # fmt: skip
+    return outside, repetition
+
+
+def test_memory_of_all_blocks_may_die_outside():
+    """What each block makes, and the same occurrence frees of each, is freed there of all blocks."""
+    assert prove(*freed_at(8, 8, 8, 8)).births().keys() == {0, 1, 2, 3}
+
+
+def test_memory_that_dies_at_different_occurrences_outside_is_not_understood():
+    """Until when the blocks left out would hold theirs is not known then."""
+    with pytest.raises(NotPeriodic, match="blocks 1 and 2 differ"):
+        prove(*freed_at(8, 8, 9, 9))
 
 
 def test_memory_that_skips_a_block_is_not_understood():

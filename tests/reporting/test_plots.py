@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 
 from stoker.records import Event, Report
@@ -57,9 +58,9 @@ def test_results_by_class_are_bars_and_not_lines() -> None:
 
 def test_classes_go_by_their_names_where_they_have_any() -> None:
     """As in the confusion beside it; names that are too few, or not one for each, are left aside."""
-    for classes, shown in ((("cat", "dog"), ["cat", "dog"]), (("cat",), ["0", "1"]), (("cat", "cat"), ["0", "1"])):
+    for classes, shown in ((("cat", "<dog>"), ["cat", "<dog>"]), (("cat",), ["0", "1"]), (("cat", "cat"), ["0", "1"])):
         chart = next(chart for chart in habit_charts(told({}), classes) if chart.key == "class-f1")
-        assert json.loads(chart.figure)["data"][0]["x"] == shown
+        assert json.loads(chart.figure)["data"][0]["x"] == list(map(html.escape, shown))  # plotly takes names for HTML
         assert chart.words.endswith(f"for class {shown[1]}")
     page = render_html(told({}), [ExampleSet(split="valid", num_samples=2, classes=("cat", "dog"))])
     assert "lowest 0.4 for class dog" in page

@@ -52,7 +52,7 @@ def test_a_confusion_matrix_is_by_the_share_of_what_was_wanted() -> None:
     assert heat["z"][1] == [0.4, 0.6, 0.0]
     assert heat["text"][1] == ["4", "6", ""]
     assert heat["y"] == ["cat", "&lt;dog&gt;", "owl"]
-    assert chart.words == "most often &lt;dog&gt; taken for cat, 4 times"
+    assert chart.words == "most often <dog> taken for cat, 4 times"
     assert confusion_chart(ExampleSet(split="test", num_samples=3)) is None
 
 
@@ -71,4 +71,5 @@ def test_a_page_holds_samples_and_confusion_and_stays_well_formed() -> None:
     assert len(page.ids) == len(set(page.ids))
     assert "confusion-test" in page.ids
     assert "Confusion, test" in page.text
+    assert "most often <dog> taken for cat" in page.text
     assert all(reference.startswith("data:") for reference in page.references)

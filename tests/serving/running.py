@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
 from stoker.serving.edge import Edge
 from stoker.serving.grpc import server
-from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.http import uvicorn_config
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Running:
 
 
 @contextmanager
-def running(edge: Edge) -> Iterator[Running]:
-    """Both edges; stopped at the end."""
+def running(edge: Edge, **settings: Any) -> Iterator[Running]:
+    """Both edges, uvicorn with these settings; stopped at the end."""
     listening = socket.create_server(("127.0.0.1", 0))
-    http = uvicorn.Server(uvicorn_config(Application(edge), edge.limits, timeout_graceful_shutdown=2))
+    http = uvicorn.Server(uvicorn_config(edge, timeout_graceful_shutdown=2, **settings))
     http.install_signal_handlers = lambda: None
     started: list[Running] = []
     is_up = threading.Event()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.artifacts.elements import Arrays
+from stoker.engines import Engine
 from stoker.serving.models import Models
 from stoker.serving.observing.metrics import Metrics
 from stoker.serving.problems import BadRequest, DeadlinePassed, NotFound, QueueFull
@@ -24,6 +25,7 @@ class Answering:
     """Stands in for the batcher of a version: takes a time, then answers, or raises what it is told to."""
 
     is_broken = False
+    problem = ""
     queue_rows = 0
 
     def __init__(self, clock: FakeClock) -> None:
@@ -44,6 +46,10 @@ class Answering:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def join(self, _within_s: float) -> tuple[Engine, ...]:
+        """No engine is at a batch."""
+        return ()
 
 
 Story = Callable[[Models, Answering, Metrics], Awaitable[None]]

@@ -10,13 +10,19 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import tritonclient.grpc as over_grpc
 
+from stoker import engines
+from stoker.artifacts.elements import Arrays
 from stoker.errors import BadArtifact, BadJob, ServiceError
+from stoker.serving.server import Running
 from stoker.testing.models import tiny_artifact
 from tests.serving.asking import ask, fetch, infer, metric, question, running, tensor
 from tests.serving.waiting import until_on_threads
@@ -25,9 +31,12 @@ from tests.serving.waiting import until_on_threads
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for localhost, signed by itself, and its key."""
+    return _certificate(tmp_path_factory.mktemp("tls"))
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
-    folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
@@ -59,6 +68,41 @@ def test_tls_on_both_ports(tmp_path: Path, certificate: tuple[Path, Path]) -> No
         running(tmp_path, tls_certificate=cert).__enter__()
     with pytest.raises(BadJob, match="TLS cannot be set up"):
         running(tmp_path, tls_certificate=cert, tls_key=cert).__enter__()
+
+
+def _presented(up: Running) -> str:
+    """The certificate that a new connection gets."""
+    parts = urlsplit(str(up.started.http))
+    return ssl.get_server_certificate((str(parts.hostname), int(parts.port or 0)))
+
+
+def test_a_new_certificate_is_taken_without_a_restart(tmp_path: Path) -> None:
+    """New connections of both protocols get it, an open one goes on; one that cannot be used changes nothing."""
+    tiny_artifact(tmp_path / "models", name="digits")
+    (tmp_path / "new").mkdir()
+    old, new = _certificate(tmp_path), _certificate(tmp_path / "new")
+    with running(tmp_path / "models", tls_certificate=old[0], tls_key=old[1]) as up:
+        first = _presented(up)
+        parts = urlsplit(str(up.started.http))
+        trusting = ssl.create_default_context(cafile=str(old[0]))
+        with contextlib.closing(
+            http.client.HTTPSConnection(str(parts.hostname), parts.port, context=trusting)
+        ) as before:
+            before.request("GET", "/v2/health/ready")
+            before.getresponse().read()
+            for fresh, stale in zip(new, old, strict=True):
+                shutil.copy(fresh, stale)
+            up.do(up.server.reload())
+            before.request("GET", "/v2/health/ready")
+            assert before.getresponse().status == 200
+        assert _presented(up) == new[0].read_text() != first
+        address = str(up.started.grpc).replace("127.0.0.1", "localhost")
+        with over_grpc.InferenceServerClient(address, ssl=True, root_certificates=str(new[0])) as client:
+            assert client.is_server_ready()
+        old[1].write_text("no key")
+        with pytest.raises(BadJob, match="TLS cannot be set up"):
+            up.do(up.server.reload())
+        assert _presented(up) == new[0].read_text()
 
 
 def test_some_models_are_served_where_others_cannot(tmp_path: Path) -> None:
@@ -102,6 +146,15 @@ def test_the_admin_port_is_not_opened_to_everyone(tmp_path: Path) -> None:
     """Beyond this machine it needs keys."""
     with pytest.raises(BadJob, match="unload models"):
         running(tmp_path, admin_host="::").__enter__()
+
+
+def test_bodies_together_have_room_for_the_largest(tmp_path: Path) -> None:
+    """Or no request of that size could ever be taken."""
+    tiny_artifact(tmp_path, name="digits")
+    with pytest.raises(BadJob, match=r"--max-bodies 1\.0 MiB has no room for a request of --max-body, 2\.0 MiB"):
+        running(tmp_path, max_body_bytes=2 * 2**20, max_bodies_bytes=2**20).__enter__()
+    with running(tmp_path, max_body_bytes=100, max_bodies_bytes=100) as up:
+        assert infer(up, body=b"x" * 100)[0] == 400
 
 
 def test_a_line_is_logged_for_every_request(tmp_path: Path) -> None:
@@ -150,32 +203,57 @@ def test_settings_come_from_the_file_and_the_command_line(tmp_path: Path) -> Non
         assert infer(up, body=rows)[0] == 413
 
 
-def test_what_was_accepted_is_answered_before_the_end(tmp_path: Path) -> None:
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While this event is not set, engines answer nobody; it is set until a test clears it."""
+    is_open, load = threading.Event(), engines.load
+    is_open.set()
+
+    class Gated:
+        def __init__(self, engine: engines.Engine) -> None:
+            self._engine = engine
+
+        def run(self, inputs: Arrays) -> Arrays:
+            assert is_open.wait(60.0)
+            return self._engine.run(inputs)
+
+        def close(self) -> None:
+            self._engine.close()
+
+    monkeypatch.setattr(engines, "load", lambda *args, **how: tuple(map(Gated, load(*args, **how))))
+    yield is_open
+    is_open.set()
+
+
+def test_what_was_accepted_is_answered_before_the_end(tmp_path: Path, gate: threading.Event) -> None:
     """Requests that wait for their batch when the shutdown begins get their answers, over HTTP and gRPC."""
     tiny_artifact(tmp_path, name="digits")
     inputs = over_grpc.InferInput("x", [1, 8], "FP32")
     inputs.set_data_from_numpy(np.zeros((1, 8), np.float32))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        # A batch waits a second for more: time enough to shut down while requests wait.
-        with running(tmp_path, overrides=("max_delay_s=1",)) as up:
+        with running(tmp_path, overrides=("instances=1",)) as up:
+            gate.clear()
             asked = [pool.submit(infer, up) for _ in range(3)]
             client = over_grpc.InferenceServerClient(str(up.started.grpc))
             asked.append(pool.submit(client.infer, "digits", [inputs]))
             batcher = up.server.repository.models["digits"].find("").batcher
-            until_on_threads(lambda: batcher.queue_rows == 4)
+            until_on_threads(lambda: len(batcher._open) == 4)
+            threading.Timer(0.3, gate.set).start()
         assert [one.result()[0] for one in asked[:3]] == [200] * 3
         assert asked[3].result().as_numpy("y").shape == (1, 3)
         client.close()
     assert up.unanswered == 0
 
 
-def test_a_grace_that_is_too_short_is_told(tmp_path: Path) -> None:
-    """Requests that could not be answered in time are refused as unavailable, and counted."""
+def test_a_server_ends_though_an_engine_hangs(tmp_path: Path, gate: threading.Event) -> None:
+    """Once the grace is over: the request is refused as unavailable and counted, and nobody waits for the engine."""
     tiny_artifact(tmp_path, name="digits")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        with running(tmp_path, overrides=("max_delay_s=2",), grace_s=0.0) as up:
+        with running(tmp_path, grace_s=0.0) as up:
+            gate.clear()
             asked = pool.submit(infer, up)
             batcher = up.server.repository.models["digits"].find("").batcher
-            until_on_threads(lambda: batcher.queue_rows == 1)
+            until_on_threads(lambda: len(batcher._open) == 1)
         assert asked.result()[0] == 503
+        assert not gate.is_set()
     assert up.unanswered == 1

@@ -6,7 +6,7 @@ from torch import nn
 
 from stoker.jobs import EMA
 from stoker.stepping import Step
-from stoker.stepping.averaging import Average
+from stoker.stepping.averaging import Average, EqualAverage
 from tests.stepping.driving import SEPARABLE, plan_of, train
 from tests.stepping.models import make_job, mlp
 
@@ -45,3 +45,26 @@ def test_saved_averages_are_taken_over() -> None:
     average.load({"weight": torch.ones(2, 2)})
     assert held is average.weights["weight"]
     assert torch.equal(held, torch.ones(2, 2))
+
+
+def test_a_batch_norm_of_two_names_has_one_set_of_statistics() -> None:
+    """Under its second name too they are copied: an average loaded under it would take the first one's place."""
+    shared = nn.BatchNorm1d(2)
+    model = nn.ModuleDict({"first": shared, "second": shared})
+    average = Average(EMA(0.9), model)
+    shared(torch.randn(4, 2) + 3)
+    average.update(0)
+    assert torch.equal(average.weights["second.running_mean"], shared.running_mean)
+    assert torch.equal(average.weights["first.running_mean"], shared.running_mean)
+
+
+def test_complex_weights_have_a_mean_too() -> None:
+    """The equal-weight one is of all that is trained, as the exponential one is."""
+    model = nn.Module()
+    model.spectrum = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    average = EqualAverage(model)
+    for value in (1 + 1j, 3 + 2j):
+        with torch.no_grad():
+            model.spectrum.fill_(value)
+        average.take()
+    assert average.weights["spectrum"].tolist() == [2 + 1.5j] * 2

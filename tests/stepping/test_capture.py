@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import stoker
 from stoker.errors import RunFailed
 from stoker.loading import BatchSource, datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step, capture
+from stoker.stepping import Step, capture, interpreting
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 BATCH = 8
@@ -60,6 +61,27 @@ def _states_differ(one: Step, other: Step) -> list[str]:
 def test_weights_and_buffers_are_those_of_ordinary_passes(job, settings) -> None:
     """Over two epochs with a smaller last batch, draws inside the model and running statistics: the same bits."""
     assert not _states_differ(_trained(job, 10, captured=True, **settings), _trained(job, 10, **settings))
+
+
+def test_without_pytorchs_interpreter_operations_are_called_from_python(monkeypatch) -> None:
+    """Its builder is not public: the same weights once it is gone."""
+    job = _job()
+    ours = _trained(job, 10, captured=True)
+    monkeypatch.setattr(interpreting, "_IS_THERE", False)
+    assert not _states_differ(ours, _trained(job, 10, captured=True))
+
+
+def test_what_stands_for_nothing_is_not_repeated() -> None:
+    """A matrix transposed twice, as gradients of linear layers are, and `detach`; one transposed once stays."""
+    graph = make_fx(lambda x: (x.t().t().detach() * 2, x.t() + 1))(torch.randn(2, 3))
+    capture._simplify(graph)
+    targets = [node.target for node in graph.graph.nodes]
+    assert targets.count(torch.ops.aten.t.default) == 1
+    assert torch.ops.aten.detach.default not in targets
+    x = torch.randn(2, 3)
+    doubled, more = graph(x)
+    assert torch.equal(doubled, 2 * x)
+    assert torch.equal(more, x.t() + 1)
 
 
 def test_ignored_targets_are_not_counted() -> None:
@@ -111,7 +133,7 @@ def test_a_model_whose_path_may_change_is_refused(model) -> None:
 
 
 class _Recurrent(nn.Module):
-    """oneDNN's LSTM keeps what its backward pass reads only where autograd is on."""
+    """oneDNN's LSTM keeps what its backward pass reads only where gradients are enabled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,14 +144,18 @@ class _Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_cannot_be_repeated_without_autograd_is_refused_or_equal(precision) -> None:
+def test_an_lstm_is_repeated_below_autograd(precision) -> None:
+    """Interpreted, gradients stay enabled, so that its backward pass finds what it reads."""
+    captured = _trained(_job(_Recurrent), 5, captured=True, precision=precision)
+    assert not _states_differ(captured, _trained(_job(_Recurrent), 5, precision=precision))
+
+
+def test_what_cannot_be_repeated_is_refused(monkeypatch) -> None:
     """An operation that fails when it is repeated is a pass that cannot be captured, not an error of the user's."""
-    try:
-        captured = _trained(_job(_Recurrent), 5, captured=True, precision=precision)
-    except RunFailed as refused:
-        assert "cannot be captured" in str(refused)  # noqa: PT017 - where the library can repeat it, weights are equal
-    else:
-        assert not _states_differ(captured, _trained(_job(_Recurrent), 5, precision=precision))
+    monkeypatch.setattr(interpreting, "below_autograd", torch.no_grad)
+    monkeypatch.setattr(interpreting, "_IS_THERE", False)
+    with pytest.raises(RunFailed, match="cannot be captured"):
+        _trained(_job(_Recurrent), 5, captured=True, precision="bf16")
 
 
 def test_a_branch_on_values_is_told_with_its_line() -> None:

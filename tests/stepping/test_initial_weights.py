@@ -65,17 +65,48 @@ def test_prefixes_are_taken_off_and_what_is_unused_is_left(state: dict[str, torc
     assert torch.equal(model.state_dict()["head.weight"], state["head.weight"])
 
 
+def tied() -> nn.Module:
+    """One tensor under two names."""
+    model = nn.ModuleDict({"tokens": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
+    model["head"].weight = model["tokens"].weight
+    return model
+
+
 def test_a_tied_weight_need_be_there_once() -> None:
     """As safetensors keeps it."""
-
-    def tied() -> nn.Module:
-        model = nn.ModuleDict({"tokens": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
-        model["head"].weight = model["tokens"].weight
-        return model
-
     model = build_model(make_job(tied, init={"tokens.weight": torch.ones(5, 4)}))
     assert model["head"].weight is model["tokens"].weight  # type: ignore[index]
     assert model["head"].weight.eq(1).all()  # type: ignore[index]
+
+
+def test_one_of_two_weights_for_a_tied_one_has_to_be_chosen() -> None:
+    """Else the last one that was copied would win; equal ones are no question."""
+    untied = {"tokens.weight": torch.ones(5, 4), "head.weight": torch.zeros(5, 4)}
+    with pytest.raises(BadJob, match=r"tokens\.weight and head\.weight are one tensor in the model") as caught:
+        build_model(make_job(tied, init=untied))
+    assert "unused=('head.weight',)" in (caught.value.remedy or "")
+    model = build_model(make_job(tied, init=Weights(untied, unused=("head.weight",))))
+    assert model["head"].weight.eq(1).all()  # type: ignore[index]
+    build_model(make_job(tied, init={name: torch.ones(5, 4) for name in untied}))
+
+
+def test_what_is_unused_is_not_taken_where_it_would_fit(state: dict[str, torch.Tensor]) -> None:
+    """The model's own stays if it may, and is missed otherwise."""
+    with pytest.raises(BadJob, match=r"head\.weight \[3, 4\], head\.bias \[3\] of ModuleDict are not in its initial"):
+        build_model(make_job(body_and_head, init=Weights(state, unused=("head.*",))))
+    drawn = build_model(make_job(body_and_head))
+    model = build_model(make_job(body_and_head, init=Weights(state, unused=("head.*",), fresh=("head.*",))))
+    assert torch.equal(model["head"].weight, drawn["head"].weight)  # type: ignore[index]
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    """In two files of a folder, such as a model in two precisions; or once a prefix is taken off."""
+    for name in ("model", "model.fp16"):
+        safetensors.torch.save_file(state, tmp_path / f"{name}.safetensors")
+    with pytest.raises(BadJob, match=r"model\.safetensors and another file beside it both hold body\.0\.bias"):
+        build_model(make_job(body_and_head, init=tmp_path))
+    with pytest.raises(BadJob, match=r"both net\.head\.bias and head\.bias"):
+        build_model(make_job(body_and_head, init=Weights({**state, "net.head.bias": torch.zeros(3)}, prefix="net.")))
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,25 @@ def test_missing_target_is_told() -> None:
     """A loss of (output, target) over samples without targets says how to give them."""
     with pytest.raises(BadJob, match="needs a target"):
         Objective(make_job(nn.Identity)).loss(same, LOGITS, 3)
+
+
+class Margins(nn.Module):
+    """A loss that would learn a margin for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.margins = nn.Parameter(torch.zeros(3))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output - self.margins, target, reduction="none")
+
+
+def test_a_loss_with_weights_of_its_own_is_refused_unless_they_stay() -> None:
+    """No optimiser of the job has them: without a word they would never move."""
+    with pytest.raises(BadJob, match=r"Margins has parameters to train \(margins\)") as caught:
+        of(LABELS, loss=Margins())
+    assert "requires_grad_(False)" in (caught.value.remedy or "")
+    with pytest.raises(BadJob, match=r"Margins has parameters to train .* of a copy of the model"):
+        of(LABELS, loss=Margins().forward)
+    found = of(LABELS, loss=Margins().requires_grad_(requires_grad=False))["loss"]
+    torch.testing.assert_close(found.sum, F.cross_entropy(LOGITS, LABELS, reduction="sum"))

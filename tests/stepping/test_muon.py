@@ -17,6 +17,7 @@ from stoker.stepping.muon import Muon as Implementation
 from stoker.stepping.muon import divided, orthogonalized
 from stoker.stepping.optimizers import build_optimizer
 from stoker.training import restore
+from stoker.zoo import GPT
 from tests.stepping.driving import grouped, largest_difference, trained
 from tests.stepping.models import images, make_job, mlp, vectors
 from tests.training.builders import advance, assert_bit_equal, everything_of, saved, step_of, tiny_job
@@ -112,6 +113,13 @@ def test_who_moves_what() -> None:
     assert set(others) == {
         "tokens.weight", "first.bias", "norm.weight", "norm.bias", "second.bias", "third.weight", "output.weight",
     }  # fmt: skip
+
+
+def test_of_a_tied_output_layer_no_hidden_matrix_takes_the_place() -> None:
+    """It is the embedding already; the last block's own matrix is as hidden as the others."""
+    of_muon = [set(divided(GPT(layers=1, width=8, heads=2, vocab=12, tied=tied), muon())[0]) for tied in (True, False)]
+    assert of_muon[0] == of_muon[1]
+    assert "blocks.0.mlp.out.weight" in of_muon[0]
 
 
 def test_a_model_without_hidden_matrices_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from stoker import optimizers
 from stoker.errors import BadJob
@@ -105,3 +106,28 @@ def test_an_implementation_that_there_is_not_is_refused() -> None:
     assert implementations(make_job(mlp, optimizer=optimizers.Adagrad(lr=0.1)), "cuda") == ("fused", "default")
     free = make_job(mlp, optimizer=optimizers.ScheduleFreeSGD(lr=0.1))
     assert implementations(free, "cuda") == ("default",)
+
+
+class Spectral(nn.Module):
+    """Has complex weights beside real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.filter = nn.Linear(6, 8), nn.Parameter(torch.ones(8, 8, dtype=torch.complex64))
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.out((self.into(x_BF).to(torch.complex64) @ self.filter).abs())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [optimizers.ScheduleFreeAdamW(lr=0.1), optimizers.Muon(lr=0.1, rest=optimizers.SGD(lr=0.1))],
+    ids=["schedule-free", "muon"],
+)
+def test_complex_weights_are_left_to_pytorchs_own(optimizer: Optimizer) -> None:
+    """Stoker's own would take the square of a complex number for that of its size."""
+    with pytest.raises(BadJob, match=f"{type(optimizer).__name__} is for real weights, and filter is complex"):
+        Step(make_job(Spectral, optimizer=optimizer), plan_of(16), SEPARABLE)
+    job = make_job(Spectral)
+    train(job, Step(job, plan_of(16), SEPARABLE), 1)

@@ -146,18 +146,28 @@ def test_channels_last_agrees() -> None:
     assert largest_difference(trained(job, 5, memory_format="channels_last"), trained(job, 16)) < LIMIT
 
 
+CLOSURES = {
+    "steps of one length": (lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4), None),
+    "line search on a penalised loss": (
+        lambda p: torch.optim.LBFGS(p, lr=1, max_iter=4, line_search_fn="strong_wolfe"), squares,
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("micro_batch", [1, 5, 16])
-def test_closure_optimisers_run_all_micro_batches_inside(micro_batch: int) -> None:
+@pytest.mark.parametrize("name", CLOSURES)
+def test_closure_optimisers_run_all_micro_batches_inside(name: str, micro_batch: int) -> None:
     """L-BFGS, which asks for the loss several times an update, takes the steps of a loop written by hand."""
-    job = make_job(mlp, data=vectors(20), optimizer=lambda p: torch.optim.LBFGS(p, lr=0.3, max_iter=4), batch=16)
+    make, penalty = CLOSURES[name]
+    job = make_job(mlp, data=vectors(20), optimizer=make, batch=16, penalty=penalty)
     model = Step(job, plan_of(16), SEPARABLE, dtype=torch.float64).model
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4)
+    optimizer = make(list(model.parameters()))
     step = Step(job, plan_of(micro_batch), SEPARABLE, dtype=torch.float64)
     for inputs, targets in whole_stream(job, step, 10):
 
         def closure(inputs: torch.Tensor = inputs, targets: torch.Tensor = targets) -> torch.Tensor:
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), targets)
+            loss = F.cross_entropy(model(inputs), targets) + (0.0 if penalty is None else penalty(model))
             loss.backward()
             return loss
 

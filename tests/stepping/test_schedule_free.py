@@ -12,7 +12,7 @@ from torch import nn
 from stoker import optimizers, schedules
 from stoker.jobs import Job
 from stoker.stepping import Step
-from tests.stepping.driving import SEPARABLE, largest_difference, plan_of, train, trained, whole_stream
+from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, train, trained, whole_stream
 from tests.stepping.models import make_job, mlp
 
 BETA, RATE = 0.9, 0.05
@@ -123,3 +123,16 @@ def test_a_parameter_without_gradients_stays_and_has_no_state() -> None:
     assert all(map(math.isfinite, losses))
     assert torch.equal(step.kept_weights()["unused.weight"], before)
     assert step.optimizer.state.get(step.model.unused.weight, {}) == {}
+
+
+def test_statistics_of_a_batch_norm_of_two_names_come_back_under_both() -> None:
+    """Saved ones of the average, not the model's in their place."""
+    shared = nn.BatchNorm1d(6)
+    job = make_job(lambda: nn.Sequential(shared, shared, nn.Linear(6, 4)), optimizer=KINDS["sgd"][0])
+    average = Step(job, plan_of(16), grouped(16)).average
+    saved = average.weights
+    for name in ("0.running_mean", "1.running_mean"):
+        saved[name] = torch.full((6,), 7.0)
+    average.load(saved)
+    assert torch.equal(average.weights["0.running_mean"], saved["0.running_mean"])
+    assert torch.equal(average.weights["1.running_mean"], saved["1.running_mean"])

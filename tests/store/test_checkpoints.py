@@ -65,6 +65,15 @@ def test_the_last_ones_are_kept_and_the_best(tmp_path: Path) -> None:
     assert store.problems == []
 
 
+@pytest.mark.parametrize("keep_last", [1, 2, 3, 4, 5])
+def test_as_many_are_kept_as_asked_for(tmp_path: Path, keep_last: int) -> None:
+    """From the first one on until there are so many, and ever after."""
+    store = CheckpointStore(tmp_path, keep_last=keep_last)
+    for count in range(1, 8):
+        save(store, 100 * count)
+        assert len(store.names()) == min(count, keep_last)
+
+
 def test_one_can_be_kept_but_not_none(tmp_path: Path) -> None:
     """With keep_last=1 the newest alone stays."""
     store = CheckpointStore(tmp_path, keep_last=1)

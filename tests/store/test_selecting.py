@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,13 @@ def test_runs_are_chosen_by_what_was_asked_and_what_came_of_it(where: str, names
 def test_runs_are_sorted_and_those_without_the_value_come_last(sort: str, names: str) -> None:
     """Numbers by their size; a minus is from the highest down."""
     assert " ".join(run.name for _, run, _ in selected(RUNS, sort=sort)) == names
+
+
+@pytest.mark.parametrize(("sort", "names"), [("accuracy", "a b lost gone"), ("-accuracy", "b a lost gone")])
+def test_what_is_not_a_number_comes_last_whichever_way(sort: str, names: str) -> None:
+    """NaN is neither more nor less than anything: among the others it would mix up their order."""
+    runs = [a_run("lost", 0.1, math.nan), a_run("b", 0.1, 0.95), a_run("gone", 0.1, math.nan), a_run("a", 0.1, 0.9)]
+    assert " ".join(run.name for _, run, _ in selected(runs, sort=sort)) == names
 
 
 @pytest.mark.parametrize("where", ["lr", "lr<", "acuracy>0.5", "type=SGD nothing~x", "lr<abc", "lr<<3"])

@@ -31,7 +31,9 @@ class Leg:
 def leg(world: World, folder: Path, job: str, plan: Plan, dtype: torch.dtype, stop: int) -> Leg:
     """Train a job of JOBS from the last checkpoint in `folder`, if there is one, to update `stop`, and save there."""
     step, losses = resumed(world, folder, job, plan, dtype, stop)
-    return Leg(losses, step.whole_weights(), step.whole_kept_weights())
+    with step.with_kept_weights():
+        averages = {name: tensor.clone() for name, tensor in step.whole_weights().items()}
+    return Leg(losses, step.whole_weights(), averages)
 
 
 def losses_of_leg(world: World, folder: Path, job: str, plan: Plan, dtype: torch.dtype, stop: int) -> list[float]:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from bench.serving.race.bert import MiniLM, minilm
+from bench.compress import minilm
 from stoker.zoo.resnet9 import ResNet9
 
 _SEED, _WIDTH = 0, 32
@@ -20,12 +20,12 @@ def module_named(name: str) -> nn.Module:
     Both in evaluation mode. Weights of the CNN come from a seed: the race is about time. `bench.serving.race.accepted`
     puts learned ones in their place, which is what a compressed form has to be accepted of.
     """
-    return minilm() if name == "minilm" else untrained_cnn()
+    return minilm.load() if name == "minilm" else untrained_cnn()
 
 
 def with_weights(name: str, weights: Path) -> nn.Module:
     """The same with the weights of its artifact, a safetensors file."""
-    module = MiniLM() if name == "minilm" else ResNet9(width=_WIDTH, in_channels=3)
+    module = minilm.MiniLM() if name == "minilm" else ResNet9(width=_WIDTH, in_channels=3)
     module.load_state_dict(load_file(weights))
     return module.eval()
 

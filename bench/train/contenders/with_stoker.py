@@ -30,7 +30,6 @@ def run(material: Material, pacer: Pacer) -> None:
     Raises:
         RuntimeError: the run ended by itself: the case has too few epochs.
     """
-    grant_cores(material.case.threads)
     paced_telemetry(pacer)
 
     def note(event: records.Event) -> None:
@@ -45,15 +44,6 @@ def run(material: Material, pacer: Pacer) -> None:
     plan = os.environ.get(PLAN_FILE)
     stoker.train(job, plan=plan, new=True, checkpoint_every=every, entry=entry, sink=note)
     raise RuntimeError(f"{material.case.name} ended before it was stopped; give the case more epochs")
-
-
-def grant_cores(number: int) -> None:
-    """Let this process run on so many of its cores, the last ones, where it has more.
-
-    Others are told of their threads by OMP_NUM_THREADS. Stoker chooses its own, and never more than the cores it has.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[-number:])
 
 
 def paced_telemetry(pacer: Pacer) -> None:

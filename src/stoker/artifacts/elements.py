@@ -43,4 +43,7 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     Raises:
         KeyError: the protocol has none, as for complex numbers.
     """
+    known = _DATATYPES.get(dtype)  # nearly always: asked several times a request
+    if known is not None:
+        return known
     return "BYTES" if dtype.kind in "SUO" else _DATATYPES[dtype.newbyteorder("<")]

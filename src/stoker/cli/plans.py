@@ -18,6 +18,9 @@ WIDE = 130
 
 MOST_SHARES = 8
 
+_THREE_FIGURES = 99.5
+"""From here on two figures do not write a number without an exponent."""
+
 _ROUNDING = 1.01
 """Parts that add up to at most so many times the whole are the whole."""
 
@@ -89,7 +92,7 @@ def plan_in_brief(plan: Plan) -> str:
     if plan.memory_format != "contiguous":
         words.append(plan.memory_format.replace("_", "-"))
     if plan.checkpointed_blocks:
-        words.append(f"{plan.checkpointed_blocks} blocks checkpointed")
+        words.append(f"{plan.checkpointed_blocks} block{'' if plan.checkpointed_blocks == 1 else 's'} checkpointed")
     if plan.loss_chunks > 1:
         words.append(f"loss in {plan.loss_chunks} chunks")
     if plan.compile:
@@ -101,7 +104,7 @@ def plan_in_brief(plan: Plan) -> str:
     if plan.device == "cpu":
         words.append(f"{plan.threads} thread{'' if plan.threads == 1 else 's'}")
     if plan.num_workers:
-        words.append(f"{plan.num_workers} loader workers")
+        words.append(f"{plan.num_workers} loader worker{'' if plan.num_workers == 1 else 's'}")
     return " · ".join(words)
 
 
@@ -133,10 +136,13 @@ def format_energy(kwh: float) -> str:
 
     >>> format_energy(0.0123), format_energy(12.3), format_energy(1834.0)
     ('12 Wh', '12 kWh', '1,834 kWh')
+    >>> format_energy(99.7), format_energy(0.0997)  # never 1e+02
+    ('100 kWh', '0.1 kWh')
     """
-    if kwh >= 100:
+    if kwh >= _THREE_FIGURES:
         return f"{kwh:,.0f} kWh"
-    return f"{kwh:.2g} kWh" if kwh >= 0.1 else f"{kwh * 1e3:.2g} Wh"
+    wh = 1e3 * kwh
+    return f"{wh:.2g} Wh" if wh < _THREE_FIGURES else f"{kwh:.2g} kWh"
 
 
 def _needed(forecast: Forecast) -> float:

@@ -228,9 +228,9 @@ def packed(
     >>> images[:, 0, 0, 0].tolist(), labels.tolist()
     ([42, 7], [2, 7])
     """
-    return PackedSource(
-        dataset, None if path is None else Path(path).expanduser(), version=version, shard_bytes=shard_bytes, tell=tell
-    )
+    # Absolute from the start: a job may be made in one folder and its data be read in another.
+    folder = None if path is None else Path(path).expanduser().absolute()
+    return PackedSource(dataset, folder, version=version, shard_bytes=shard_bytes, tell=tell)
 
 
 def _name_of(dataset: Any) -> str:

@@ -96,7 +96,8 @@ def places_of(
     given = environ.get("STOKER_DATA")
     shared = Path(given).expanduser() if given else None
     in_shared = () if shared is None else (shared, *(shared / folder for folder in below))
-    in_root = () if root is None else (root.expanduser(),)
+    # Absolute from the start: a job may be made in one folder and its data be read in another.
+    in_root = () if root is None else (root.expanduser().absolute(),)
     return Places((*in_root, *in_shared, cache, installed), cache, home, remedy)
 
 

@@ -55,7 +55,7 @@ def read_catalogue(path: Path, builtin: Catalogue) -> Catalogue:
     A row may use the sources of the built-in file by their keys. A row of a built-in name replaces that row.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as problem:
         return builtin.with_rows((), (f"{path}: cannot be read ({problem}): the built-in catalogue alone is used.",))
     if not isinstance(document, dict):
@@ -147,7 +147,7 @@ def _cell(where: str, column: str, cell: object, sources: Mapping[str, Source]) 
     about = COLUMNS[column]
     if isinstance(value, bool) or not isinstance(value, int | float) or not about.low <= value <= about.high:
         raise ValueError(f"{where}: wanted {about.low:g} to {about.high:g} {about.unit}, found {value!r}")
-    if source not in sources:
+    if not isinstance(source, str) or source not in sources:
         raise ValueError(f"{where}: no such source {source!r}. {nearest(str(source), sources)}")
     try:
         compared_on = date.fromisoformat(day)

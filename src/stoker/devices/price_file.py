@@ -58,7 +58,11 @@ def prices_from_json(text: str, where: str, known: Catalogue) -> Prices:
     if not isinstance(rows, list):
         return (), (f"{where}: wanted a list of prices, or an object with `prices`.",)
     sources = document.get("sources", {}) if isinstance(document, dict) else {}
-    return _read_rows(((f"{where}, price {i}", row) for i, row in enumerate(rows, start=1)), sources, known)
+    is_usable = isinstance(sources, dict) and all(isinstance(title, str) for title in sources.values())
+    told = () if is_usable else (f"{where}: wanted `sources` as an object of titles by key, found {sources!r}.",)
+    numbered = ((f"{where}, price {i}", row) for i, row in enumerate(rows, start=1))
+    prices, problems = _read_rows(numbered, sources if is_usable else {}, known)
+    return prices, (*told, *problems)
 
 
 def _read_rows(rows: Iterable[tuple[str, object]], sources: Mapping[str, str], known: Catalogue) -> Prices:
@@ -76,6 +80,8 @@ def _price(row: object, where: str, sources: Mapping[str, str], known: Catalogue
     """One row, checked."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: wanted an object, found {row!r}")  # noqa: TRY004 - a bad file, not a bad call
+    if None in row:  # where a reader of CSV puts what is beyond the header
+        raise ValueError(f"{where}: has {len(row[None])} more cells than the header; is a comma not in quotes?")
     if unknown := [key for key in row if key not in COLUMNS]:
         raise ValueError(f"{where}: no such column {unknown[0]!r}. {nearest(str(unknown[0]), COLUMNS)}")
     words = {key: _word(row, key) for key in COLUMNS if key != "usd_per_hour"}

@@ -137,7 +137,7 @@ def _original(flat: Flat, trial: Trial) -> Answer:
 
 
 def _of_the_original(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ...], limit: float) -> tuple[Proof, ...]:
-    """What must hold before anything is traced: every output has samples, and none looks at its neighbours.
+    """What must hold before anything is traced: outputs have samples and names of their own, and ignore neighbours.
 
     Raises:
         BadArtifact: it does not hold.
@@ -146,6 +146,11 @@ def _of_the_original(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ..
         raise BadArtifact(
             f"The first dimension of the output {stray[0].name!r} {list(stray[0].shape)} is not the samples",
             remedy="Give each sample its answer; means over a batch cannot be served.",
+        )
+    if shared := sorted({spec.name for spec in outputs} & {spec.name for spec in trial.inputs}):
+        raise BadArtifact(
+            f"The output {shared[0]!r} is named like an input, and a graph has one tensor of a name",
+            remedy="Return it under another name.",
         )
     proof = prove_alone(_ORACLE, answer, trial, limit)
     if not is_held(proof):

@@ -75,7 +75,7 @@ class OnnxFile:
     @property
     def external(self) -> tuple[str, ...]:
         """Files with weights, by their places relative to the graph."""
-        return tuple(dict.fromkeys(_external(self.model)))
+        return tuple(dict.fromkeys(_external(self.model.graph)))
 
     @property
     def files(self) -> dict[str, Path]:
@@ -156,10 +156,21 @@ def _require_tensor(path: Path, what: str, value: Any) -> Any:
     return tensor
 
 
-def _external(model: Any) -> Iterator[str]:
-    for tensor in model.graph.initializer:
+def _external(graph: Any) -> Iterator[str]:
+    for tensor in _tensors(graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             yield from (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Weights and constants of a graph, and of those that its branches and loops run."""
+    yield from graph.initializer
+    for attribute in (one for node in graph.node for one in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+            yield from _tensors(inner)
 
 
 def _what_fails(error: Exception) -> str:

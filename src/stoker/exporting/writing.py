@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 from stoker.artifacts import MANIFEST, Artifact, Golden, publish
 from stoker.artifacts.elements import Arrays
+from stoker.artifacts.lies import problem_of
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, default_threads
 from stoker.errors import BadArtifact
@@ -66,7 +67,8 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
         write_files: puts the graph, and what belongs to it, into a directory.
 
     Raises:
-        BadArtifact: no engine computes what the model does, or the disk cannot be written.
+        BadArtifact: no engine computes what the model does, what is said of it cannot be, or the disk cannot be
+            written.
     """
     require_place(model)
 
@@ -82,7 +84,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
         asked = _golden_inputs(exported.trial)
         proven = prove(graph, exported.oracle, exported.oracle_name, exported.trial, asked, exported.limit)
         save_file(Golden(asked, proven.golden).as_tensors(), directory / GOLDEN)
-        return Manifest(
+        manifest = Manifest(
             name=exported.name,
             engine=proven.engine,
             precision=exported.precision,
@@ -101,6 +103,9 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
             made_at=now(),
             files=digests(),
         )
+        if (problem := problem_of(manifest)) is not None:
+            raise BadArtifact(f"{model} was not written: nobody could read its manifest, which {problem}")
+        return manifest
 
     return publish(model, write)
 

@@ -14,7 +14,7 @@ from stoker.devices import Place, attached_devices, catalogue, planned_devices, 
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
 from stoker.flow.kept_plans import keep_decision, kept_decision, used_by_others
 from stoker.flow.many import on_many
-from stoker.flow.misfits import fits_nowhere
+from stoker.flow.misfits import fits_nowhere, words_on_misfits
 from stoker.flow.planner import Planner, errors_so_far, failures_so_far, losers_of
 from stoker.flow.preparation import Prepared, prepare
 from stoker.flow.pricing import assumptions, price_of, priced
@@ -152,7 +152,7 @@ def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective
         ranked = (ranked[0], *best.candidates[1:])
     too_small = [_unfit(planner, place, problem) for place, problem in unfit]
     rejected = (*beyond, *(one for one in too_small if one is not None), *best.rejected)
-    lines = best.explanation
+    lines = (*best.explanation, *words_on_misfits(unfit))
     if len(ranked) > 1 and not ranked[0].is_here and _are_soon_done(ranked):
         lines = (*lines, "any of these will do: training takes less time than renting and starting a machine")
     return dataclasses.replace(best, candidates=ranked, rejected=rejected, explanation=lines)
@@ -256,7 +256,7 @@ def _rentable(planner: Planner) -> list[Candidate]:
 
 def _unfit(planner: Planner, place: Place, problem: DoesNotFit) -> Rejection | None:
     """A device that is too small, with the plan that needs the least."""
-    least = planning.least_demanding(planner.profile(place.device.kind), place.device)
+    least = planning.least_demanding(planner.profile(place.device.kind), place.device, planner.forecasts(place))
     return None if least is None else Rejection(device=place.name, plan=least, reason=problem.message)
 
 

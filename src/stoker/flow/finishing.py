@@ -40,7 +40,7 @@ def final_metrics(session: Session) -> dict[str, float]:
         weights = training.kept_weights(*best)
     else:
         weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
-    step.average = None
+    step.average = step.outer = None  # from here on the weights worth keeping are the model's own
     training.load_weights(step.model, weights, session.directory.path, world=step.world)
     found: dict[str, float] = {}
     watchers: list[ExampleWatcher] = []

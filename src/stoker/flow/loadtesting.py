@@ -15,7 +15,7 @@ from stoker.artifacts import Artifact
 from stoker.artifacts.elements import Arrays
 from stoker.devices import attached_cpu, sample_cpu
 from stoker.devices.load import CpuSample, others_cores
-from stoker.errors import BadArtifact, BadJob, ServiceError
+from stoker.errors import BadJob, ServiceError
 from stoker.loadtesting.child import cpu_seconds, serving
 from stoker.loadtesting.connection import Address, address_of
 from stoker.loadtesting.inputs import from_file, in_requests, made_up, sized
@@ -24,12 +24,8 @@ from stoker.loadtesting.measuring import Target, at_rate, greet, with_callers
 from stoker.loadtesting.metadata import input_specs
 from stoker.loadtesting.payloads import infer_payload
 from stoker.loadtesting.rates import highest_rate, probe_seconds
-from stoker.records import ServiceSettings, TensorSpec, dumps, loads
+from stoker.records import ServiceSettings, TensorSpec
 from stoker.records.loadtest import LoadMeasurement, Objective, ServingLimit, SettingsTrial
-from stoker.store.files import write_atomic
-
-SETTINGS = "service.json"
-"""What the search writes and a server loads, beside a model's versions."""
 
 MOST_CALLERS = 900
 """Connections that can be waited for at once: `select` knows of 1024 files."""
@@ -93,7 +89,7 @@ def bench_serve(
     found = Search(
         start=lambda settings: _served(directory, artifact, settings, load, objective),
         objective=objective,
-        default=_untuned(_kept_settings(directory), cores),
+        default=_untuned(artifacts.read_settings(directory), cores),
         cores=cores,
         seconds=seconds,
         told=told,
@@ -101,9 +97,8 @@ def bench_serve(
     found = replace(found, others_cores=_others_since(before, began))
     if not writes or found.chosen.rate == 0.0 or found.chosen.settings is None:
         return found
-    path = directory / SETTINGS
-    write_atomic(path, dumps(replace(found.chosen.settings, basis=basis(found, artifact))) + "\n", error=BadArtifact)
-    return replace(found, written_to=str(path))
+    artifacts.write_settings(directory, replace(found.chosen.settings, basis=basis(found, artifact)))
+    return replace(found, written_to=str(directory / artifacts.SETTINGS))
 
 
 def measure_models(
@@ -114,7 +109,7 @@ def measure_models(
     _require_one(rate, callers)
     directory, artifact = _chosen(models, model)
     load = load or Load()
-    with _served(directory, artifact, _kept_settings(directory), load, objective) as target:
+    with _served(directory, artifact, artifacts.read_settings(directory), load, objective) as target:
         return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
 
 
@@ -224,14 +219,6 @@ def _untuned(settings: ServiceSettings, cores: int) -> ServiceSettings:
         basis="",
     )  # fmt: skip
     return sized(untuned, cores)
-
-
-def _kept_settings(directory: Path) -> ServiceSettings:
-    path = directory / SETTINGS
-    try:
-        return loads(path.read_bytes(), ServiceSettings) if path.exists() else ServiceSettings()
-    except (OSError, ValueError) as error:
-        raise BadArtifact(f"{path} cannot be read: {error}", remedy="Mend or remove it.") from error
 
 
 @contextmanager

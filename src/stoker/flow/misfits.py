@@ -17,7 +17,7 @@ from stoker.units import format_bytes
 
 Misfit = tuple[Place, DoesNotFit]
 
-_MOST_TOLD = 3
+_MOST_TOLD, _MOST_NAMED = 3, 10
 _SAFE_SHARE = 0.9
 """A change of the job is proposed if what it then needs is at most this share of the device's memory."""
 
@@ -25,7 +25,7 @@ _SAFE_SHARE = 0.9
 def fits_nowhere(planner: Planner, unfit: Sequence[Misfit]) -> DoesNotFit:
     """The error where none of these places is large enough, with what would be."""
     place, problem = max(unfit, key=lambda one: one[0].device.memory_bytes)
-    least = planning.least_demanding(planner.profile(place.device.kind), place.device)
+    least = _least(planner, place)
     if least is None:
         return problem  # its groups are larger than its batch, wherever it runs
     words = "; ".join(f"{one.name}: {error.message}" for one, error in unfit)
@@ -34,12 +34,23 @@ def fits_nowhere(planner: Planner, unfit: Sequence[Misfit]) -> DoesNotFit:
     return DoesNotFit(words, remedy=f"{_larger_device(planner)} {_smaller_job(planner, place, least)}")
 
 
+def words_on_misfits(unfit: Sequence[Misfit]) -> tuple[str, ...]:
+    """One line on the devices that are too small beside others that are not, with what the largest lacks; or none."""
+    if not unfit:
+        return ()
+    largest, problem = max(unfit, key=lambda one: one[0].device.memory_bytes)
+    names = ", ".join(place.name for place, _ in unfit)
+    if len(unfit) > _MOST_NAMED:
+        names = f"{len(unfit)} of these devices, the largest of them {largest.name}"
+    return (f"it does not fit on {names}: {problem.message}",)
+
+
 def _larger_device(planner: Planner) -> str:
     """The smallest GPU of the catalogue on which the job fits."""
     gpus = (place for place in planned_devices("all", ()) if place.device.kind == "cuda")
     places = sorted(gpus, key=lambda place: place.device.memory_bytes)
     for place in places:
-        least = planning.least_demanding(planner.profile(place.device.kind), place.device)
+        least = _least(planner, place)
         if least is not None and _fits(planner, place, least):
             return f"The smallest GPU that does it is {_in_words(place)}."
     return f"No one GPU of the catalogue does it; the largest is {_in_words(places[-1])}."
@@ -70,6 +81,10 @@ def _with_groups(planner: Planner, size: int) -> Planner:
     changed = Planner(dataclasses.replace(prepared, job=dataclasses.replace(prepared.job, coupling_group=size)))
     changed.coupling = dataclasses.replace(planner.coupling, group=size)
     return changed
+
+
+def _least(planner: Planner, place: Place) -> Plan | None:
+    return planning.least_demanding(planner.profile(place.device.kind), place.device, planner.forecasts(place))
 
 
 def _fits(planner: Planner, place: Place, plan: Plan) -> bool:

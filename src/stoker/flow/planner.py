@@ -15,10 +15,12 @@ from stoker.devices.cpu import attached_cpu
 from stoker.devices.malloc import resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.flow.memory_failures import known_failures
+from stoker.flow.pacing import pace_now
 from stoker.flow.preparation import Prepared, users_code
 from stoker.flow.traces import TraceBook
 from stoker.planning.ranking import Forecasts
 from stoker.planning.remembered import HeedingForecasts, not_ruled_out
+from stoker.planning.time.pace import pace_in_words
 from stoker.profiling.fetching import fetch_seconds
 from stoker.records import Calibration, Candidate, Coupling, Hardware, Measurement, Plan, Profile, Rejection
 from stoker.records.out_of_memory import OutOfMemory
@@ -139,7 +141,7 @@ class Planner:
         if not failures:
             return forecasts
         heeding = HeedingForecasts(forecasts, failures, device.torch_name)
-        least = planning.least_demanding(self.profile(device.kind), device)
+        least = planning.least_demanding(self.profile(device.kind), device, forecasts)
         return forecasts if least is None or heeding.probability_it_fits(least) == 0 else heeding
 
     def cannot_compile(self, place: Place) -> str | None:
@@ -218,8 +220,12 @@ def calibrations_of(place: Place) -> tuple[Calibration, ...]:
 
 
 def errors_so_far(place: Place) -> tuple[str, ...]:
-    """One line on how far forecasts have been off on this device, before trials and after them, if any were."""
-    return planning.errors_so_far(calibrations_of(place))
+    """One line on how far forecasts have been off on this device, before trials and after them, if any were.
+
+    And one where the device, which is here, runs at another pace than when it was measured.
+    """
+    pace = measured_hardware(place, None).pace
+    return (*planning.errors_so_far(calibrations_of(place)), *(pace_in_words(pace) if pace else ()))
 
 
 def failures_so_far(planner: Planner, place: Place) -> tuple[str, ...]:
@@ -234,22 +240,30 @@ def failures_so_far(planner: Planner, place: Place) -> tuple[str, ...]:
 def measured_hardware(place: Place, threads: int | None) -> Hardware:
     """A place's figures, with the times of operations if `stoker doctor` measured them here.
 
-    A CPU is measured on one thread and on all cores; of numbers in between nothing better is known than of all.
+    A CPU is measured on one thread and on all cores; of numbers in between nothing better is known than of all. It is
+    looked at again now, since its speed changes from hour to hour.
     """
     build = installed_torch()
     if not place.is_here or build is None:
         return place.hardware
     cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(place.device, build.version)
     if place.device.kind != "cpu" or threads is None:
-        return dataclasses.replace(place.hardware, benchmark=cache.read(key))
+        return _at_its_pace(dataclasses.replace(place.hardware, benchmark=cache.read(key)))
     some = cache.read(key, threads)
     share = threads / max(1, place.device.cores)
-    return dataclasses.replace(
+    hardware = dataclasses.replace(
         place.hardware,
         device=dataclasses.replace(place.device, cores=threads),
         dense_flops={dtype: rate * share for dtype, rate in place.hardware.dense_flops.items()},
         benchmark=some or cache.read(key),
     )
+    return _at_its_pace(hardware)
+
+
+def _at_its_pace(hardware: Hardware) -> Hardware:
+    """With how fast it is now, where it was measured before."""
+    benchmark = hardware.benchmark
+    return hardware if benchmark is None else dataclasses.replace(hardware, pace=pace_now(benchmark))
 
 
 def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:

@@ -30,6 +30,7 @@ from stoker.records.noise import BatchChoice
 from stoker.stepping import build_model, bytes_of, outline, ran_out_of_memory, weights_digest
 from stoker.stepping.freezing import counted, what_is_trained
 from stoker.stepping.held_out import set_in_words
+from stoker.stepping.model import require_sizes
 from stoker.units import format_bytes
 
 
@@ -98,6 +99,7 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
         data, model = datasets_of(job), outline(job)
         if not isinstance(model, nn.Module):
             raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
+        require_sizes(model)
         job = counted(with_batch_in_samples(job, data.train), data.extent(job))
     prepared = Prepared(job, entry, data, model)
     if not isinstance(job.batch, AutoBatch):

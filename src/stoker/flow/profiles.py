@@ -140,7 +140,7 @@ def _likeliest(planner: Planner, place: Place, micro_batch: int | None) -> Plan:
     try:
         plan = planner.ranked(place)[0].plan
     except DoesNotFit:
-        least = planning.least_demanding(facts, place.device)
+        least = planning.least_demanding(facts, place.device, planner.forecasts(place))
         if least is None:
             raise
         plan = least

@@ -26,7 +26,7 @@ from stoker.errors import BadJob, RunFailed
 from stoker.flow.decision import decide, given_plan
 from stoker.flow.generators import generators_kept
 from stoker.flow.preparation import prepare, users_code
-from stoker.jobs import Entry, Job
+from stoker.jobs import Entry, Job, schedules
 from stoker.loading import Batch, BatchSource, Datasets
 from stoker.records import Coupling, Plan, Position
 from stoker.records.lr_range import LrRange, Sweep
@@ -128,17 +128,6 @@ def _tested(
     )  # fmt: skip
 
 
-class _Dial:
-    """A schedule whose factor is set from outside."""
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-
-    def __call__(self, progress: float) -> float:
-        """The factor, whatever the progress."""
-        return self.factor
-
-
 def _sweep(
     job: Job,
     plan: Plan,
@@ -149,13 +138,13 @@ def _sweep(
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, tuple[float, ...]]:
     """The job's own rate, and the loss after the update at each rate, until it runs away or the time is over."""
-    dial, losses = _Dial(), list[float]()
-    step = Step(dataclasses.replace(job, schedule=dial), plan, coupling)
+    losses: list[float] = []
+    step = Step(dataclasses.replace(job, schedule=schedules.constant()), plan, coupling)
     stated = step.set_rates(0.0)
     source = BatchSource(data.train, step.pipeline(data.train, augmented=True), data.extent(job), job.seed, plan)
     with closing(source.batches(Position(), len(rates) + 1)) as batches:
         for update, batch in enumerate(batches):
-            dial.factor = rates[min(update, len(rates) - 1)] / stated
+            step.rate_factor = rates[min(update, len(rates) - 1)] / stated
             loss = _loss_of(step, batch, update)
             if update:
                 losses.append(loss)

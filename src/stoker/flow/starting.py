@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from stoker.flow.preparation import Prepared
 from stoker.jobs import Job
 from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
 from stoker.loading import BatchSource, Stream, key_of, seed_generators
+from stoker.loading.naming import in_data
 from stoker.records import CheckpointManifest, Coupling, Decision, Device, Environment, JobSpec, Position
 from stoker.records.codec import JSON
 from stoker.records.examples import ExampleSet
@@ -30,6 +32,9 @@ _GUARANTEES = {
     "seekable": "one reader in each process; its own state is kept with each checkpoint: resumes there, at once",
     "stream": "one reader in each process; it has no state: a resume reads again what was read before",
 }
+
+_OF_POSITIONS = ("batch", "seed", "freeze", "sampling", "lengths")
+"""Settings of a job without which the number of an update does not say what came before it, beside its data."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,10 @@ def ready(  # noqa: PLR0913 - what a session is made of
         checkpointer=checkpointer,
         telemetry=telemetry,
         stop=stop,
-        recovery=training.Recovery(step, tell=telemetry.emit, replanned=replanned, dumps=directory.dumps),
+        recovery=training.Recovery(
+            step, tell=telemetry.emit, replanned=replanned, dumps=directory.dumps,
+            in_data=functools.partial(in_data, prepared.data.train),
+        ),
         watchdog=training.Watchdog(
             telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
             dumps=directory.dumps, update_s=decision.chosen.forecast.step_s.value,
@@ -180,8 +188,7 @@ def _restored(step: Step, start: _Start) -> dict[str, JSON]:
         return progress if start.is_own else _taken_over(progress, with_plateau=start.keeps_plateau)
     weights = training.model_weights(start.path, start.manifest)
     training.load_weights(step.model, weights, start.path, world=step.world)
-    if step.average is not None:
-        step.average.load(weights)
+    step.begin_at_weights()
     return {}
 
 
@@ -228,7 +235,7 @@ def _without_run(schedule: JSON) -> JSON:
 
 def _goes_on(theirs: JobSpec, mine: JobSpec) -> bool:
     """Whether a fork continues where its parent is; else it takes over the weights and counts from 0."""
-    same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in ("batch", "seed", "freeze"))
+    same_order = all(theirs.settings.get(key) == mine.settings.get(key) for key in _OF_POSITIONS)
     optimizers = [_kind(spec.settings.get("optimizer")) for spec in (theirs, mine)]
     return same_order and theirs.data_fingerprint == mine.data_fingerprint and optimizers[0] == optimizers[1]
 

@@ -12,7 +12,7 @@ from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
 from stoker.jobs.habits import habit_checks
 from stoker.jobs.lengths import Arrangement, problem_with
-from stoker.jobs.metrics import listed
+from stoker.jobs.metrics import listed, metric_name
 from stoker.jobs.mixing import Mix, problems_with_mix
 from stoker.jobs.optimizers import SGD, Muon, Optimizer
 from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
@@ -202,7 +202,7 @@ class Job:
         checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
                   *_thawing(self), *habit_checks(self), *token_checks(self),
                   *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
-        if wrong := problem_with(self.sampling, self.lengths, self.batch):
+        if wrong := problem_with(self.sampling, self.lengths, self.batch, self.collate):
             raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")
         for field_name, is_right, problem in checks:
             if not is_right:
@@ -240,7 +240,7 @@ def _metrics(metrics: object) -> Iterator[_Check]:
     for metric in metrics:
         is_known = callable(metric) or metric in METRICS
         yield "metrics", is_known, f"{metric!r} is no metric. {nearest(str(metric), METRICS)}"
-    names = [metric if isinstance(metric, str) else _name_of(metric) for metric in metrics]
+    names = list(map(metric_name, metrics))
     for name in names:
         # Results are kept by name: of two alike, one would be lost.
         yield "metrics", names.count(name) == 1, f"{names.count(name)} metrics are called {name!r}; define each by name"
@@ -357,10 +357,6 @@ def _made(name: str, made_of: Callable[[Any], Any], given: object) -> Any:
         return made_of(given)
     except (TypeError, ValueError) as problem:
         raise BadJob(f"Job({name}=…): {problem}") from None
-
-
-def _name_of(function: object) -> str:
-    return getattr(function, "__name__", type(function).__name__)
 
 
 def _is_count(value: object) -> bool:

@@ -93,7 +93,7 @@ def packed(into: int, *, length_of: LengthOf | None = None, pad: float = 0, igno
     return Packed(length_of=length_of, into=into, pad=pad, ignored=ignored)
 
 
-def problem_with(sampling: object, lengths: object, batch: object) -> tuple[str, str] | None:
+def problem_with(sampling: object, lengths: object, batch: object, collate: object) -> tuple[str, str] | None:
     """The field of a Job that cannot be meant, and what is wrong with it; None where all is well."""
     if sampling is not None and not isinstance(sampling, Sampling):
         return "sampling", f"wanted stoker.sampling.balanced(), weighted(…) or stratified(), got {sampling!r}"
@@ -101,6 +101,8 @@ def problem_with(sampling: object, lengths: object, batch: object) -> tuple[str,
         return "lengths", f"wanted stoker.lengths.bucketed(…) or packed(…), got {lengths!r}"
     if sampling is not None and lengths is not None:
         return "lengths", "samples that are bucketed or packed come once an epoch each; leave out sampling"
+    if isinstance(lengths, Packed) and collate is not None:
+        return "collate", "packed rows are of one length, and stacked as they are; leave it out, or lengths"
     if isinstance(lengths, Bucketed) and type(batch) is not int and not isinstance(batch, TokenBatch):
         wanted = "samples are bucketed by batches, so that the batch is a number or stoker.tokens(…)"
         return "lengths", f"{wanted}, got {batch!r}"

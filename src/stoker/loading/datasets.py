@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.batch_size import AutoBatch
@@ -16,13 +18,17 @@ from stoker.loading.bucketing import InBuckets
 from stoker.loading.fields import Fields
 from stoker.loading.given_data import as_samples
 from stoker.loading.labels import held_out_by_class, labels_of
-from stoker.loading.measured import lengths_of
+from stoker.loading.measured import first_dimension, lengths_of
+from stoker.loading.order import Indices
 from stoker.loading.packing import InRows
 from stoker.loading.rearranged import rows_of
 from stoker.loading.samples import Samples, hold_out
 from stoker.loading.sampling import sampled
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.loading.token_batches import extent_of, in_token_batches
+
+_LOOKED_AT = 64
+"""Samples that are asked whether they are padded beyond their lengths."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +124,24 @@ def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datas
         if isinstance(samples, StreamSamples):
             raise BadJob(f"{what} is a stream, and its samples are to be packed by length",
                          remedy="Give data with __len__ and __getitem__.")  # fmt: skip
-        is_of_data = what == "data" or (what == "valid" and isinstance(job.valid, Holdout))
-        asked = length_of if callable(length_of) else None
-        own = rows_of(samples, lengths) if is_of_data else lengths_of(samples, asked, what)
+        if what == "data" or (what == "valid" and isinstance(job.valid, Holdout)):
+            return InRows(samples, rows_of(samples, lengths), settings, fields, job.seed)
+        is_listed = length_of is not None and not callable(length_of)
+        if is_listed:
+            _require_unpadded(whole, lengths, what)
+        own = lengths_of(samples, None if is_listed else length_of, what)
         return InRows(samples, own, settings, fields, job.seed)
 
     valid = None if sets.valid is None else rows(sets.valid, "valid")
     test = None if sets.test is None else rows(sets.test, "test")
     return Datasets(rows(sets.train, "data"), valid, test, sets.note)
+
+
+def _require_unpadded(whole: Samples, lengths: Indices, what: str) -> None:
+    """Refuse to take another set's samples for as long as they are, where those of `data` are padded beyond."""
+    few = np.arange(min(_LOOKED_AT, len(whole)), dtype=np.int64)
+    if [first_dimension(sample) for sample in whole.items(few, 0)] != lengths[few].tolist():
+        raise BadJob(
+            f"packed(length_of=…) lists lengths of data, whose samples are padded beyond; of {what} nobody says them",
+            remedy="Give length_of=… as a function of a sample, such as one that counts its attention mask.",
+        )

@@ -23,7 +23,7 @@ def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | No
     """`data` as Samples; `what` names it in errors ("data", "valid", "test").
 
     Raises:
-        BadJob: a kind of data that is not supported, arrays of different lengths, or no samples at all.
+        BadJob: a kind of data that is not supported, arrays of different lengths, or with a `collate`; or no samples.
     """
     samples = _as_samples(data, what, collate, seed)
     if len(samples) == 0:
@@ -38,11 +38,16 @@ def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None
     data = as_source(data)
     if isinstance(data, IndexedSource):
         return SourceSamples(data, collate, seed)
-    if hasattr(data, "arrays") and hasattr(data, "prepare"):  # one of stoker.data
-        return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
     if type(data) is torch.utils.data.TensorDataset and collate is None:  # a subclass may change its items
         return _arrays(data.tensors, what)
-    if isinstance(data, Mapping) or (isinstance(data, tuple) and any(map(_is_array, data))):
+    is_of_arrays = isinstance(data, Mapping) or (isinstance(data, tuple) and any(map(_is_array, data)))
+    is_loaded = hasattr(data, "arrays") and hasattr(data, "prepare")  # one of stoker.data
+    if collate is not None and (is_of_arrays or is_loaded or _is_array(data)):
+        raise BadJob(f"Job(collate=…) makes batches of single samples, and {what} are arrays, of which rows are taken",
+                     remedy="Leave collate out, or give a dataset with __len__ and __getitem__.")  # fmt: skip
+    if is_loaded:
+        return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
+    if is_of_arrays:
         return _arrays(data, what)
     if isinstance(data, list) and data and all(map(_is_array, data)):
         raise BadJob(f"{what} is a list of {len(data)} arrays: it could be their samples or their entries",

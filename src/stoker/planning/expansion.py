@@ -1,8 +1,9 @@
 """From the trace of a shortened model to that of the whole one.
 
-Of N equal blocks four are traced: the first and the last, which may be special, and two in between that are alike.
-What happens for the first of the two is written N - 4 times more, between the two, in every sweep through the blocks;
-storages come in as many copies, each freed where the one it copies would be, counted from its own block.
+Of N equal blocks, or time steps, a few are traced: the first and the last ones, which may be special, and two in
+between that are alike. What happens for the first of the two is written as often more as blocks are missing, between
+the two, in every sweep through the blocks; storages come in as many copies, each freed where the one it copies would
+be, counted from its own block.
 """
 
 from __future__ import annotations
@@ -100,18 +101,15 @@ class _Expansion:
 
     def _write(self, run: Run, sweep: int, copy: int) -> None:
         number = None if run.block is None else self._blocks.number(run.block, copy)
-        # A copy frees of the block before it what the next block traced frees of this one: they are laid out alike.
-        like = run if copy == 0 or run.block is None else self._run_of[run.block + 1, sweep]
         for offset, item in enumerate(self._timeline.items[run.start : run.stop]):
             if item.kind == "execution":
                 self._execute(item.number, run.block, number)
             elif item.kind == "birth":
                 self._bear(item, copy, number)
+            elif self._is_freed_with_copies(item, run, sweep):
+                self._free_with_copies(item)
             else:
-                born, own = self._born.get(item.number), run.block
-                if copy and born is not None and own is not None and born.block < own:
-                    born, own = self._born[self._timeline.items[like.start + offset].number], own + 1
-                self._free(item, born, None if number is None or own is None or born is None else number - own)
+                self._free(item, run, sweep, copy, offset)
 
     def _execute(self, index: int, block: int | None, number: int | None) -> None:
         one = self._trace.occurrences[index]
@@ -163,12 +161,34 @@ class _Expansion:
             block=block,
         )
 
-    def _free(self, item: Item, born: Place | None, shift: int | None) -> None:
-        """Free what is born at a place, `shift` blocks further on; what is not born for a block is there once."""
-        storage, copy = item.number, 0
-        if born is not None and shift is not None:
-            storage, copy = self._same_place(born, born.block + shift)
-        index = self._copies[storage, copy]
+    def _is_freed_with_copies(self, item: Item, run: Run, sweep: int) -> bool:
+        """Whether a storage is freed at once with those it stands for: by no block, or where there are no copies.
+
+        What was not born for a block stands for itself alone.
+        """
+        born = self._born.get(item.number)
+        if born is None or run.block is None or sweep < 0:
+            return True
+        return not self._blocks.copies(born.block) and not self._blocks.copies(run.block)
+
+    def _free_with_copies(self, item: Item) -> None:
+        born = self._born.get(item.number)
+        copies = 0 if born is None else self._blocks.copies(born.block)
+        for index in sorted(self._copies[item.number, copy] for copy in range(copies + 1)):  # in the order of births
+            self._die(index, item)
+
+    def _free(self, item: Item, run: Run, sweep: int, copy: int, offset: int) -> None:
+        """Free what a block made for itself or a neighbour: in a copy, what lies as many blocks further on."""
+        born, own = self._born[item.number], run.block
+        assert own is not None
+        number = self._blocks.number(own, copy)
+        if copy and born.block < own:
+            # A copy frees of the block before it what the next block traced frees of this one: they are laid out alike.
+            like = self._timeline.items[self._run_of[own + 1, sweep].start + offset]
+            born, own = self._born[like.number], own + 1
+        self._die(self._copies[self._same_place(born, born.block + number - own)], item)
+
+    def _die(self, index: int, item: Item) -> None:
         assert index not in self._deaths, "a storage was freed twice"
         self._deaths[index] = self._now + item.lag
         self._events.append(-(index + 1))

@@ -83,7 +83,8 @@ def _made_of(chosen: Candidate) -> tuple[str, ...]:
     evaluating_s = max(0.0, total_s - training_s - saving_s - compiling_s)
     evaluations = "1 evaluation" if forecast.evaluations == 1 else f"{forecast.evaluations} evaluations"
     parts = (
-        ("updates", training_s), (evaluations, evaluating_s), ("checkpoints", saving_s), ("compiling", compiling_s),
+        ("updates", training_s), (evaluations, evaluating_s), ("checkpoints", saving_s),
+        ("compiling" if chosen.plan.compile else "capturing", compiling_s),
     )  # fmt: skip
     told = [f"{what} {format_seconds(part_s)}" for what, part_s in parts if part_s >= WORTH_TELLING * total_s]
     is_evaluation = evaluating_s == max(part_s for _, part_s in parts)
@@ -121,18 +122,21 @@ def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequenc
     if not measured:
         return f"speed: forecast from a trace of one update, {chosen.forecast.step_s.basis}; nothing was run"
     best = next(m for m in measured if m.plan == chosen.plan)
-    parts = []
+    compared = []
     for other in measured:
         changed = _only_difference(best, other)
         if changed is not None:
             mine, theirs = (_word(changed, getattr(m.plan, changed)) for m in (best, other))
-            parts.append(f"{mine} {pace(other) / pace(best):.2f}x {theirs}")
+            compared.append(f"{mine} {pace(other) / pace(best):.2f}x {theirs}")
+    parts = list(compared)
     parts += [f"{r.plan.precision} at micro-batch {r.plan.micro_batch} ruled out: {r.reason}" for r in rejected]
     error = chosen.forecast.gradient_error
     if error is not None:
         parts.append(f"gradient {error:.1%} from fp32's")
     if len(measured) == 1 and not rejected:
         parts.insert(0, "nothing else was tried, it would not have paid back")
+    elif not compared and len(measured) > 1:
+        parts.insert(0, f"the fastest of {len(measured)} plans that were tried")
     return "speed: " + "; ".join(parts)
 
 

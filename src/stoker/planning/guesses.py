@@ -51,11 +51,13 @@ def unforecast(
 
 def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
     """All plans; those that save memory last."""
-    ways = len(list(saving_memory(next(execution_settings(profile, device)), profile)))
-    for way in range(ways):
-        for size in profile.coupling.legal_micro_batches(profile.batch):
-            for settings in execution_settings(profile, device):
-                yield list(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))[way]
+    by_settings = [
+        tuple(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))
+        for size in profile.coupling.legal_micro_batches(profile.batch)
+        for settings in execution_settings(profile, device)
+    ]
+    for way in zip(*by_settings, strict=True):
+        yield from way
 
 
 def _slowness(plan: Plan, profile: Profile, device: Device) -> float:

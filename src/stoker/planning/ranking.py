@@ -118,13 +118,13 @@ def _captured(candidate: Candidate, profile: Profile, forecasts: Forecasts) -> C
     if not profile.has_one_shape:  # a captured pass is of one, and batches of others would be passed as ever
         return None
     forecast = forecasts.forecast(dataclasses.replace(plan, captured=True))
-    if forecast.step_s.value > (1 - LEAST_GAIN) * plain.step_s.value:
+    if forecast.step_s.value > (1 - LEAST_GAIN) * plain.step_s.value or not pays_back(forecast, plain):
         return None
     return dataclasses.replace(candidate, plan=dataclasses.replace(plan, captured=True), forecast=forecast)
 
 
 def pays_back(compiled: Forecast, plain: Forecast) -> bool:
-    """Whether compiling is forecast to save enough of the run; so it is for a plan that is not compiled."""
+    """Whether compiling or capturing is forecast to save enough of the run; so it is for a plan that is neither."""
     if compiled.compile_s is None:
         return True
     return saved_s(compiled, plain) > COMPILING_PAYS_BACK * compiled.compile_s.high
@@ -135,8 +135,13 @@ def saved_s(compiled: Forecast, plain: Forecast) -> float:
 
     Of as many samples: a budget of seconds gives the faster plan more of them.
     """
-    once_s = compiled.compile_s.value if compiled.compile_s is not None else 0.0
-    return plain.total_s.value * compiled.total_samples / plain.total_samples - (compiled.total_s.value - once_s)
+    training_s = [forecast.total_s.value - _once_s(forecast) for forecast in (plain, compiled)]
+    return training_s[0] * compiled.total_samples / plain.total_samples - training_s[1]
+
+
+def _once_s(forecast: Forecast) -> float:
+    """What is done once before training, compiling or capturing [s]."""
+    return forecast.compile_s.value if forecast.compile_s is not None else 0.0
 
 
 def _is_dominated(settings: Plan, device: Device, profile: Profile, *, has_plan: bool) -> bool:
@@ -178,14 +183,15 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
 
 def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts) -> DoesNotFit:
     """The error for a device on which nothing fits, with what the least demanding plan needs."""
-    least = least_demanding(profile, device)
+    least = least_demanding(profile, device, forecasts)
     if least is None:
         group, batch = profile.coupling.group, profile.batch
         return DoesNotFit(f"samples are coupled in groups of {group}, more than the batch of {batch}",
                           remedy="A smaller coupling_group, or a larger batch, is a change of Job.")  # fmt: skip
     needed = forecasts.needed_bytes(least)
     coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
-    blocks = f" and all {least.checkpointed_blocks} blocks checkpointed" if least.checkpointed_blocks else ""
+    count = least.checkpointed_blocks
+    blocks = f" and {'its one block' if count == 1 else f'all {count} blocks'} checkpointed" if count else ""
     return DoesNotFit(
         f"a micro-batch of {least.micro_batch}{coupled}{blocks} needs about {format_bytes(needed)}; {device.model} has "
         f"{format_bytes(device.memory_bytes)}",
@@ -194,20 +200,22 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts) -> Does
     )
 
 
-def least_demanding(profile: Profile, device: Device) -> Plan | None:
-    """The legal plan that needs the least memory; None where no micro-batch is legal."""
+def least_demanding(profile: Profile, device: Device, forecasts: Forecasts) -> Plan | None:
+    """The legal plan that needs the least memory; None where no micro-batch is legal.
+
+    Of a model with many weights and few samples that is one in fp32: autocast keeps its weights in bf16 besides.
+    """
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     if not sizes:
         return None
-    first = next(execution_settings(profile, device))
-    return list(saving_memory(dataclasses.replace(first, micro_batch=sizes[-1]), profile))[-1]
+    settings = (dataclasses.replace(one, micro_batch=sizes[-1]) for one in execution_settings(profile, device))
+    return min((list(saving_memory(one, profile))[-1] for one in settings), key=forecasts.needed_bytes)
 
 
 def _pace(candidate: Candidate) -> float:
     """Time of a sample with its share of compiling [s]."""
     forecast = candidate.forecast
-    once_s = forecast.compile_s.value if forecast.compile_s is not None else 0.0
-    return 1 / forecast.samples_per_s.value + once_s / max(1, forecast.total_samples)
+    return 1 / forecast.samples_per_s.value + _once_s(forecast) / max(1, forecast.total_samples)
 
 
 def _fastest(found: list[Candidate]) -> Candidate:

@@ -85,8 +85,8 @@ class Search:
         left = self._untried()
         if not left:
             return None
-        if not self.measured:  # what others are compared with should not cost a compilation
-            return next((plan for plan in left if not plan.compile), left[0])
+        if not self.measured:  # what others are compared with should not cost a compilation, nor a long capture
+            return next((plan for plan in left if self._is_begun_soon(plan)), left[0])
         best_s, most_s = self._total_s(self._best), self._most_s()
         left = [plan for plan in left if self.spent_s + self._compile_s(plan) <= most_s]
         if not left or self.spent_s > most_s:
@@ -206,8 +206,12 @@ class Search:
         """What all trials together may cost [s]."""
         return max(LEAST_PLANNING_S, PLANNING_SHARE * self._total_s(self._best))
 
+    def _is_begun_soon(self, plan: Plan) -> bool:
+        """Whether a trial of the plan begins without being compiled, or captured for long."""
+        return not plan.compile and self._compile_s(plan) <= LEAST_PLANNING_S
+
     def _compile_s(self, plan: Plan) -> float:
-        """What compiling a plan is forecast to take [s]."""
+        """What compiling or capturing a plan is forecast to take [s]."""
         expected = self._expected_compiling.get(plan)
         return expected.value if expected is not None else 0.0
 

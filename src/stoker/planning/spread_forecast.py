@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stoker.planning import memory
 from stoker.planning.communication import (
     LinksOf,
     Passing,
@@ -368,8 +367,8 @@ class SpreadForecasts(TracedForecasts):
         settings, passes = self._settings(plan), self._micro_batches(plan)
         copied = self.state(plan)
         return max(
-            copied.parameters + copied.optimizer + self._beside(plan, stage)
-            + memory.resident_peak(needs.trace(settings), plan.malloc, self._held_bytes, micro_batches=passes)
+            self._held_bytes + copied.parameters + copied.optimizer + self._beside(plan, stage)
+            + needs.resident(settings, passes, plan.malloc)
             for stage, needs in enumerate(self._stages)
         )  # fmt: skip
 

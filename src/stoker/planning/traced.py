@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,7 +13,18 @@ from stoker.planning.space import state_bytes, trace_settings
 from stoker.planning.time import OperationTimes, operation_times
 from stoker.planning.time.compilation import as_measured_before
 from stoker.planning.time.update import UpdateTime, Work, counted, update_time
-from stoker.records import Breakdown, Calibration, Estimate, Forecast, Hardware, Plan, Profile, Trace, TraceSettings
+from stoker.records import (
+    Breakdown,
+    Calibration,
+    Estimate,
+    Forecast,
+    Hardware,
+    Malloc,
+    Plan,
+    Profile,
+    Trace,
+    TraceSettings,
+)
 
 Traces = Callable[[TraceSettings], Trace]
 """Gives the trace of an update of the whole model."""
@@ -24,7 +34,7 @@ _SAVED = frozenset({"parameter", "buffer", "optimizer state", "average"})
 
 
 class Needs:
-    """What updates need of memory and of operations, each found once, whichever devices ask.
+    """What updates need of memory and of operations, each found once, whichever devices and plans ask.
 
     Args:
         traces: gives traces of the job's updates.
@@ -33,6 +43,8 @@ class Needs:
     def __init__(self, traces: Traces) -> None:
         self.trace = traces
         self._peaks: dict[tuple[TraceSettings, int], memory.MemoryForecast] = {}
+        self._resident: dict[tuple[TraceSettings, int, Malloc], float] = {}
+        self._kept: dict[TraceSettings, int] = {}
         self._work: dict[tuple[TraceSettings, int], Work] = {}
 
     def peak(self, settings: TraceSettings, micro_batches: int) -> memory.MemoryForecast:
@@ -41,6 +53,20 @@ class Needs:
         if key not in self._peaks:
             self._peaks[key] = memory.forecast_memory(self.trace(settings), micro_batches=micro_batches)
         return self._peaks[key]
+
+    def resident(self, settings: TraceSettings, micro_batches: int, malloc: Malloc) -> float:
+        """What such updates add to the memory of a process on a CPU, under a setting of malloc [bytes]."""
+        key = settings, micro_batches, malloc
+        if key not in self._resident:
+            self._resident[key] = memory.resident_peak(self.trace(settings), malloc, 0, micro_batches=micro_batches)
+        return self._resident[key]
+
+    def kept(self, settings: TraceSettings) -> int:
+        """What a checkpoint holds [bytes]."""
+        if settings not in self._kept:
+            storages = self.trace(settings).storages
+            self._kept[settings] = sum(s.num_bytes for s in storages if s.born < 0 and s.category in _SAVED)
+        return self._kept[settings]
 
     def work(self, settings: TraceSettings, micro_batches: int) -> Work:
         """Operations of an update of so many micro-batches."""
@@ -109,14 +135,16 @@ class TracedForecasts:
         # The last update of an epoch has fewer samples, and takes less time.
         training = step_s.scaled(extents.total_samples / samples)
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
-        evaluate = step_s.scaled(update.forward_s / step_s.value / samples)
+        # What is evaluated is fetched by the process that computes, whoever fetches for training.
+        evaluate = step_s.scaled((update.forward_s / samples + self._fetch_s) / step_s.value)
         saves = extents.evaluations + training.value / plan.checkpoint_every_s
         unsaved = training.value + evaluate.value * evaluated
         saving = checkpoint_estimate(state_bytes(profile), unsaved / saves)
         total = unsaved + saves * saving.value
         total_s, compile_s = training.scaled(total / training.value), None
         if update.compile_s is not None:
-            compile_s = as_measured_before(update.compile_s, self._calibrations)
+            known = self._calibrations if plan.compile else ()  # of capturing nothing is remembered
+            compile_s = as_measured_before(update.compile_s, known)
             total_s = _both(total_s, compile_s)
         cuda = self._hardware.device.kind == "cuda"
         allocated, reserved = self._device_bytes(plan) if cuda else (self._resident(plan), 0.0)
@@ -206,13 +234,11 @@ class TracedForecasts:
     def _settings(self, plan: Plan) -> TraceSettings:
         return trace_settings(plan, self._profile, self._hardware.compute_capability or "")
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
     def _resident(self, plan: Plan) -> float:
         """Of the process, with the copy that a checkpoint is written from while training goes on."""
-        trace = self._needs.trace(self._settings(plan))
-        copied = sum(s.num_bytes for s in trace.storages if s.born < 0 and s.category in _SAVED)
-        micro_batches = self._micro_batches(plan)
-        return copied + memory.resident_peak(trace, plan.malloc, self._held_bytes, micro_batches=micro_batches)
+        settings, needs = self._settings(plan), self._needs
+        added = needs.resident(settings, self._micro_batches(plan), plan.malloc)
+        return self._held_bytes + added + needs.kept(settings)
 
 
 def _both(one: Estimate, other: Estimate) -> Estimate:

@@ -160,11 +160,17 @@ def _check_kept_types(sources: Mapping[str, Sequence[Field]], keep: Sequence[str
 
 
 def _spread(word: str) -> list[str]:
-    """`p0..p3` as its names, anything else as it is."""
+    """`p0..p3` as its names, anything else as it is.
+
+    Raises:
+        BadJob: it counts down, and so names nothing.
+    """
     first, dots, last = word.partition("..")
     begin, end = _NUMBERED.fullmatch(first), _NUMBERED.fullmatch(last)
     if not (dots and begin and end and begin[1] == end[1]):
         return [word]
+    if int(begin[2]) > int(end[2]):
+        raise BadJob(f"--map {word} counts down and names no column", remedy=f"Write {last}..{first}.")
     width = len(begin[2]) if begin[2].startswith("0") else 0
     return [f"{begin[1]}{number:0{width}d}" for number in range(int(begin[2]), int(end[2]) + 1)]
 

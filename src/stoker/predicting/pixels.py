@@ -77,10 +77,13 @@ def image_of(value: Any, one: Input, shape: ImageShape, settings: PixelSettings,
 def _opened(value: Any, folder: Path) -> Image.Image:
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
-    if value is None or value in {"", b""}:
+    if value is None or value in ("", b""):
         raise ValueError("is null")
+    if not isinstance(value, str | bytes):
+        kind = type(value).__name__
+        raise ValueError(f"is a {kind}, wanted an image or its path")  # noqa: TRY004 - a bad row, like the others
     try:
-        return upright(loaded(value if isinstance(value, bytes) else (folder / str(value)).read_bytes()))
+        return upright(loaded(value if isinstance(value, bytes) else (folder / value).read_bytes()))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.filename}: {error.strerror}") from None
     except BadImage as error:

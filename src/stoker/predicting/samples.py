@@ -38,9 +38,15 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> Samples:
         if flat is None:
             return numbers(column.to_pylist(), one, allow_nan=allow_nan)
         return _from_flat(flat, len(column), one, allow_nan=allow_nan)
-    if one.count == 1 and one.datatype != "BYTES" and any(isinstance(value, str) for value in column):
+    if one.count == 1 and one.datatype != "BYTES" and _is_text(column):
         return _from_texts(column, one, allow_nan=allow_nan)
     return collected(column, one, lambda value: _of_value(value, one, allow_nan=allow_nan))
+
+
+def _is_text(column: Sequence[Any]) -> bool:
+    """Whether values are texts, as in CSV; lines of JSON may have numbers and texts in one column."""
+    kinds = set(map(type, column)) - {type(None)}
+    return kinds == {str}
 
 
 def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, allow_nan: bool) -> Samples:
@@ -138,7 +144,7 @@ def _parsed(text: str) -> Any:
     """A cell of CSV that stands for several numbers: a JSON array."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         shown = text if len(text) < 40 else f"{text[:39]}…"
         raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
 

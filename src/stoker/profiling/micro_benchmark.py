@@ -3,12 +3,20 @@
 Method, as in `ceilings`: all calls take turns in rounds, so that a burst of other work on the machine hits all of them
 alike. A turn counts by its median, and a call by its best turn but one of three or more, since neighbours only ever
 slow it down. Operands come from ever other memory (`operations.Pool`). Nothing here knows a model.
+
+On a CPU a call that is made over and over finds its code and its operands in the nearest caches, which in an update it
+does not. So there calls of all kinds are also made once each, one after another, a few times over. What has large
+operands counts by these passes alone; small ones count by the geometric mean of both, since a small update leaves more
+in the caches. And anchors are timed now and then among the calls, so that a later look at them tells how fast the
+machine was meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +25,7 @@ from datetime import UTC, datetime
 import torch
 
 from stoker.devices.malloc import apply_malloc
+from stoker.profiling.anchors import Anchors, Turn, usual
 from stoker.profiling.ceilings import Stopwatch, require, stopwatch_for
 from stoker.profiling.host import host_seconds
 from stoker.profiling.operations import Call, Caller, Pool, benchmark_calls, prepare
@@ -31,21 +40,48 @@ SLICE_S = 3e-3
 POOL_BYTES = 96 * MIB
 """Three times the last cache of a CPU that serves a few cores; on a GPU, of any so far."""
 
+_TOGETHER = 64
+"""Calls that are made one after another: about as many kinds as an update has, and few enough that none is compiled
+anew, since oneDNN keeps 1024 compiled kernels, of which a convolution needs several."""
+_PASSES = 3
+_LARGE_BYTES = MIB
+"""Operands that, read and written, are more than a CPU's second cache holds beside others."""
+_ANCHORS_EVERY_S = 0.5
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass
 class _Timed:
-    """A call, its record, and how long it took in each turn so far [s]."""
+    """A call, its record, how long it took in each turn so far, and when it came after all the others [s]."""
 
     caller: Caller
     operation: Operation
     turns: list[float] = field(default_factory=list)
+    passes: list[float] = field(default_factory=list)
     is_on_cpu: bool = False
 
     @property
     def seconds(self) -> float:
-        return sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
+        over_and_over = sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
+        if not self.passes:
+            return over_and_over
+        after_others = statistics.median(self.passes)
+        return after_others if self.is_large else math.sqrt(over_and_over * after_others)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it finds its operands out of the caches, in updates of any size."""
+        return self.is_on_cpu and self.operation.bytes_read + self.operation.bytes_written >= _LARGE_BYTES
+
+    @property
+    def is_usable(self) -> bool:
+        """Not where time was over before its passes: large results were then had from the system in its one turn."""
+        return bool(self.passes) or self.is_of_memory or not self.is_large
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether it is there to show what memory costs that is had from the system each time."""
+        return self.is_on_cpu and self.operation.name == "zeros"
 
 
 def measure_operations(
@@ -79,9 +115,10 @@ def measure_operations(
         if calls is None:
             calls = benchmark_calls(device.kind, _product_flops_per_s(device, watch))
         host_s = host_seconds(clock)
-        timed = _timed(calls, Pool(device.torch_name, POOL_BYTES), watch, started + budget_s)
+        pace = _PaceKeeper(clock) if device.kind == "cpu" else None
+        timed = _timed(calls, Pool(device.torch_name, POOL_BYTES), watch, started + budget_s, pace)
         num_threads = torch.get_num_threads()
-    timings = tuple(Timing(operation=one.operation, seconds=one.seconds) for one in timed)
+    timings = tuple(Timing(operation=one.operation, seconds=one.seconds) for one in timed if one.is_usable)
     return MicroBenchmark(
         device=device,
         threads=num_threads,
@@ -91,37 +128,80 @@ def measure_operations(
         measured_at=now().isoformat(timespec="seconds"),
         torch_version=str(torch.__version__),
         host_s=host_s,
+        anchors_s=usual(pace.turns) if pace else {},
     )
 
 
-def _timed(calls: Sequence[Call], pool: Pool, watch: Stopwatch, deadline_s: float) -> list[_Timed]:
+class _PaceKeeper:
+    """Times anchors now and then, from beginning to end."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._anchors = clock, Anchors()
+        self._next_s = clock()
+        self.turns: list[Turn] = []
+
+    def look(self) -> None:
+        """Time them if it is time."""
+        if self._clock() >= self._next_s:
+            self.turns.append(self._anchors.turn(self._clock))
+            self._next_s = self._clock() + _ANCHORS_EVERY_S
+
+
+def _timed(
+    calls: Sequence[Call], pool: Pool, watch: Stopwatch, deadline_s: float, pace: _PaceKeeper | None
+) -> list[_Timed]:
     """All calls in an order that mixes their kinds, and round after round, until the deadline.
 
     A machine that is too slow, or too busy, for one round leaves some of every kind out.
     """
     mixed = sorted(range(len(calls)), key=lambda index: index * _GOLDEN % 1)
     timed: list[_Timed] = []
-    for index in mixed:
-        if timed and watch.clock() >= deadline_s:
-            break
-        # Kernels are compiled, chosen or loaded at the first call: it does not count.
-        caller, (args, keywords), result = prepare(calls[index], pool)
-        record = operation_of(calls[index].function, args, keywords, result)
-        timed.append(_Timed(caller, record, is_on_cpu=pool.device == "cpu"))
-        del result
-        _take_turn(timed[-1], watch)
+    for start in range(0, len(mixed), _TOGETHER):
+        group: list[_Timed] = []
+        for index in mixed[start : start + _TOGETHER]:
+            if (timed or group) and watch.clock() >= deadline_s:
+                return [*timed, *group]
+            # Kernels are compiled, chosen or loaded at the first call: it does not count.
+            caller, (args, keywords), result = prepare(calls[index], pool)
+            record = operation_of(calls[index].function, args, keywords, result)
+            group.append(_Timed(caller, record, is_on_cpu=pool.device == "cpu"))
+            del result
+            _take_turn(group[-1], watch, pace)
+        timed += group
+        _pass_by(group, watch, deadline_s, pace)
     for _ in range(ROUNDS - 1):
-        for one in timed:
-            if watch.clock() >= deadline_s:
-                return timed
-            _take_turn(one, watch)
+        for start in range(0, len(timed), _TOGETHER):
+            group = timed[start : start + _TOGETHER]
+            for one in group:
+                if watch.clock() >= deadline_s:
+                    return timed
+                _take_turn(one, watch, pace)
+            _pass_by(group, watch, deadline_s, pace)
     return timed
 
 
-def _take_turn(one: _Timed, watch: Stopwatch) -> None:
-    # Only this operation is to show what memory costs that is had from the system each time.
-    is_of_memory = one.operation.name == "zeros" and one.is_on_cpu
-    with one.caller.at_ease(), _memory("mapped", then="retained") if is_of_memory else contextlib.nullcontext():
+def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float, pace: _PaceKeeper | None) -> None:
+    """On a CPU, all calls once each, a few times over: each after others, as in an update."""
+    calls = [one for one in group if not one.is_of_memory]
+    for number in range(1 + _PASSES if pace else 0):
+        if watch.clock() >= deadline_s:
+            return
+        for one in calls:
+            seconds = watch.seconds(one.caller)
+            one.caller.forget()
+            if number:  # the first finds kernels that others have driven out
+                one.passes.append(seconds)
+
+
+def _take_turn(one: _Timed, watch: Stopwatch, pace: _PaceKeeper | None) -> None:
+    if pace:
+        pace.look()
+    if one.is_large and not one.is_of_memory:
+        if not one.turns:
+            one.turns.append(watch.seconds(one.caller))
+            one.caller.forget()
+        return
+    with one.caller.at_ease(), _memory("mapped", then="retained") if one.is_of_memory else contextlib.nullcontext():
         one.turns.append(watch.median_seconds(one.caller, SLICE_S))
 
 

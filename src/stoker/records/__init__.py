@@ -17,7 +17,7 @@ from stoker.records.cleaning import CleanList, Dropped
 from stoker.records.codec import digest, dumps, from_json, loads, to_json
 from stoker.records.device import Ceilings, Device, Environment, Precision
 from stoker.records.estimate import Basis, Estimate
-from stoker.records.hardware import Hardware, MicroBenchmark, Timing
+from stoker.records.hardware import Hardware, MicroBenchmark, Pace, Timing
 from stoker.records.job_spec import DataClass, JobSpec
 from stoker.records.kernels import Kernel, KernelTable
 from stoker.records.layout import ONE_PROCESS, Layout, Schedule
@@ -65,11 +65,12 @@ from stoker.records.trace import (
 __all__ = [
     "BATCH", "LARGEST_GRADIENT_ERROR", "ONE_PROCESS", "Achieved", "ArtifactSource", "Basis", "Bottleneck", "Bound",
     "Breakdown", "Calibration", "Candidate", "Category", "Ceilings", "CheckpointManifest", "CleanList", "Coupling",
-    "CouplingKind", "DataClass", "Datatype", "Decision", "Device", "Dropped", "DynamicDim", "EngineName", "Environment",
-    "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel", "KernelTable",
-    "Layout", "Loader", "Malloc", "Manifest", "Measurement", "MicroBenchmark", "Occurrence", "Operation", "Phase",
-    "Plan", "Position", "Precision", "Price", "Profile", "Proof", "Quantity", "RankTimes", "Rejection",
-    "Repetition", "Report", "Run", "RunStatus", "SampledUpdates", "Schedule", "Segment", "ServiceSettings",
-    "ServingPrecision", "Share", "Storage", "StoredPiece", "StoredTensor", "TensorShape", "TensorSpec", "Timing",
-    "Tolerance", "Trace", "TraceSettings", "Verdict", "Widened", "digest", "dumps", "from_json", "loads", "to_json",
+    "CouplingKind", "DataClass", "Datatype", "Decision", "Device", "Dropped", "DynamicDim", "EngineName",
+    "Environment", "Estimate", "Event", "EventKind", "FileDigest", "Forecast", "Hardware", "JobSpec", "Kernel",
+    "KernelTable", "Layout", "Loader", "Malloc", "Manifest", "Measurement", "MicroBenchmark", "Occurrence",
+    "Operation", "Pace", "Phase", "Plan", "Position", "Precision", "Price", "Profile", "Proof", "Quantity",
+    "RankTimes", "Rejection", "Repetition", "Report", "Run", "RunStatus", "SampledUpdates", "Schedule", "Segment",
+    "ServiceSettings", "ServingPrecision", "Share", "Storage", "StoredPiece", "StoredTensor", "TensorShape",
+    "TensorSpec", "Timing", "Tolerance", "Trace", "TraceSettings", "Verdict", "Widened", "digest", "dumps",
+    "from_json", "loads", "to_json",
 ]  # fmt: skip

@@ -75,13 +75,14 @@ class Plan:
     def in_words(self) -> str:
         """The choices on one line: `bf16 · micro-batch 512 · channels-last · 2 threads`."""
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        loader = f"{self.num_workers} loader workers" if self.num_workers else f"{self.loader} loader"
+        workers = f"{self.num_workers} loader worker{'s' if self.num_workers > 1 else ''}"
+        loader = workers if self.num_workers else f"{self.loader} loader"
         layout = self.memory_format.replace("_", "-")
         words = [self.layout.in_words()] if self.layout.world_size > 1 else []
         words += [self.precision, f"micro-batch {self.micro_batch}", layout, threads, loader]
         words.append(f"{self.optimizer_implementation} optimiser")
         if self.checkpointed_blocks:
-            words.append(f"{self.checkpointed_blocks} checkpointed blocks")
+            words.append(f"{self.checkpointed_blocks} checkpointed block{'' if self.checkpointed_blocks == 1 else 's'}")
         if self.loss_chunks > 1:
             words.append(f"loss in {self.loss_chunks} chunks")
         if self.compile:

@@ -51,7 +51,7 @@ class Event:
     - noted, warned: message
     - stopped: reason, samples
     - replanned: samples, old, new, why, free_bytes
-    - recovered: samples, what, why
+    - recovered: samples, what, why; where one process of several was lost or came back also took_s
     - skipped: samples, updates, why, in_a_row, indices
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
 

@@ -13,8 +13,9 @@ class ServiceSettings:
 
     None leaves a choice to the server. `instances` run batches at the same time, each with `threads` threads.
     A batch has at most `max_batch_rows` samples; a request waits for others at most `max_delay_s` while an instance is
-    idle. What waits has at most `max_queue_rows` and `max_queue_bytes`. `deadline_s` is for requests that state none.
-    One caller with an API key may hold `max_caller_share` of that, so that it cannot fill the queue alone.
+    idle, and not where it is alone. What waits has at most `max_queue_rows` and `max_queue_bytes`. `deadline_s` is for
+    requests that state none. One caller with an API key may hold `max_caller_share` of that, so that it cannot fill the
+    queue alone.
     `buckets` are the sizes that varying dimensions are padded to; empty: to the largest in the batch.
     `versions` are those to serve; empty: the newest.
     """

@@ -224,7 +224,7 @@ class StudyEvent:
     - began, resumed: trial, parameters, run; of a population also member, interval, parent, from_samples
     - ended: the fields of StudyTrial, objective, best (trial, value; None before one is finished)
     - warned: message
-    - done: study, path, best, trials, samples
+    - done: study, path, best (trial, value; None if none is finished), trials, samples, page
     """
 
     kind: StudyEventKind

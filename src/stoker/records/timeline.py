@@ -128,9 +128,9 @@ def prove(trace: Trace, repetition: Repetition) -> Timeline:
     found = timeline(trace, repetition)
     births, deaths = found.births(), found.deaths()
     repeated = {block for block, _ in repetition.copies}
-    for storage, born in births.items():
-        if 0 < born.block < repetition.traced - 1:
-            _require_near(born, deaths.get(storage), dies=trace.storages[storage].died is not None)
+    for storage in deaths.keys() & births.keys():
+        if {births[storage].block, deaths[storage].block} & repeated:
+            _require_near(births[storage], deaths[storage])
     for storage in deaths.keys() - births.keys():
         if {deaths[storage].block} & {b for t in repeated for b in (t, t + 1)}:
             raise NotPeriodic(f"storage {storage} is not of a repeated block, which frees it")
@@ -162,8 +162,9 @@ class _Relative:
             return (one.operation, one.phase, one.part, one.source, name)
         if item.kind == "birth":
             storage, death = self.trace.storages[item.number], self.deaths.get(item.number)
-            dies = None if death is None else (death.block - block, death.sweep)
-            return (storage.num_bytes, storage.category, item.lag, storage.died is None, dies)
+            # What dies outside of the blocks does so at one occurrence, whichever block made it.
+            dies = storage.died if death is None else (death.block - block, death.sweep)
+            return (storage.num_bytes, storage.category, item.lag, dies)
         born, freed = self.births.get(item.number), self.trace.storages[item.number]
         if born is None:
             return (item.lag, None)
@@ -259,9 +260,7 @@ def _only_deaths(run: Run, items: Sequence[Item]) -> bool:
     return all(item.kind == "death" for item in items[run.start : run.stop])
 
 
-def _require_near(born: Place, died: Place | None, *, dies: bool) -> None:
-    """What a block makes must die for it or for a neighbour: further away, what stands for what is not known."""
-    if died is None and dies:
-        raise NotPeriodic(f"what block {born.block} makes is freed outside of the blocks")
-    if died is not None and abs(died.block - born.block) > 1:
+def _require_near(born: Place, died: Place) -> None:
+    """What a block frees must be of itself or of a neighbour: further away, what stands for what is not known."""
+    if abs(died.block - born.block) > 1:
         raise NotPeriodic(f"what block {born.block} makes is freed by block {died.block}")

@@ -114,6 +114,7 @@ class Widened:
 class Repetition:
     """A model of `num_blocks` equal blocks of which only `traced` were traced.
 
+    `module` is the list of the blocks; empty where they are the time steps of its recurrent layers.
     `segments` are in the order of execution. `copies` says which blocks stand for more than themselves: after each
     traced block (its number among those traced) so many more like it. `widened` are the operations over lists of
     tensors, `grown` the storages whose sizes [bytes] go with the number of blocks. `planning.expanded` puts the blocks

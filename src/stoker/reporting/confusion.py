@@ -20,7 +20,8 @@ def confusion_chart(examples: ExampleSet) -> Chart | None:
     counts = examples.confusion
     if counts is None:
         return None
-    names = [html.escape(name) for name in _names(examples, len(counts))]
+    classes = _names(examples, len(counts))
+    names = [html.escape(name) for name in classes]
     totals = [sum(row) for row in counts]
     shares = [[cell / total if total else 0.0 for cell in row] for row, total in zip(counts, totals, strict=True)]
     figure = blank_figure("found")
@@ -39,7 +40,7 @@ def confusion_chart(examples: ExampleSet) -> Chart | None:
         xaxis=category | {"rangemode": "normal", "hoverformat": ""},
         yaxis=category | {"title": {"text": "wanted"}, "autorange": "reversed", "hoverformat": "", "showgrid": False},
     )
-    return as_chart(f"confusion-{examples.split}", f"Confusion, {examples.split}", _words(examples, names), figure)
+    return as_chart(f"confusion-{examples.split}", f"Confusion, {examples.split}", _words(examples, classes), figure)
 
 
 def _words(examples: ExampleSet, names: list[str]) -> str:

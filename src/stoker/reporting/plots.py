@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +95,8 @@ def _named(values: dict[str, float], classes: Sequence[str]) -> dict[str, float]
 
 def _bars(name: str, values: dict[str, float], split: str) -> Chart:
     figure = blank_figure("class", y_format=".0%" if is_fraction(name) else "", from_zero=True)
-    figure.add_trace(go.Bar(x=list(values), y=list(values.values()), marker={"color": light("teal")}, name=name))
+    names = [html.escape(one) for one in values]
+    figure.add_trace(go.Bar(x=names, y=list(values.values()), marker={"color": light("teal")}, name=name))
     figure.update_layout(xaxis={"type": "category"}, hovermode="closest")
     lowest = min(values, key=lambda one: values[one])
     words = f"{split}, at the end; lowest {values[lowest]:.4g} for class {lowest}"

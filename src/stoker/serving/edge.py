@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 
+from stoker.serving.in_flight import InFlight
 from stoker.serving.service import Service
 from stoker.units import KIB, MIB
 
@@ -59,8 +60,8 @@ class Edge:
     """A service, and the terms on which an edge gives it to others.
 
     Without `authorize` everyone may ask; questions about health never need a key. `metrics` gives a page and its
-    content type. `log` must not block; without one no records are made for it. `is_admin` adds the repository's calls
-    and the metrics.
+    content type. `log` must not block; without one no records are made for it. `in_flight` counts the bodies of all
+    requests to it. `is_admin` adds the repository's calls and the metrics.
     """
 
     service: Service
@@ -68,6 +69,7 @@ class Edge:
     log: Callable[[Access], None] | None = None
     metrics: Callable[[], tuple[bytes, str]] | None = None
     limits: Limits = Limits()
+    in_flight: InFlight = field(default_factory=InFlight)
     is_admin: bool = False
     name: str = "stoker"
     version: str = version("stoker")

@@ -17,16 +17,18 @@ from stoker.errors import BadArtifact, BadJob, ServiceError
 from stoker.serving.access.keys import KeyFile
 from stoker.serving.access.tls import read_tls
 from stoker.serving.edge import Edge, Limits
+from stoker.serving.in_flight import InFlight
 from stoker.serving.listening import GrpcDoor, HttpDoor, bind_all
 from stoker.serving.models import Models
 from stoker.serving.observing.access_log import AccessLog
 from stoker.serving.observing.metrics import Metrics
-from stoker.serving.options import ServedModel, ServerOptions, Started
+from stoker.serving.options import BODIES_AT_ONCE, ServedModel, ServerOptions, Started
 from stoker.serving.repository.repository import Repository, Shelf
 from stoker.serving.repository.settings import parse_overrides
+from stoker.units import format_bytes
 
 LEAST_CLOSING_S = 1.0
-"""What the admin door gets of time to close, however little is left of the grace."""
+"""What the admin door and the models get of time to close each, however little is left of the grace."""
 
 
 class Server:
@@ -90,22 +92,22 @@ class Server:
         for door in (self._admin, self._admin_grpc):
             if door is not None:
                 await door.close(LEAST_CLOSING_S)
-        await self.repository.close()
+        await self.repository.close(max(LEAST_CLOSING_S, _left(ends_s)))
         if self._log is not None:
             self._log.close()
         return unanswered
 
     async def reload(self) -> None:
-        """Reopen the access log, read the keys again, look at the directories: what SIGHUP asks for.
+        """Reopen the access log, read keys and certificate again, look at the directories: what SIGHUP asks for.
 
         Raises:
-            BadJob: a file of keys cannot be used; the keys read before still hold.
+            BadJob: a file cannot be used; what was read before still holds.
         """
         if self._log is not None:
             self._log.reopen()
-        for keys in (self._keys, self._admin_keys):
-            if keys is not None:
-                keys.read()
+        for files in (self._keys, self._admin_keys, self._tls):
+            if files is not None:
+                files.read()
         await self.repository.look_around()
 
     async def _open_doors(self) -> None:
@@ -130,12 +132,14 @@ class Server:
         return tuple(door for door in (self._http, self._grpc, self._admin, self._admin_grpc) if door is not None)
 
     def _edge(self, keys: KeyFile | None, *, is_admin: bool = False) -> Edge:
+        options = self._options
         return Edge(
             service=self.models,
             authorize=None if keys is None else keys.authorize,
             log=self._log,
             metrics=self.metrics.document if is_admin else None,
-            limits=Limits(body_bytes=self._options.max_body_bytes),
+            limits=Limits(body_bytes=options.max_body_bytes),
+            in_flight=InFlight(options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes),
             is_admin=is_admin,
         )
 
@@ -203,6 +207,11 @@ def _check(options: ServerOptions) -> None:
     for what, seconds in (("--watch", options.watch_s), ("--grace", options.grace_s)):
         if seconds is not None and not 0 <= seconds < float("inf"):
             raise BadJob(f"{what} {seconds}: wanted a number of seconds from 0")
+    if options.max_bodies_bytes is not None and options.max_bodies_bytes < options.max_body_bytes:
+        raise BadJob(
+            f"--max-bodies {format_bytes(options.max_bodies_bytes)} has no room for a request of --max-body, "
+            f"{format_bytes(options.max_body_bytes)}"
+        )
 
 
 def _is_loopback(host: str) -> bool:

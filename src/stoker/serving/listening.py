@@ -7,14 +7,13 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-import grpc
 import uvicorn
 
 from stoker.errors import ServiceError
 from stoker.serving.access.tls import Tls
 from stoker.serving.edge import Edge
 from stoker.serving.grpc import server
-from stoker.serving.http import Application, uvicorn_config
+from stoker.serving.http import uvicorn_config
 
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
@@ -71,7 +70,7 @@ class HttpDoor:
     def __init__(self, bound: socket.socket, edge: Edge, tls: Tls | None) -> None:
         host, port = bound.getsockname()[:2]
         self.address = f"{'https' if tls else 'http'}://{shown(host)}:{port}"
-        config = uvicorn_config(Application(edge), edge.limits, backlog=BACKLOG, log_level="error")
+        config = uvicorn_config(edge, backlog=BACKLOG, log_level="error")
         if tls is not None:
             config.load()
             config.ssl = tls.context()
@@ -108,7 +107,6 @@ class GrpcDoor:
 
     Raises:
         ServiceError: the port is taken.
-        BadJob: the certificate or its key cannot be read.
     """
 
     def __init__(self, host: str, port: int, edge: Edge, tls: Tls | None) -> None:
@@ -120,7 +118,7 @@ class GrpcDoor:
             if tls is None:
                 opened = self._server.add_insecure_port(address)
             else:
-                opened = self._server.add_secure_port(address, grpc.ssl_server_credentials([tls.pem()]))
+                opened = self._server.add_secure_port(address, tls.credentials())
         except RuntimeError as error:
             raise cannot_listen(host, port, "grpc", error) from error
         self.address = f"{shown(host)}:{opened}"

@@ -101,8 +101,6 @@ class Models:
         except Refusal as refusal:
             served.count_request(refusal.reason, self._clock() - began_s)
             self._count_refusal(request.model, refusal)
-            if served.is_broken:
-                self._repository.mend(self._repository.model(request.model))
             raise
         except asyncio.CancelledError:
             served.count_request("cancelled", self._clock() - began_s)

@@ -10,6 +10,7 @@ from stoker.records import EngineName, ServiceSettings, ServingPrecision, Tensor
 from stoker.units import MIB
 
 LOOPBACK = "127.0.0.1"
+BODIES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,8 @@ class ServerOptions:
     `places` are models, or directories of models. `settings` of a model stand in for its `service.json`; `overrides`
     are words such as `digits.max_batch_rows=16`. `watch_s` is the time between two looks at the directories, None: they
     are looked at when asked. `grace_s` is how long a shutdown waits for answers. `access_log` is a file, `-` for
-    standard error, None for none. With `is_strict` a model that cannot be served stops the server from starting.
+    standard error, None for none. `max_bodies_bytes` bounds the bodies of all requests under way together, None: at
+    `BODIES_AT_ONCE` of the largest. With `is_strict` a model that cannot be served stops the server from starting.
     """
 
     places: tuple[Path, ...]
@@ -36,6 +38,7 @@ class ServerOptions:
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     max_body_bytes: int = 64 * MIB
+    max_bodies_bytes: int | None = None
     watch_s: float | None = 1.0
     grace_s: float = 30.0
     access_log: str | None = None

@@ -80,6 +80,14 @@ class QueueFull(Refusal):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class Crowded(Refusal):
+    """The bodies of all requests that are under way are as much as the server may hold."""
+
+    reason = "crowded"
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class Failed(Refusal):
     """The engine could not compute this request."""
 

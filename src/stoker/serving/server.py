@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def run(options: ServerOptions, announce: Callable[[Started], None]) -> None:
     """Serve until SIGTERM or SIGINT, and then finish what was accepted; a second signal ends the process at once.
 
-    SIGHUP reopens the access log, reads the keys again and looks at the models' directories.
+    SIGHUP reopens the access log, reads keys and certificate again and looks at the models' directories.
 
     Args:
         options: what to serve, and how.

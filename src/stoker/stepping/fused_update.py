@@ -1,9 +1,9 @@
 """Fused optimiser steps, called without what `torch.optim` does in Python before each.
 
-What: SGD, Adam and AdamW in PyTorch's fused kernels, on lists of tensors that are gathered once. Use when: always, for
-Stoker's own optimisers in their fused implementation; in small models the gathering takes as long as the kernel
-(docs/log.md). Costs: nothing; the kernels and their arguments are PyTorch's own, so the results are the same bits, and
-the state stays the optimiser's.
+What: SGD, Adam and AdamW in PyTorch's fused kernels, on lists of tensors that are gathered once; counts of steps become
+elements of one tensor, which are counted up at once. Use when: always, for Stoker's own optimisers in their fused
+implementation; in small models the gathering takes as long as the kernel (docs/log.md). Costs: nothing; the kernels and
+their arguments are PyTorch's own, so the results are the same bits, and the state stays the optimiser's.
 Falls back to `optimizer.step()` where PyTorch lacks the kernels, a parameter has no gradient, or tensors of a group
 differ in device or dtype. Of DTensors each process updates what it holds, since the kernels go element by element;
 `optimizer.step()` would ask for every operation how to divide it, and cannot take plain tensors beside them.
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from stoker.stepping.below_autograd import below_autograd
 from stoker.stepping.local_tensors import all_local, is_spread
 
 Group = dict[str, Any]
@@ -51,13 +52,15 @@ def _is_plain(group: Group, *, is_decoupled: bool) -> bool:
 class _Tensors:
     """A group's parameters and their state, in the kernel's order.
 
-    `state` is momenta (SGD) or first moments; second moments and counts of steps are Adam's.
+    `state` is momenta (SGD) or first moments; second moments and counts of steps are Adam's. Where `counts` is there,
+    the counts are its elements.
     """
 
     parameters: list[torch.Tensor]
     state: list[torch.Tensor] = field(default_factory=list)
     second: list[torch.Tensor] = field(default_factory=list)
     steps: list[torch.Tensor] = field(default_factory=list)
+    counts: torch.Tensor | None = None
 
 
 class _FusedUpdate:
@@ -68,7 +71,6 @@ class _FusedUpdate:
         self._is_sgd = type(optimizer) is torch.optim.SGD
         self._groups: list[_Tensors] | None = None
 
-    @torch.no_grad()
     def __call__(self) -> None:
         if self._groups is None or not self._is_current(self._groups):
             self._groups = self._gathered()
@@ -81,8 +83,9 @@ class _FusedUpdate:
             self._optimizer.step()
             return
         call = _sgd if self._is_sgd else _adam
-        for group, tensors, each in zip(self._optimizer.param_groups, self._groups, gradients, strict=True):
-            call(self._kernel, group, tensors, each)
+        with below_autograd():
+            for group, tensors, each in zip(self._optimizer.param_groups, self._groups, gradients, strict=True):
+                call(self._kernel, group, tensors, each)
 
     def _is_current(self, groups: list[_Tensors]) -> bool:
         """Whether the optimiser's state is still what was gathered: loading one replaces all its tensors."""
@@ -100,6 +103,8 @@ class _FusedUpdate:
             if tensors is None or len({(p.device, p.dtype) for p in tensors.parameters}) > 1:
                 return None
             found.append(tensors)
+        for tensors in found:
+            self._count_together(tensors)
         return found
 
     def _of(self, group: Group) -> _Tensors | None:
@@ -113,6 +118,15 @@ class _FusedUpdate:
         if self._is_sgd:
             return _Tensors(parameters, columns[0])
         return _Tensors(parameters, columns[0], columns[1], steps=columns[2])
+
+    def _count_together(self, tensors: _Tensors) -> None:
+        """Put a group's counts of steps into one tensor; a trace's are left as they are, for its blocks to be alike."""
+        if not tensors.steps or any(type(one) is not torch.Tensor for one in tensors.steps):
+            return
+        tensors.counts = torch.stack(tensors.steps)
+        tensors.steps = [*tensors.counts]
+        for parameter, count in zip(tensors.parameters, tensors.steps, strict=True):
+            self._optimizer.state[parameter]["step"] = count
 
 
 class _SpreadUpdate:
@@ -171,7 +185,10 @@ def _sgd(
 
 def _adam(kernel: Callable[..., Any], group: Group, tensors: _Tensors, gradients: list[Any]) -> None:
     beta1, beta2 = group["betas"]
-    torch._foreach_add_(tensors.steps, 1)
+    if tensors.counts is None:
+        torch._foreach_add_(tensors.steps, 1)
+    else:
+        tensors.counts.add_(1)
     kernel(
         tensors.parameters, gradients, tensors.state, tensors.second, [], tensors.steps, lr=group["lr"], beta1=beta1,
         beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=group["maximize"],

@@ -25,11 +25,11 @@ def take_over(model: nn.Module, weights: Weights) -> None:
     Raises:
         BadJob: the source cannot be read, or it and the model are not made for each other; with names and shapes.
     """
-    theirs = {name.removeprefix(weights.prefix): tensor for name, tensor in _tensors_of(weights.source).items()}
-    state = model.state_dict(keep_vars=True)
+    given, state = _without_prefix(_tensors_of(weights.source), weights.prefix), model.state_dict(keep_vars=True)
+    theirs = {name: tensor for name, tensor in given.items() if not _is_in(name, weights.unused)}
     mine = {name: tensor for name, tensor in state.items() if not _is_in(name, weights.fresh)}
     _require_matches(weights.fresh, state, "fresh")
-    _require_matches(weights.unused, theirs, "unused")
+    _require_matches(weights.unused, given, "unused")
     there = {id(tensor) for name, tensor in mine.items() if name in theirs}  # a tied one is stored under one name
     _require_none(
         [f"{name} {list(tensor.shape)}" for name, tensor in mine.items() if id(tensor) not in there],
@@ -37,7 +37,7 @@ def take_over(model: nn.Module, weights: Weights) -> None:
         "Name those that shall stay as they were made: stoker.Weights(…, fresh=(…,)).",
     )
     _require_none(
-        [name for name in theirs if name not in state and not _is_in(name, weights.unused)],
+        [name for name in theirs if name not in state],
         f"in the initial weights have no place in {type(model).__name__}",
         "Name those that are not wanted: stoker.Weights(…, unused=(…,)); or a prefix to take off: prefix=….",
     )
@@ -47,9 +47,34 @@ def take_over(model: nn.Module, weights: Weights) -> None:
         "in the initial weights are of another shape",
         "Give the model the sizes it was trained with, or keep those as they were made: fresh=(…,).",
     )  # fmt: skip
+    taken = [name for name in mine if name in theirs]
+    _require_tied_alike({name: mine[name] for name in taken}, theirs)
     with torch.no_grad():
-        for name in mine.keys() & theirs.keys():
+        for name in taken:
             mine[name].copy_(theirs[name])
+
+
+def _without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix(prefix)
+        if short in found:
+            raise BadJob(f"the initial weights have both {prefix}{short} and {short}, one name without the prefix "
+                         f"{prefix!r}", remedy="Give the one part's tensors alone: Job(init={…}).")  # fmt: skip
+        found[short] = tensor
+    return found
+
+
+def _require_tied_alike(mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """Refuse two different tensors for one: which of them it would be is chance."""
+    first: dict[int, str] = {}
+    for name, tensor in mine.items():
+        other = first.setdefault(id(tensor), name)
+        if not torch.equal(*(theirs[one].to(tensor.dtype) for one in (name, other))):
+            raise BadJob(
+                f"{other} and {name} are one tensor in the model, and two different ones in its initial weights",
+                remedy=f"Leave one of them out, as by stoker.Weights(…, unused=({name!r},)), or untie the model.",
+            )
 
 
 def _tensors_of(source: Any) -> Mapping[str, torch.Tensor]:
@@ -61,9 +86,13 @@ def _tensors_of(source: Any) -> Mapping[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in files:
         try:
-            found |= safetensors.torch.load_file(file)
+            tensors = safetensors.torch.load_file(file)
         except (OSError, safetensors.SafetensorError) as error:
             raise BadJob(f"Job(init=…): {file} cannot be read as safetensors: {error}") from error
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise BadJob(f"Job(init=…): {file} and another file beside it both hold {twice[0]}",
+                         remedy="Give the file that is meant, not its folder.")  # fmt: skip
+        found |= tensors
     return found
 
 

@@ -64,6 +64,10 @@ class Objective:
     "own" is what the model returns as its mean loss.
     Losses that are modules are copied; their own tensors, such as class weights, go to `device` and `dtype`.
     `in_chunks` takes the place of `token_cross_entropy` wherever nobody else needs the logits.
+
+    Raises:
+        BadJob: the loss is a module with parameters of its own to train, or a method of one; or samples are mixed and
+            it takes the model.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Objective:
         self._is_of_batch = job.loss_scope == "batch"
         self._device, self._dtype = device, dtype
         self._own = OwnLoss(self.fields) if job.loss == "own" else None
+        _require_nothing_to_train(job.loss)
         losses = () if job.loss is None else (self._measure("loss", job.loss, LOSSES),)
         summed = (metric for metric in job.metrics if not is_stateful(metric))  # the others are evaluation's
         self._all = (*losses, *(self._measure(measure_name(m), m, METRICS) for m in summed))
@@ -279,6 +284,20 @@ def require_scalar(loss: Loss, name: str) -> Loss:
             f"{name} returned stoker.Loss(sum, count) with a sum of {_shape(loss.sum)}, wanted a scalar tensor"
         )
     return loss
+
+
+def _require_nothing_to_train(loss: object) -> None:
+    """Refuse a loss that is, or is a method of, a module with weights to train: theirs would stay as they were made."""
+    owner = loss.__self__ if inspect.ismethod(loss) else loss
+    trained = [name for name, p in owner.named_parameters() if p.requires_grad] if isinstance(owner, nn.Module) else []
+    if trained:
+        more = f" and {len(trained) - 1} more" if len(trained) > 1 else ""
+        raise BadJob(
+            f"Job(loss=…): {type(owner).__name__} has parameters to train ({trained[0]}{more}), and what is trained "
+            "are those of a copy of the model",
+            remedy="Give a loss of the form loss(model, batch), which is handed that copy, with all such weights in "
+            "the model; or, if they are to stay as they are, call requires_grad_(False).",
+        )
 
 
 def takes_model(function: Callable[..., Any]) -> bool:

@@ -15,6 +15,7 @@ from stoker.jobs import Job
 from stoker.jobs.freezing import Freeze
 from stoker.jobs.weights import Weights
 from stoker.loading import Stream, key_of, seed_generators
+from stoker.records import Plan
 from stoker.stepping.adopting import adopted, is_foreign, naming
 from stoker.stepping.freezing import freeze_for_good
 from stoker.stepping.initial_weights import take_over
@@ -41,13 +42,7 @@ def build_model(job: Job) -> nn.Module:
             remedy='Set KERAS_BACKEND="torch" before Keras is imported.' if is_foreign(model) else None,
         )
     model = adopted(model)
-    if lazy := [
-        name for name, parameter in model.named_parameters() if isinstance(parameter, nn.UninitializedParameter)
-    ]:
-        raise BadJob(
-            f"{lazy[0]} of {type(model).__name__} has no size before the first batch",
-            remedy="Give the layer its number of inputs, or pass a batch through the model before handing it over.",
-        )
+    require_sizes(model)
     if isinstance(job.init, Weights):
         take_over(model, job.init)
     if isinstance(job.freeze, Freeze):
@@ -55,6 +50,29 @@ def build_model(job: Job) -> nn.Module:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         frozen = " that is not frozen" if job.freeze is not None else ""
         raise BadJob(f"{type(model).__name__} has no parameter to train{frozen}")
+    return to_training(model)
+
+
+def require_sizes(model: nn.Module) -> None:
+    """Refuse a model with a lazy layer that has seen no batch.
+
+    Raises:
+        BadJob: it has one.
+    """
+    if lazy := [
+        name for name, parameter in model.named_parameters() if isinstance(parameter, nn.UninitializedParameter)
+    ]:
+        raise BadJob(
+            f"{lazy[0]} of {type(model).__name__} has no size before the first batch",
+            remedy="Give the layer its number of inputs, or pass a batch through the model before handing it over.",
+        )
+
+
+def placed(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:
+    """`model` on the plan's device in its memory format, ready to be trained; in `dtype`, or as it is."""
+    model = model.to(device=torch.device(plan.device), dtype=dtype)
+    if plan.memory_format == "channels_last":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
     return to_training(model)
 
 

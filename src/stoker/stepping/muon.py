@@ -49,13 +49,12 @@ def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
         BadJob: there is no hidden matrix, or a pattern of `beside` matches nothing.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
-    wide = [name for name, p in trained.items() if p.dim() >= 2 and id(p) not in embeddings]
     for pattern in settings.beside:
         if not fnmatch.filter(trained, pattern):
             raise BadJob(f"Muon(beside=…): {pattern!r} matches no parameter that is trained")
     left = {name for pattern in settings.beside for name in fnmatch.filter(trained, pattern)}
-    hidden = [name for name in wide[:-1] if name not in left]
+    beside = _embeddings_and_output(model)
+    hidden = [name for name, p in trained.items() if p.dim() >= 2 and id(p) not in beside and name not in left]
     if not hidden:
         raise BadJob(
             f"Muon has nothing to do: {type(model).__name__} has no hidden matrix, only "
@@ -64,6 +63,15 @@ def divided(model: nn.Module, settings: Settings) -> tuple[Named, Named]:
         )
     matrices = {name: trained[name] for name in hidden}
     return matrices, {name: p for name, p in trained.items() if name not in matrices}
+
+
+def _embeddings_and_output(model: nn.Module) -> set[int]:
+    """The ids of embeddings' weights, and of the last trained matrix of any other module: of a tied one both in one."""
+    embeddings, others = list[nn.Parameter](), list[nn.Parameter]()
+    for part in model.modules():
+        own = embeddings if isinstance(part, nn.Embedding | nn.EmbeddingBag) else others
+        own += (p for p in part.parameters(recurse=False) if p.requires_grad and p.dim() >= 2)
+    return {id(parameter) for parameter in (*embeddings, *others[-1:])}
 
 
 class Muon(torch.optim.Optimizer):

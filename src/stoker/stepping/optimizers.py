@@ -50,10 +50,13 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     """The job's optimiser over the model's trainable parameters, in the plan's implementation.
 
     Raises:
-        BadJob: a group's pattern matches no parameter, or a user's function returns no optimiser.
+        BadJob: a group's pattern matches no parameter, a user's function returns no optimiser, or one of Stoker's own
+            would have complex weights.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
+        if isinstance(job.optimizer, (*_OURS, Muon)):
+            _require_real(job.optimizer, trainable)
         chosen = _arguments_of(plan, job.optimizer)
         if isinstance(job.optimizer, Muon):
             return _build_muon(job.optimizer, model, plan, chosen)
@@ -68,6 +71,15 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
     return optimizer
+
+
+def _require_real(settings: Optimizer, named: dict[str, nn.Parameter]) -> None:
+    """Refuse complex weights: squares and transposes are taken as of real ones."""
+    if complex_ones := [name for name, parameter in named.items() if parameter.is_complex()]:
+        raise BadJob(
+            f"{type(settings).__name__} is for real weights, and {complex_ones[0]} is complex",
+            remedy="Use stoker.AdamW or SGD, or hold its real and imaginary parts apart.",
+        )
 
 
 def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class HiddenAverage:
         norms = set(map(id, batch_norms(self._model)))
         meant = {
             f"{name}.{key}" if name else key
-            for name, module in self._model.named_modules()
+            for name, module in self._model.named_modules(remove_duplicate=False)
             if id(module) in norms
             for key, _ in module.named_buffers(recurse=False)
         }

@@ -48,8 +48,8 @@ from stoker.stepping.layouts.legal import add_penalty, require_legal, require_no
 from stoker.stepping.layouts.sync_batch_norm import SyncBatchNorm
 from stoker.stepping.local_tensors import all_local, norm_of
 from stoker.stepping.losses import Objective
-from stoker.stepping.model import build_model
-from stoker.stepping.modes import in_evaluation, to_training
+from stoker.stepping.model import build_model, placed
+from stoker.stepping.modes import in_evaluation
 from stoker.stepping.not_finite import not_finite
 from stoker.stepping.optimizers import build_optimizer, needs_closure
 from stoker.stepping.outer import Outer, samples_here
@@ -76,6 +76,9 @@ class Step:
         DoesNotFit: the plan is compiled, and there is no compiler here.
     """
 
+    _penalty: torch.Tensor | float = 0.0
+    """The job's penalty where gradients were taken last."""
+
     def __init__(
         self,
         job: Job,
@@ -92,7 +95,7 @@ class Step:
         self.device = torch.device(plan.device)
         require_precision(plan.precision, self.device)
         model = build_model(job) if model is None else model
-        self.model = _placed(model, self.device, plan, dtype)
+        self.model = placed(model, plan, dtype)
         checkpoint(self.model, plan.checkpointed_blocks, self._precision)  # before stages lose blocks
         self.world, self._spread = world, spread(plan, self.model, world, job, is_apart=job.sync is not None)
         self.outer = None if job.sync is None else Outer(job.sync, job, coupling, self.model, world)
@@ -204,7 +207,7 @@ class Step:
         if mean is None:
             mean = self._passed(batch, update)
         if self.job.penalty is not None:
-            add_penalty(self.job.penalty, self.model)
+            self._penalty = add_penalty(self.job.penalty, self.model)
         if self._thawing is not None:
             self._thawing.forget_gradients()
         return mean.detach()
@@ -341,9 +344,12 @@ class Step:
             return self.outer.weights()
         return self._spread.whole(self.model.state_dict())
 
-    def whole_kept_weights(self) -> dict[str, torch.Tensor]:
-        """As `kept_weights`, put together over all processes, each of which has to ask."""
-        return self.kept_weights() if self.outer is not None else self._spread.whole(self.kept_weights())
+    def begin_at_weights(self) -> None:
+        """Let what is kept beside the model's weights, an average or those that sites share, begin at them."""
+        if self.average is not None:
+            self.average.load(self.model.state_dict())
+        if self.outer is not None:
+            self.outer.begin_at_weights()
 
     def set_rates(self, progress: float) -> float:
         """Set the learning rates for `progress`; returns that of the first group."""
@@ -420,7 +426,7 @@ class Step:
             self._forget_gradients()
             losses.append(self.gradients(batch, update))
             self._check_and_clip(losses[-1], update)
-            return losses[-1]
+            return losses[-1] + self._penalty  # what the gradient is of: a line search compares both
 
         self.optimizer.step(closure)  # type: ignore[arg-type]  # closures give tensors, as PyTorch's own do
         return losses[0]
@@ -437,10 +443,3 @@ class Step:
             yield
         finally:
             self.model.load_state_dict(live)
-
-
-def _placed(model: nn.Module, device: torch.device, plan: Plan, dtype: torch.dtype | None) -> nn.Module:
-    model = model.to(device=device, dtype=dtype) if dtype is not None else model.to(device)
-    if plan.memory_format == "channels_last":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
-    return to_training(model)

@@ -261,7 +261,7 @@ class CheckpointStore:
             return
         position = _order(written)[0]
         earlier = [name for name in self.names() if _order(name)[0] < position and _is_whole(self.directory / name)]
-        kept = {written, best, *earlier[len(earlier) - (self.keep_last - 1) :]}
+        kept = {written, best, *earlier[max(0, len(earlier) - (self.keep_last - 1)) :]}
         for name in self.names():
             if name not in kept:
                 self._remove(name)

@@ -18,6 +18,8 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     report.html
     lock               see RunLock
 ```
+Beside them lies what `flow` and trackers keep: `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
+`pruning.json`, `tracking/`.
 """
 
 from __future__ import annotations

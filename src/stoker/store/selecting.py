@@ -90,7 +90,7 @@ def selected(
 ) -> list[tuple[Path, Run, JobSpec]]:
     """The runs of which all conditions hold, in the order they came in or by `sort`; `-NAME` is from the highest down.
 
-    Runs that lack what they are sorted by come last.
+    Runs that lack what they are sorted by, or have it as no number (NaN), come last.
 
     Raises:
         BadJob: a condition cannot be read, or a name (of `names` too) means nothing in any run.
@@ -101,14 +101,19 @@ def selected(
     require_known([*(term.name for term in terms), *names, *((by,) if by else ())], values)
     kept = [(one, of) for one, of in zip(runs, values, strict=True) if all(term.holds(of) for term in terms)]
     if by:
-        known = [pair for pair in kept if value_of(by, pair[1]) is not None]
+        known = [pair for pair in kept if _has_order(value_of(by, pair[1]))]
         is_number = all(isinstance(value_of(by, of), float) for _, of in known)
         known.sort(
             key=lambda pair: value_of(by, pair[1]) if is_number else str(value_of(by, pair[1])),  # type: ignore[arg-type,return-value]
             reverse=(sort or "").startswith("-"),
         )
-        kept = [*known, *(pair for pair in kept if value_of(by, pair[1]) is None)]
+        kept = [*known, *(pair for pair in kept if not _has_order(value_of(by, pair[1])))]
     return [one for one, _ in kept]
+
+
+def _has_order(value: Value | None) -> bool:
+    """Whether a value is less or more than others; a metric that is not a number (NaN) is neither."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def value_of(name: str, values: Mapping[str, Value]) -> Value | None:

@@ -16,25 +16,29 @@ _FIRST = ("samples", "seconds")
 
 
 class CsvFile:
-    """`metrics.csv`: continued where it is; written anew, aside and renamed, when a column comes to it."""
+    """`metrics.csv`: continued where it is; written anew, aside and renamed, when a column comes to it.
+
+    So it is where its last line was cut off, by a kill or a full disk.
+    """
 
     def __init__(self, path: Path, began_at: float) -> None:
         self._path, self._began_at = path, began_at
         self.id = self.where = str(path)
-        self._columns, self._rows = _read(path)
+        self._columns, self._rows, self._is_torn = _read(path)
 
     def log(self, points: list[Point]) -> None:
         """Add a line for each."""
         rows = [_row(point, self._began_at) for point in points]
-        added = [name for row in rows for name in row if name not in self._columns]
-        self._columns += dict.fromkeys(added)
+        columns = list(dict.fromkeys((*self._columns, *(name for row in rows for name in row))))
+        if columns != self._columns or self._is_torn or not self._path.exists():
+            head = _lines([dict(zip(columns, columns, strict=True))], columns)
+            write_atomic(self._path, head + _lines([*self._rows, *rows], columns), what="metrics as CSV")
+        else:
+            self._is_torn = True  # unless all of it is written
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                file.write(_lines(rows, columns))
+        self._columns, self._is_torn = columns, False
         self._rows += rows
-        if added or not self._path.exists():
-            head = _lines([dict(zip(self._columns, self._columns, strict=True))], self._columns)
-            write_atomic(self._path, head + _lines(self._rows, self._columns), what="metrics as CSV")
-            return
-        with self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_lines(rows, self._columns))
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """Nothing: a table has no end."""
@@ -71,11 +75,12 @@ def _lines(rows: Iterable[Mapping[str, str]], columns: list[str]) -> str:
     return text.getvalue()
 
 
-def _read(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Columns and lines of a file that is there, for one that a column may come to."""
+def _read(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
+    """Columns and whole lines of a file that is there, and whether its last line was cut off."""
     if not path.exists():
-        return [*_FIRST], []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        rows = [dict(row) for row in reader]
-        return [*(reader.fieldnames or _FIRST)], rows
+        return [*_FIRST], [], False
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    reader = csv.DictReader(io.StringIO(whole, newline=""))
+    rows = [dict(row) for row in reader]
+    return [*(reader.fieldnames or _FIRST)], rows, whole != text

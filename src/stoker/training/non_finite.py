@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import nn
 
 from stoker.errors import StokerError
 from stoker.loading import Batch, map_tensors, named
+from stoker.loading.order import Indices
 from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.stepping import NotFinite, Step
@@ -44,7 +45,11 @@ class Examined:
     problem: str | None = None
 
 
-def examine(step: Step, problem: NotFinite, batch: Batch | None, position: Position) -> Examined:
+InData = Callable[[Indices, int], Indices]
+"""Gives where samples of an epoch lie in the data that the user gave."""
+
+
+def examine(step: Step, problem: NotFinite, batch: Batch | None, position: Position, in_data: InData) -> Examined:
     """Redo the update's forward and backward pass and look; without a batch only the weights are looked at.
 
     Buffers and gradients are left as that pass leaves them. Buffers must be as they were before the update.
@@ -60,9 +65,9 @@ def examine(step: Step, problem: NotFinite, batch: Batch | None, position: Posit
     found.first = _first_weight(step.model)
     if batch is None:
         return found
-    found.epoch, found.indices = batch.epoch, [int(index) for index in batch.indices]
+    found.epoch, found.indices = batch.epoch, in_data(batch.indices, batch.epoch).tolist()
     try:
-        _redo(step, batch, position.updates, found)
+        _redo(step, batch, position.updates, found, in_data)
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises now, the first error is the one to tell
         found.problem = f"the redo raised {type(error).__name__}: {error}"
     return found
@@ -80,12 +85,12 @@ def write_dump(folder: Path | None, found: Examined, position: Position) -> Path
     return None
 
 
-def _redo(step: Step, batch: Batch, update: int, found: Examined) -> None:
+def _redo(step: Step, batch: Batch, update: int, found: Examined, in_data: InData) -> None:
     first: list[str] = [found.first] if found.first is not None else []
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
         if not first and not _is_finite(tensor):
-            first.append(f"in the input{_of_samples(tensor, batch)}")
+            first.append(f"in the input{_of_samples(tensor, batch, in_data)}")
         return tensor
 
     map_tensors(batch.cut(0, batch.size), look)
@@ -137,12 +142,12 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
-def _of_samples(tensor: torch.Tensor, batch: Batch) -> str:
+def _of_samples(tensor: torch.Tensor, batch: Batch, in_data: InData) -> str:
     """Whose rows of a batch's tensor are not finite; nothing where it has no row for each sample."""
     if tensor.dim() == 0 or len(tensor) != batch.size:
         return ""
     rows = (~torch.isfinite(tensor)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
-    return f" (samples {named(batch.indices[rows])})"
+    return f" (samples {named(in_data(batch.indices[rows], batch.epoch))})"
 
 
 def _plain(value: Any) -> JSON:

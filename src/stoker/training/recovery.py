@@ -19,10 +19,11 @@ import torch
 
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading import Batch
+from stoker.loading.order import Indices
 from stoker.records import EventKind, Plan, Position, to_json
 from stoker.stepping import NotFinite, Step, free_bytes, ran_out_of_memory, reachable_bytes
 from stoker.training.before_update import BeforeUpdate
-from stoker.training.non_finite import examine, write_dump
+from stoker.training.non_finite import InData, examine, write_dump
 from stoker.units import format_bytes
 
 Found = TypeVar("Found")
@@ -79,6 +80,11 @@ def _forget(_change: Replanned) -> None:
     """Keep nothing."""
 
 
+def _as_they_are(indices: Indices, _epoch: int) -> Indices:
+    """The samples are the data."""
+    return indices
+
+
 class Recovery:
     """Makes updates of `step`, again where they break.
 
@@ -87,6 +93,7 @@ class Recovery:
         tell: sends an event.
         replanned: called with each change of plan before the update is redone: where it is written down.
         dumps: directory for what is found out about numbers that are not finite; None: nothing is written.
+        in_data: where samples of an epoch lie in the data that the user gave.
     """
 
     def __init__(
@@ -96,9 +103,10 @@ class Recovery:
         tell: Tell = _silent,
         replanned: Callable[[Replanned], None] = _forget,
         dumps: Path | None = None,
+        in_data: InData = _as_they_are,
     ) -> None:
         self.step = step
-        self._tell, self._replanned, self._dumps = tell, replanned, dumps
+        self._tell, self._replanned, self._dumps, self._in_data = tell, replanned, dumps, in_data
         self._before = BeforeUpdate(step.model)
         self._skipped = 0
 
@@ -225,12 +233,12 @@ class Recovery:
             ) from problem
         self._tell(
             "skipped", samples=position.samples, updates=position.updates, why=problem.message, in_a_row=self._skipped,
-            indices=[int(one) for one in batch.indices],
+            indices=self._in_data(batch.indices, batch.epoch).tolist(),
         )  # fmt: skip
 
     def _verdict(self, problem: NotFinite, batch: Batch | None, position: Position) -> RunFailed | RollBack:
         """The end, or the request to go back, with a dump of what was found."""
-        found = examine(self.step, problem, batch, position)
+        found = examine(self.step, problem, batch, position, self._in_data)
         if batch is not None:
             self._before.restore()
         self.step.forget_gradients()

@@ -31,6 +31,9 @@ OUTPUT = "output.txt"
 _SAVING_S = 120.0
 """How long a trial that is asked to stop may take to save its state [s]."""
 
+_LONGEST_WAIT_S = 3600.0
+"""Of one look at the children [s]: the system's own waiting takes no more than 24 days."""
+
 
 class Conducting(Protocol):
     """What a runner of trials asks; see `Conductor`."""
@@ -133,7 +136,9 @@ class Processes:
 
     def _wait(self, conductor: Conducting) -> None:
         by_pipe = {id(child.pipe): child for child in self._children.values()}
-        ready = connection.wait([child.pipe for child in self._children.values()], timeout=conductor.seconds_left)
+        left_s = conductor.seconds_left
+        timeout_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
+        ready = connection.wait([child.pipe for child in self._children.values()], timeout=timeout_s)
         for pipe in ready:
             self._hear(by_pipe[id(pipe)], conductor)
 

@@ -36,6 +36,14 @@ def test_stars_stand_for_what_is_there(tmp_path: Path) -> None:
         shard_paths([])
 
 
+def test_a_relative_name_is_of_the_folder_it_was_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may be made in one folder, and its data be read in another."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.tar").write_bytes(b"x")
+    for given in ("a.tar", "*.tar", [Path("a.tar")]):
+        assert shard_paths(given) == (tmp_path / "a.tar",)
+
+
 def test_a_compressed_shard_is_refused(tmp_path: Path) -> None:
     """By its content, whatever its name."""
     (tmp_path / "a.tar").write_bytes(gzip.compress(b"x"))

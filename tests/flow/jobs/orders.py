@@ -109,7 +109,7 @@ def job(kind: str = "stream", epochs: float = 25) -> stoker.Job:
         "bucketed": of_items | {"lengths": stoker.lengths.bucketed(window=3)},
         "tokens": of_items | {"lengths": stoker.lengths.bucketed(window=2), "batch": stoker.tokens(85)},
         "packed": {
-            "data": Rows(), "model": OfRows, "lengths": stoker.lengths.packed(12), "batch": 9,
+            "data": Rows(), "model": OfRows, "lengths": stoker.lengths.packed(12), "collate": None, "batch": 9,
             "loss": "token_cross_entropy", "metrics": ["token_accuracy"],
         },
     }  # fmt: skip

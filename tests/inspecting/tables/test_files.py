@@ -86,3 +86,17 @@ def test_texts_are_rows_with_their_paths_for_names(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xe9t\xe9")
     (batch,) = TextTable(tmp_path, "", ("a.txt",), ("fr",)).batches()
     assert batch == Batch(0, {"text": ["\udce9t\udce9"], "label": ["fr"]}, 1, ids=("a.txt",))
+
+
+def test_files_that_cannot_be_read_are_told_and_the_others_are_rows(tmp_path: Path) -> None:
+    """A link to nothing is listed like a file; it ends no check."""
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
+    texts = TextTable(tmp_path, "", ("a.txt", "b.txt"), (None, None))
+    assert texts.num_bytes == 3
+    assert _rows(texts) == [("a.txt", {"text": "one"})]
+    assert _problems(texts) == {"b.txt": RowFault("corrupt", "cannot be read: No such file or directory")}
+    table = CsvTable(tmp_path / "b.txt", "b.txt", "")
+    assert table.num_bytes == 0
+    with pytest.raises(BadTable, match="cannot be read"):
+        list(table.batches())

@@ -107,6 +107,25 @@ def convolution(
     return operation(name, (image, image, weight), (image, weight), 2 * flops, groups=1, **attributes)
 
 
+def recurrent(
+    name: str = "_cudnn_rnn",
+    *,
+    steps: int = 256,
+    batch: int = 32,
+    width: int = 128,
+    layers: int = 2,
+    dtype: str = "fp32",
+) -> Operation:
+    """A GRU of so many layers with biases, all as wide as its input, or its backward pass."""
+    x, state = tensor(steps, batch, width, dtype=dtype), tensor(layers, batch, width, dtype=dtype)
+    matrix, bias = tensor(3 * width, width, dtype=dtype), tensor(3 * width, dtype=dtype)
+    inputs = (x, *(matrix, matrix, bias, bias) * layers, tensor(0, dtype=dtype), state)
+    flops = 2 * steps * batch * layers * 2 * 3 * width * width
+    if name == "_cudnn_rnn":
+        return operation(name, inputs, (x, state, tensor(1000, dtype="uint8")), flops)
+    return operation(name, (*inputs, x, x, tensor(1000, dtype="uint8")), (x, state, matrix), 2 * flops)
+
+
 def attention(tokens: int, *, is_causal: bool = False) -> Operation:
     """Fused attention of 4 samples and 16 heads of width 64."""
     part = tensor(4, 16, tokens, 64, dtype="bf16")

@@ -3,6 +3,7 @@ import pytest
 
 from stoker.planning.time.datasheet import Sustained
 from stoker.planning.time.power import PowerModel
+from stoker.planning.time.recurrent import STEP_S
 from stoker.planning.time.roofs import Scales, kind_of, point_of, roof_seconds
 from tests.planning.time.gpu_devices import (
     addition,
@@ -13,6 +14,7 @@ from tests.planning.time.gpu_devices import (
     layer_norm,
     operation,
     product,
+    recurrent,
     softmax,
     tensor,
 )
@@ -33,6 +35,9 @@ def seconds(made, scales=Scales(), **changes) -> float:  # noqa: B008 - frozen
         (convolution(), ("convolution", "fp32")),
         (convolution("convolution_backward"), ("convolution", "fp32")),
         (attention(128), ("attention", "bf16")),
+        (recurrent(), ("recurrent", "fp32")),
+        (recurrent("_cudnn_rnn_backward", dtype="bf16"), ("recurrent", "bf16")),
+        (operation("_cudnn_rnn", (tensor(3),), (tensor(3),)), ("stream", "")),
         (layer_norm(64, 64), ("row", "native_layer_norm")),
         (softmax(64, 64), ("row", "softmax")),
         (addition(64), ("stream", "")),
@@ -61,6 +66,22 @@ def test_a_causal_mask_saves_up_to_half_of_attention() -> None:
     """Of long sequences nearly half of the work is masked, of short ones nothing."""
     assert seconds(attention(8192, is_causal=True)) == pytest.approx(seconds(attention(8192)) / 2, rel=0.05)
     assert seconds(attention(128, is_causal=True)) == seconds(attention(128))
+
+
+def test_time_steps_follow_each_other() -> None:
+    """A small layer takes as long as its steps wait for each other, not its FLOPs: twice as many, twice as long."""
+    small = recurrent(steps=256, batch=4, width=32)
+    assert seconds(small) > 2 * 256 * STEP_S
+    assert seconds(small) > 50 * small.flops / 19.5e12
+    assert seconds(recurrent(steps=512, batch=4, width=32)) == pytest.approx(2 * seconds(small), rel=0.05)
+
+
+def test_a_large_recurrent_layer_is_bound_by_its_products() -> None:
+    """Its FLOPs at some share of the rate; backward twice as many."""
+    large = recurrent(steps=32, batch=1024, width=4096, layers=1)
+    assert large.flops / 19.5e12 < seconds(large) < 1.5 * large.flops / 19.5e12
+    backward = recurrent("_cudnn_rnn_backward", steps=32, batch=1024, width=4096, layers=1)
+    assert seconds(backward) == pytest.approx(2 * seconds(large), rel=0.15)
 
 
 def test_factors_scale_what_they_are_of() -> None:

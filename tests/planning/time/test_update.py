@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stoker.planning.time import operation_times
 from stoker.planning.time.update import counted, update_time
-from stoker.records import Occurrence, Operation, Storage, Trace, TraceSettings
+from stoker.records import Occurrence, Operation, Pace, Storage, Trace, TraceSettings
 from stoker.testing import fake_device
 from tests.planning.time.cpu_points import elementwise, hardware, product, unmeasured
 
@@ -69,11 +72,35 @@ def test_the_second_micro_batch_stands_for_all_others(micro_batches: int) -> Non
     assert time.forward_s == pytest.approx(micro_batches * 8e-3)
 
 
+def test_all_that_was_timed_takes_as_many_times_as_long_as_the_machine_does_now() -> None:
+    """Operations and the host's part alike: at half the pace an update takes twice as long."""
+    measured = hardware(forward=1e-3, backward=2e-3, optimizer=5e-3, update=0.1)
+    slower = replace(measured, pace=Pace(factor=2.0, deviation=0.0))
+    then, now = (
+        update_time(counted(trace(storages=(PARAMETER,))), operation_times(one), one).step_s.value
+        for one in (measured, slower)
+    )
+    assert now == pytest.approx(2 * then)
+
+
 def test_the_interval_is_that_of_the_operations_and_the_machine() -> None:
     """Known to a tenth each, the sum is known to more than a twentieth and less than a tenth and a drift."""
     step = update_time(counted(trace()), FixedTimes(), hardware(**QUIET_HOST)).step_s
     assert 1.05 < step.high / step.value < 1.16
     assert step.value / step.low == pytest.approx(step.high / step.value)
+
+
+def test_kinds_of_operations_that_changed_unalike_widen_the_interval() -> None:
+    """One pace for all is then less certain; the value is the pace's all the same."""
+    measured = hardware(**QUIET_HOST)
+    alike, unalike = (
+        update_time(
+            counted(trace()), FixedTimes(), replace(measured, pace=Pace(factor=1.0, deviation=deviation))
+        ).step_s
+        for deviation in (0.0, 0.2)
+    )
+    assert unalike.value == alike.value
+    assert unalike.high / unalike.value > 1.15 * alike.high / alike.value
 
 
 def test_compiling_joins_chains_and_is_less_certain() -> None:
@@ -86,6 +113,18 @@ def test_compiling_joins_chains_and_is_less_certain() -> None:
     assert compiled.step_s.high / compiled.step_s.value > eager.step_s.high / eager.step_s.value
     assert compiled.compile_s is not None
     assert compiled.compile_s.value > 1.0
+
+
+def test_capturing_takes_time_for_each_operation_of_the_passes() -> None:
+    """Once; a pass of twice as many micro-batches takes twice as long, and what is not captured nothing."""
+    one, two = (
+        update_time(counted(trace(), micro_batches), FixedTimes(), hardware(**QUIET_HOST), is_captured=True).compile_s
+        for micro_batches in (2, 4)
+    )
+    assert one is not None
+    assert two is not None
+    assert two.value == pytest.approx(2 * one.value)
+    assert update_time(counted(trace()), FixedTimes(), hardware(**QUIET_HOST)).compile_s is None
 
 
 def test_on_a_gpu_the_host_runs_ahead() -> None:

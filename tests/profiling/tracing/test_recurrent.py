@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -5,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.profiling.tracing import trace_step
 from stoker.profiling.tracing.recurrent import onednn_workspace_bytes
-from tests.profiling.tracing.jobs import settings
+from tests.profiling.tracing.jobs import settings, traced
 
 
 class _Workspaces(TorchDispatchMode):
@@ -40,6 +42,21 @@ def _recurrent_operations(layer, target):
     return [trace.operations[o.operation] for o in trace.occurrences if "rnn" in trace.operations[o.operation].name]
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_an_lstm_that_projects_has_states_of_two_widths():
+    """Outputs and hidden state are as narrow as the projection, the cell's state is not."""
+    layer = nn.LSTM(8, 16, num_layers=2, proj_size=4)
+
+    def step(batch):
+        output, (hidden, cell) = layer(batch)
+        assert [one.shape[-1] for one in (output, hidden, cell)] == [4, 4, 16]
+        output.sum().backward()
+
+    trace = trace_step(step, torch.zeros(12, 4, 8), settings("cuda"))
+    names = {operation.name for operation in trace.operations}
+    assert {"_cudnn_rnn", "_cudnn_rnn_backward"} <= names
+
+
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 def test_recurrent_layers_on_a_gpu_are_one_operation(kind, gates):
     """One pass runs all steps of all layers at once, forward and backward, and keeps a reserve between the two."""
@@ -48,3 +65,11 @@ def test_recurrent_layers_on_a_gpu_are_one_operation(kind, gates):
     assert forward.flops == 2 * 12 * 4 * gates * (16 * 8 + 16 * 16 + 16 * 16 + 16 * 16)
     assert backward.flops == 2 * forward.flops
     assert any(shape.dtype == "uint8" and shape.numel > 0 for shape in forward.outputs)
+
+
+def test_a_job_with_a_recurrent_layer_is_traced_for_a_gpu_in_silence():
+    """What PyTorch has to say of a build without cuDNN is no news of the job."""
+    with warnings.catch_warnings(record=True, action="always") as said:
+        trace = traced("gru", "cuda", micro_batch=4)
+    assert [str(one.message) for one in said] == []
+    assert any(operation.name == "_cudnn_rnn" for operation in trace.operations)

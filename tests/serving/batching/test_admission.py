@@ -89,10 +89,12 @@ def test_instances_share_what_waits() -> None:
     one, two = _scheduler(), _scheduler(instances=2)
     for scheduler in (one, two):
         _ask(scheduler, rows=40, within=1.0)
-    assert two.wait_s(0.0) == pytest.approx(one.wait_s(0.0) / 2)
+    assert two._standing.seconds_to_empty(0.0) == pytest.approx(one._standing.seconds_to_empty(0.0) / 2)
     with pytest.raises(WouldBeLate):
         _ask(one, within=0.3)
     _ask(two, within=0.3)
+    two.lose(1)  # it died, and counts no more
+    assert two._standing.seconds_to_empty(0.0) == pytest.approx(one._standing.seconds_to_empty(0.0), rel=0.1)
 
 
 def test_before_anything_was_measured_nobody_is_refused_for_lateness() -> None:

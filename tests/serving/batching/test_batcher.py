@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from stoker.artifacts.elements import Arrays
 from stoker.errors import ServiceError
 from stoker.records import ServiceSettings
 from stoker.serving.batching import Batcher, Executed
+from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
 from stoker.serving.problems import DeadlinePassed, Failed, QueueFull, Unavailable
 from tests.serving.batching.models import FIXED, IMAGES, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
 
@@ -49,12 +51,21 @@ def row(value: float = 1.0, rows: int = 1) -> Arrays:
 
 
 def run(
-    test: Callable[[Batcher], Awaitable[Any]], *engines: Any, model: Any = FIXED, observe: Any = None, **settings: Any
+    test: Callable[[Batcher], Awaitable[Any]],
+    *engines: Any,
+    model: Any = FIXED,
+    observe: Any = None,
+    patience: Patience = DEFAULT_PATIENCE,
+    on_broken: Callable[[], None] = lambda: None,
+    **settings: Any,
 ) -> Any:
     """Run a test with a batcher, and close it; engines that are gated are opened at the end."""
 
     async def main() -> Any:
-        batcher = Batcher(engines, model, ServiceSettings(**settings), observe=observe or (lambda _executed: None))
+        batcher = Batcher(
+            engines, model, ServiceSettings(**settings),
+            observe=observe or (lambda _executed: None), patience=patience, on_broken=on_broken,
+        )  # fmt: skip
         try:
             return await asyncio.wait_for(test(batcher), LONGEST_S)
         finally:
@@ -62,6 +73,7 @@ def run(
                 if isinstance(engine, Gated):
                     engine.open()
             batcher.close()
+            assert len(batcher.join(LONGEST_S)) == len(engines) or batcher.is_broken
 
     return asyncio.run(main())
 
@@ -257,12 +269,14 @@ def test_closing_refuses_what_still_waits() -> None:
 
     async def test(batcher: Batcher) -> None:
         first, second = await _waiting(batcher, engine, [row(), row()])
-        threading.Timer(0.01, engine.allowed.release, args=(1,)).start()
         batcher.close()
+        assert batcher.join(0.0) == ()  # it is at its batch, and nobody may close it yet
         with pytest.raises(Unavailable, match="before this request was computed"):
             await second
         with pytest.raises(Unavailable):
             await first
+        engine.open()
+        assert await asyncio.to_thread(batcher.join, LONGEST_S) == (engine,)
 
     run(test, engine)
     assert engine.rows == [1]
@@ -301,17 +315,100 @@ def test_an_engine_that_dies_is_told_from_bad_requests() -> None:
     run(test, engine)
 
 
+IMPATIENT = Patience(least_s=0.3, times=1.0, every_s=0.01)
+
+
+def test_an_engine_that_hangs_is_told_and_the_others_go_on() -> None:
+    """Who waits for it hears why, the next request is answered by the other, and what it gives later goes nowhere."""
+    engines, told = (Gated(), Gated()), []
+    engines[1].begun = engines[0].begun
+
+    async def test(batcher: Batcher) -> None:
+        (first,) = await _waiting(batcher, engines[0], [row()])
+        (other,) = await _waiting(batcher, engines[0], [row()])
+        engines[1].open()
+        (answered,), (hanging,) = await asyncio.wait({first, other}, return_when=asyncio.FIRST_COMPLETED)
+        assert answered.result()["y"].shape == (1, 2)
+        with pytest.raises(Failed, match=r"did not answer this request: it has been at one run for .* and hangs"):
+            await hanging
+        assert batcher.is_broken
+        assert "hangs" in batcher.problem
+        for value in range(5):
+            assert (await batcher.ask(row(value)))["y"][0, 0] == 2 * value
+        assert batcher._scheduler._busy_until.count(math.inf) == 1
+        assert batcher.join(0.0) == ()
+        await batcher.drain()
+
+    run(test, *engines, patience=IMPATIENT, on_broken=lambda: told.append("broken"))
+    assert told == ["broken"]
+
+
+def test_where_every_engine_hangs_nobody_waits_for_ever() -> None:
+    """What waits is refused, what comes is refused at once, and draining and closing do not wait either."""
+    engine = Gated()
+
+    async def test(batcher: Batcher) -> None:
+        tasks = await _waiting(batcher, engine, [row(), row(), row(rows=3)])
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in outcomes] == [Failed] * 3
+        with pytest.raises(Unavailable, match="has died: it has been at one run for"):
+            await batcher.ask(row())
+        await batcher.drain()
+        batcher.close()
+        assert batcher.join(LONGEST_S) == ()
+
+    run(test, engine, patience=IMPATIENT)
+
+
+def test_an_engine_hangs_though_whoever_asked_has_gone() -> None:
+    """The request was cancelled; that nothing comes back is noticed all the same."""
+    engine, told = Gated(), asyncio.Event()
+
+    async def test(batcher: Batcher) -> None:
+        (first,) = await _waiting(batcher, engine, [row()])
+        first.cancel()
+        await told.wait()
+        assert batcher.is_broken
+
+    run(test, engine, patience=IMPATIENT, on_broken=told.set)
+
+
+def test_a_request_of_several_batches_takes_every_idle_engine() -> None:
+    """Its parts are computed at the same time, where there are instances for them."""
+    engines = Gated(), Gated()
+    engines[1].begun = engines[0].begun
+
+    async def test(batcher: Batcher) -> None:
+        first = asyncio.create_task(batcher.ask(row(rows=2)))
+        await asyncio.sleep(0)
+        await engines[0].is_busy()
+        for engine in engines:
+            engine.allowed.release()
+        await first
+        asked = asyncio.create_task(batcher.ask(row(rows=8)))
+        await asyncio.sleep(0)
+        await engines[0].is_busy()
+        await engines[0].is_busy()
+        assert batcher.queue_rows == 0
+        for engine in engines:
+            engine.open()
+        assert (await asked)["y"].shape == (8, 2)
+
+    run(test, *engines, max_batch_rows=4)
+
+
 def test_with_a_delay_requests_wait_for_each_other() -> None:
-    """An idle engine takes two that came after one another as one batch."""
+    """After three at once, an idle engine takes two that came after one another as one batch."""
     engine, seen = FixedEngine(), []
 
     async def test(batcher: Batcher) -> None:
+        await batcher.ask(row(rows=3))
         await asyncio.gather(batcher.ask(row(1.0)), batcher.ask(row(2.0)))
         await batcher.drain()
 
     run(test, engine, observe=seen.append, max_delay_s=0.05)
-    assert engine.rows == [2]
-    assert [executed.reason for executed in seen] == ["delay"]
+    assert engine.rows == [3, 2]
+    assert [executed.reason for executed in seen] == ["idle", "delay"]
 
 
 def test_a_batch_of_several_lengths_is_padded_and_cut_back() -> None:
@@ -319,13 +416,14 @@ def test_a_batch_of_several_lengths_is_padded_and_cut_back() -> None:
     engine, seen = TokenEngine(), []
 
     async def test(batcher: Batcher) -> list[Arrays]:
+        await batcher.ask(token_inputs(3, 2))
         answers = await asyncio.gather(*(batcher.ask(token_inputs(1, length)) for length in (2, 7, 7)))
         await batcher.drain()
         return answers
 
     answers = run(test, engine, model=TOKENS, observe=seen.append, max_delay_s=0.05, buckets=(8,))
     assert [answer["states"].shape for answer in answers] == [(1, 2, 2), (1, 7, 2), (1, 7, 2)]
-    (executed,) = seen
+    _, executed = seen
     assert (executed.sizes, executed.elements, executed.padding) == ((8,), 16, 8)
 
 
@@ -350,17 +448,6 @@ def test_images_of_other_sizes_never_share_a_batch() -> None:
     answers = run(test, engine, model=IMAGES, max_delay_s=0.05)
     assert [answer["sum"].tolist() for answer in answers] == [[6.0]] * 4
     assert sorted(engine.shapes) == [(2, 2, 3), (2, 3, 2)]
-
-
-def test_the_predicted_wait_is_known_after_warming_up() -> None:
-    """What a balancer or a metric may ask."""
-
-    async def test(batcher: Batcher) -> float:
-        assert batcher.predicted_wait_s == 0.0
-        await batcher.warm(Golden(token_inputs(2, 8), {}))
-        return batcher.predicted_wait_s
-
-    assert run(test, TokenEngine(), model=TOKENS) == 0.0
 
 
 def test_warming_up_fails_with_what_the_engine_says() -> None:

@@ -98,6 +98,7 @@ async def _play(
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
     await batcher.drain()
     batcher.close()
+    batcher.join(30.0)
     queue = batcher._scheduler.queue
     assert (queue.rows, queue.num_bytes, queue.num_parts, len(queue.lanes)) == (0, 0, 0, 0)
     assert not queue.rows_of
@@ -153,6 +154,7 @@ def test_a_real_engine_under_chaos_answers_each_its_own(tmp_path: Path, engine: 
         answered = sum(await asyncio.gather(*(client(batcher, draw.randint(0, 10**6)) for _ in range(24))))
         await batcher.drain()
         batcher.close()
+        batcher.join(30.0)
         assert batcher.queue_rows == batcher.queue_bytes == 0
         return answered
 

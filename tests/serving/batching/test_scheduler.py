@@ -39,6 +39,7 @@ def test_an_idle_instance_takes_what_comes_at_once() -> None:
 def test_with_a_delay_an_idle_instance_waits_for_a_batch_to_fill() -> None:
     """Until the first has waited so long, or the batch is full."""
     scheduler = _scheduler(max_delay_s=0.5, max_batch_rows=4)
+    _after_company(scheduler, 3, now=0.9)
     _ask(scheduler, now=1.0)
     _ask(scheduler, now=1.2)
     assert scheduler.take(0, 1.2) == Wait(1.5)
@@ -51,9 +52,32 @@ def test_with_a_delay_an_idle_instance_waits_for_a_batch_to_fill() -> None:
     assert full.rows == 4
 
 
+def _after_company(scheduler: Scheduler, rows: int, now: float) -> None:
+    """So many rows are asked for at once, and answered."""
+    _ask(scheduler, rows, now=now)
+    assert isinstance(scheduler.take(0, now), Batch)
+    assert scheduler.take(0, now) is None
+
+
+def test_nobody_waits_for_more_than_asked_at_the_same_time_lately() -> None:
+    """A lone caller goes at once whatever the delay; of three callers two wait, until the third has asked."""
+    scheduler = _scheduler(max_delay_s=0.5, max_batch_rows=8)
+    for now in (0.0, 0.1):
+        _after_company(scheduler, 1, now)
+    _after_company(scheduler, 3, now=1.0)
+    _ask(scheduler, now=1.2)
+    _ask(scheduler, now=1.2)
+    assert scheduler.take(0, 1.2) == Wait(1.7)
+    _ask(scheduler, now=1.3)
+    batch = scheduler.take(0, 1.3)
+    assert isinstance(batch, Batch)
+    assert (batch.rows, batch.reason) == (3, "idle")
+
+
 def test_a_delay_ends_in_time_for_a_deadline() -> None:
     """Waiting for others makes nobody late."""
     scheduler = _scheduler(max_delay_s=0.5, max_batch_rows=4)
+    _after_company(scheduler, 2, now=0.0)
     scheduler.table.learn(4, 8, 0.1, 0.0)
     _ask(scheduler, deadline=0.3)
     assert scheduler.take(0, 0.0) == Wait(pytest.approx(0.2))

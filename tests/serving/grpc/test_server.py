@@ -15,6 +15,7 @@ import pytest
 from stoker.serving.edge import Access, Edge, Limits
 from stoker.serving.grpc import messages, server
 from stoker.serving.grpc.inferring import MOST_AT_ONCE
+from stoker.serving.in_flight import InFlight
 from stoker.serving.problems import DeadlinePassed, QueueFull, Refusal, Unauthorized
 from tests.serving.fakes import FakeService, refusing, scores_of
 
@@ -136,6 +137,15 @@ def test_messages_over_the_limit_are_refused() -> None:
     limits = Limits(body_bytes=1000)
     error = refused(lambda client: client.call("ModelInfer", question(id="x" * 2000)), limits=limits)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_messages_are_bounded_together() -> None:
+    """What is more than the server may hold is refused with when to come again."""
+    held = InFlight(50)
+    error = refused(lambda client: client.call("ModelInfer", question(id="x" * 60)), in_flight=held)
+    assert (error.code(), "of 50 B that it may" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert dict(error.trailing_metadata())["retry-after"] == "1"
+    assert held.num_bytes == 0
 
 
 def test_a_deadline_and_a_cancel_reach_the_service() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Self
 
@@ -14,6 +16,7 @@ import orjson
 import pytest
 
 from stoker.serving.edge import Access, Edge, Limits
+from stoker.serving.in_flight import InFlight
 from tests.serving.fakes import FakeService
 from tests.serving.running import Running, running
 
@@ -277,3 +280,49 @@ def test_an_answer_comes_whole(where: Running) -> None:
         for _ in range(20):
             client.send(LIVE)
             assert client.socket.recv(65536).endswith(b'\r\n\r\n{"live":true}')
+
+
+def test_a_client_that_asks_nothing_more_is_hung_up_on() -> None:
+    """After as long as a connection is kept, counted from the last answer; one whose answer takes longer is not."""
+    service = FakeService(hold=asyncio.Event())
+    edge = Edge(service=service, limits=Limits())
+    with running(edge, timeout_keep_alive=0.2) as found, Client(found) as idle, Client(found) as waiting:
+        waiting.send(infer())
+        for _ in range(3):
+            began = time.monotonic()
+            assert idle.send(LIVE).answer()[0] == 200
+        assert idle.is_closed()
+        assert time.monotonic() - began >= 0.2
+        assert select.select([waiting.socket], [], [], 0.1) == ([], [], [])
+        found.do(service.hold.set)
+        assert waiting.answer()[0] == 200
+        assert waiting.is_closed()
+
+
+def test_bodies_are_bounded_together() -> None:
+    """While one client holds most of what there may be, another is refused; afterwards it is not; nothing is left."""
+    edge = Edge(service=FakeService(), limits=LIMITS, in_flight=InFlight(100_000))
+    half = b"x" * 60_000
+    with running(edge) as found, Client(found) as first, Client(found) as second:
+        first.send(infer(half, length=60_001))
+        while edge.in_flight.num_bytes < len(half):
+            threading.Event().wait(0.001)
+        status, headers, body = second.send(infer(half)).answer()
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert b"holds 58.6 KiB of requests" in body
+        assert first.send(b"x").answer()[0] == 400  # it was whole, and no JSON
+        with Client(found) as third:
+            assert third.send(infer(half)).answer()[0] == 400
+            third.send(infer(half, length=60_001))
+        while edge.in_flight.num_bytes:  # of the one who left as well
+            threading.Event().wait(0.001)
+
+
+def test_a_body_that_unpacks_to_too_much_is_bounded_as_well() -> None:
+    """Small on the wire, it counts as what it becomes."""
+    edge = Edge(service=FakeService(), limits=LIMITS, in_flight=InFlight(50_000))
+    packed = gzip.compress(b"x" * 90_000)
+    with running(edge) as found, Client(found) as client:
+        assert client.send(infer(packed, "Content-Encoding: gzip\r\n")).answer()[0] == 429
+        assert client.send(infer(gzip.compress(BODY), "Content-Encoding: gzip\r\n")).answer()[0] == 200
+        assert edge.in_flight.num_bytes == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.serving.http import routes
 from stoker.serving.http.routes import Route, find
 from stoker.serving.problems import NotFound, Unsupported
 
@@ -55,3 +56,10 @@ def test_extensions_that_are_not_had_are_known(path: str) -> None:
     """A client that calls one is told that it is not supported, not that it mistyped."""
     with pytest.raises(Unsupported):
         find(path)
+
+
+def test_long_paths_are_found_and_not_remembered() -> None:
+    """Whoever asks for ever other long names does not fill the memory with them."""
+    before = routes._known.cache_info().currsize
+    assert find(f"/v2/models/{'m' * 300}/infer") == Route("infer", "m" * 300)
+    assert routes._known.cache_info().currsize == before

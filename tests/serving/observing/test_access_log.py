@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def test_a_line_has_what_is_to_be_said(tmp_path: Path) -> None:
         {"at": "1970-01-02T00:00:00.500+00:00", "protocol": "http", "method": "GET", "path": "/v2", "status": 200,
          "seconds": 0.25}
     ]  # fmt: skip
+
+
+def test_what_clients_make_long_is_cut(tmp_path: Path) -> None:
+    """Ten thousand lines may wait for the disk, and an id may be as long as a body."""
+    log = AccessLog(tmp_path / "log")
+    log(replace(ONE, path="/" * 5000, id="i" * 5000, model="m" * 5000, version="1"))
+    log.close()
+    (line,) = lines(tmp_path / "log")
+    assert [len(str(line[name])) for name in ("path", "id", "model", "version")] == [1000, 1000, 1000, 1]
 
 
 def test_a_rotated_file_is_reopened(tmp_path: Path) -> None:

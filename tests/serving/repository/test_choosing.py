@@ -43,7 +43,8 @@ def test_nothing_is_asked_for_without_a_policy() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    ["{", '{"version_policy": {"oldest": {}}}', '{"version_policy": {"latest": {"num_versions": 0}}}',
+    ["{", "[1]", pytest.param("[" * 100_000, id="deep"), '{"version_policy": {"oldest": {}}}',
+     '{"version_policy": {"latest": {"num_versions": 0}}}',
      '{"version_policy": {"specific": {"versions": []}}}', '{"version_policy": {"specific": {"versions": ["x"]}}}'],
 )  # fmt: skip
 def test_a_policy_that_cannot_be_read_is_a_bad_request(config: str) -> None:

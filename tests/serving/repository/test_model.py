@@ -22,15 +22,14 @@ class FakeServed:
         self.version = artifact.path.name
         self.wanted_settings = settings
         self.is_broken = False
+        self.problem = ""
+        self.num_left_behind = 0
         self.is_retired = False
         self.may_leave = asyncio.Event()
         self.may_leave.set()
 
-    async def retire(self) -> None:
+    async def retire(self, _within_s: float) -> None:
         await self.may_leave.wait()
-        self.is_retired = True
-
-    def close(self) -> None:
         self.is_retired = True
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from stoker import engines
 from stoker.errors import ServiceError
+from stoker.serving.batching.watching import Patience
 from stoker.serving.models import Models
 from stoker.serving.observing.metrics import Metrics
 from stoker.serving.problems import Failed, NotFound, Unavailable
+from stoker.serving.repository.model import MOST_LEFT_BEHIND
 from stoker.serving.repository.repository import Repository, Shelf
 from stoker.serving.service import Request
 from stoker.testing.models import tiny_artifact, tiny_inputs
@@ -26,12 +29,12 @@ async def at_once(_seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-def opened(folder: Path, story: Callable[[Repository, Models], Awaitable[None]]) -> None:
+def opened(folder: Path, story: Callable[[Repository, Models], Awaitable[None]], **shelf: Any) -> None:
     """Run a story of a repository over a folder, and close it."""
 
     async def main() -> None:
         metrics = Metrics()
-        repository = Repository(Shelf(places=(folder,)), metrics, sleep=at_once)
+        repository = Repository(Shelf(places=(folder,), **shelf), metrics, sleep=at_once)
         models = Models(repository, metrics)
         await repository.open()
         models.is_open = True
@@ -187,6 +190,101 @@ def test_engines_that_broke_are_loaded_anew(tmp_path: Path, monkeypatch: pytest.
         assert state["loads"] == 3
         assert models.is_ready()
         assert await version_of(models) == "1"
+
+    opened(tmp_path, story)
+
+
+class Hanging:
+    """An engine that answers, until it is told to hang: then it does so until it is let go."""
+
+    def __init__(self, engine: engines.Engine, state: dict[str, Any]) -> None:
+        self._engine = engine
+        self._state = state
+
+    def run(self, inputs):
+        if self._state["hangs"]:
+            self._state["begun"].set()
+            self._state["let_go"].wait(30.0)
+        return self._engine.run(inputs)
+
+    def close(self) -> None:
+        self._state["closed"] += 1
+        self._engine.close()
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Engines hang while `hangs` is set here; how often they were loaded and closed."""
+    state: dict[str, Any] = {
+        "hangs": False,
+        "loads": 0,
+        "closed": 0,
+        "begun": threading.Event(),
+        "let_go": threading.Event(),
+    }
+    load = engines.load
+
+    def loading(*args: Any, **how: Any) -> tuple[Hanging, ...]:
+        state["loads"] += 1
+        state["hangs"] = False
+        return tuple(Hanging(engine, state) for engine in load(*args, **how))
+
+    monkeypatch.setattr(engines, "load", loading)
+    yield state
+    state["let_go"].set()
+
+
+IMPATIENT = Patience(least_s=0.3, times=1.0, every_s=0.01)
+
+
+def test_an_engine_that_hangs_is_loaded_anew_without_being_asked(tmp_path: Path, hanging: dict[str, Any]) -> None:
+    """Though the only caller has gone: not ready, said why, and ready again with another engine; the old is left."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        hanging["hangs"] = True
+        asked = asyncio.create_task(version_of(models))
+        await until(hanging["begun"].is_set)
+        asked.cancel()
+        await until(lambda: hanging["loads"] == 2 and not repository._tasks)
+        assert models.is_ready()
+        assert await version_of(models) == "1"
+        assert hanging["closed"] == 0
+
+    opened(tmp_path, story, patience=IMPATIENT)
+    assert hanging["closed"] == 1
+
+
+def test_a_model_whose_engines_keep_hanging_stays_broken(tmp_path: Path, hanging: dict[str, Any]) -> None:
+    """Each leaves its memory behind, so there is an end to it; the index says what is the matter."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        for _ in range(MOST_LEFT_BEHIND + 1):
+            hanging["hangs"] = True
+            with pytest.raises(Failed, match="and hangs"):
+                await version_of(models)
+            await asyncio.gather(*repository._tasks)
+        assert not models.is_ready()
+        (entry,) = models.index()
+        assert (entry.state, "and hangs" in entry.reason) == ("UNAVAILABLE", True)
+        with pytest.raises(Unavailable, match="has died"):
+            await version_of(models)
+
+    opened(tmp_path, story, patience=IMPATIENT)
+    assert hanging["loads"] == MOST_LEFT_BEHIND + 1
+
+
+def test_two_looks_at_once_take_a_model_away_once(tmp_path: Path) -> None:
+    """A signal comes while the watch is at work, and directories are gone."""
+    for name in ("digits", "words"):
+        tiny_artifact(tmp_path, name=name)
+
+    async def story(repository: Repository, models: Models) -> None:
+        shutil.rmtree(tmp_path / "digits")
+        shutil.rmtree(tmp_path / "words")
+        await asyncio.gather(*(repository.look_around() for _ in range(3)))
+        assert models.index() == ()
 
     opened(tmp_path, story)
 

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import BadArtifact, BadJob
 from stoker.records import ServiceSettings, dumps
-from stoker.serving.repository.settings import model_settings, overridden, parse_overrides
+from stoker.serving.repository.settings import model_settings, overridden, parse_overrides, require_models
 
 
 def test_the_last_word_counts_and_one_model_before_every_one() -> None:
@@ -68,3 +68,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "service.json").write_text(content)
     with pytest.raises(BadArtifact, match=r"service\.json cannot be read"):
         model_settings("digits", tmp_path)
+
+
+def test_a_setting_for_a_model_that_is_not_there_is_refused() -> None:
+    """It would change nothing, in silence; the nearest name is told. Settings for every model are always of one."""
+    overrides = parse_overrides(["digts.max_batch_rows=4", "max_delay_s=0"])
+    with pytest.raises(BadJob, match="no model 'digts'") as refused:
+        require_models(overrides, ("digits", "words"))
+    assert "digits" in str(refused.value)
+    require_models(overrides[1:], ("digits",))
+    require_models(overrides, ())

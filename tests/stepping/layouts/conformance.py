@@ -77,7 +77,9 @@ def taught(
     """As `learned`, of any job."""
     step = Step(job, plan, coupling, dtype=dtype, world=world)
     losses, indices = _trained(job, step, coupling, updates)
-    return Learned(losses, indices, step.whole_weights(), step.whole_kept_weights())
+    with step.with_kept_weights():
+        averages = {name: tensor.clone() for name, tensor in step.whole_weights().items()}
+    return Learned(losses, indices, step.whole_weights(), averages)
 
 
 def _trained(job: Job, step: Step, coupling: Coupling, updates: int) -> tuple[list[float], list[list[int]]]:

@@ -259,13 +259,25 @@ def test_evaluation_sees_the_shared_weights() -> None:
     assert not torch.equal(own, begun)
 
 
-def test_shares_follow_the_speeds_that_were_told() -> None:
-    """Before anything is measured they are equal; one site alone has all of it."""
+def test_weights_from_elsewhere_are_where_sites_begin() -> None:
+    """Not the initial ones, from which the way to them would count as learned."""
+    step = make_step(ALONE, gpt_job(DiLoCo(every=updates(2), compress="none")))
+    with torch.no_grad():
+        for parameter in step.model.parameters():
+            parameter.add_(1)
+    given = vector(step.model)
+    step.begin_at_weights()
+    with step.with_kept_weights():
+        assert torch.equal(vector(step.model), given)
+    step.settle()
+    assert torch.equal(vector(step.model), given)
+
+
+def test_speeds_are_told_with_an_exchange() -> None:
+    """Of each site while it was at work [samples/s]."""
     step = make_step(ALONE, gpt_job(DiLoCo(every=updates(2))))
-    assert step.outer.proposed_shares() == (16,)
     train(step, 0, 2)
     assert step.outer.latest.speeds[0] > 0
-    assert step.outer.proposed_shares() == (16,)
 
 
 def test_coupled_samples_have_to_fit_on_a_site() -> None:

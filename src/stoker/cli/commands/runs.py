@@ -126,15 +126,17 @@ def runs_export(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The table.")] = Path("metrics.csv"),
     debug: Debug = False,
 ) -> None:
-    """Write what a run measured as CSV: a line for each progress event and evaluation."""
+    """Write what a run measured as CSV: a line for each progress event and evaluation that still counts."""
     with reported(debug=debug):
+        from stoker.reporting.history import live_history
         from stoker.store import find_run, runs_root, write_atomic
         from stoker.tracking.csv_tracker import table
         from stoker.tracking.measures import point_of
         from stoker.tracking.shipping import about_run
 
         directory = find_run(runs_root(), run)
-        points = [point for event in directory.read_events() if (point := point_of(event)) is not None]
+        # What a resume did again would be there twice, and a curve of it go back on itself.
+        points = [point for event in live_history(directory.read_events()) if (point := point_of(event)) is not None]
         about = about_run(directory, directory.path)
         write_atomic(out, table(points, about.created_at), what="the table")
         Console().print(f"{len(points)} lines of {about.run}: {out}", highlight=False, markup=False, soft_wrap=True)

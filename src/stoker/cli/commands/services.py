@@ -37,6 +37,9 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM, for all ports.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM, unencrypted.")] = None,
     max_body: Annotated[int, typer.Option("--max-body", metavar="MIB", min=1, help="The largest request.")] = 64,
+    max_bodies: Annotated[
+        int | None, typer.Option("--max-bodies", metavar="MIB", min=1, help="All requests together.")
+    ] = None,
     watch: Annotated[
         float, typer.Option("--watch", metavar="SECONDS", min=0, help="Look for new versions so often; 0: never.")
     ] = 1.0,
@@ -62,8 +65,8 @@ def serve(
                 host=host, http_port=door(http_port), grpc_port=door(grpc_port), admin_host=admin_host,
                 admin_port=door(admin_port), admin_grpc_port=door(admin_grpc_port), overrides=tuple(settings or ()),
                 api_keys=api_keys, admin_keys=admin_keys, tls_certificate=tls_cert, tls_key=tls_key,
-                max_body_bytes=max_body * 2**20, watch_s=watch or None, grace_s=grace, access_log=access_log,
-                is_strict=strict,
+                max_body_bytes=max_body * 2**20, max_bodies_bytes=max_bodies and max_bodies * 2**20,
+                watch_s=watch or None, grace_s=grace, access_log=access_log, is_strict=strict,
             )  # fmt: skip
 
 

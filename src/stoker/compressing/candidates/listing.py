@@ -17,6 +17,8 @@ _STYLES: dict[openvino.Style, str] = {
     "percentile": "static, extremes without outliers, bias correction (NNCF)",
     "min-max": "static, symmetric extremes, bias correction (NNCF)",
 }
+_HALVES: tuple[ServingPrecision, ...] = ("bf16", "fp16")
+"""fp16 is finer than bf16 and ends at 65,504: what is larger becomes infinite, and the search refuses that."""
 _EFFORTS: dict[onnxruntime.Calibration, float] = {"MinMax": 1.0, "Percentile": 4.0, "Entropy": 6.0}
 """Histograms of all activations take several times as long as their extremes."""
 
@@ -27,22 +29,21 @@ def candidates_for(
     """What to try, in this order; the most promising in 8 bits is the first of those.
 
     Args:
-        kind: what the graph is made of; a quantised one is not quantised again, nor computed in bf16.
+        kind: what the graph is made of; a quantised one is not quantised again, nor computed in 16 bits.
         fast_dtypes: what the device multiplies natively.
         given: engine and precision of the model given, which is not tried again as it is.
     """
     others = tuple(one for one in _as_they_are() if (one.engine, one.precision) != given)
     if kind.quantised:
         return ()
-    has_bf16 = "bf16" in fast_dtypes
-    bf16 = (_bf16(),) if has_bf16 and given[1] == "fp32" else ()
+    halves = tuple(_half(one) for one in _HALVES if one in fast_dtypes and given[1] == "fp32")
     if not kind.heavy:
-        return (*bf16, *others)
+        return (*halves, *others)
     styles = [style for style in _STYLES if style != "smooth" or kind.has_attention]
     # In convolutions, scales taken in each batch are slower than fp32.
     dynamic = () if kind.has_convolutions else (_dynamic(),)
-    rest: ServingPrecision = "int8+bf16" if has_bf16 else "int8"
-    return (*bf16, *others, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
+    rest: ServingPrecision = "int8+bf16" if "bf16" in fast_dtypes else "int8"
+    return (*halves, *others, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
 
 
 def as_given(given: tuple[EngineName, ServingPrecision]) -> tuple[Candidate, ...]:
@@ -57,9 +58,9 @@ def _as_they_are() -> tuple[Candidate, ...]:
     )
 
 
-def _bf16() -> Candidate:
-    how = "computed in bf16, weights stored in fp16"
-    return Candidate("bf16 openvino", how, "openvino", "bf16", openvino.halved)
+def _half(precision: ServingPrecision) -> Candidate:
+    how = f"computed in {precision}, weights stored in fp16"
+    return Candidate(f"{precision} openvino", how, "openvino", precision, openvino.halved)
 
 
 def _static(style: openvino.Style, precision: ServingPrecision) -> Candidate:

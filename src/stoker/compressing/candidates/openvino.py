@@ -1,4 +1,4 @@
-"""Candidates that OpenVINO runs: in fp32, in bf16, and in int8 as NNCF quantises.
+"""Candidates that OpenVINO runs: in fp32, in bf16 or fp16, and in int8 as NNCF quantises.
 
 What: int8 static quantisation after training. Scales of weights are per channel, those of activations per tensor, taken
 from calibration rows; biases are corrected for the mean error. "SmoothQuant" first moves outliers of activations into
@@ -34,7 +34,7 @@ def as_it_is(workshop: Workshop, directory: Path) -> Made:
 
 
 def halved(workshop: Workshop, directory: Path) -> Made:
-    """The graph with its weights stored in fp16, which bf16 is computed from: half the size."""
+    """The graph with its weights stored in fp16, which bf16 is computed from as well: half the size."""
     with explained("OpenVINO"):
         return saved(read(workshop.graph_path), directory, halve=True)
 

@@ -32,15 +32,15 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def shard_paths(given: Paths) -> tuple[Path, ...]:
-    """The files that are meant: braces expanded as a shell does, `*` by what is there, in order.
+    """The files that are meant, absolute: braces expanded as a shell does, `*` by what is there, in order.
 
     Raises:
         BadJob: there are none, one is missing, or one is compressed and so cannot be read at a place.
     """
     words = [given] if isinstance(given, str | Path) else list(given)
     paths: list[Path] = []
-    for word in words:
-        for name in expanded(str(Path(word).expanduser())):
+    for word in words:  # absolute from the start: a job may be made in one folder and its data be read in another
+        for name in expanded(str(Path(word).expanduser().absolute())):
             found = sorted(glob.glob(name, recursive=True)) if "*" in name else [name]  # noqa: PTH207 - may be absolute
             if not found:
                 raise BadJob(f"no file is called {name}", remedy="Mend the pattern.")

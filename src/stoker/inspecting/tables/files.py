@@ -35,8 +35,8 @@ class FileTable(ABC):
 
     @property
     def num_bytes(self) -> int:
-        """Its size [bytes]."""
-        return self.path.stat().st_size
+        """Its size [bytes]; 0 where it cannot be looked at, which is told when it is read."""
+        return _size_of(self.path)
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
@@ -95,18 +95,38 @@ class TextTable:
 
     @property
     def num_bytes(self) -> int:
-        """Their size [bytes]."""
-        return sum((self.root / name).stat().st_size for name in self.names)
+        """Their size [bytes], of those that can be looked at."""
+        return sum(_size_of(self.root / name) for name in self.names)
 
     def batches(self) -> Iterator[Batch]:
         """A file a row."""
         for start in range(0, len(self.names), ROWS_OF_A_BATCH):
             names = self.names[start : start + ROWS_OF_A_BATCH]
-            text = [(self.root / name).read_bytes().decode("utf-8", "surrogateescape") for name in names]
-            columns: dict[str, list[Any]] = {"text": list(text)}
+            texts, problems = _texts_of(self.root, names)
+            columns: dict[str, list[Any]] = {"text": texts}
             if any(label is not None for label in self.labels):
                 columns["label"] = list(self.labels[start : start + ROWS_OF_A_BATCH])
-            yield Batch(start, columns, len(names), ids=names)
+            yield Batch(start, columns, len(names), problems, ids=names)
+
+
+def _texts_of(root: Path, names: Sequence[str]) -> tuple[list[Any], dict[int, RowFault]]:
+    """What is in each file; None, and why, where one cannot be read."""
+    texts: list[Any] = []
+    problems: dict[int, RowFault] = {}
+    for at, name in enumerate(names):
+        try:
+            texts.append((root / name).read_bytes().decode("utf-8", "surrogateescape"))
+        except OSError as error:
+            texts.append(None)
+            problems[at] = RowFault("corrupt", f"cannot be read: {error.strerror}")
+    return texts, problems
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _in_batches(

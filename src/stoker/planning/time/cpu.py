@@ -44,10 +44,11 @@ class Roof:
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Times of operations on one CPU at one number of threads."""
+    """Times of operations on one CPU at one number of threads; `slowdown` is its pace now [times as long]."""
 
     roof: Roof
     surfaces: dict[str, Surface] = field(default_factory=dict)
+    slowdown: float = 1.0
 
     @classmethod
     def of(cls, hardware: Hardware) -> Self:
@@ -55,12 +56,12 @@ class CpuTimes:
         if hardware.benchmark is None:
             return cls(_datasheet_roof(hardware))
         roof, surfaces = _measured(hardware.benchmark.timings)
-        return cls(roof, surfaces)
+        return cls(roof, surfaces, hardware.slowdown)
 
     def seconds(self, operation: Operation) -> float:
         """Time of `operation` alone, with its operands out of the cache [s]."""
         place = place_of(operation)
-        return self.roof.seconds(place) * math.exp(self._guess(place).value)
+        return self.slowdown * self.roof.seconds(place) * math.exp(self._guess(place).value)
 
     def relative_error(self, operation: Operation) -> float:
         """One standard deviation of `seconds`, as a fraction of it, as left-out measurements show it."""

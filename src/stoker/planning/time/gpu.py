@@ -1,7 +1,8 @@
 """Times of operations on a GPU, which need not be here.
 
-What  Products by tiles and waves, convolutions as products, fused attention by its FLOPs, everything else by the bytes
-      that cross memory; rates from the datasheet, or from a micro-benchmark of the device.
+What  Products by tiles and waves, convolutions as products, recurrent layers as products step after step, fused
+      attention by its FLOPs, everything else by the bytes that cross memory; rates from the datasheet, or from a
+      micro-benchmark of the device.
 Use when  forecasting for a CUDA device.
 Costs  Half a second to take in a micro-benchmark of a thousand points; then 0.1 ms per operation asked for.
 Does not combine with  operations that work while others do: each is taken to have the device for itself.
@@ -26,10 +27,11 @@ from stoker.records.trace import Operation
 _GAP_S = 1.5e-6
 """Between two kernels of a stream, the next already queued [s]."""
 _DATASHEET_ERRORS = {
-    "product": 0.09, "batched product": 0.16, "convolution": 0.35, "attention": 0.25, "row": 0.25, "stream": 0.1,
+    "product": 0.09, "batched product": 0.16, "convolution": 0.35, "attention": 0.25, "recurrent": 0.5,
+    "row": 0.25, "stream": 0.1,
 }  # fmt: skip
 """One standard deviation by kind, where only a datasheet is known [fraction]. From devices left out of the fit; of
-attention, a judgement: nothing public measures it device by device."""
+attention and recurrent layers, judgements: nothing public measures them device by device."""
 _DRIFT = 0.04
 """Between two boards of a model and two rooms they stand in [fraction]."""
 _THROTTLED_DRIFT = 0.6

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from stoker.planning.time import products
 from stoker.planning.time.bandwidth import ROW_KERNELS, row_bytes, row_sizes, stream_bytes
 from stoker.planning.time.datasheet import Sustained
+from stoker.planning.time.recurrent import STEP_S, recurrent_work
 from stoker.planning.time.tiles import Rates, product_seconds
 from stoker.records.trace import Operation
 
 Floats = NDArray[np.float64]
-Kind = Literal["product", "batched product", "convolution", "attention", "row", "stream"]
+Kind = Literal["product", "batched product", "convolution", "attention", "recurrent", "row", "stream"]
 
 _BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 _FUSED_SHARES = {"8.0": 0.83, "8.6": 0.80, "8.9": 0.80, "9.0": 0.45, "10.0": 0.40}
@@ -53,6 +54,8 @@ def kind_of(operation: Operation) -> tuple[Kind, str]:
         return "convolution", dtype
     if "attention" in name and products.attention_sizes(operation):
         return "attention", operation.inputs[0].dtype
+    if recurrent_work(operation) is not None:
+        return "recurrent", operation.inputs[0].dtype
     if name in ROW_KERNELS and operation.inputs:
         return "row", name.removesuffix("_backward").removesuffix("_backward_data").strip("_")
     return "stream", ""
@@ -66,6 +69,9 @@ def point_of(operation: Operation, kind: Kind) -> Floats:
         sizes: tuple[float, ...] = (*row_sizes(operation), way)
     elif kind == "attention":
         sizes = (*(products.attention_sizes(operation) or ()), way)
+    elif kind == "recurrent":
+        work = recurrent_work(operation)
+        sizes = (work.steps, work.batch, work.width, way) if work is not None else (1.0,)
     elif kind == "convolution":
         ways = products.convolution_products(operation)
         sizes = (*(ways[0][0][0] if ways else ()), way)
@@ -96,6 +102,8 @@ def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustai
         return _attention_seconds(operation, dtype, sustained, scales)
     rates = _scaled(sustained.rates(dtype), scales)
     size = _BYTES[dtype]
+    if kind == "recurrent":
+        return _recurrent_seconds(operation, dtype, sustained, rates)
     if kind == "convolution":
         return _convolution_seconds(operation, dtype, sustained, rates)
     sizes = np.array([products.product_sizes(operation)], dtype=float)
@@ -123,6 +131,16 @@ def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained,
             for sizes, extra in usable
         )
     return seconds
+
+
+def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
+    """Products of all steps at once and of one step after the other, and the time between steps."""
+    work = recurrent_work(operation)
+    assert work is not None, "its kind says that it is one"
+    sizes = np.array([sizes for sizes, _ in work.products], dtype=float)
+    times = np.array([times for _, times in work.products], dtype=float)
+    seconds = product_seconds(sizes, _BYTES[dtype], sustained.tiles(dtype, is_batched=False), rates)
+    return float(seconds @ times) + work.steps * STEP_S
 
 
 def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, scales: Scales) -> float:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stoker.planning.time.compilation import compile_seconds
+from stoker.planning.time.compilation import capture_seconds, compile_seconds
 from stoker.planning.time.fusion import kernel_shares
 from stoker.planning.time.operations import OperationTimes
 from stoker.planning.time.power import PowerModel, flops_by_dtype
@@ -50,8 +50,8 @@ _PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 class UpdateTime:
     """The time of one update, and what it is made of.
 
-    `forward_s` and `backward_s` are the parts of these passes [s], `compile_s` what compiling takes once (None: it is
-    not compiled);
+    `forward_s` and `backward_s` are the parts of these passes [s], `compile_s` what compiling or capturing takes once
+    (None: it is neither compiled nor captured);
     `power_w` is the device's mean draw meanwhile (None: nobody knows); `shares` are parts of `step_s`, by operation
     and the user's line.
     """
@@ -161,17 +161,28 @@ def update_time(
         beside[_CROSSING] = 0.0
     by_phase = {phase: _phase_s(phase, parts, hardware, host_s[phase]) for phase in _PHASES}
     total = max(sum(by_phase.values()) + sum(beside.values()), 1e-9)
-    deviation = math.sqrt(_variance(parts) / total**2 + (_COMPILED_DRIFT if is_compiled else _DRIFT) ** 2)
+    drift = _COMPILED_DRIFT if is_compiled else _DRIFT
+    # Where kinds of operations have come to differ since they were timed, one pace for all is less certain.
+    unlike = hardware.pace.deviation if hardware.pace else 0.0
+    deviation = math.hypot(math.sqrt(_variance(parts)) / total, drift, unlike)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
-    operations = ((operation, phase) for operation, phase, _, _ in work.counts)
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),
         forward_s=by_phase["forward"],
         backward_s=by_phase["backward"],
-        compile_s=compile_seconds(operations) if is_compiled else None,
+        compile_s=_once_s(work, is_compiled=is_compiled, is_captured=is_captured),
         power_w=_power(parts, hardware, total),
         shares=_shares(parts, host_s, beside) if hardware.device.kind == "cpu" else _shares(parts, _NO_HOST_S, beside),
     )
+
+
+def _once_s(work: Work, *, is_compiled: bool, is_captured: bool) -> Estimate | None:
+    """What compiling or capturing takes before the first update is done [s]."""
+    if is_compiled:
+        return compile_seconds((operation, phase) for operation, phase, _, _ in work.counts)
+    if is_captured:
+        return capture_seconds(sum(count for _, phase, _, count in work.counts if phase != "optimizer"))
+    return None
 
 
 def _parts(work: Work, times: OperationTimes, *, is_tf32: bool, is_compiled: bool) -> list[_Part]:
@@ -219,7 +230,7 @@ def _host_s(hardware: Hardware) -> dict[str, float]:
     # On a GPU the host has to start each operation; on a CPU that is in the operation's own time.
     launch_s = benchmark.launch_s if hardware.device.kind == "cuda" else None
     started = {} if launch_s is None else {"forward": launch_s, "backward": launch_s}
-    return {**_USUAL_HOST_S, **benchmark.host_s, **started}
+    return {what: hardware.slowdown * one for what, one in {**_USUAL_HOST_S, **benchmark.host_s, **started}.items()}
 
 
 def _phase_s(phase: Phase, parts: Sequence[_Part], hardware: Hardware, host_s: float) -> float:
@@ -243,7 +254,7 @@ def _fresh_s(work: Work, hardware: Hardware, malloc: str) -> float:
     """Page faults of blocks that are had from the system for each use [s]; 0 where they were not measured."""
     timings = hardware.benchmark.timings if hardware.benchmark else ()
     zeros = [one for one in timings if one.operation.name == "zeros"]
-    per_byte = max((one.seconds / one.operation.bytes_written for one in zeros), default=0.0)
+    per_byte = hardware.slowdown * max((one.seconds / one.operation.bytes_written for one in zeros), default=0.0)
     fresh = sum(size * count for size, count in work.born_bytes if size >= _FRESH_FROM_BYTES[malloc])
     return per_byte * fresh * work.micro_batches / work.trace.settings.parts
 

@@ -117,6 +117,10 @@ class Caller:
         self._kept.append(result)
         return result
 
+    def forget(self) -> None:
+        """Free the results that are kept."""
+        self._kept.clear()
+
     @contextlib.contextmanager
     def at_ease(self) -> Iterator[None]:
         """Inside, memory for results has been had from the system: it goes round among the calls."""
@@ -128,7 +132,7 @@ class Caller:
         try:
             yield
         finally:
-            self._kept.clear()
+            self.forget()
 
 
 def prepare(call: Call, pool: Pool) -> tuple[Caller, Arguments, object]:

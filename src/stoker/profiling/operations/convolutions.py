@@ -67,6 +67,10 @@ def _dense(num: int) -> list[Shape]:
         of = 16 if index % 4 else 8
         whole = multiple(channels, of)
         shapes.append(Shape(images, whole, multiple(round(whole * wider), of), size, kernel, stride))
+    # Channels that are no whole number of vector registers: two thirds of the rate of others.
+    for channels, size, images in spread(4, (24, 120), (6, 56), (8, 64)):
+        ragged = multiple(channels, 16) + 8
+        shapes.append(Shape(images, ragged, ragged, size, 3))
     # First layers have few channels and large images.
     first = (
         Shape(32, 3, 48, 96, 7, 2),

@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):
         in_backward = is_in_backward()
         if in_backward != self._was_in_backward:
             self._turn(recording, in_backward=in_backward)
-        module, source = self._place(in_backward=in_backward)
+        module, source, node = self._place(in_backward=in_backward)
         takes_list = bool(args) and isinstance(args[0], list | tuple)
         if module:
             owners = [self.modules[module]] * len(outputs)
@@ -172,6 +172,7 @@ class Recorder(TorchDispatchMode):
                 if life is not None:
                     life.owner = owner
         recording.uses.append(self._use(func, args, kwargs, outputs))
+        recording.nodes.append(node)
 
     def _use(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]) -> TensorUse:
         inputs = [*tensors_in((args, kwargs.values()))]
@@ -202,15 +203,17 @@ class Recorder(TorchDispatchMode):
                 self._known[key] = place
         return place
 
-    def _place(self, *, in_backward: bool) -> tuple[int, int]:
-        """Module and line of what is running; those of its forward operation in a backward pass."""
+    def _place(self, *, in_backward: bool) -> tuple[int, int, int]:
+        """Module, line and node of what is running; those of its forward operation in a backward pass."""
         depth = len(self._stack) - (self._depth_of_backward if in_backward else 0)
         if not in_backward or depth > 0:
             module, source = self._stack[-1] if self._stack else 0, self.lines.here()
-            self._forward_nodes.setdefault(next_sequence_number() - 1, (module, source))
-            return module, source
-        found = self._forward_nodes.get(sequence_number_of_node())
-        return (0, self.lines.here()) if found is None else found
+            node = next_sequence_number() - 1
+            self._forward_nodes.setdefault(node, (module, source))
+            return module, source, node
+        node = sequence_number_of_node()
+        module, source = self._forward_nodes.get(node) or (0, self.lines.here())
+        return module, source, node
 
     def _turn(self, recording: Recording, *, in_backward: bool) -> None:
         self._was_in_backward = in_backward

@@ -135,16 +135,18 @@ def _layer(name: str) -> Callable[..., Any]:
         batch_first: bool,  # noqa: FBT001 - likewise
     ) -> Any:
         hidden_state, cell_state = state if name == "lstm" else (state, None)
-        per_layer = 4 if has_biases else 2
+        hidden = (hidden_state if cell_state is None else cell_state).shape[-1]
+        projected = hidden_state.shape[-1] if hidden_state.shape[-1] != hidden else 0
+        per_layer = (4 if has_biases else 2) + (1 if projected else 0)
         tensors = (inputs, hidden_state, cell_state, *weights)
         if torch.is_autocast_enabled("cuda"):
             dtype = torch.get_autocast_dtype("cuda")
             tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
         inputs, hidden_state, cell_state, *weights = tensors
-        no_buffer, hidden = inputs.new_empty(0), hidden_state.shape[-1]
+        no_buffer = inputs.new_empty(0)
         output, hidden_out, cell_out, _, _ = aten._cudnn_rnn(
-            inputs, weights, per_layer, no_buffer, hidden_state, cell_state, _MODES[name], hidden, 0, num_layers,
-            batch_first, dropout, train, bidirectional, [], None,
+            inputs, weights, per_layer, no_buffer, hidden_state, cell_state, _MODES[name], hidden, projected,
+            num_layers, batch_first, dropout, train, bidirectional, [], None,
         )  # fmt: skip
         return (output, hidden_out, cell_out) if name == "lstm" else (output, hidden_out)
 

@@ -1,9 +1,9 @@
-"""Of a model that repeats equal blocks a few are traced; what the others do is known from them.
+"""Of equal blocks that a model repeats, or of time steps, a few are traced; what the others do is known from them.
 
 The model is shortened before the update is traced: of N >= 6 equal blocks four stay, of which the first and the last
 may be special, and the two in between must turn out to be alike (`stoker.records.timeline.prove`). Where the first m
 are checkpointed, these and the rest are shortened apart. A model whose blocks differ, or that does not run when it is
-shortened, is traced whole.
+shortened, is traced whole. Where no blocks are left out, steps of recurrent layers are (`time_steps.py`).
 
 Not checked: that the model treats the blocks left out like those traced, whatever their number; a model that keeps the
 output of block 17 and of no other is traced as if it did not.
@@ -15,13 +15,16 @@ import dataclasses
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
 from stoker.jobs import Job, Optimizer
 from stoker.loading import Datasets
 from stoker.profiling.tracing.equality import are_equal
+from stoker.profiling.tracing.storages import Recording
+from stoker.profiling.tracing.time_steps import TEMPLATE, TRACED, CutLoops, labels_of, left_out_of
 from stoker.profiling.tracing.update import trace_update
 from stoker.profiling.tracing.widening import TensorUse, Widening
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
@@ -33,7 +36,7 @@ _FEWEST = 6
 
 
 def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings: TraceSettings) -> Trace:
-    """As `trace_update`, with repeated blocks traced once; of a model without any, or whose blocks differ, the whole.
+    """As `trace_update`, with repeated blocks or time steps traced once; of a model without any, the whole.
 
     Raises:
         BadJob: as `trace_update`.
@@ -42,10 +45,10 @@ def trace_with_repetition(job: Job, data: Datasets, coupling: Coupling, settings
     try:
         trace = trace_update(job, data, coupling, settings, shortening=blocks)
     except Exception:  # whatever a shortened model cannot do: the whole one says what is wrong, if anything is
-        if blocks.left_out is None:
+        if not blocks.has_shortened:
             raise
     else:
-        if blocks.left_out is None or trace.repetition is not None:
+        if not blocks.has_shortened or trace.repetition is not None:
             return trace
     return trace_update(job, data, coupling, settings)
 
@@ -61,7 +64,7 @@ class LeftOut:
 
 
 class RepeatedBlocks:
-    """Shortens the longest list of equal blocks of a job's model, and tells a trace of it what is missing.
+    """Shortens the longest list of equal blocks of a job's model, or its loops over time, and tells a trace of it.
 
     Attributes:
         left_out: what; None before a model is shortened, and where none can be.
@@ -70,6 +73,7 @@ class RepeatedBlocks:
 
     def __init__(self, job: Job, checkpointed_blocks: int) -> None:
         self._job = job
+        self._loops = CutLoops()
         self.left_out: LeftOut | None = None
         self.checkpointed_blocks = checkpointed_blocks
 
@@ -90,18 +94,22 @@ class RepeatedBlocks:
         self.checkpointed_blocks = sum(index < self.checkpointed_blocks for index in kept)
         return model
 
-    def annotate(self, trace: Trace, owners: Sequence[str], uses: Sequence[TensorUse]) -> Trace:
-        """The trace with its repetition, or as it is where the blocks turn out to differ.
+    @property
+    def has_shortened(self) -> bool:
+        """Whether anything was left out: blocks, or time steps."""
+        return self.left_out is not None or self._loops.length > 0
 
-        Args:
-            trace: of the shortened model.
-            owners: dotted names of the module each storage belongs to.
-            uses: whose tensors each occurrence takes and gives.
-        """
-        if self.left_out is None:
-            return trace
+    def while_tracing(self, recording: Callable[[], Recording | None]) -> AbstractContextManager[None]:
+        """What a model without blocks to leave out runs in: loops over time are cut."""
+        return nullcontext() if self.left_out is not None else self._loops.cutting(recording)
+
+    def annotate(self, trace: Trace, recording: Recording) -> Trace:
+        """The trace of what was shortened with its repetition, or as it is where blocks or steps turn out to differ."""
         try:
-            return _with_repetition(trace, self.left_out, owners, uses)
+            if self.left_out is not None:
+                owners = [life.owner for life in recording.lives]
+                return _with_repetition(trace, self.left_out, owners, recording.uses)
+            return _with_steps(trace, recording, self._loops.length) if self._loops.length else trace
         except NotPeriodic:
             return trace
 
@@ -130,6 +138,19 @@ def _with_repetition(trace: Trace, left_out: LeftOut, owners: Sequence[str], use
     labelled = dataclasses.replace(trace, storages=tuple(storages), repetition=repetition)
     prove(labelled, repetition)
     return labelled
+
+
+def _with_steps(trace: Trace, recording: Recording, num_steps: int) -> Trace:
+    """The trace with its time steps as a repetition; raises NotPeriodic."""
+    repetition = Repetition(
+        module="",
+        num_blocks=num_steps,
+        traced=TRACED,
+        segments=_segments(_without_gaps(trace, labels_of(recording))),
+        copies=((TEMPLATE, left_out_of(num_steps)),),
+    )
+    prove(trace, repetition)
+    return dataclasses.replace(trace, repetition=repetition)
 
 
 class _Numbers(dict[str, int | None]):

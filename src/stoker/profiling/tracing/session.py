@@ -90,6 +90,8 @@ def session(settings: TraceSettings, hints: Hints | None) -> Iterator[Session]:
     started = time.perf_counter()
     answers, lines = Answers(hints), SourceLines()
     with contextlib.ExitStack() as stack:
+        # Of fakes, copies and libraries that are not here; the real step will warn of itself.
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
         pretence = stack.enter_context(pretending(settings))
         if pretence.device.type == "cuda":
             stack.enter_context(attention_of(settings.capability))
@@ -108,8 +110,7 @@ def run_traced(session: Session, run: Callable[[], object]) -> None:
     recorder = session.recorder
     recorder.last_failure = None
     try:
-        with warnings.catch_warnings(action="ignore"):  # of fakes and copies; the real step will warn of itself
-            run()
+        run()
     except StokerError:
         raise
     except Exception as error:

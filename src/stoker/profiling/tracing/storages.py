@@ -29,6 +29,18 @@ class Life:
     """Whether it holds the answer of `all`, which is taken to be yes."""
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop of which some steps were left out (`time_steps.py`).
+
+    Its occurrences are start <= i < stop; `node` is the number of autograd's last node before it.
+    """
+
+    start: int
+    stop: int
+    node: int
+
+
 @dataclass
 class Recording:
     """What was seen of one update, in order; see `Trace`."""
@@ -40,6 +52,9 @@ class Recording:
     backward_starts: list[int] = field(default_factory=list)
     uses: list[TensorUse] = field(default_factory=list)
     """Whose tensors each occurrence takes and gives."""
+    nodes: list[int] = field(default_factory=list)
+    """The number of autograd's node that each occurrence makes or, in a backward pass, belongs to; -1: to none."""
+    loops: list[Loop] = field(default_factory=list)
 
 
 class Storages:

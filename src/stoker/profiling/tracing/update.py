@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
 from stoker.profiling.tracing.session import Session, session
-from stoker.profiling.tracing.widening import TensorUse
+from stoker.profiling.tracing.storages import Recording
 from stoker.records import Coupling, Plan, Trace, TraceSettings
 from stoker.stepping import Step, build_model
 from stoker.stepping.freezing import thawed
@@ -30,7 +31,7 @@ _FETCHED = 2
 
 
 class Shortening(Protocol):
-    """Leaves repeated blocks out of a model before it is traced, and says so in the trace afterwards."""
+    """Leaves out of an update what repeats, and says so in the trace afterwards."""
 
     checkpointed_blocks: int
     """How many blocks of the model as it was left are to be checkpointed, the first ones."""
@@ -38,8 +39,11 @@ class Shortening(Protocol):
     def shorten(self, model: nn.Module) -> nn.Module:
         """The model with fewer blocks."""
 
-    def annotate(self, trace: Trace, owners: Sequence[str], uses: Sequence[TensorUse]) -> Trace:
-        """The trace with what was left out; `owners` are the dotted names of the module each storage belongs to."""
+    def while_tracing(self, recording: Callable[[], Recording | None]) -> AbstractContextManager[None]:
+        """What the update runs in; `recording` gives what is being recorded, if anything is."""
+
+    def annotate(self, trace: Trace, recording: Recording) -> Trace:
+        """The trace with what was left out, by what was recorded."""
 
 
 def trace_update(
@@ -57,7 +61,7 @@ def trace_update(
         data: two of its samples are fetched, for their shapes.
         coupling: what the probe found of the job.
         settings: target, micro-batch [samples], and how the update is executed.
-        shortening: what leaves repeated blocks out.
+        shortening: what leaves out what repeats.
 
     Raises:
         BadJob: the step cannot be traced, sizes depend on the data, or the settings would change what is learned.
@@ -79,12 +83,11 @@ def trace_update(
             update(_widened(fetched, traced, settings.micro_batch), indices[: settings.micro_batch])
             step.forget_constants()
 
-        trace, recording = traced.trace(
-            lambda: update(raw, indices), lambda: _hold(step, raw, traced), begin if settings.parts > 1 else None
-        )
-    if shortening is None:
-        return trace
-    return shortening.annotate(trace, [life.owner for life in recording.lives], recording.uses)
+        with shortening.while_tracing(lambda: traced.recorder.storages.recording) if shortening else nullcontext():
+            trace, recording = traced.trace(
+                lambda: update(raw, indices), lambda: _hold(step, raw, traced), begin if settings.parts > 1 else None
+            )
+    return trace if shortening is None else shortening.annotate(trace, recording)
 
 
 def _fake_step(job: Job, coupling: Coupling, traced: Session, shortening: Shortening | None) -> Step:

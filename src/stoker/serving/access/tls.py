@@ -1,48 +1,61 @@
-"""TLS for both ports, from one certificate and its key."""
+"""TLS for all doors, from one certificate and its key, which can be replaced while connections go on."""
 
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
+
+import grpc
 
 from stoker.errors import BadJob
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tls:
-    """A certificate chain and its private key: files in PEM."""
+    """A certificate chain and its private key: files in PEM, as they were when they were last read.
 
-    certificate: Path
-    key: Path
+    Connections keep what they began with; those that are made later get what was read last.
 
-    def context(self) -> ssl.SSLContext:
-        """For HTTP: TLS 1.2 and later, as Python's defaults choose ciphers.
+    Raises:
+        BadJob: see `read`.
+    """
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._certificate = certificate
+        self._key = key
+        self.read()
+
+    def read(self) -> None:
+        """Take the files as they are now; where they cannot be used, those read before still hold.
 
         Raises:
             BadJob: a file cannot be read, or the key is not the certificate's.
         """
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            pem = self._key.read_bytes(), self._certificate.read_bytes()
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise BadJob(
-                f"TLS cannot be set up with {self.certificate} and {self.key}: {error}",
+                f"TLS cannot be set up with {self._certificate} and {self._key}: {error}",
                 remedy="Give a certificate chain and its unencrypted private key, both in PEM.",
             ) from error
+        self._context = context
+        self._for_grpc = grpc.ssl_server_certificate_configuration([pem])
+
+    def context(self) -> ssl.SSLContext:
+        """For HTTP: TLS 1.2 and later, as Python's defaults choose ciphers."""
+        context = self._context
+        context.sni_callback = self._hand_over
         return context
 
-    def pem(self) -> tuple[bytes, bytes]:
-        """For gRPC: the key and the certificate chain.
+    def credentials(self) -> grpc.ServerCredentials:
+        """For gRPC, which asks for the certificate anew with each connection."""
+        return grpc.dynamic_ssl_server_credentials(self._for_grpc, lambda: self._for_grpc)
 
-        Raises:
-            BadJob: a file cannot be read.
-        """
-        try:
-            return self.key.read_bytes(), self.certificate.read_bytes()
-        except OSError as error:
-            raise BadJob(f"TLS cannot be set up: {error}") from error
+    def _hand_over(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """At the beginning of a connection: have it use the certificate that was read last."""
+        connection.context = self._context
 
 
 def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -55,9 +68,7 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
         return None
     if certificate is None or key is None:
         raise BadJob("--tls-cert and --tls-key belong together", remedy="Give both, or neither.")
-    tls = Tls(certificate=certificate, key=key)
-    tls.context()
-    return tls
+    return Tls(certificate, key)
 
 
 def _no_password() -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stoker.records import ServiceSettings
 from stoker.serving.batching.latency import LatencyTable
@@ -30,12 +31,14 @@ would take, one request is let through."""
 IDLE = -math.inf
 """When an instance that has nothing to do will have nothing to do."""
 
+GONE = math.inf
+"""When one will that takes no more batches."""
+
 _MEAN_RATE, _DEVIATION_RATE, _DEVIATIONS = 1 / 8, 1 / 4, 2.0
 _MOST_OFF = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A request as it comes in, in numbers; `deadline` is a point on the batcher's clock, infinite for none."""
 
     rows: int
@@ -82,7 +85,7 @@ class Standing:
 
     def seconds_to_answer(self, rows: int, shape: SampleShape | None, now: float) -> float:
         """Seconds until what runs, what waits and so many more rows are done."""
-        busy_s = [max(0.0, until - now) for until in self.busy_until]
+        busy_s = [max(0.0, until - now) for until in self.busy_until if until < GONE] or [GONE]
         own = self.table.seconds(rows, shape.elements) if shape else 0.0
         work = sum(_work(self.queue, self.table, rows, shape))
         return max(min(busy_s) + own, (sum(busy_s) + work) / len(busy_s))

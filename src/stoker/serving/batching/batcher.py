@@ -14,10 +14,11 @@ from stoker.records import Manifest, ServiceSettings
 from stoker.serving.batching.assembling import Assembler, joined
 from stoker.serving.batching.executed import Executed
 from stoker.serving.batching.queue import Part
-from stoker.serving.batching.running import Attempt
+from stoker.serving.batching.running import Attempt, executed
 from stoker.serving.batching.scheduler import Batch, Scheduler
 from stoker.serving.batching.shapes import Shapes
 from stoker.serving.batching.warming import warm_up
+from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience, Run, Watch
 from stoker.serving.batching.workers import Room, Worker
 from stoker.serving.problems import DeadlinePassed, Failed, Refusal, Unavailable
 from stoker.units import format_seconds
@@ -43,7 +44,8 @@ class Batcher:
 
     Requests come in and answers go out on one event loop; each engine has a thread. An idle engine never waits, unless
     `max_delay_s` says so. Deadlines are points on `clock`. `observe` is told of every run of an engine, on the loop,
-    after the answers have been given. Engines stay the caller's, who closes them after `close`.
+    after the answers have been given, `on_broken` of every engine that takes no more batches: it fails on what it once
+    answered, or hangs for longer than `patience` has. Engines stay the caller's, who closes those that `join` gives.
     """
 
     def __init__(
@@ -53,10 +55,14 @@ class Batcher:
         settings: ServiceSettings,
         *,
         observe: Callable[[Executed], None] = lambda _executed: None,
+        on_broken: Callable[[], None] = lambda: None,
+        patience: Patience = DEFAULT_PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manifest = manifest
         self._observe = observe
+        self._on_broken = on_broken
+        self._patience = patience
         self._clock = clock
         self._shapes = Shapes(manifest, settings.buckets)
         self._scheduler = Scheduler(self._shapes, settings, len(engines))
@@ -68,6 +74,9 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
+        self._watch = Watch(patience)
+        self._next_look: asyncio.TimerHandle | None = None
+        self._lost: set[int] = set()
         self._refused = ""
         self._open: set[_Asked] = set()
         self._drained: asyncio.Event | None = None
@@ -83,15 +92,14 @@ class Batcher:
         return self._scheduler.queue.num_bytes
 
     @property
-    def predicted_wait_s(self) -> float:
-        """Seconds until all that runs and waits is predicted to be done; 0 before anything was measured."""
-        with self._room.lock:
-            return self._scheduler.wait_s(self._clock())
+    def problem(self) -> str:
+        """Why an engine takes no more batches, in words; empty as long as all of them do."""
+        return next((worker.problem for worker in self._workers if worker.problem), "")
 
     @property
     def is_broken(self) -> bool:
-        """Whether an engine has died: it fails on what it once answered."""
-        return any(worker.is_broken for worker in self._workers)
+        """Whether an engine has died, or hangs."""
+        return any(worker.problem for worker in self._workers)
 
     async def warm(self, golden: Golden, *, budget_s: float = 5.0) -> None:
         """Measure what batches take, before the first request.
@@ -136,11 +144,13 @@ class Batcher:
                 asked, inputs, now=self._clock(), deadline=math.inf if deadline is None else deadline,
                 priority=priority, caller=caller, num_bytes=num_bytes,
             )  # fmt: skip
-            woken = room.idle.pop() if room.idle else None
-        if woken is not None:
-            woken.wake()
+            roused = room.roused(len(asked.parts))
+        for worker in roused:
+            worker.wake()
         asked.missing = len(asked.parts)
         self._open.add(asked)
+        if self._next_look is None:
+            self._look_later()
         if deadline is not None and deadline < self._alarm_at:
             self._set_alarm(deadline)
         try:
@@ -158,20 +168,31 @@ class Batcher:
             await asyncio.sleep(0)  # so that the last batch has been observed
 
     def close(self) -> None:
-        """Stop the threads, after the batches they are at; what still waits is refused. `drain` first, to answer it."""
+        """Take no batch any more; who still waits, for a batch or for the end of one, is refused. `drain` answers."""
         self._refused = self._refused or "the model was unloaded"
         with self._room.lock:
             self._room.is_open = False
-            idle, self._room.idle = self._room.idle, []
+            idle = self._room.roused(len(self._workers))
         for worker in idle:
             worker.wake()
-        for worker in self._workers:
-            worker.join()
         for asked in list(self._open):
             self._fail(asked, Unavailable("the model was unloaded before this request was computed"))
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm, self._alarm_at = None, math.inf
+        for timer in (self._alarm, self._next_look):
+            if timer is not None:
+                timer.cancel()
+        self._alarm, self._next_look, self._alarm_at = None, None, math.inf
+
+    def join(self, within_s: float) -> tuple[Engine, ...]:
+        """Wait for the batches under way after `close`, for so long in all; the engines that are done with theirs.
+
+        Blocks. The others compute, or hang: whoever closes them takes away what they stand on.
+        """
+        ends = time.monotonic() + within_s
+        return tuple(
+            worker.engine
+            for worker in self._workers
+            if worker.join(0.0 if worker.hangs else max(0.0, ends - time.monotonic()))
+        )
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to work for a loop, with the first request."""
@@ -207,8 +228,8 @@ class Batcher:
         elif attempt.is_final:
             for part in attempt.parts:
                 self._fail(part.owner, Failed(f"the model could not compute this request: {attempt.error}"))
-        if worker.is_broken:
-            self._give_up()
+        if worker.problem:
+            self._lose(worker)
         assert self._loop is not None
         self._loop.call_soon(self._record, worker.index, batch, attempt)  # those who were answered go first
 
@@ -216,7 +237,7 @@ class Batcher:
         if attempt.error is None and attempt.parts is batch.parts:
             with self._room.lock:
                 self._scheduler.learn(batch, attempt.ended)
-        self._observe(_executed(instance, batch, attempt))
+        self._observe(executed(instance, batch, attempt))
 
     def _answer(self, part: Part, answer: Arrays) -> None:
         asked: _Asked = part.owner
@@ -254,13 +275,44 @@ class Batcher:
         if self._drained is not None and not self._open:
             self._drained.set()
 
-    def _give_up(self) -> None:
-        """Without any engine left, refuse what waits and what comes."""
-        if not all(one.is_broken for one in self._workers):
+    def _look_later(self) -> None:
+        assert self._loop is not None
+        self._next_look = self._loop.call_later(self._patience.every_s, self._look)
+
+    def _look(self) -> None:
+        """See whether an instance hangs; again before long, while there is work."""
+        self._next_look = None
+        stints = {worker.index: worker.at for worker in self._workers if not worker.hangs}
+        runs = {index: Run(at[0], at[1].expected_s) for index, at in stints.items() if at is not None}
+        for index, seconds in self._watch.look(runs, self._clock()).items():
+            self._abandon(self._workers[index], runs[index], seconds)
+        if self._open or runs:
+            self._look_later()
+
+    def _abandon(self, worker: Worker, run: Run, seconds: float) -> None:
+        """Go on without an instance that hangs; its thread is left where it is, with all that it holds."""
+        problem = f"it has been at one run for {format_seconds(seconds)}, and hangs"
+        if run.expected_s:
+            problem += f"; {format_seconds(run.expected_s)} were expected"
+        with self._room.lock:
+            parts = worker.abandon(run.number, problem)
+        for part in parts:
+            self._fail(part.owner, Failed(f"the model's engine did not answer this request: {problem}"))
+        if worker.hangs:
+            self._lose(worker)
+
+    def _lose(self, worker: Worker) -> None:
+        """Count on an engine no more. Without any left, what waits and what comes is refused."""
+        if worker.index in self._lost:
             return
-        self._refused = "the model's engine has died: it fails on the inputs that it was checked with"
-        for asked in list(self._open):
-            self._fail(asked, Failed("the model's engine died before this request was computed"))
+        self._lost.add(worker.index)
+        with self._room.lock:
+            self._scheduler.lose(worker.index)
+        if len(self._lost) == len(self._workers):
+            self._refused = f"the model's engine has died: {worker.problem}"
+            for asked in list(self._open):
+                self._fail(asked, Failed(f"the model's engine died before this request was computed: {worker.problem}"))
+        self._on_broken()
 
     def _set_alarm(self, at: float) -> None:
         """Look for parts past their deadline at this point in time, and not before."""
@@ -285,23 +337,4 @@ def _passed(part: Part) -> DeadlinePassed:
     allowed = format_seconds(max(0.0, part.deadline - part.arrived))
     return DeadlinePassed(
         f"the deadline, {allowed} after the request came, passed while it waited, or could no longer be met"
-    )
-
-
-def _executed(instance: int, batch: Batch, attempt: Attempt) -> Executed:
-    rows = sum(part.rows for part in attempt.parts)
-    elements = sum(part.rows * math.prod(part.shape.lane) * math.prod(part.shape.sizes) for part in attempt.parts)
-    return Executed(
-        instance=instance,
-        rows=rows,
-        requests=len(attempt.parts),
-        reason=attempt.reason,
-        sizes=batch.sizes,
-        elements=elements,
-        padding=rows * batch.elements - elements,
-        queue_s=tuple([attempt.started - part.arrived for part in attempt.parts]) if attempt.is_final else (),
-        input_s=attempt.input_s,
-        infer_s=attempt.infer_s,
-        output_s=attempt.output_s,
-        succeeded=attempt.error is None,
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stoker.artifacts.elements import Arrays
 from stoker.engines.base import Engine
 from stoker.serving.batching.assembling import Assembler
-from stoker.serving.batching.executed import CutReason
+from stoker.serving.batching.executed import CutReason, Executed
 from stoker.serving.batching.queue import Part
+from stoker.serving.batching.scheduler import Batch
 
 MOST_RUNS = 24
 """A batch that fails is run at most so often, in halves, quarters, …; what then still failed, fails together.
@@ -90,4 +92,24 @@ def _attempt(
     is_final = failure is None or not may_halve
     return Attempt(
         parts, reason, answers, failure, is_final, started, assembled - started, ran - assembled, ended - ran
+    )
+
+
+def executed(instance: int, batch: Batch, attempt: Attempt) -> Executed:
+    """The record of an attempt at a batch, or at a part of one."""
+    rows = sum(part.rows for part in attempt.parts)
+    elements = sum(part.rows * math.prod(part.shape.lane) * math.prod(part.shape.sizes) for part in attempt.parts)
+    return Executed(
+        instance=instance,
+        rows=rows,
+        requests=len(attempt.parts),
+        reason=attempt.reason,
+        sizes=batch.sizes,
+        elements=elements,
+        padding=rows * batch.elements - elements,
+        queue_s=tuple([attempt.started - part.arrived for part in attempt.parts]) if attempt.is_final else (),
+        input_s=attempt.input_s,
+        infer_s=attempt.infer_s,
+        output_s=attempt.output_s,
+        succeeded=attempt.error is None,
     )

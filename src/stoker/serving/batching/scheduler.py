@@ -9,7 +9,8 @@ from typing import Any
 
 from stoker.artifacts.elements import Arrays
 from stoker.records import ServiceSettings
-from stoker.serving.batching.admission import IDLE, STALE_S, Arrival, Margin, Standing, refusal
+from stoker.serving.batching.admission import GONE, IDLE, STALE_S, Arrival, Margin, Standing, refusal
+from stoker.serving.batching.company import Company
 from stoker.serving.batching.cutting import cut
 from stoker.serving.batching.executed import CutReason
 from stoker.serving.batching.latency import LatencyTable
@@ -26,7 +27,8 @@ _STALE_ANSWERS = 10
 class Batch:
     """Parts that an instance shall compute together, padded to `sizes`; `late` are to be refused.
 
-    `elements` are the positions of each padded sample, `taken` the point in time at which the instance took it.
+    `elements` are the positions of each padded sample, `taken` the point in time at which the instance took it, and
+    `expected_s` what it is predicted to take; 0: nothing was measured.
     """
 
     taken: float
@@ -36,6 +38,7 @@ class Batch:
     sizes: tuple[int, ...]
     elements: int
     reason: CutReason
+    expected_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Scheduler:
         self._shapes = shapes
         self._settings = settings
         self._busy_until = [IDLE] * instances
+        self._busy_rows = [0] * instances
+        self._company = Company()
         self._num_cut = 0
         self._standing = Standing(self.queue, self.table, self._busy_until)
 
@@ -82,12 +87,13 @@ class Scheduler:
         ]
         for part in parts:
             self.queue.put(part)
+        self._company.see(self._rows_under_way(), now)
         return parts
 
     def take(self, instance: int, now: float) -> Batch | Wait | None:
         """What an idle instance shall do: compute a batch, wait for one to fill, or (None) wait for anything."""
-        self._busy_until[instance] = IDLE
-        is_delayed = self._settings.max_delay_s > 0 and self.queue.rows < self.max_rows
+        self._busy_until[instance], self._busy_rows[instance] = IDLE, 0
+        is_delayed = self._settings.max_delay_s > 0 and self.queue.rows < self.max_rows and self._may_grow(now)
         if is_delayed and (until := self._delayed_until()) > now:
             return Wait(until)
         found = cut(self.queue, self.table, self.max_rows, now, tries_full=self._num_cut % FULL_EVERY == 0)
@@ -102,13 +108,18 @@ class Scheduler:
         sizes = self._shapes.padded([part.shape for part in parts])
         rows = sum(part.rows for part in parts)
         elements = math.prod(parts[0].shape.lane) * math.prod(sizes)
-        self._busy_until[instance] = now + self.table.seconds(rows, elements)
-        return Batch(now, parts, found.late, rows, sizes, elements, reason)
+        expected_s = self.table.seconds(rows, elements)
+        self._busy_until[instance], self._busy_rows[instance] = now + expected_s, rows
+        return Batch(now, parts, found.late, rows, sizes, elements, reason, expected_s)
 
     def learn(self, batch: Batch, ended: float) -> None:
         """Take in how long a batch took, of which nothing failed."""
         self.table.learn(batch.rows, batch.elements, ended - batch.taken, ended)
         self._judge(batch.parts, ended)
+
+    def lose(self, instance: int) -> None:
+        """Count on an instance no more: it takes no further batches."""
+        self._busy_until[instance], self._busy_rows[instance] = GONE, 0
 
     def withdraw(self, part: Part) -> None:
         """Take a part out, if it still waits."""
@@ -121,10 +132,6 @@ class Scheduler:
             self.queue.remove(part)
         self._judge(late, now)
         return late, min((part.deadline for part in self.queue.parts()), default=math.inf)
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until all that runs and waits is predicted to be done."""
-        return self._standing.seconds_to_empty(now)
 
     def _predicted_s(self, arrival: Arrival, now: float) -> float:
         """How long its answer will take; 0 where it has no deadline, or nothing was measured yet."""
@@ -146,6 +153,16 @@ class Scheduler:
         for part in parts:
             if part.predicted_s:
                 self.margin.learn(part.predicted_s, ended - part.arrived)
+
+    def _rows_under_way(self) -> int:
+        """Rows that wait or are being computed."""
+        return self.queue.rows + sum(self._busy_rows)
+
+    def _may_grow(self, now: float) -> bool:
+        """Whether more than is under way now was so lately, so that others may still ask."""
+        under_way = self._rows_under_way()
+        self._company.see(under_way, now)
+        return under_way < self._company.most
 
     def _delayed_until(self) -> float:
         """How long the batch that would be cut now may wait for more: its delay, less if a deadline presses."""

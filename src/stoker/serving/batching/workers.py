@@ -8,6 +8,7 @@ from collections.abc import Callable
 from stoker.artifacts.elements import Arrays
 from stoker.engines.base import Engine
 from stoker.serving.batching.assembling import Assembler
+from stoker.serving.batching.queue import Part
 from stoker.serving.batching.running import Attempt, attempts
 from stoker.serving.batching.scheduler import Batch, Scheduler, Wait
 
@@ -28,18 +29,26 @@ class Room:
         self.idle: list[Worker] = []
         self.is_open = True
 
+    def roused(self, most: int) -> list[Worker]:
+        """Take so many of the idle out, or all there are; each is then to be woken. To be called with the lock held."""
+        return [self.idle.pop() for _ in range(min(most, len(self.idle)))]
+
 
 class Worker:
     """An engine and its thread. Takes a batch as soon as it is idle and there is one, without going through the loop.
 
     `golden` are inputs that the engine answered at warm-up: what tells an engine that died from bad requests.
+    `problem` says why it takes no more batches. `at` is the number of its run, and the batch that this is for.
     """
 
     def __init__(self, index: int, engine: Engine, assembler: Assembler, room: Room, post: Post) -> None:
         self.index = index
         self.engine = engine
         self.golden: Arrays | None = None
-        self.is_broken = False
+        self.problem = ""
+        self.hangs = False
+        self.at: tuple[int, Batch] | None = None
+        self._num_runs = 0
         self._assembler = assembler
         self._room = room
         self._post = post
@@ -56,10 +65,18 @@ class Worker:
         """Have it look again; to be called once for each time it was taken from `Room.idle`."""
         self._bell.release()
 
-    def join(self) -> None:
-        """Wait until its thread has ended: at once if it is idle and was woken, else after its batch."""
+    def abandon(self, number: int, problem: str) -> list[Part]:
+        """Count on it no more, if it is still at that run; the parts it was to compute. Call with the lock held."""
+        if self.at is None or self.at[0] != number:
+            return []
+        self.problem, self.hangs = problem, True
+        return self.at[1].parts
+
+    def join(self, within_s: float) -> bool:
+        """Wait until its thread has ended, after its batch; whether it has, and the engine is free."""
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(within_s)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
@@ -67,18 +84,18 @@ class Worker:
                 self._post(self, batch, None)
             if batch.parts:
                 self._run(batch)
-            if self.is_broken:
-                return
 
     def _next(self) -> Batch | None:
-        """The next batch; sleeps until there is one. None: the room is closed."""
+        """The next batch; sleeps until there is one. None: the room is closed, or nobody counts on it any more."""
         room = self._room
         while True:
             with room.lock:
-                if not room.is_open:
+                self.at = None
+                if self.problem or not room.is_open:
                     return None
                 found = room.scheduler.take(self.index, room.clock())
                 if isinstance(found, Batch):
+                    self._begin(found)
                     return found
                 room.idle.append(self)
             self._sleep(found)
@@ -99,17 +116,26 @@ class Worker:
     def _run(self, batch: Batch) -> None:
         clock = self._room.clock
         for attempt in attempts(self.engine, self._assembler, batch.parts, batch.sizes, batch.reason, clock):
+            if self.hangs:  # it did not after all, but those who asked were told so
+                return
             if attempt.error is None:
                 self._failures = 0
             elif attempt.is_final:
-                self._count_failures(len(attempt.parts))
+                self._count_failures(len(attempt.parts), batch)
             self._post(self, batch, attempt)
+            self._begin(batch)
 
-    def _count_failures(self, more: int) -> None:
+    def _begin(self, batch: Batch) -> None:
+        self._num_runs += 1
+        self.at = self._num_runs, batch
+
+    def _count_failures(self, more: int, batch: Batch) -> None:
         self._failures += more
         if self._failures >= SUSPICIOUS_FAILURES and self.golden is not None:
             self._failures = 0
-            self.is_broken = not _answers(self.engine, self.golden)
+            self._begin(batch)
+            if not _answers(self.engine, self.golden):
+                self.problem = "it fails on the inputs that it was checked with"
 
 
 def _answers(engine: Engine, inputs: Arrays) -> bool:

@@ -29,9 +29,10 @@ async def infer(edge: Edge, asked: Message, entry: Entry, *, time_left_s: float 
     """
     entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
     entry.bytes_in = asked.ByteSize()
-    manifest = edge.service.manifest(asked.model_name, asked.model_version)
-    request = decode(asked, caller=entry.caller, time_left_s=time_left_s)
-    return encode(classify(await edge.service.infer(request), request, manifest.labels))
+    with edge.in_flight.taken(entry.bytes_in):
+        manifest = edge.service.manifest(asked.model_name, asked.model_version)
+        request = decode(asked, caller=entry.caller, time_left_s=time_left_s)
+        return encode(classify(await edge.service.infer(request), request, manifest.labels))
 
 
 class Stream:

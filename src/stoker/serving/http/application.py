@@ -34,8 +34,9 @@ class Application:
             return
         clock = self._edge.clock
         started = clock()
-        exchange = Exchange(scope, receive, self._edge.limits)
+        exchange = Exchange(scope, receive, self._edge.limits, self._edge.in_flight)
         answer = await self._answer(exchange)
+        exchange.release()
         with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
             await answers.send(answer, send)
         if self._edge.log is None:

@@ -9,6 +9,7 @@ from typing import Any
 from stoker.serving.edge import Limits
 from stoker.serving.http.receiving import WholeBody
 from stoker.serving.http.routes import Route
+from stoker.serving.in_flight import InFlight
 from stoker.serving.problems import BadRequest, Cancelled, TooLarge, TooSlow
 from stoker.serving.wire import compression
 from stoker.units import format_bytes, format_seconds
@@ -22,19 +23,30 @@ _WORTH_A_THREAD_BYTES = 64 * 1024
 
 
 class Exchange:
-    """A request while it is answered. `scope` and `receive` are ASGI's."""
+    """A request while it is answered. `scope` and `receive` are ASGI's.
 
-    __slots__ = ("_receive", "bytes_in", "caller", "headers", "id", "limits", "path", "route", "scope")
+    What its body takes once it is decompressed is counted in `in_flight` until `release`.
+    """
 
-    def __init__(self, scope: Scope, receive: Receive, limits: Limits) -> None:
+    __slots__ = (
+        "_in_flight", "_receive", "_taken", "bytes_in", "caller", "headers", "id", "limits", "path", "route", "scope",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, limits: Limits, in_flight: InFlight) -> None:
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.limits = limits
         self.path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
         self.route: Route | None = None
         self.caller = self.id = ""
-        self.bytes_in = 0
+        self.bytes_in = self._taken = 0
         self._receive = receive
+        self._in_flight = in_flight
+
+    def release(self) -> None:
+        """The request is over."""
+        self._in_flight.give_back(self._taken)
+        self._taken = 0
 
     def text_headers(self) -> dict[str, str]:
         """All headers, names in lower case."""
@@ -58,6 +70,7 @@ class Exchange:
 
         Raises:
             TooLarge: it has more bytes than it may, as they came or decompressed.
+            Crowded: together with the bodies of others.
             TooSlow: it did not arrive in time.
             Cancelled: the client went away.
             BadRequest: it is damaged.
@@ -70,15 +83,19 @@ class Exchange:
             return body
         name, most = encoding.decode("latin-1"), self.limits.body_bytes
         if len(body) < _WORTH_A_THREAD_BYTES:
-            return compression.decompress(body, name, most_bytes=most)
-        return await asyncio.to_thread(compression.decompress, body, name, most_bytes=most)
+            whole = compression.decompress(body, name, most_bytes=most)
+        else:
+            whole = await asyncio.to_thread(compression.decompress, body, name, most_bytes=most)
+        self._in_flight.take(len(whole))
+        self._taken = len(whole)
+        return whole
 
     async def _read(self) -> bytes:
+        if isinstance(self._receive, WholeBody) and self._receive.is_whole:  # nearly always: no timer then
+            return self._bounded([(await self._receive())["body"]])
         announced = self.number(b"content-length")
         if announced is not None and announced > self.limits.body_bytes:
             raise self._too_large(announced)
-        if isinstance(self._receive, WholeBody) and self._receive.is_whole:  # nearly always: no timer then
-            return self._bounded([(await self._receive())["body"]])
         try:
             async with asyncio.timeout(self.limits.body_s):
                 return await self._rest(await self._receive())

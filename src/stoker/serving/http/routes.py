@@ -34,6 +34,8 @@ _OF_A_MODEL: dict[str, Page] = {
 }  # fmt: skip
 _OF_THE_REPOSITORY: dict[str, Page] = {"load": "load", "unload": "unload"}
 _UNSUPPORTED_OF_A_MODEL = frozenset({"generate", "generate_stream", "trace"})
+_MOST_KNOWN_CHARS = 256
+"""Longer paths are not remembered: they are no model's, and whoever sends many of them would fill the memory."""
 _UNSUPPORTED = frozenset({"trace", "logging", "systemsharedmemory", "cudasharedmemory"})
 
 
@@ -51,7 +53,6 @@ class Route:
         return "POST" if self.page in POSTED else "GET"
 
 
-@lru_cache(maxsize=1024)
 def find(path: str) -> Route:
     """The page at a path as it was sent, percent-quoted; each segment is unquoted by itself.
 
@@ -59,6 +60,10 @@ def find(path: str) -> Route:
         NotFound: there is none.
         Unsupported: the protocol has it, this server does not.
     """
+    return _known(path) if len(path) <= _MOST_KNOWN_CHARS else _find(path)
+
+
+def _find(path: str) -> Route:
     segments = tuple(unquote(part) for part in path.removesuffix("/").split("/")[1:])
     if page := _PAGES.get(segments):
         return Route(page)
@@ -72,6 +77,9 @@ def find(path: str) -> Route:
         case ("v2", extension, *_) if extension in _UNSUPPORTED:
             raise Unsupported(f"this server does not have the extension at {path}")
     raise NotFound(f"there is no page {path[:200]!r}; the protocol's begin at /v2")
+
+
+_known = lru_cache(maxsize=1024)(_find)
 
 
 def _of_a_model(path: str, model: str, version: str, action: list[str]) -> Route:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +16,8 @@ from typing import TextIO
 from stoker.errors import BadJob, first_line
 from stoker.serving.edge import Access
 
+MOST_CHARS = 1000
+"""Of a path, of a request's id, and of what it calls its model and version."""
 MOST_WAITING = 10_000
 """Lines that may wait for the disk; beyond them lines are dropped, and counted."""
 
@@ -41,7 +43,9 @@ class AccessLog:
         self._thread.start()
 
     def __call__(self, access: Access) -> None:
-        """Queue a line."""
+        """Queue a line; what a client chose to make long is cut, since many lines may wait."""
+        if len(access.path) + len(access.id) + len(access.model) + len(access.version) > MOST_CHARS:
+            access = _shortened(access)
         try:
             self._waiting.put_nowait((self._wall_clock(), access))
         except queue.Full:
@@ -89,6 +93,11 @@ class AccessLog:
             return
         self._file.close()
         self._file = fresh
+
+
+def _shortened(access: Access) -> Access:
+    chosen = {name: getattr(access, name)[:MOST_CHARS] for name in ("path", "id", "model", "version")}
+    return replace(access, **chosen)
 
 
 def _line(at_s: float, access: Access) -> str:

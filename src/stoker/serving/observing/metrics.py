@@ -1,7 +1,7 @@
 """Metrics in the format that Prometheus reads; a registry of their own, so that two services share a process.
 
 `outcome` is `ok` or the reason of the refusal. Children are made once a version, not looked up for each request:
-what a request costs here is two to three observations of about a microsecond each.
+what a request costs here is two to three observations of a seventh of a microsecond each.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from stoker.serving.batching.executed import Executed
+from stoker.serving.observing.histograms import Histogram, Tally
 
 SECONDS = tuple(0.0001 * 2**power for power in range(18))
 """Upper ends of the histograms' buckets: 0.1 ms to 13 s, each twice the one before."""
@@ -57,8 +58,8 @@ class VersionMetrics:
         self._queue = metrics.queue_seconds.labels(**self._place)
         self._rows = metrics.batch_rows.labels(**self._place)
         self._waste = metrics.padding_waste.labels(**self._place)
-        self._compute: dict[bool, Histogram] = {}
-        self._totals: dict[str, Histogram] = {}
+        self._compute: dict[bool, Tally] = {}
+        self._totals: dict[str, Tally] = {}
         self._cuts: dict[str, Counter] = {}
 
     def request(self, outcome: str, seconds: float) -> None:
@@ -102,7 +103,7 @@ class Metrics:
         labels = ("model", "version")
 
         def histogram(name: str, what: str, buckets: tuple[float, ...], *more: str) -> Histogram:
-            return Histogram(f"stoker_{name}", what, (*labels, *more), registry=registry, buckets=buckets)
+            return Histogram(f"stoker_{name}", what, (*labels, *more), buckets, registry)
 
         self.queue_seconds = histogram("queue_seconds", "How long a request waited for its batch.", SECONDS)
         self.compute_seconds = histogram("compute_seconds", "How long a batch took.", SECONDS, "outcome")
@@ -122,8 +123,8 @@ class Metrics:
             "stoker_model_loads", "Versions brought up, or refused.", ("model", "outcome"), registry=registry
         )
         self.load_seconds = Histogram(
-            "stoker_model_load_seconds", "Reading, checking and warming a version.", ("model",), registry=registry,
-            buckets=tuple(0.01 * 4**power for power in range(9)),
+            "stoker_model_load_seconds", "Reading, checking and warming a version.", ("model",),
+            tuple(0.01 * 4**power for power in range(9)), registry,
         )  # fmt: skip
         ProcessCollector(registry=registry)
         self._versions: dict[tuple[str, str], VersionMetrics] = {}
@@ -160,8 +161,8 @@ class Metrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _remove(self, model: str, version: str) -> None:
-        for metric in (
+        for histogram in (
             self.queue_seconds, self.compute_seconds, self.total_seconds, self.batch_rows, self.padding_waste,
-            self.batch_cuts,
         ):  # fmt: skip
-            metric.remove_by_labels({"model": model, "version": version})
+            histogram.remove(model=model, version=version)
+        self.batch_cuts.remove_by_labels({"model": model, "version": version})

@@ -37,9 +37,11 @@ def asked_versions(parameters: Mapping[str, Parameter] | None, available: Sequen
     text = parameters.get("config", "{}")
     try:
         config = json.loads(str(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the parameter 'config' is not JSON: {error}") from error
-    policy = config.get("version_policy") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        raise BadRequest(f"the parameter 'config' must be a JSON object, got {str(text)[:40]}")
+    policy = config.get("version_policy")
     return () if not policy else _chosen(policy, available)
 
 

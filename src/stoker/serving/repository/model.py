@@ -15,11 +15,14 @@ from stoker.errors import StokerError
 from stoker.records import ServiceSettings, digest
 from stoker.serving.problems import NotFound, Unavailable
 from stoker.serving.repository.choosing import versions_to_try
-from stoker.serving.repository.version import Served
+from stoker.serving.repository.version import LONGEST_DRAIN_S, Served
 from stoker.serving.service import Entry, ModelState
 
 Start = Callable[[str, Path, ServiceSettings], Awaitable[Served]]
 """Loads, checks and warms a version of the model of that name; raises StokerError where it does not pass."""
+
+MOST_LEFT_BEHIND = 4
+"""Engines of one model that hang and keep their memory; with so many a model stays broken until somebody loads it."""
 
 
 class Model:
@@ -48,6 +51,7 @@ class Model:
         self._on_disk: tuple[int, ...] = ()
         self._problems: dict[int, str] = {}
         self._moving: dict[int, ModelState] = {}
+        self._num_left_behind = 0
         self._lock = asyncio.Lock()
 
     @property
@@ -57,8 +61,9 @@ class Model:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether a version that serves answers nobody any more."""
-        return self.is_wanted and any(one.is_broken for one in self.served.values())
+        """Whether an engine of a version that serves is broken, and another may be loaded for it."""
+        may_load = self._num_left_behind < MOST_LEFT_BEHIND
+        return self.is_wanted and may_load and any(one.is_broken for one in self.served.values())
 
     def find(self, version: str) -> Served:
         """The version of that number, or the default one for an empty text.
@@ -87,7 +92,7 @@ class Model:
         }
         for number, one in self.served.items():
             stale = self._problems.get(number, "")
-            states[number] = ("UNAVAILABLE", "its engines fail") if one.is_broken else ("READY", stale)
+            states[number] = ("UNAVAILABLE", one.problem) if one.is_broken else ("READY", stale)
         states |= {number: (state, "") for number, state in self._moving.items() if number not in self.served}
         return tuple(
             Entry(name=self.name, version=str(number), state=state, reason=reason)
@@ -119,18 +124,12 @@ class Model:
                 await self._swap(fresh)
             return tuple(f"version {number}: {reason}" for number, reason in sorted(self._problems.items()))
 
-    async def unload(self) -> None:
+    async def unload(self, within_s: float = LONGEST_DRAIN_S) -> None:
         """Stop serving; what was accepted is answered. The model stays unloaded until it is asked for again."""
         async with self._lock:
             self.is_wanted = False
             self._problems.clear()
-            await self._swap({})
-
-    def close(self) -> None:
-        """Give back threads and memory at once."""
-        for one in self.served.values():
-            one.close()
-        self.served, self.default = {}, None
+            await self._swap({}, within_s)
 
     async def _bring_up(self, numbers: tuple[int, ...], settings: ServiceSettings, *, enough: int) -> dict[int, Served]:
         """The first `enough` versions that pass, those that serve already among them."""
@@ -164,7 +163,7 @@ class Model:
         except StokerError:
             return False
 
-    async def _swap(self, fresh: dict[int, Served]) -> None:
+    async def _swap(self, fresh: dict[int, Served], within_s: float = LONGEST_DRAIN_S) -> None:
         """Move the pointers, and then let those go that no longer serve."""
         leaving = [one for number, one in self.served.items() if fresh.get(number) is not one]
         self.served = fresh
@@ -174,8 +173,9 @@ class Model:
             number = int(one.version)
             self._moving[number] = "UNLOADING"
             try:
-                await one.retire()
+                await one.retire(within_s)
             finally:
+                self._num_left_behind += one.num_left_behind
                 del self._moving[number]
 
     def _forget(self, known: set[int]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from stoker import artifacts
 from stoker.errors import BadArtifact, StokerError, first_line
 from stoker.records import ServiceSettings
+from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
 from stoker.serving.observing.metrics import Metrics
 from stoker.serving.problems import NotFound, Unavailable
 from stoker.serving.repository.backoff import Backoff
@@ -22,9 +23,9 @@ from stoker.serving.repository.choosing import asked_versions
 from stoker.serving.repository.finding import find_models
 from stoker.serving.repository.loading import load_version
 from stoker.serving.repository.model import Model
-from stoker.serving.repository.settings import Override, model_settings
+from stoker.serving.repository.settings import Override, model_settings, require_models
 from stoker.serving.repository.snapshots import Snapshot, settled, snapshot
-from stoker.serving.repository.version import Served
+from stoker.serving.repository.version import LONGEST_DRAIN_S, Served
 from stoker.serving.service import Parameter
 
 _log = logging.getLogger(__name__)
@@ -34,13 +35,15 @@ _log = logging.getLogger(__name__)
 class Shelf:
     """Where models come from, and the cores they may use.
 
-    `settings` of a model stand in for its `service.json`; `overrides` change single ones of either.
+    `settings` of a model stand in for its `service.json`; `overrides` change single ones of either. `patience` is what
+    there is with engines that hang.
     """
 
     places: tuple[Path, ...]
     settings: Mapping[str, ServiceSettings] = field(default_factory=dict)
     overrides: tuple[Override, ...] = ()
     cores: int = 1
+    patience: Patience = DEFAULT_PATIENCE
 
 
 class Repository:
@@ -65,14 +68,17 @@ class Repository:
         self._repairing: set[str] = set()
         self._tried: dict[str, Snapshot] = {}
         self._seen: dict[str, Snapshot] = {}
+        self._looking = asyncio.Lock()
 
     async def open(self) -> dict[str, tuple[str, ...]]:
         """Load every model there is; why those that could not be served are not, by name.
 
         Raises:
             BadArtifact: a place is no directory, or two models have one name.
+            BadJob: a setting is given for a model that is not there.
         """
         found = await asyncio.to_thread(find_models, self._shelf.places)
+        require_models(self._shelf.overrides, found)
         problems = {}
         for model in [self._add(name, path) for name, path in found.items()]:
             if reasons := await self._refresh(model):
@@ -117,14 +123,12 @@ class Repository:
         """
         await self._shielded(self.model(name).unload())
 
-    def mend(self, model: Model) -> None:
-        """Load anew what answers nobody any more, with longer and longer pauses between attempts."""
-        if model.name not in self._repairing:
-            self._repairing.add(model.name)
-            self._spawn(self._mend(model))
-
     async def look_around(self) -> None:
         """One glance at the directories: models that changed and rest are refreshed, those that are gone unloaded."""
+        async with self._looking:  # whoever asks meanwhile, by a signal, wants to see what is there then
+            await self._look_around()
+
+    async def _look_around(self) -> None:
         found = await asyncio.to_thread(find_models, self._shelf.places)
         seen = await asyncio.to_thread(lambda: {name: snapshot(path) for name, path in found.items()})
         changed, self._seen = settled(seen, self._seen, self._tried), seen
@@ -151,12 +155,12 @@ class Repository:
                     _log.warning("the models' directories cannot be looked at: %s", error)
                 last = str(error)
 
-    async def close(self) -> None:
-        """Answer what was accepted, then give everything back."""
+    async def close(self, within_s: float = LONGEST_DRAIN_S) -> None:
+        """Answer what was accepted, as far as there is time, then give everything back."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(model.unload() for model in self.models.values()))
+        await asyncio.gather(*(model.unload(within_s) for model in self.models.values()))
         await asyncio.to_thread(self._loader.shutdown, wait=True, cancel_futures=True)
 
     def _add(self, name: str, path: Path) -> Model:
@@ -183,7 +187,10 @@ class Repository:
         try:
             load = partial(load_version, path, settings, cores=self._shelf.cores)
             loaded = await asyncio.get_running_loop().run_in_executor(self._loader, load)
-            served = Served(name, loaded, settings, metrics=self._metrics.version(name, path.name), clock=self._clock)
+            served = Served(
+                name, loaded, settings, metrics=self._metrics.version(name, path.name),
+                on_broken=partial(self._mend_soon, name), patience=self._shelf.patience, clock=self._clock,
+            )  # fmt: skip
             await served.warm()
         except Exception as error:
             self._metrics.load(name, self._clock() - began, passed=False)
@@ -194,12 +201,20 @@ class Repository:
         self._metrics.load(name, self._clock() - began, passed=True)
         return served
 
+    def _mend_soon(self, name: str) -> None:
+        """Load a model anew of which an engine broke, with longer and longer pauses between attempts."""
+        model = self.models.get(name)
+        if model is not None and name not in self._repairing:
+            self._repairing.add(name)
+            self._spawn(self._mend(model))
+
     async def _mend(self, model: Model) -> None:
         backoff = self._repairs.setdefault(model.name, Backoff())
         try:
             while model.needs_repair:
                 await self._sleep(backoff.pause_s(self._clock()))
-                _log.warning("model %s answers nobody any more and is loaded anew", model.name)
+                told = "; ".join(one.problem for one in model.served.values() if one.is_broken)
+                _log.warning("model %s is loaded anew, since an engine of it is broken: %s", model.name, told)
                 await self._refresh_unasked(model)
         finally:
             self._repairing.discard(model.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -64,6 +64,19 @@ def model_settings(
         BadJob: what is set over them does not go with them.
     """
     return overridden(given or read_settings(model), overrides, name)
+
+
+def require_models(overrides: Iterable[Override], known: Collection[str]) -> None:
+    """See that every override is of a model there is; with none at all, that is what is to be told.
+
+    Raises:
+        BadJob: one is not, and would change nothing.
+    """
+    for one in overrides:
+        if known and one.model != EVERY_MODEL and one.model not in known:
+            raise BadJob(
+                f"--set {one.model}.{one.name}: there is no model {one.model!r}", remedy=nearest(one.model, known)
+            )
 
 
 def _override(word: str) -> Override:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from stoker.records import Manifest, ServiceSettings
 from stoker.serving.batching import Batcher
 from stoker.serving.batching.executed import Executed
+from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
 from stoker.serving.observing.metrics import OK, VersionMetrics
 from stoker.serving.observing.statistics import Counters
 from stoker.serving.repository.loading import Loaded
@@ -28,6 +29,8 @@ class Served:
         loaded: what passed the checks.
         wanted: its settings as they were given, before what they leave open was chosen.
         metrics: where its requests and batches are counted, besides its own statistics.
+        on_broken: is told of every engine that takes no more batches.
+        patience: when an engine counts as hanging.
         clock: seconds that only go up.
     """
 
@@ -38,6 +41,8 @@ class Served:
         wanted: ServiceSettings,
         *,
         metrics: VersionMetrics,
+        on_broken: Callable[[], None] = lambda: None,
+        patience: Patience = DEFAULT_PATIENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.artifact = loaded.artifact
@@ -50,12 +55,22 @@ class Served:
         self._metrics = metrics
         self._engines = loaded.engines
         self._golden = loaded.golden
-        self.batcher = Batcher(loaded.engines, self.manifest, loaded.settings, observe=self._count_batch, clock=clock)
+        self.num_left_behind = 0
+        """Engines that were still at a batch when it retired, and keep what they hold."""
+        self.batcher = Batcher(
+            loaded.engines, self.manifest, loaded.settings,
+            observe=self._count_batch, on_broken=on_broken, patience=patience, clock=clock,
+        )  # fmt: skip
 
     @property
     def is_broken(self) -> bool:
-        """Whether its engines answer nobody any more."""
+        """Whether an engine of it has died, or hangs."""
         return self.batcher.is_broken
+
+    @property
+    def problem(self) -> str:
+        """What became of that engine, in words; empty where none is broken."""
+        return self.batcher.problem
 
     def statistics(self) -> Statistics:
         """What it did since it was loaded."""
@@ -74,30 +89,34 @@ class Served:
             self.close()
             raise
 
-    async def retire(self) -> None:
+    async def retire(self, within_s: float = LONGEST_DRAIN_S) -> None:
         """Answer what was accepted, then give back threads and memory; an engine that hangs is left behind."""
+        ends_s = time.monotonic() + within_s
         try:
-            await asyncio.wait_for(self.batcher.drain(), LONGEST_DRAIN_S)
+            await asyncio.wait_for(self.batcher.drain(), within_s)
         except TimeoutError:
-            _log.error(
-                "model %s: version %s did not answer within %g s and keeps its memory",
-                self.manifest.name, self.version, LONGEST_DRAIN_S,
-            )  # fmt: skip
-            return
+            _log.error("model %s: version %s did not answer within %g s", self.manifest.name, self.version, within_s)
         self.batcher.close()
         self._metrics.release()
-        await asyncio.to_thread(self._close_engines)
+        await asyncio.to_thread(self._close_engines, max(0.0, ends_s - time.monotonic()))
 
     def close(self) -> None:
         """Give back threads and memory at once; what still waits is refused."""
         self.batcher.close()
         self._metrics.release()
-        self._close_engines()
+        self._close_engines(0.0)
 
-    def _close_engines(self) -> None:
-        """Can take milliseconds, in which the event loop has better things to do."""
-        for engine in self._engines:
+    def _close_engines(self, within_s: float) -> None:
+        """Close those that are done with their batch within that time. Blocks."""
+        done = self.batcher.join(within_s)
+        for engine in done:
             engine.close()
+        self.num_left_behind = len(self._engines) - len(done)
+        if self.num_left_behind:
+            _log.error(
+                "model %s: version %s leaves %d of its %d engines behind at a batch, with their memory",
+                self.manifest.name, self.version, self.num_left_behind, len(self._engines),
+            )  # fmt: skip
         self._engines = ()
 
     def _count_batch(self, batch: Executed) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ def classify(response: Response, request: Request, labels: Mapping[str, Sequence
         name: _top(array, wanted[name], labels.get(name, ()), name) if name in wanted else array
         for name, array in response.outputs.items()
     }
-    return replace(response, outputs=outputs)
+    return response._replace(outputs=outputs)
 
 
 def _top(array: NDArray[Any], most: int, labels: Sequence[str], name: str) -> NDArray[Any]:

@@ -36,17 +36,17 @@ class Channel:
         self._told: set[Hashable] = set()
         self._forms: dict[Hashable, tuple[torch.Size, torch.dtype]] = {}
 
-    def send(self, tensor: torch.Tensor, kind: Hashable) -> None:
-        """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype."""
+    def send(self, tensor: torch.Tensor, kind: Hashable | None) -> None:
+        """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
         assert self._to is not None, "the last stage has nobody to send to"
-        if kind not in self._told:
+        if kind is None or kind not in self._told:
             self._told.add(kind)
             self._put(_form_of(tensor, self._device))
         self._put(tensor.detach().contiguous())
 
-    def receive(self, kind: Hashable) -> torch.Tensor:
+    def receive(self, kind: Hashable | None) -> torch.Tensor:
         """The next tensor, which is of `kind`."""
-        if kind not in self._forms:
+        if kind is None or kind not in self._forms:
             self._forms[kind] = _form_in(self._take(torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64,
                                                                 device=self._device)))  # fmt: skip
         shape, dtype = self._forms[kind]

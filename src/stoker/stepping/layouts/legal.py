@@ -64,14 +64,15 @@ def require_no_closure(optimizer: TorchOptimizer, layout: Layout) -> None:
         )
 
 
-def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) -> None:
-    """Add the gradient of a penalty on the model's weights, of which there may be parts here.
+def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) -> torch.Tensor:
+    """Add the gradient of a penalty on the model's weights, of which there may be parts here; returns the penalty.
 
     Raises:
         BadJob: it mixes such weights with other tensors.
     """
     try:
-        penalty(model).backward()
+        value = penalty(model)
+        value.backward()
     except RuntimeError as problem:
         if "mixed torch.Tensor and DTensor" not in str(problem):
             raise
@@ -80,6 +81,7 @@ def add_penalty(penalty: Callable[[nn.Module], torch.Tensor], model: nn.Module) 
             f"{str(problem).splitlines()[0]}",
             remedy="Compute it from the weights alone (sums, norms, products of them), or use a layout of replicas.",
         ) from problem
+    return value.detach()
 
 
 def _require_spreadable(job: Job, plan: Plan) -> None:
@@ -98,5 +100,5 @@ def _require_spreadable(job: Job, plan: Plan) -> None:
         does = "orthogonalises" if isinstance(optimizer, Muon) else "scales"
         raise BadJob(
             f"{type(optimizer).__name__} {does} whole matrices, and {layout.in_words()} hold parts of them",
-            remedy="Use replicas or stages, which hold matrices whole, or another optimiser.",
+            remedy="Use replicas, which hold them whole, or another optimiser.",
         )

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.loading import map_tensors
 from stoker.stepping.layouts.draws import draw_from_here
 from stoker.stepping.layouts.stages import Cut
 
@@ -40,10 +41,12 @@ class StageModel:
         receive: what the stage before sends for inputs of that kind.
     """
 
-    def __init__(self, model: nn.Module, cut: Cut, stage: int, receive: Callable[[Hashable], torch.Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, cut: Cut, stage: int, receive: Callable[[Hashable | None], torch.Tensor]
+    ) -> None:
         self.model = model
         self.received: torch.Tensor | None = None
-        self.kind: Hashable = None
+        self.kind: Hashable | None = None
         self._cut, self._stage, self._receive = cut, stage, receive
         self._device = next(model.parameters()).device
         self._blocks = [model.get_submodule(name) for name in cut.blocks]
@@ -66,7 +69,7 @@ class StageModel:
         if not self._is_changed:  # after all that is put around blocks, or into them, is there
             self._change_blocks()
         self.received = None
-        self.kind = tuple(tuple(one.shape) for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+        self.kind = _shapes_in(args, kwargs)
         output = self.model(*args, **kwargs)
         if not self.is_last:
             raise self._unlike("its blocks are not called one after the other, each once")
@@ -132,6 +135,13 @@ class StageModel:
             f"{type(self.model).__name__} cannot be cut into {len(self._cut.spans)} stages: {why}",
             remedy="Use another layout, such as shards.",
         )
+
+
+def _shapes_in(*given: Any) -> Hashable | None:
+    """The shapes of all tensors that a model is given, however deep in dicts and tuples; None where none is seen."""
+    shapes: list[tuple[int, ...]] = []
+    map_tensors(given, lambda tensor: shapes.append(tuple(tensor.shape)))
+    return tuple(shapes) or None
 
 
 def _hand_on(*args: Any, **kwargs: Any) -> Any:

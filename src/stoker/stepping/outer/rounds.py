@@ -94,7 +94,7 @@ class Outer:
         self._done_before = [self._done] * sync.fragments
         self._sendings: dict[int, Sending] = {}
         self._left_at = clock()
-        self.shares = self._shares((1.0,) * self._num_sites)
+        self.shares = self._equal_shares()
         """Each site's samples of a batch; to be the same on every site, and changed between two batches only."""
         self.latest: Exchanged | None = None
         self.last_loss = torch.zeros((), device=start[0].device)
@@ -112,10 +112,6 @@ class Outer:
     def rate_factor(self) -> float:
         """What the job's learning rate is multiplied by on this site."""
         return self.sync.rate_factor(self._batch, self.shares[self._world.data_rank])
-
-    def proposed_shares(self) -> tuple[int, ...]:
-        """Shares in proportion to the speeds of the last exchange, the same on every site."""
-        return self.shares if self.latest is None else self._shares(self.latest.speeds)
 
     @torch.no_grad()
     def after(self, update: int, samples: int, loss: torch.Tensor) -> None:
@@ -150,6 +146,13 @@ class Outer:
         for fragment in self._under_way():
             self._take_over(fragment)
         self._adopt()
+
+    @torch.no_grad()
+    def begin_at_weights(self) -> None:
+        """Let the shared weights be the model's, which are the same on every site; before the first update."""
+        for start, fragment in zip(self.shared.start, self._fragments, strict=True):
+            start.copy_(fragment.read())
+        self.shared.statistics.copy_(self._statistics.read())
 
     @torch.no_grad()
     def weights(self) -> dict[str, torch.Tensor]:
@@ -207,7 +210,7 @@ class Outer:
             RuntimeError, RunFailed: as `after`.
         """
         self._world = world
-        self.shares = self._shares((1.0,) * self._num_sites)
+        self.shares = self._equal_shares()
         applied = self.shared.applied
         messages = {number: sending.message for number, sending in self._sendings.items()}
         self._follow_furthest()
@@ -222,8 +225,8 @@ class Outer:
     def _num_sites(self) -> int:
         return self._world.layout.data_size
 
-    def _shares(self, speeds: tuple[float, ...]) -> tuple[int, ...]:
-        return shares(speeds, self._batch, self._group or 1)
+    def _equal_shares(self) -> tuple[int, ...]:
+        return shares((1.0,) * self._num_sites, self._batch, self._group or 1)
 
     def _under_way(self) -> list[int]:
         return sorted(self._sendings)
