@@ -73,9 +73,9 @@ def test_a_disturbed_turn_does_not_count() -> None:
     assert _Timed(None, None, [4.0]).seconds == 4.0
 
 
-def of_bytes(num_bytes: int) -> Operation:
+def of_bytes(num_bytes: int, flops: int = 0) -> Operation:
     """An operation on so many."""
-    return Operation(name="relu", inputs=(), outputs=(), flops=0, bytes_read=num_bytes, bytes_written=0)
+    return Operation(name="relu", inputs=(), outputs=(), flops=flops, bytes_read=num_bytes, bytes_written=0)
 
 
 def test_a_small_call_counts_by_how_long_it_takes_over_and_over_and_after_others() -> None:
@@ -85,8 +85,9 @@ def test_a_small_call_counts_by_how_long_it_takes_over_and_over_and_after_others
     assert _Timed(None, small, [4.0], [], is_on_cpu=True).seconds == 4.0
 
 
-def test_a_call_with_large_operands_counts_by_its_passes_alone() -> None:
-    """In an update they are out of the caches; in a loop of its own they would not be."""
+def test_a_call_that_moves_many_bytes_counts_by_its_passes_alone() -> None:
+    """In an update they are out of the caches; in a loop of its own they would not be. A large product is not moved."""
+    assert _Timed(None, of_bytes(2**24, flops=10**9), [4.0], [9.0], is_on_cpu=True).seconds == 4.0
     assert _Timed(None, of_bytes(2**24), [4.0], [9.0, 8.0, 100.0], is_on_cpu=True).seconds == 9.0
     assert _Timed(None, of_bytes(2**24), [4.0], []).seconds == 4.0
 
@@ -105,8 +106,8 @@ def test_every_call_is_made_after_others_too(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(_Timed, "seconds", property(lambda one: kept.append(one) or 1.0))
     large = Call(_ATEN.relu.default, lambda pool: ((pool.random(2**18),), {}))
     measure_operations(CPU, threads=1, budget_s=1e6, calls=[*small_calls(), large])
-    small = [one for one in kept if not one.is_large]
-    [big] = [one for one in kept if one.is_large]
+    small = [one for one in kept if not one.is_traffic]
+    [big] = [one for one in kept if one.is_traffic]
     assert len(small) == 2
     assert all(len(one.passes) == 9 and len(one.turns) == 3 for one in small)
     assert len(big.passes) == 9

@@ -5,10 +5,10 @@ alike. A turn counts by its median, and a call by its best turn but one of three
 slow it down. Operands come from ever other memory (`operations.Pool`). Nothing here knows a model.
 
 On a CPU a call that is made over and over finds its code and its operands in the nearest caches, which in an update it
-does not. So there calls of all kinds are also made once each, one after another, a few times over. What has large
-operands counts by these passes alone; small ones count by the geometric mean of both, since a small update leaves more
-in the caches. And anchors are timed now and then among the calls, so that a later look at them tells how fast the
-machine was meanwhile.
+does not. So there calls of all kinds are also made once each, one after another, a few times over. What moves many
+bytes and multiplies none counts by these passes alone; what is small by the geometric mean of both, since a small
+update leaves more in the caches; large products and convolutions by their turns, which passes hardly differ from. And
+anchors are timed now and then among the calls, so that a later look at them tells how fast the machine was meanwhile.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class _Timed:
     @property
     def seconds(self) -> float:
         over_and_over = sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
-        if not self.passes:
+        if not self.passes or (self.is_large and not self.is_traffic):
             return over_and_over
         after_others = statistics.median(self.passes)
-        return after_others if self.is_large else math.sqrt(over_and_over * after_others)
+        return after_others if self.is_traffic else math.sqrt(over_and_over * after_others)
 
     @property
     def is_large(self) -> bool:
@@ -74,9 +74,14 @@ class _Timed:
         return self.is_on_cpu and self.operation.bytes_read + self.operation.bytes_written >= _LARGE_BYTES
 
     @property
+    def is_traffic(self) -> bool:
+        """Whether it is large, and takes as long as its operands take to come and go."""
+        return self.is_large and not self.operation.flops
+
+    @property
     def is_usable(self) -> bool:
         """Not where time was over before its passes: large results were then had from the system in its one turn."""
-        return bool(self.passes) or self.is_of_memory or not self.is_large
+        return bool(self.passes) or self.is_of_memory or not self.is_traffic
 
     @property
     def is_of_memory(self) -> bool:
@@ -196,7 +201,7 @@ def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float, pace:
 def _take_turn(one: _Timed, watch: Stopwatch, pace: _PaceKeeper | None) -> None:
     if pace:
         pace.look()
-    if one.is_large and not one.is_of_memory:
+    if one.is_traffic and not one.is_of_memory:
         if not one.turns:
             one.turns.append(watch.seconds(one.caller))
             one.caller.forget()
