@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -63,38 +64,21 @@ class Told:
 
 
 @contextmanager
-def apart(folder: Path, *arguments: object, workers: int) -> Iterator[tuple[int, TextIO]]:
-    """A supervisor in the main thread of a process of its own, which leads a process group; its id, and what it tells.
+def apart(folder: Path, *arguments: object, workers: int) -> Iterator[tuple[subprocess.Popen[str], TextIO]]:
+    """A supervisor in the main thread of a process of its own, which leads a process group, and what it tells.
 
-    The process is forked, since a fresh one would import PyTorch for seconds. It has made updates when the block
-    begins, and is ended with its group after it.
+    It has made updates when the block begins, and is ended with its group after it.
     """
-    mine, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        told_to = os.fdopen(theirs, "w", encoding="utf-8")
-        command = [sys.executable, str(WORKER), str(folder), *map(str, arguments)]
-        supervisor = Supervisor(
-            command,
-            workers=workers,
-            on_line=lambda line: print(line, file=told_to, flush=True),
-            tell=lambda *_: None,
-        )
-        code = 1
+    command = [sys.executable, "-m", "tests.launching.supervising", str(workers), str(folder), *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
         try:
-            code = supervisor.run()
-        finally:
-            os._exit(code)
-    os.close(theirs)
-    with os.fdopen(mine, encoding="utf-8") as told:
-        while json.loads(told.readline())["kind"] != "update":
-            pass
-        try:
-            yield pid, told
+            while json.loads(process.stdout.readline())["kind"] != "update":
+                pass
+            yield process, process.stdout
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -125,3 +109,14 @@ def supervised(folder: Path, *arguments: object, script: Path = WORKER, **settin
         supervisor.stop(signal.SIGINT)
         thread.join(LONGEST_S)
     assert not thread.is_alive()
+
+
+if __name__ == "__main__":
+    _workers, *_arguments = sys.argv[1:]
+    _supervisor = Supervisor(
+        [sys.executable, str(WORKER), *_arguments],
+        workers=int(_workers),
+        on_line=lambda line: print(line, flush=True),
+        tell=lambda *_: None,
+    )
+    sys.exit(_supervisor.run())

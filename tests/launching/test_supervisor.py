@@ -257,9 +257,9 @@ def test_a_second_interrupt_ends_workers_at_once(tmp_path: Path) -> None:
 
 def test_workers_die_with_their_supervisor(tmp_path: Path) -> None:
     """A killed supervisor leaves nobody behind who trains on."""
-    with apart(tmp_path, *LONG, workers=2) as (pid, _):
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    with apart(tmp_path, *LONG, workers=2) as (process, _):
+        process.kill()
+        process.wait()
         pids = [int((tmp_path / f"pid-of-{worker}").read_text(encoding="utf-8")) for worker in range(2)]
         until = time.monotonic() + LONGEST_S
         while any(_lives(pid) for pid in pids):
@@ -277,11 +277,10 @@ def _lives(pid: int) -> bool:
 
 def test_one_ctrl_c_is_one_interrupt(tmp_path: Path) -> None:
     """It reaches the workers as well as the supervisor, and they end as after one, not at once as after two."""
-    with apart(tmp_path, *LONG, workers=1) as (pid, told):
-        os.killpg(pid, signal.SIGINT)
+    with apart(tmp_path, *LONG, workers=1) as (process, told):
+        os.killpg(process.pid, signal.SIGINT)
         told.read()
-        _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 130
+        assert process.wait() == 130
 
 
 def test_losses_long_apart_are_not_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
