@@ -101,17 +101,27 @@ def test_a_large_call_that_was_not_passed_by_is_left_out() -> None:
 
 
 def test_every_call_is_made_after_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU small calls have turns and passes; a large one is not made over and over."""
+    """With threads of a CPU small calls have turns and passes; a large one is not made over and over."""
     kept: list[_Timed] = []
     monkeypatch.setattr(_Timed, "seconds", property(lambda one: kept.append(one) or 1.0))
     large = Call(_ATEN.relu.default, lambda pool: ((pool.random(2**18),), {}))
-    measure_operations(CPU, threads=1, budget_s=1e6, calls=[*small_calls(), large])
+    measure_operations(CPU, threads=2, budget_s=1e6, calls=[*small_calls(), large])
     small = [one for one in kept if not one.is_traffic]
     [big] = [one for one in kept if one.is_traffic]
     assert len(small) == 2
     assert all(len(one.passes) == 9 and len(one.turns) == 3 for one in small)
     assert len(big.passes) == 9
     assert len(big.turns) == 1
+
+
+def test_one_thread_counts_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made after others there, and what is large is timed, and kept, all the same."""
+    kept: list[_Timed] = []
+    monkeypatch.setattr(_Timed, "seconds", property(lambda one: kept.append(one) or 1.0))
+    large = Call(_ATEN.relu.default, lambda pool: ((pool.random(2**18),), {}))
+    measured = measure_operations(CPU, threads=1, budget_s=1e6, calls=[*small_calls(), large])
+    assert len(measured.timings) == 3
+    assert all(len(one.turns) == 3 and not one.passes for one in kept)
 
 
 @pytest.mark.parametrize(("threads", "budget_s"), [(0, 1.0), (1, 0.0)])
