@@ -2,7 +2,7 @@
 
 pip install timm
 stoker train examples/timm_images.py
-stoker train examples/timm_images.py --set name=vit_tiny_patch16_224 --set pretrained=true
+stoker train examples/timm_images.py --set name=resnet18 --set pretrained=true
 """
 
 import stoker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
@@ -19,6 +20,7 @@ import pytest
 from typer.main import get_command
 
 import stoker
+from stoker import flow
 from stoker.cli.main import app
 from stoker.jobs import Job, load_job
 from stoker.planning.ranking import SURE_ENOUGH
@@ -37,12 +39,16 @@ from stoker.records import (
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS, PACKAGE = ROOT / "README.md", ROOT / "docs", ROOT / "src" / "stoker"
-PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+EXAMPLES = ROOT / "examples"
+PAGES = [README, EXAMPLES / "README.md", *sorted(DOCS.rglob("*.md"))]
 STAGES = sorted((DOCS / "stages").glob("*.md"))
 
 # Pages that stand for a folder of another name, or for several; design.md tells of the rest.
 FOLDERS = {"command-line": ("cli",), "data": ("data", "zoo"), "store": ("store", "testing")}
 ON_THE_DESIGN_PAGE = {"flow", "records"}
+
+# What the reference calls an argument that may be one of two things.
+_ONE_OF_TWO = {("profile", "job"): "job_or_step", ("profile", "step_fn"): "job_or_step"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 every_stage = pytest.mark.parametrize("page", STAGES, ids=lambda page: page.stem)
@@ -98,6 +104,14 @@ def _command(words: list[str]) -> tuple[str, Any, list[str]]:
         assert name in command.commands, f"there is no command {name!r}"
         command = command.commands[name]
     return name, command, words
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Each command that is shown to people, with its name."""
+    yield name, command
+    for word, one in getattr(command, "commands", {}).items():
+        if not one.hidden:
+            yield from _commands(f"{name} {word}", one)
 
 
 def _parse(words: list[str]) -> None:
@@ -182,15 +196,30 @@ def test_the_example_makes_a_job() -> None:
     assert entry.parameters == {"width": 64, "lr": 0.02, "epochs": 10.0}
 
 
+def test_every_example_is_listed() -> None:
+    """Each file and folder among the examples has a link on their page."""
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    there = {one.name for one in EXAMPLES.iterdir() if one.name not in {"README.md", "__pycache__"}}
+    assert there == set(re.findall(r"\]\(([^)/]+)\)", page))
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    """Each page of docs/ is linked from docs/README.md, but for those of the stages, which the design lists."""
+    linked = re.findall(r"\]\(([^)#]+)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
+    assert {page for page in pages if not page.startswith("stages/")} <= set(linked)
+    assert all(f"(stages/{page.name})" in (DOCS / "design.md").read_text(encoding="utf-8") for page in STAGES)
+
+
 def test_every_public_name_is_documented() -> None:
     """Each name of `stoker.__all__` is in the docs as `stoker.name`."""
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in stoker.__all__ if not re.search(rf"\bstoker\.{name}\b", text)] == []
 
 
-def test_the_quickstart_lists_every_public_name() -> None:
+def test_the_reference_lists_every_public_name() -> None:
     """Its table has each name of `stoker.__all__`, and no other; a module's row has each of that module's."""
-    table = _section(DOCS / "quickstart.md", "Every public name")
+    table = _section(DOCS / "reference.md", "Names")
     rows = re.findall(r"^\| (`stoker\..+?) \| (.+) \|$", table, re.MULTILINE)
     named = re.findall(r"`stoker\.(\w+)`", " ".join(itertools.chain(*rows)))
     assert sorted(named) == sorted(stoker.__all__)
@@ -206,6 +235,46 @@ def _public_names(module: types.ModuleType) -> set[str]:
     functions = inspect.getmembers(module, inspect.isfunction)
     own = {name for name, one in functions if one.__module__ == module.__name__ and not name.startswith("_")}
     return set(getattr(module, "__all__", own))
+
+
+def test_the_reference_has_every_field_of_a_job() -> None:
+    """Its table names exactly the fields of Job, with the defaults that can be written as one word."""
+    fields = {field.name: field.default for field in dataclasses.fields(Job)}
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", _section(DOCS / "reference.md", "A Job's fields"), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(fields)
+    for name, told in rows:
+        if isinstance(default := fields[name], str | int | float):
+            assert told.strip() == (f'`"{default}"`' if isinstance(default, str) else f"{default:g}"), name
+
+
+def test_the_reference_has_every_argument_of_a_verb() -> None:
+    """Each call in its table takes the arguments of the function, `entry` left out, with its defaults."""
+    calls = re.findall(r"`stoker\.(\w+)\((.*?)\)`[ |]", _section(DOCS / "reference.md", "Verbs"))
+    told: dict[str, dict[str, str]] = {}
+    for verb, arguments in calls:
+        call = ast.parse(f"f({arguments.replace('=…', '=...')})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        names = [_ONE_OF_TWO.get((verb, name), name) for name in map(ast.unparse, call.args)]
+        told.setdefault(verb, {}).update(dict.fromkeys(names, ""))
+        told[verb].update({word.arg: ast.unparse(word.value) for word in call.keywords if word.arg is not None})
+    assert set(told) == {name for name in stoker.__all__ if name in flow.__all__ and name != "Run"}
+    for verb, arguments_told in told.items():
+        wanted = inspect.signature(getattr(stoker, verb)).parameters.values()
+        known = {one.name: one.default for one in wanted if one.name != "entry" and one.kind is not one.VAR_KEYWORD}
+        assert set(arguments_told) == set(known), verb
+        for name, default in arguments_told.items():
+            assert default in {"", "...", repr(known[name])}, (verb, name)
+
+
+def test_every_option_is_told() -> None:
+    """Each option of each command that people call is named in the docs."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for name, command in _commands("stoker", _stoker()):
+        for parameter in command.params:
+            spellings = [*parameter.opts, *parameter.secondary_opts]
+            options = [word for word in spellings if word.startswith("-")]
+            is_told = any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in options)
+            assert is_told or not options, f"{name} {options[0]}"
 
 
 def test_glossary_terms_are_used() -> None:
@@ -227,6 +296,15 @@ def test_files_of_a_stage_exist(page: Path) -> None:
     named = set(re.findall(r"`([\w-]+\.(?:py|json))`", "\n".join(rows)))
     assert named
     assert named - elsewhere <= there
+
+
+@every_stage
+def test_a_stage_tells_of_all_its_files(page: Path) -> None:
+    """Each module of its folder stands on the page, by its own name or by that of a folder within."""
+    text = page.read_text(encoding="utf-8")
+    for folder in (PACKAGE / name for name in FOLDERS.get(page.stem, (page.stem,))):
+        modules = [path for path in folder.rglob("*.py") if path.name != "__init__.py" and path.name not in text]
+        assert [path.name for path in modules if path.parent == folder or f"{path.parent.name}/" not in text] == []
 
 
 def test_every_folder_has_a_page() -> None:

@@ -12,13 +12,13 @@ from tests.forked import Forked
 
 PROGRAM = """
 import os, sys, time
-print("here", os.getcwd(), sys.argv[1:], os.environ.get("ASKED"), os.environ.get("HOME"), flush=True)
-print("there", file=sys.stderr, flush=True)
-if sys.argv[1] == "wait":
-    try:
+try:
+    print("here", os.getcwd(), sys.argv[1:], os.environ.get("ASKED"), os.environ.get("HOME"), flush=True)
+    print("there", file=sys.stderr, flush=True)
+    if sys.argv[1] == "wait":
         time.sleep(600)
-    except KeyboardInterrupt:
-        sys.exit(7)
+except KeyboardInterrupt:
+    sys.exit(7)
 sys.exit(int(sys.argv[1]))
 """
 

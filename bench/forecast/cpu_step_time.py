@@ -1,12 +1,12 @@
-"""Time of an update on the CPU here, forecast from the micro-benchmark and then measured.
+"""Time of an update on the CPU here, forecast and then measured.
 
     python -m bench.forecast.cpu_step_time [--rounds 5] [--budget 25] [--cpu-time] [--only NAME ...]
 
-First the micro-benchmark, at every number of threads that the cases use; then traces of all cases; then anchors, as
-`stoker plan` times them, and all forecasts; then the measurements: Stoker's own step on random samples, the cases
-taking turns in rounds, each between two looks at the anchors, each case's median over rounds of the median of its
-updates. Printed, and written to bench/results/, with the share of the CPU that others used: three errors of each case,
-which `step_errors` tells apart.
+First the micro-benchmark, at every number of threads that the cases use; then traces of all cases; then the cases take
+turns in rounds: one is planned, with a look at the anchors as `stoker plan` takes it, and measured at once, by Stoker's
+own step on random samples, the median of its updates. A case's error is the median over rounds. Printed, and written
+to bench/results/, with the share of the CPU that others used: three errors of each case, which `step_errors` tells
+apart.
 
 `--cpu-time` counts the CPU time of the thread that computes, with one thread for every case: on a machine that others
 use at the same time, their work then counts less.
@@ -29,40 +29,55 @@ from pathlib import Path
 import torch
 
 from bench.forecast.cpu_models import CASES, Case
-from bench.forecast.step_errors import Compared, in_words, summary
+from bench.forecast.step_errors import Compared, Turn, in_words, summary
 from stoker.devices import attached_devices, load_between, sample_cpu
 from stoker.devices.malloc import apply_malloc
 from stoker.loading import BatchSource, datasets_of
-from stoker.planning.time import operation_times
+from stoker.planning.time.cpu import CpuTimes
 from stoker.planning.time.pace import changes, pace_of
 from stoker.planning.time.update import Work, counted, update_time
-from stoker.profiling import trace_update
-from stoker.profiling.anchors import TURNS, Turn, measure_anchors
+from stoker.profiling import anchors, trace_update
 from stoker.profiling.micro_benchmark import measure_operations
-from stoker.records import Coupling, Hardware, Malloc, Plan, Position, Trace, TraceSettings
+from stoker.records import Coupling, Estimate, Hardware, Malloc, Pace, Plan, Position, Trace, TraceSettings
 from stoker.stepping import Step
 
 MALLOC: Malloc = "retained"
 """How memory is had while cases are measured: as plans for a CPU have it."""
 _WARM_UPDATES, _SLICE_S, _MOST_UPDATES = 2, 0.6, 30
-_TURNS_BESIDE = 4
-"""Of the anchors, before each case and after it."""
+_TURNS_AFTER = 4
+"""Of the anchors, after each case."""
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """This CPU, measured by `clock`, by the number of threads."""
+class Look:
+    """Anchors of one number of threads: their times when operations were timed, and now, turn by turn [s]."""
 
-    hardware: dict[int, Hardware]
+    then_s: dict[str, float]
+    now_s: Sequence[anchors.Turn]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This CPU at one number of threads, measured by `clock`."""
+
+    hardware: Hardware
+    times: CpuTimes
+    threads: int
     clock: Clock
 
-    def look(self, threads: int, turns: int) -> tuple[dict[str, float], Sequence[Turn]]:
-        """Times of anchors when operations were timed, and now."""
-        benchmark = self.hardware[threads].benchmark
+    def look(self, turns: int) -> Look:
+        """Look how fast it is now."""
+        benchmark = self.hardware.benchmark
         then_s = benchmark.anchors_s if benchmark else {}
-        return then_s, measure_anchors(threads=threads, turns=turns, clock=self.clock)
+        return Look(then_s, anchors.measure_anchors(threads=self.threads, turns=turns, clock=self.clock))
+
+    def forecast(self, work: Work, precision: str, pace: Pace | None) -> Estimate:
+        """What an update takes [s], at a pace; None: as when operations were timed."""
+        hardware = replace(self.hardware, pace=pace)
+        times = replace(self.times, slowdown=hardware.slowdown)
+        return update_time(work, times, hardware, precision=precision, malloc=MALLOC).step_s
 
 
 def coupling_of(case: Case) -> Coupling:
@@ -90,39 +105,21 @@ def traced(case: Case) -> Trace:
     return trace_update(job, datasets_of(job), coupling_of(case), settings)
 
 
-def calibrated(threads: Sequence[int], budget_s: float, clock: Clock) -> Machine:
+def calibrated(threads: Sequence[int], budget_s: float, clock: Clock) -> dict[int, Machine]:
     """Measure the CPU at each number of threads."""
     device = next(device for device in attached_devices() if device.kind == "cpu")
     found = {}
     for number in threads:
         benchmark = measure_operations(device, threads=number, budget_s=budget_s, clock=clock)
-        found[number] = Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
+        hardware = Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
+        found[number] = Machine(hardware, CpuTimes.of(hardware), number, clock)
         print(f"micro-benchmark: {len(benchmark.timings)} operations at {number} threads, {benchmark.took_s:.0f} s")
-    return Machine(found, clock)
+    return found
 
 
 def counted_work(case: Case) -> Work:
     """What one of the case's updates does."""
     return counted(traced(case), math.ceil(case.batch / (case.micro_batch or case.batch)))
-
-
-def forecasts(cases: Sequence[Case], machine: Machine) -> list[Compared]:
-    """Forecasts of all cases by the micro-benchmark alone, and at the pace of now."""
-    works = [counted_work(case) for case in cases]
-    gc.collect()
-    paces = {threads: pace_of(*machine.look(threads, TURNS)) for threads in machine.hardware}
-    planned = {threads: replace(hardware, pace=paces[threads]) for threads, hardware in machine.hardware.items()}
-    both = machine.hardware, planned
-    models = [{threads: operation_times(one) for threads, one in known.items()} for known in both]
-    compared = []
-    for case, work in zip(cases, works, strict=True):
-        alone, now = (
-            update_time(work, times[case.threads], known[case.threads], precision=case.precision, malloc=MALLOC).step_s
-            for times, known in zip(models, both, strict=True)
-        )
-        compared.append(Compared(case.name, case.threads, case.precision, calibrated=alone, planned=now))
-        print(f"forecast: {case.name}, {now.value * 1e3:.1f} ms", flush=True)
-    return compared
 
 
 def measure(case: Case, clock: Clock) -> float:
@@ -154,13 +151,14 @@ def measure(case: Case, clock: Clock) -> float:
     return statistics.median(readings)
 
 
-def measure_in_turns(case: Case, one: Compared, machine: Machine) -> None:
-    """Measure a case once more, between two looks at the machine."""
-    before = changes(*machine.look(case.threads, _TURNS_BESIDE))
-    one.measured_s.append(measure(case, machine.clock))
+def turn_of(case: Case, work: Work, machine: Machine) -> Turn:
+    """Plan a case, and measure it at once."""
+    before = machine.look(anchors.TURNS)
+    planned = machine.forecast(work, case.precision, pace_of(before.then_s, before.now_s))
+    seconds = measure(case, machine.clock)
     gc.collect()
-    after = changes(*machine.look(case.threads, _TURNS_BESIDE))
-    one.drift.append(math.exp(statistics.median([*before.values(), *after.values()])))
+    after = machine.look(_TURNS_AFTER)
+    return Turn(planned, seconds, changes(before.then_s, before.now_s), changes(after.then_s, after.now_s))
 
 
 def main() -> None:
@@ -177,27 +175,39 @@ def main() -> None:
     if arguments.cpu_time:
         cases = [replace(case, threads=1) for case in cases]
     began, before = time.perf_counter(), sample_cpu()
-    machine = calibrated(sorted({case.threads for case in cases}), arguments.budget, clock)
-    compared = forecasts(cases, machine)
+    machines = calibrated(sorted({case.threads for case in cases}), arguments.budget, clock)
+    works = {case.name: counted_work(case) for case in cases}
+    compared = {
+        case.name: Compared(
+            case.name, case.threads, case.precision,
+            machines[case.threads].forecast(works[case.name], case.precision, None),
+        )
+        for case in cases
+    }  # fmt: skip
+    gc.collect()
     if problem := apply_malloc(MALLOC):
         raise SystemExit(problem)
     for number in range(arguments.rounds):
         print(f"round {number + 1} of {arguments.rounds}", flush=True)
-        for case, one in zip(cases, compared, strict=True):
-            measure_in_turns(case, one, machine)
+        for case in cases:
+            compared[case.name].turns.append(turn_of(case, works[case.name], machines[case.threads]))
     after = sample_cpu()
     load = None if before is None or after is None else load_between(before, after)
     result = {
-        "what": "time of an update on this CPU: forecast from the micro-benchmark, then measured",
+        "what": "time of an update on this CPU: forecast right before, then measured",
         "command": f"python -m bench.forecast.cpu_step_time --rounds {arguments.rounds} --budget {arguments.budget:g}"
         + (" --cpu-time" if arguments.cpu_time else ""),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
         "used_by_others": None if load is None else load.others,
         "stolen": None if load is None else load.stolen,
-        "micro_benchmark_s": {f"{n} threads": h.benchmark.took_s for n, h in machine.hardware.items() if h.benchmark},
+        "micro_benchmark_s": {
+            f"{number} threads": machine.hardware.benchmark.took_s
+            for number, machine in machines.items()
+            if machine.hardware.benchmark
+        },
         "took_s": time.perf_counter() - began,
-        **summary(compared),
+        **summary(list(compared.values())),
     }
     print(in_words(result))
     if not arguments.dry:

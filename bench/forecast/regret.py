@@ -119,7 +119,7 @@ class Contest:
         place = next(at for at, plan in enumerate(finalists) if same_execution(chosen, plan))
         times: dict[int, list[float]] = {at: [] for at in range(len(finalists))}
         for seed in range(self.processes):
-            again = self.medians(name, coupling, finalists, seed=100 + seed, rounds=3, updates=4, warm_up=2)
+            again = self.medians(name, coupling, finalists, seed=100 + seed, rounds=8, updates=4, warm_up=2)
             for at, seconds in again.items():
                 times[at].append(seconds)
         if len({len(seconds) for seconds in times.values()}) > 1:

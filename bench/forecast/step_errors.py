@@ -2,16 +2,16 @@
 
 A forecast is of a machine as it was when it was looked at; one that is shared is another a minute later. Three errors
 of the same case tell the two apart: of the micro-benchmark alone (`calibrated`), of the micro-benchmark at the pace of
-the moment of planning, which is what `stoker plan` says (`planned`), and of the micro-benchmark at the pace that was
-measured beside each update (`in_turns`). The first two are forecasts. The third is none: it says how far the model of
-times is off.
+the moment of planning, right before the case runs, which is what `stoker plan` says (`planned`), and of the
+micro-benchmark at the pace that was measured around each run (`in_turns`). The first two are forecasts. The third is
+none: it says how far the model of times is off.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,41 +21,52 @@ BARS = {"median": 0.08, "p95": 0.20, "coverage": (0.70, 0.90)}
 KINDS = ("calibrated", "planned", "in_turns")
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One run of a case: what an update was forecast to take right before, what it took [s], and the machine around it.
+
+    `before` and `after` are changes of the anchors' times since the micro-benchmark [logarithm], by name.
+    """
+
+    planned: Estimate
+    measured_s: float
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+    @property
+    def drift(self) -> float:
+        """How many times as long anchors took around it as when the micro-benchmark ran."""
+        return math.exp(statistics.median([*self.before.values(), *self.after.values()]))
+
+
 @dataclass
 class Compared:
-    """One case: its two forecasts of an update, and round by round what it took and at which pace.
-
-    `measured_s` are times of an update [s], `drift` how many times as long anchors took around it as when the
-    micro-benchmark ran.
-    """
+    """One case: the forecast of its update by the micro-benchmark alone, and its turns."""
 
     name: str
     threads: int
     precision: str
     calibrated: Estimate
-    planned: Estimate
-    measured_s: list[float] = field(default_factory=list)
-    drift: list[float] = field(default_factory=list)
-
-    @property
-    def in_turns_s(self) -> float:
-        """What an update would have taken [s], had the machine stayed as it was."""
-        return statistics.median(s / drift for s, drift in zip(self.measured_s, self.drift, strict=True))
+    turns: list[Turn] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """All of it, with errors as signed fractions of what was measured."""
-        measured = statistics.median(self.measured_s)
-        beside = {
-            "calibrated": (self.calibrated, measured),
-            "planned": (self.planned, measured),
-            "in_turns": (self.calibrated, self.in_turns_s),
-        }
+        """All of it; an error is a signed fraction of what was measured, the median over turns."""
+        measured = [turn.measured_s for turn in self.turns]
+        drift = [turn.drift for turn in self.turns]
+        then_s = [turn.measured_s / turn.drift for turn in self.turns]
+        planned = [turn.planned for turn in self.turns]
+        alone = [self.calibrated] * len(self.turns)
         return {
             "case": self.name, "threads": self.threads, "precision": self.precision,
-            "measured_ms": measured * 1e3, "spread": max(self.measured_s) / min(self.measured_s) - 1,
-            "drift": statistics.median(self.drift), "drift_between_rounds": max(self.drift) / min(self.drift) - 1,
-            "rounds": [{"ms": s * 1e3, "drift": d} for s, d in zip(self.measured_s, self.drift, strict=True)],
-            **{kind: _beside(forecast, seconds) for kind, (forecast, seconds) in beside.items()},
+            "measured_ms": statistics.median(measured) * 1e3, "spread": max(measured) / min(measured) - 1,
+            "drift": statistics.median(drift), "drift_between_rounds": max(drift) / min(drift) - 1,
+            "rounds": [
+                {"ms": turn.measured_s * 1e3, "before": dict(turn.before), "after": dict(turn.after)}
+                for turn in self.turns
+            ],
+            "calibrated": _beside(alone, measured),
+            "planned": _beside(planned, measured),
+            "in_turns": _beside(alone, then_s),
         }  # fmt: skip
 
 
@@ -82,14 +93,18 @@ def in_words(result: dict[str, Any]) -> str:
 
 
 def _mark(beside: dict[str, Any]) -> str:
-    """A star where the interval does not hold what was measured."""
-    return " " if beside["is_within"] else "*"
+    """A star where fewer than half of the intervals hold what was measured."""
+    return " " if beside["within"] >= 0.5 else "*"
 
 
-def _beside(forecast: Estimate, seconds: float) -> dict[str, Any]:
+def _beside(forecasts: Sequence[Estimate], seconds: Sequence[float]) -> dict[str, Any]:
+    """Forecasts beside what was measured right after each."""
+    both = list(zip(forecasts, seconds, strict=True))
+    middle = {end: statistics.median(getattr(one, end) for one in forecasts) * 1e3 for end in ("value", "low", "high")}
     return {
-        "forecast_ms": forecast.value * 1e3, "low_ms": forecast.low * 1e3, "high_ms": forecast.high * 1e3,
-        "error": forecast.value / seconds - 1, "is_within": forecast.low <= seconds <= forecast.high,
+        "forecast_ms": middle["value"], "low_ms": middle["low"], "high_ms": middle["high"],
+        "error": statistics.median(forecast.value / s for forecast, s in both) - 1,
+        "within": statistics.fmean(forecast.low <= s <= forecast.high for forecast, s in both),
     }  # fmt: skip
 
 
@@ -99,5 +114,5 @@ def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "median_error": statistics.median(errors),
         "p95_error": errors[math.ceil(0.95 * len(errors)) - 1],
         "mean_signed_error": statistics.fmean(row["error"] for row in rows),
-        "coverage": statistics.fmean(row["is_within"] for row in rows),
+        "coverage": statistics.fmean(row["within"] for row in rows),
     }

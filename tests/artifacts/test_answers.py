@@ -47,12 +47,33 @@ def test_a_difference_is_a_share_of_its_own_output() -> None:
         ({"y": np.array([math.nan])}, {"y": np.array([1.0])}),
         ({"y": np.array([1.0])}, {"y": np.array([math.inf])}),
         ({"y": np.array([b"a"], object)}, {"y": np.array([b"b"], object)}),
+        ({"y": np.array([50_000])}, {"y": np.array([50_001])}),
+        ({"y": np.array([True])}, {"y": np.array([False])}),
     ],
 )
 def test_what_no_number_can_say_is_infinitely_far(found: dict, wanted: dict) -> None:
-    """Missing outputs, other shapes or types, NaN or infinity in one alone, other strings."""
+    """Missing outputs, other shapes or types, NaN or infinity in one alone, other strings, other tokens."""
     assert excess(found, wanted, Tolerance(absolute=1e9, relative=1e9)) == math.inf
     assert difference(found, wanted) == math.inf
+
+
+@given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=6), st.sampled_from([-1e9, 1e30, -3.4028235e38]))
+def test_what_a_model_fills_in_is_no_measure(numbers: list[float], fill: float) -> None:
+    """Logits of masked classes: what differs counts as if they were not there, and they have to be equal."""
+    plain = np.array(numbers, np.float32)
+    masked = np.append(plain, np.float32([fill, fill]))
+    off = masked + np.where(np.abs(masked) < 100, np.float32(0.5), np.float32(0))
+    assert difference({"y": off}, {"y": masked}) == pytest.approx(
+        difference({"y": plain + np.float32(0.5)}, {"y": plain})
+    )
+    assert difference({"y": masked * np.float32(0.5)}, {"y": masked}) > 1e-3
+
+
+def test_a_largest_value_that_is_no_filling_is_the_measure() -> None:
+    """One outlier, values of like size, and what is filled in alone."""
+    for wanted in ([1e6, 1.0], [1e6, 1e6, 2e4], [1e6, 1e6], [1.0, 1.0, 1e-9]):
+        found = np.array(wanted) + 1
+        assert difference({"y": found}, {"y": np.array(wanted)}) == pytest.approx(1 / max(wanted))
 
 
 def test_infinities_and_strings_that_are_equal_are_equal() -> None:

@@ -1,5 +1,6 @@
 """Versions of a model: whole or not at all, and what somebody else may have put there."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import save_file
 
 from stoker.artifacts import MANIFEST, publish, read, versions
 from stoker.errors import BadArtifact
@@ -31,6 +33,17 @@ def test_an_artifact_read_again_is_the_one_written(tmp_path: Path) -> None:
     assert found.manifest == written.manifest
     assert set(found.golden().inputs) == {"input_ids", "attention_mask"}
     assert found.num_bytes == sum(path.stat().st_size for path in found.path.iterdir() if path.name != MANIFEST)
+
+
+@pytest.mark.parametrize(("gone", "lacking"), [("outputs", "output 'y'"), ("inputs", "input 'x'")])
+def test_golden_answers_that_check_nothing_are_told(gone: str, lacking: str, tmp_path: Path) -> None:
+    """Without an answer to compare with, any answer would be the right one."""
+    artifact = tiny_artifact(tmp_path)
+    whole = artifact.golden()
+    less = dataclasses.replace(whole, **{gone: {}})
+    save_file(less.as_tensors(), artifact.path / artifact.manifest.golden)
+    with pytest.raises(BadArtifact, match=rf"golden\.safetensors has no {lacking}"):
+        artifact.golden()
 
 
 @pytest.mark.parametrize("name", ["01", "1a", "-1", "²", "9" * 5000, ".writing-1-7-00000000", "notes.txt"])

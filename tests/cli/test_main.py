@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import stoker
 from stoker.cli import main as main_module
+from stoker.errors import BadJob
 from stoker.records import Decision, from_json
 from tests.flow.command import BLOBS, job_file, plan_file, stoker_here
 
@@ -202,3 +204,16 @@ def test_the_job_file_of_these_tests_is_python() -> None:
     """What is put into its marked place is in the function, before the job is made."""
     assert BLOBS.index("# CHANGES") < BLOBS.index("return stoker.Job")
     assert "one = 1\n    two = 2\n    return" in job_file("one = 1\ntwo = 2").read_text()
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """On standard output, alone."""
+    outcome = stoker_here("--version")
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"stoker {version('stoker')}\n", "")
+
+
+@pytest.mark.parametrize("given", [lambda: None, "job.py"])
+def test_what_is_no_job_is_told_from_python(given: object) -> None:
+    """The function that makes one, or the file it is in."""
+    with pytest.raises(BadJob, match=r"this takes a stoker\.Job, got .*(function|'job\.py')"):
+        stoker.train(given)  # type: ignore[arg-type]

@@ -80,5 +80,5 @@ def test_options_are_taken_apart() -> None:
     """Columns to keep come with commas between; a way to resize that is unknown is refused."""
     options = prediction_options(columns=["x=a"], keep="id, name,", resize="crop", batch=4)
     assert (options.columns, options.keep, options.resize, options.batch_rows) == (("x=a",), ("id", "name"), "crop", 4)
-    with pytest.raises(BadJob, match="--resize pad"):
-        prediction_options(columns=None, keep="", resize="pad", batch=None)
+    with pytest.raises(BadJob, match="--resize squash"):
+        prediction_options(columns=None, keep="", resize="squash", batch=None)

@@ -29,7 +29,7 @@ RESULT = StudyResult(
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5 min", 90.0), ("2h", 7200.0), ("1d", 86400.0)]
+    ("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("1.5 min", 90.0), ("2h30min", 9000.0), ("1d", 86400.0)]
 )
 def test_times_are_read(text: str, seconds: float) -> None:
     """With a unit, or as seconds."""
@@ -38,7 +38,7 @@ def test_times_are_read(text: str, seconds: float) -> None:
 
 def test_what_is_no_time_and_no_number_is_refused() -> None:
     """With an example."""
-    with pytest.raises(BadJob, match="wanted a time such as 90s"):
+    with pytest.raises(BadJob, match=r"--time soon: wanted a time with its unit .* such as 12h or 90min"):
         parse_seconds("soon")
     with pytest.raises(BadJob, match="wanted auto, or a number"):
         parse_parallel("many")

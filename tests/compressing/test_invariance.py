@@ -45,6 +45,18 @@ def rows() -> Rows:
     return Rows({"input_ids": found["input_ids"] * mask, "attention_mask": mask})
 
 
+def test_what_a_model_fills_in_is_no_scale(tokens: Manifest) -> None:
+    """Beside classes that are masked by -1e9 a deviation of any size would be nothing."""
+
+    def masked(inputs: Arrays) -> np.ndarray:
+        own = masked_mean(inputs) + len(inputs["input_ids"])  # the more there are in a batch, the larger
+        return np.concatenate([own, np.full_like(own, -1e9)], axis=1)
+
+    found = steadiness(Planted(masked), rows(), tokens)
+    assert found.share > CEILING
+    assert found.scale["embedding"] < 100
+
+
 def test_a_model_that_minds_its_mask_is_steady(tokens: Manifest) -> None:
     """Its tolerance is the floor, and every gate is passed."""
     found = steadiness(Planted(masked_mean), rows(), tokens)

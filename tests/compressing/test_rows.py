@@ -64,6 +64,15 @@ def test_data_that_does_not_fit_is_refused(numbers: Manifest, inputs: dict, says
         check_fit(Rows(inputs, np.zeros(4)), numbers, "rows.npz")
 
 
+def test_whole_numbers_do_not_wrap(numbers: Manifest) -> None:
+    """Those that a shorter type holds are taken; another would become a number that nobody gave."""
+    spec = dataclasses.replace(numbers.inputs[0], datatype="INT32")
+    wanted = dataclasses.replace(numbers, inputs=(spec,))
+    assert check_fit(Rows({"x": np.full((2, 8), 7)}), wanted, "rows.npz").inputs["x"].dtype == np.int32
+    with pytest.raises(BadJob, match="x has numbers that INT32 cannot hold"):
+        check_fit(Rows({"x": np.full((2, 8), 2**31)}), wanted, "rows.npz")
+
+
 def test_doubles_stand_for_floats(numbers: Manifest) -> None:
     """Data in float64 becomes what the model takes."""
     found = check_fit(Rows({"x": np.ones((2, 8))}), numbers, "rows.npz")

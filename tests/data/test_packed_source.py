@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from stoker import data
 from stoker.errors import BadJob
@@ -48,6 +49,15 @@ def test_a_batch_is_what_the_dataset_gives(pictures: data.PackedSource, indices:
     assert torch.equal(images, expected[0])
     assert torch.equal(labels, expected[1])
     assert (images.dtype, labels.dtype) == (expected[0].dtype, expected[1].dtype)
+
+
+def test_attributes_of_anybodys_data_set_are_not_taken_for_what_they_are_here(tmp_path: Path) -> None:
+    """`target` is where the label lies, and `classes` are names: not all labels, and not nothing."""
+    dataset = Pictures()
+    vars(dataset).update(target=torch.arange(SIZE), classes=None)
+    source = packed(dataset, tmp_path / "p")
+    assert (source.target, source.classes) == (None, ())
+    assert as_samples(source, what="data").all_of(-1).tolist() == [Pictures()[at][1] for at in range(SIZE)]
 
 
 def test_samples_one_by_one_are_the_datasets(pictures: data.PackedSource) -> None:
@@ -243,8 +253,9 @@ def test_a_sample_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ([("cat", 1), ("dog", 0)], r"sample 0 of list\[0\] is a str, and a packed dataset holds numbers"),
         ([(1.0, 1), (1, 0)], "sample 1 of list is .*int64.*, and the first one is .*float64"),
         ([torch.zeros(2, dtype=torch.bfloat16)], "is a tensor of torch.bfloat16, which NumPy has no type for"),
+        ([(Image.new("P", (2, 2)), 1)], r"sample 0 of list\[0\] is an image with a palette: .*\nTurn it into colours"),
     ],
-    ids=["random", "text", "types", "bfloat16"],
+    ids=["random", "text", "types", "bfloat16", "palette"],
 )
 def test_what_cannot_be_packed_is_a_bad_job(tmp_path: Path, dataset: Any, problem: str) -> None:
     """Before anything is written."""

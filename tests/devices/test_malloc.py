@@ -47,6 +47,18 @@ def test_mapped_gives_freed_memory_back() -> None:
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
+def test_what_nobody_uses_can_be_given_back() -> None:
+    """Though the setting keeps it: what one piece of work had is not counted as the next one's."""
+    kept, left = run(
+        "from stoker.devices.malloc import give_back\n"
+        "apply_malloc('retained'); start = resident_bytes(); print(held()); give_back()\n"
+        "print((resident_bytes() - start) >> 20)"
+    )
+    assert int(kept) > 100
+    assert int(left) < 8
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="needs the GNU C library")
 def test_retained_faults_no_page_twice() -> None:
     """Blocks of 64 MiB, which are mapped anew for each use by default, come from the heap as they were left."""
     faults = """

@@ -205,3 +205,4 @@ def test_a_limit_of_memory_is_what_a_place_then_has() -> None:
     limited = place.limited_to(6e9)
     assert limited.device.memory_bytes == limited.hardware.device.memory_bytes == 6_000_000_000
     assert (limited.name, limited.entry) == (place.name, place.entry)
+    assert (place.is_limited, limited.is_limited) == (False, True)

@@ -104,7 +104,7 @@ def test_the_file_of_the_documentation_is_one():
     (text,) = re.findall(r"^```csv\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     prices, problems = prices_from_csv(text, "p.csv", KNOWN)
     assert problems == ()
-    assert [price.usd_per_hour for price in prices] == [1.9, 0.35]
+    assert [price.usd_per_hour for price in prices] == [1.9, 0.6, 0.35]
 
 
 def test_files_by_their_ending(tmp_path):

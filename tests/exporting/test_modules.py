@@ -118,8 +118,8 @@ def test_the_tolerance_has_room_for_what_was_measured_and_no_more(artifact) -> N
     tolerance = artifact.manifest.tolerance
     worst = max(proof.error for proof in artifact.manifest.proofs)
     assert worst < 1e-4 <= tolerance.relative < 1e-3
-    scale = max(float(np.abs(one).max()) for one in artifact.golden().outputs.values())
-    assert tolerance.absolute == pytest.approx(tolerance.relative * scale)
+    scales = [float(np.abs(one).max()) for one in artifact.golden().outputs.values()]
+    assert tolerance.relative * min(scales) <= tolerance.absolute * (1 + 1e-9) < tolerance.relative * max(scales)
 
 
 def test_the_source_is_the_module_and_the_libraries_are_named(artifact) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.utils.data import Dataset
 import stoker
 from stoker import planning
 from stoker.devices import attached_devices, cache_key
+from stoker.flow.bottleneck import bottleneck_of
+from stoker.flow.preparation import prepare
 from stoker.records import Bottleneck, Ceilings, from_json
 from stoker.store import CeilingsCache, cache_root
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
@@ -89,6 +92,15 @@ def test_the_verdict_knows_what_updates_do(traced: dict[str, Any]) -> None:
     assert twice.changes_job
     assert "Job(batch=64)" in four_times.change
     assert 0 < twice.saved_s < four_times.saved_s
+
+
+def test_a_machine_with_other_memory_than_when_the_run_began_is_told_of_all_the_same(traced: dict[str, Any]) -> None:
+    """It differs from boot to boot, and a run may have been continued after one."""
+    report = stoker.train(blobs_job(), plan=PLAN, sink=Heard()).directory.read_report()
+    assert report.device is not None
+    before = dataclasses.replace(report.device, memory_bytes=report.device.memory_bytes - 2**20)
+    assert bottleneck_of(prepare(blobs_job()), dataclasses.replace(report, device=before)) is not None
+    assert isinstance(traced["bounds"], planning.UpdateBounds)
 
 
 def test_utilisation_above_what_was_measured_is_told_aloud(traced: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -48,6 +49,15 @@ def test_a_loss_that_breaks_later_fails_the_run_and_keeps_its_checkpoint() -> No
     assert f"{run.name} failed at {found[1].position.samples} of 240 samples" in message
     assert run.record.failure in message
     assert again.of("resumed")[0]["samples"] == found[1].position.samples
+
+
+def test_a_run_that_had_failed_and_is_stopped_later_is_no_failure() -> None:
+    """It went on past what it failed at, and nothing went wrong since."""
+    run = stopped_run(blobs_job())
+    run.directory.write_run(dataclasses.replace(run.record, status="failed", failure="the disk was full"))
+    again = stopped_run(blobs_job())
+    assert again.name == run.name
+    assert (again.record.status, again.record.failure) == ("unfinished", None)
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_nothing() -> None:

@@ -92,6 +92,17 @@ def test_whatever_the_plan_rests_on_makes_it_anew(job_file, load, trials, change
     assert (coupling.kind == "separable") is (change != "code")
 
 
+def test_a_plan_is_not_kept_for_another_limit_of_memory_however_near(job_file, load, trials) -> None:
+    """Limits are what somebody allows, to the byte; what a machine has differs a little from boot to boot."""
+    first, _ = _decided(job_file, memory_bytes=2.8e9)
+    made = len(trials)
+    assert _decided(job_file, memory_bytes=2.8e9)[0].chosen == first.chosen
+    assert len(trials) == made
+    again, _ = _decided(job_file, memory_bytes=2.7e9)
+    assert len(trials) > made
+    assert (first.chosen.memory_bytes, again.chosen.memory_bytes) == (2_800_000_000, 2_700_000_000)
+
+
 def test_a_job_without_a_file_is_planned_each_time(job_file, load, trials) -> None:
     """Nobody can compare its code with that of the last time."""
     job, _ = load_job(job_file, {})

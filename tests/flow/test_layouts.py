@@ -12,18 +12,19 @@ import stoker
 from stoker.devices import Place, attached_devices, cheapest, planned_devices
 from stoker.errors import BadJob
 from stoker.flow.decision import decide_many
-from stoker.flow.layouts import Layouts
+from stoker.flow.layouts import Layouts, _in_order
 from stoker.flow.links import links_between
 from stoker.flow.planner import Planner
 from stoker.flow.preparation import prepare
 from stoker.jobs import SGD, AdamW, Job
 from stoker.loading import BatchSource, datasets_of
-from stoker.records import Coupling, Layout, Plan, Position
+from stoker.records import Candidate, Coupling, Layout, Plan, Position
 from stoker.stepping import Step
 from stoker.stepping.local_tensors import local
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT
+from tests.planning.trials import forecast_of
 from tests.stepping.models import make_job, texts
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="")
@@ -93,6 +94,8 @@ def test_a_plan_that_was_given_is_taken() -> None:
     with pytest.raises(BadJob, match="3 stages need 3 blocks at least, but GPT has 2"):
         decide_many(prepared, planned_devices("3xcpu", attached_devices())[0],
                     dataclasses.replace(given, layout=Layout(stages=3)))  # fmt: skip
+    with pytest.raises(BadJob, match="the plan is for cuda:0, but the job is to run on cpu"):
+        decide_many(prepared, place, dataclasses.replace(given, device="cuda:0"))
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,23 @@ def test_a_job_that_no_layout_takes_is_refused_once() -> None:
     job = gpt_job(optimizer=torch.optim.LBFGS)
     with pytest.raises(BadJob, match="2 devices cannot share this job"):
         stoker.plan(job, on="2xh100")
+
+
+def test_beside_one_device_several_that_cannot_share_a_job_are_left_out() -> None:
+    """The one is planned for, and a line says why the others are not."""
+    found = stoker.plan(gpt_job(optimizer=torch.optim.LBFGS), on="t4,2xt4")
+    assert [one.device for one in found.candidates] == ["t4"]
+    assert any(line.startswith("2xt4 is left out: 2 devices cannot share this job") for line in found.explanation)
+
+
+def test_in_a_run_of_a_stated_time_the_layout_that_trains_on_more_samples_is_first() -> None:
+    """All of them take that time."""
+    slow, fast = (
+        Candidate(device="2xt4", plan=Plan(device="cuda:0", micro_batch=4, layout=layout), memory_bytes=2**34,
+                  forecast=dataclasses.replace(forecast_of(Plan(device="cuda:0", micro_batch=4)), total_samples=count))
+        for layout, count in ((Layout(replicas=2), 10**6), (Layout(shards=2), 2 * 10**6))
+    )  # fmt: skip
+    assert _in_order([slow, fast]) == (fast, slow)
 
 
 def test_links_of_what_is_not_here_cannot_be_measured() -> None:

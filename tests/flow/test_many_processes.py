@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import stoker
+from stoker.devices import attached_devices, planned_devices
+from stoker.errors import BadJob, NoDevice
+from stoker.flow import running
 from stoker.records import Layout, dumps
-from tests.flow.builders import PLAN
+from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import Running, job_file, stoker_process
 
 TWO = Layout(replicas=2)
@@ -90,8 +93,48 @@ def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
     assert stoker.load("run").record.samples == 300 * 80
 
 
+def test_coupled_samples_of_two_processes_go_on_in_one() -> None:
+    """Each took half of a group that batch norm couples; the one that goes on takes all of it in one pass."""
+    norms = "settings['model'] = lambda: nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 2))"
+    path = job_file(f"{LONG}\n{norms}")
+    plan = Path("halves.json")
+    plan.write_text(dumps(dataclasses.replace(PLAN, micro_batch=8, layout=TWO)))
+    settings = ("train", path, "--set", "epochs=300", "--run-dir", "run")
+    with Running(*settings, "--on", "2xhere", "--plan", plan) as run:
+        run.until("progress", 2)
+        ended = run.end(signal.SIGINT)
+    assert ended.code == 130, ended.err
+    alone = stoker_process(*settings, "--json")
+    assert alone.code == 0, alone.err
+    change = alone.of("replanned")[0]  # neighbours may ask for others later, of threads
+    assert (change["old"]["micro_batch"], change["new"]["micro_batch"]) == (8, 16)
+    assert stoker.load("run").record.samples == 300 * 80
+
+
+def test_a_job_without_a_file_is_refused_before_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process makes the job from its file: where there is none, no layout is looked at."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was planned")
+
+    monkeypatch.setattr(running, "decide_many", refuse)
+    with pytest.raises(BadJob, match="2 processes need the job in a file"):
+        stoker.train(blobs_job(), on="2xCPU", sink=lambda _: None)
+    assert not Path("runs").exists()
+
+
+def test_more_devices_of_a_name_than_are_attached_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They can be planned for, but nothing can be trained on what is elsewhere; a name may mean several models."""
+    [card] = [place.device for place in planned_devices("a100-80", ())]
+    attached = (dataclasses.replace(card, name="cuda:0", index=0), *attached_devices())
+    monkeypatch.setattr(running, "attached_devices", lambda: attached)
+    for words in ("2xa100-80", "2xa100"):
+        with pytest.raises(NoDevice, match=f"'{words}' asks for 2 devices, and fewer of them are attached"):
+            stoker.train(blobs_job(), on=words, sink=lambda _: None)
+
+
 def test_what_cannot_be_is_said_once_before_anything_is_spent() -> None:
-    """A job without a file; more processes than samples in a batch."""
+    """More processes than samples in a batch."""
     outcome = stoker_process("train", job_file("settings['batch'] = 1"), "--on", "2xhere", "--json")
     assert outcome.code == 2
     assert outcome.err.count("error:") == 1

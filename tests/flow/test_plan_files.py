@@ -81,6 +81,25 @@ def test_the_same_call_with_its_plan_continues() -> None:
     assert (run.name, run.status, plan_of(run)) == (stopped.name, "finished", PLAN)
 
 
+def test_a_run_that_is_continued_says_that_it_heeds_no_limit_of_memory() -> None:
+    """Its plan was made before; a limit is read all the same, and refused if it is none."""
+    stopped_run(blobs_job())
+    with pytest.raises(BadJob, match="--memory 6: wanted an amount with its unit"):
+        stoker.train(blobs_job(), memory="6", sink=lambda _: None)
+    heard = Heard()
+    run = stoker.train(blobs_job(), memory="6GB", sink=heard)
+    assert plan_of(run) == PLAN
+    assert any("goes on under its own plan, which no limit of memory changes" in one["message"]
+               for one in heard.of("warned"))  # fmt: skip
+
+
+def test_a_pinned_plan_that_takes_more_than_is_allowed_is_refused() -> None:
+    """It is tried, and both figures are told; nothing is left behind."""
+    with pytest.raises(DoesNotFit, match=r"it took [\d.]+ [MG]iB of memory when it was tried, and may take 95\.4 MiB"):
+        stoker.train(blobs_job(), plan=PLAN, memory="100MB", sink=lambda _: None)
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize(
     ("document", "problem"),
     [

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import profiling
-from stoker.devices import Place, planned_devices
+from stoker import planning, profiling
+from stoker.devices import Place, attached_cpu, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.flow import decision, planner
+from stoker.flow.preparation import prepare
 from stoker.jobs import load_job
 from stoker.planning import parse_memory
-from stoker.records import Candidate, Device, Estimate
+from stoker.records import Candidate, Device, Estimate, Measurement, Plan
 from tests.flow.builders import blobs, blobs_job
 from tests.flow.command import stoker_here
 
@@ -178,6 +179,14 @@ def test_a_model_that_cannot_be_traced_is_planned_here_by_trials(name: str) -> N
     assert f"{name}.py:" in why
 
 
+def test_a_limit_of_memory_goes_for_a_model_that_cannot_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trials tell what it takes; where that is too much for all plans, that is the error, and not the tracing."""
+    monkeypatch.setattr(planner, "TRIAL_S", 0.01)
+    with pytest.raises(DoesNotFit, match=r"it took .* of memory when it was tried, and may take 95\.4 MiB") as error:
+        stoker.plan(**job_of("untraceable"), on="cpu", memory="100MB")  # type: ignore[arg-type]
+    assert str(error.value.remedy).startswith("Allow more memory (--memory). What it would need elsewhere is unknown: ")
+
+
 @pytest.mark.usefixtures("nothing_is_run")
 def test_a_branch_on_values_is_traced_one_way() -> None:
     """A loss or a change that is read decides nothing about shapes: no hint is wanted."""
@@ -264,6 +273,41 @@ def test_what_takes_long_here_is_told_what_to_rent(monkeypatch: pytest.MonkeyPat
     job = blobs_job(model=wide_net, data=blobs(256), batch=256, valid=None, test=None, until=stoker.epochs(1_000_000))
     advice = stoker.plan(job).advice
     assert re.fullmatch(r"It runs here in .+; l4 at .+ takes .+ for \$[\d.,]+(, or h100 at .+)?\.", advice), advice
+
+
+def test_nothing_is_tried_that_is_forecast_to_need_more_memory_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are free here and all plans seem equal, so that every plan that was not ranked is asked for as well."""
+    tried: list[Plan] = []
+
+    def free(_job: stoker.Job, plan: Plan, *_: object, **__: object) -> Measurement:
+        tried.append(plan)
+        return Measurement(
+            plan=plan, samples_per_update=2**14, update_s=(1.0,) * 3, evaluate_s_per_sample=0.0, peak_bytes=2**20,
+            state_bytes=0, took_s=0.0, gradient_error=0.01,
+        )  # fmt: skip
+
+    monkeypatch.setattr(profiling, "try_plan", free)
+    monkeypatch.setattr(planner, "resident_bytes", lambda: 500 * 10**6)
+    job = blobs_job(model=wide_net, data=blobs(2**14), batch=2**14, loss_scope="batch", valid=None)
+    known, [place] = planner.Planner(prepare(job)), planned_devices("cpu", (attached_cpu(),))
+    forecasts, facts = known.forecasts(place), known.profile("cpu")
+    least = planning.least_demanding(facts, place.device, forecasts)
+    assert least is not None
+    limit = 1.2 * forecasts.needed_bytes(least)
+    found = stoker.plan(job, on="cpu", memory=limit)
+    assert tried
+    assert all(forecasts.needed_bytes(plan) <= limit for plan in tried)
+    assert any("it is forecast to need" in one.reason for one in found.rejected)
+
+
+@pytest.mark.usefixtures("nothing_is_run")
+def test_a_limit_that_nothing_keeps_is_told_as_one() -> None:
+    """It is not what the device has; the first thing that would help is more of it, the next a device as it is."""
+    with pytest.raises(
+        DoesNotFit, match=r"l4: a micro-batch of 1 needs .*; of NVIDIA L4 95\.4 MiB may be used"
+    ) as error:
+        stoker.plan(blobs_job(), on="l4", memory="100MB")
+    assert str(error.value.remedy).startswith("Allow more memory (--memory). The smallest GPU that does it is ")
 
 
 def test_a_limit_of_memory_is_kept_by_checkpointing_as_many_blocks_as_it_takes() -> None:

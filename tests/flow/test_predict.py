@@ -377,6 +377,6 @@ def test_the_command_line_tells_what_came_of_it(tmp_path: Path) -> None:
     assert {event["event"]: set(event) - {"event", "at"} for event in events}.items() <= _documented_events().items()
     assert _invoke(model, path, "-o", out).exit_code == BadRun.exit_code
     assert _invoke(model, tmp_path / "no.csv", "-o", out).exit_code == BadJob.exit_code
-    assert "wanted stretch or crop" in _invoke(model, path, "-o", out, "--resize", "pad").stderr
+    assert "wanted stretch, crop or pad" in _invoke(model, path, "-o", out, "--resize", "squash").stderr
     write_csv(path, vectors(40), lambda row, line: "" if row else "1")
     assert _invoke(model, path, "-o", tmp_path / "bad").exit_code == RunFailed.exit_code

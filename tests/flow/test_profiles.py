@@ -12,6 +12,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob, NoDevice
+from stoker.flow import planner
 from tests.flow.builders import blobs_job
 
 BATCH = (torch.ones(32, 64), torch.zeros(32, dtype=torch.int64))
@@ -145,3 +146,14 @@ def test_one_device_at_a_time() -> None:
     with pytest.raises(NoDevice, match=r"means 2 devices: h100, l4") as error:
         stoker.profile(blobs_job(), on="h100,l4")
     assert "on='h100'" in str(error.value.remedy)
+
+
+def test_nothing_large_is_run_here_to_profile_it_for_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How samples of a model above 64 MiB are coupled is told by the types of its layers, as when it is planned."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model was run")
+
+    monkeypatch.setattr(planner, "find_coupling", refuse)
+    job = blobs_job(model=lambda: nn.Sequential(nn.Linear(6, 3_000_000), nn.Linear(3_000_000, 2)))
+    assert stoker.profile(job, on="h100", micro_batch=16).device == "h100"

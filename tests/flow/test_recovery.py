@@ -20,10 +20,14 @@ import stoker
 from stoker import planning
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import RunFailed
+from stoker.flow.memory_failures import known_failures, memory_identity
 from stoker.flow.planner import Planner
 from stoker.flow.preparation import prepare
 from stoker.loading import datasets_of
-from stoker.records import Event, Plan
+from stoker.records import Event, Layout, Plan
+from stoker.records.out_of_memory import OutOfMemory
+from stoker.store import cache_root
+from stoker.store.out_of_memory import OutOfMemoryStore
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
 
@@ -294,3 +298,18 @@ def test_the_next_plan_does_not_propose_what_ran_out_of_memory() -> None:
     decision = stoker.plan(again)
     assert not failures[0].rules_out(decision.chosen.plan)
     assert any("micro-batch 16 is not proposed" in line for line in decision.explanation)
+
+
+def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() -> None:
+    """Each had a part of this machine's memory; alone it has all of it."""
+    prepared = prepare(blobs_job())
+    [place] = planned_devices("cpu", attached_devices())
+    failed = OutOfMemory(
+        device_model=place.device.model, torch_version=torch.__version__, job=memory_identity(prepared),
+        plan=dataclasses.replace(PLAN, layout=Layout(replicas=2)), run="run", at="2026-11-22T00:00:00+00:00",
+    )  # fmt: skip
+    store = OutOfMemoryStore(cache_root() / "calibration")
+    store.append(failed)
+    assert known_failures(prepared, place) == ()
+    store.append(dataclasses.replace(failed, plan=PLAN))
+    assert [one.plan for one in known_failures(prepared, place)] == [PLAN]

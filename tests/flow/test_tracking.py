@@ -1,5 +1,6 @@
 import csv
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 import stoker
 from stoker.cli.main import app
+from stoker.tracking import Shipment
 
 
 def silence(_: object) -> None:
@@ -59,6 +61,30 @@ def test_a_run_that_is_over_can_be_sent_exported_and_drawn(run: stoker.Run, tmp_
     assert table.read_text("utf-8").startswith("samples,seconds,")
     assert CliRunner().invoke(app, ["runs", "plot", run.name, run.name, "-o", str(page)]).exit_code == 0
     assert "Over training time" in page.read_text("utf-8")
+
+
+def test_a_run_that_fails_at_once_says_why_though_it_is_tracked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves nothing, a table included; its own error is told, not that its log is gone."""
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+
+    sent, send = threading.Event(), Shipment.send
+
+    def sends(self: Shipment) -> int:
+        found = send(self)
+        sent.set()
+        return found
+
+    def breaks(*_: object) -> None:
+        assert sent.wait(timeout=30)
+        raise stoker.RunFailed("the first update broke")
+
+    monkeypatch.setattr(Shipment, "send", sends)
+    monkeypatch.setattr("stoker.training.Loop.run", breaks)
+    with pytest.raises(stoker.RunFailed, match="the first update broke"):
+        stoker.train(a_job(), on="cpu", sink=silence, track=["csv"])
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_tracker_with_a_typo_is_refused_before_anything_is_spent(tmp_path: Path) -> None:

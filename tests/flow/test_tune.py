@@ -10,15 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import stoker
 from stoker import flow
 from stoker.errors import BadJob, BadRun, RunFailed
 from stoker.flow.trials import JobSource, TrainTrial
 from stoker.records.study import StudyEvent
+from stoker.store import CheckpointStore
 from stoker.tuning.messages import Reading, Request, Slot
 from stoker.tuning.space import examples, parse_space
 from tests.flow.builders import PLAN, blobs_job
@@ -67,6 +70,17 @@ def test_the_same_call_finds_a_study_that_is_done_and_more_trials_go_on() -> Non
     assert len(more.trials) == 3
     by_number = {one.number: one for one in more.trials}
     assert all(by_number[one.number] == one for one in first.trials)
+
+
+def test_time_runs_from_the_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking at the job took longer than there is: no trial begins, and the same call without a limit trains them."""
+    clock = iter([0.0, 61.0])
+    heard: list[StudyEvent] = []
+    with monkeypatch.context() as slow:
+        slow.setattr("stoker.flow.tuning.time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+        assert tuned(seconds=60.0, sink=heard.append).trials == ()
+    assert heard[-2].fields["message"].startswith("the time is up: 0 of 3 trials have ended")
+    assert len(tuned().trials) == 3
 
 
 def test_two_studies_of_one_seed_are_equal() -> None:
@@ -147,6 +161,72 @@ def test_what_is_wrong_is_said_before_anything_is_written(options: dict[str, Any
     assert not Path("runs").exists()
 
 
+def test_a_study_is_not_continued_when_its_data_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor would its trials then; one that did not keep what they were goes on."""
+    tuned(study="mine", trials=1)
+    path = Path("runs/mine/study.json")
+    kept = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(kept | {"data_fingerprint": "of others"}), "utf-8")
+    with pytest.raises(BadRun, match="The data of mine have changed since the study began"):
+        tuned(study="mine", trials=2)
+    del kept["data_fingerprint"]
+    path.write_text(json.dumps(kept), "utf-8")
+    assert len(tuned(study="mine", trials=2).trials) == 2
+
+
+def test_a_study_whose_first_configuration_cannot_be_made_goes_on_all_the_same() -> None:
+    """It could begin, for others can: the largest width is refused by the job."""
+
+    def narrow(width: int) -> stoker.Job:
+        if width > 8:
+            raise BadJob("too wide")
+        return blobs()
+
+    options: dict[str, Any] = {"space": "width=choice(4,8,16)", "sampler": "grid", "pruner": "none", "study": "mine"}
+    first = tuned(narrow, **(options | {"trials": 1, "planned": 3}))
+    assert [one.problem for one in first.forecast.planned] == ["too wide", "", ""]  # type: ignore[union-attr]
+    assert sorted(one.state for one in tuned(narrow, **options).trials) == ["failed", "finished", "finished"]
+
+
+class Hits:
+    """A metric with a state, as torchmetrics has them: it says itself that more is better."""
+
+    higher_is_better = True
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.right = self.seen = 0
+
+    __init__ = reset
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """See a batch."""
+        self.right += int((output.argmax(1) == target).sum())
+        self.seen += len(target)
+
+    def compute(self) -> torch.Tensor:
+        """The share that is right."""
+        return torch.tensor(self.right / self.seen)
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """That of one batch."""
+        self.update(output, target)
+        return self.compute()
+
+
+def counted(lr: float, width: int) -> stoker.Job:
+    """A job whose best checkpoint is told by that metric."""
+    return blobs_job(optimizer=stoker.SGD(lr=lr), metrics=[Hits()])
+
+
+def test_a_metric_that_says_itself_which_way_is_better_is_searched_by() -> None:
+    """Without an objective a study goes by what chooses a run's best checkpoint; asked for by name it is the same."""
+    study = tuned(counted, trials=1)
+    assert (study.result.settings.objective, study.result.settings.higher_is_better) == ("valid/Hits", True)
+    assert study.best.value == study.run().metrics["valid/Hits"]
+    assert tuned(counted, trials=1, objective="Hits", study="named").result.settings.higher_is_better
+
+
 def test_a_setting_that_a_job_file_does_not_take_is_named() -> None:
     """By the job file's own words; a value that it refuses is told of where it was given."""
     with pytest.raises(BadJob, match="Did you mean 'width'"):
@@ -176,6 +256,19 @@ def test_a_trial_that_does_not_fit_is_pruned_as_out_of_memory(monkeypatch: pytes
     assert [(one.state, one.reason) for one in study.trials] == [
         ("pruned", "out of memory: the weights take 3 TiB")
     ] * 2
+
+
+def test_a_page_that_cannot_be_drawn_costs_no_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and the trials are there."""
+
+    def broken(_: object) -> str:
+        raise ZeroDivisionError("a figure of nothing")
+
+    monkeypatch.setattr("stoker.reporting.study_page.render_study", broken)
+    heard: list[StudyEvent] = []
+    assert len(tuned(trials=1, sink=heard.append).trials) == 1
+    told = [event.fields["message"] for event in heard if event.kind == "warned"]
+    assert told == ["the study's page could not be written: a figure of nothing"]
 
 
 def test_three_failures_alike_end_the_study_with_the_error() -> None:
@@ -250,7 +343,7 @@ def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
     with Running(*arguments) as first:
         first.until("ended")
         begun = first.until("began")
-        _wait_for_an_evaluation(Path("runs") / _only_study() / begun["run"])
+        _wait_for_a_checkpoint(Path("runs") / _only_study() / begun["run"])
         first.process.kill()
         assert first.process.wait() == -signal.SIGKILL
         before = {one.number: one for one in flow.study(_only_study()).result.trials}
@@ -270,10 +363,10 @@ def _only_study() -> str:
     return found
 
 
-def _wait_for_an_evaluation(run: Path) -> None:
+def _wait_for_a_checkpoint(run: Path) -> None:
     deadline = time.monotonic() + 60
-    while not ((run / "events.jsonl").exists() and '"evaluated"' in (run / "events.jsonl").read_text()):
-        assert time.monotonic() < deadline, "no evaluation"
+    while not CheckpointStore(run / "checkpoints").names():
+        assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.02)
 
 

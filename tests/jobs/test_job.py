@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 import re
 from typing import Any
@@ -20,6 +22,10 @@ def job(**changes: Any) -> Job:
         "until": epochs(1),
     }  # fmt: skip
     return Job(**settings | changes)
+
+
+def _a_model() -> None:
+    """A function that could make a model."""
 
 
 def accuracy(output, target):
@@ -99,6 +105,21 @@ def test_a_setting_that_cannot_be_meant_is_refused(changes: dict[str, Any], prob
 def test_every_loss_is_known_by_name(name: str) -> None:
     """The names in the documentation are accepted."""
     assert job(loss=name).loss == name
+
+
+@pytest.mark.parametrize(("name", "near"), [("optimiser", "optimizer"), ("batch_size", "batch"), ("zzz", "")])
+def test_a_field_that_does_not_exist_is_named_with_the_nearest(name: str, near: str) -> None:
+    """Where the code says one thing and English another, a user is told which."""
+    guess = f" Did you mean '{near}'?" if near else ""
+    with pytest.raises(BadJob, match=re.escape(f"Job({name}=…): there is no such field.{guess} Known: ")):
+        job(**{name: 1})
+
+
+def test_a_job_can_be_copied_and_changed() -> None:
+    """As other dataclasses: by `copy` and `dataclasses.replace`."""
+    first = job(model=_a_model, seed=3)
+    for again in (copy.copy(first), dataclasses.replace(first)):
+        assert (again.model, again.batch, again.seed) == (_a_model, 64, 3)
 
 
 def test_every_metric_is_known_by_name() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Holdout
 from stoker.jobs.extent import Extent
 from stoker.loading import Batch, Fields, Pipeline, as_samples, hold_out, in_order, map_tensors
-from stoker.loading.transforms import RandomFlip, RandomShift
+from stoker.loading.transforms import Normalize, RandomFlip, RandomShift
 from stoker.records import Position
 from tests.loading.data import Failing, Growing, Noisy, Squares, contents, source_of
 
@@ -133,6 +134,17 @@ def test_content_is_prepared_in_the_plans_form(dtype: torch.dtype | None, channe
     assert (inputs.dtype, labels.dtype) == (dtype or torch.float32, torch.int64)
     assert inputs.is_contiguous(memory_format=torch.channels_last) == channels_last
     assert inputs.shape == IMAGES.shape
+
+
+def test_images_are_standardised_once() -> None:
+    """Normalize is for arrays: a source that prepares its images would take what it gives for bytes."""
+    images, labels = torch.arange(48, dtype=torch.uint8).view(4, 3, 2, 2), torch.arange(4)
+    pipeline = Pipeline(CPU, Fields(), lambda raw: raw, (Normalize(0.5, 0.5),))
+    assert pipeline((images, labels), 0, np.arange(4))[0].min() == -1
+    prepares = replace(pipeline, prepare=lambda raw: (raw[0] / 255, raw[1]))
+    with pytest.raises(BadJob, match=r"Normalize.* standardises images, and so do the data"):
+        prepares((images, labels), 0, np.arange(4))
+    assert replace(prepares, augment=())((images, labels), 0, np.arange(4))[0].max() < 1
 
 
 def test_preparing_leaves_the_data_as_they_are() -> None:

@@ -148,6 +148,14 @@ def test_a_sample_without_a_length_is_said() -> None:
         lengths_of(samples, None, "data")
 
 
+def test_letters_are_no_tokens() -> None:
+    """A text that stands before its tokens does not say how many there are."""
+    samples = as_samples([{"text": "ten letters", "tokens": [1, 2]}], what="data", collate=list)
+    with pytest.raises(BadJob, match="the first entry of a sample is a str, which has no length"):
+        lengths_of(samples, None, "data")
+    assert lengths_of(samples, lambda sample: len(sample["tokens"]), "data").tolist() == [2]
+
+
 def test_the_order_is_the_one_it_always_was() -> None:
     """A run begun under one version of Stoker is continued by the next: these numbers never change."""
     lengths = np.array([5, 3, 8, 1, 9, 2, 7, 4, 6, 3, 2])

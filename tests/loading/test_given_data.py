@@ -63,6 +63,14 @@ def test_numbers_that_no_signed_type_holds_are_refused() -> None:
         as_samples((np.array([2**64 - 1], np.uint64), torch.arange(1)), what="data")
 
 
+def test_masked_values_are_not_taken_for_what_lies_under_the_mask() -> None:
+    """A value that is marked as missing is not learned from; an array of which nothing is masked is an array."""
+    values = np.ma.masked_array([[1.0], [-999.0]], mask=[[False], [True]])
+    with pytest.raises(BadJob, match=r"data\[0\] is an array with masked values"):
+        as_samples((values, np.zeros(2)), what="data")
+    assert len(as_samples((np.ma.masked_array([[1.0], [2.0]]), np.zeros(2)), what="data")) == 2
+
+
 def test_a_mapped_file_is_not_read_into_memory_to_be_widened(tmp_path: Path) -> None:
     """It may be larger than memory; the remedy is a dataset."""
     mapped = np.memmap(tmp_path / "x.bin", np.uint16, "w+", shape=(3, 2))

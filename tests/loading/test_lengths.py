@@ -35,6 +35,29 @@ def test_each_entry_may_have_padding_of_its_own() -> None:
     assert stoker.lengths.padded(9, to=3)([[1], [2, 3]]).tolist() == [[1, 9, 9], [2, 3, 9]]
 
 
+def test_what_is_padded_stays_what_it_was() -> None:
+    """Whatever comes first: whole numbers beside fractions become floats, an empty list tells nothing of a type."""
+    assert stoker.lengths.padded()([[1, 2], [0.5]]).tolist() == [[1, 2], [0.5, 0]]
+    tokens = stoker.lengths.padded(-1)([[], [3, 4]])
+    assert (tokens.dtype, tokens.tolist()) == (torch.int64, [[-1, -1], [3, 4]])
+    pairs = stoker.lengths.padded()([[], torch.ones(2, 2, dtype=torch.uint8)])
+    assert (pairs.dtype, pairs.shape) == (torch.uint8, (2, 2, 2))
+
+
+def test_bytes_are_padded_with_what_they_do_not_hold() -> None:
+    """-100 beside bytes is what a loss leaves out, and no class 156."""
+    batch = stoker.lengths.padded(-100)(
+        [torch.tensor([7, 255], dtype=torch.uint8), torch.tensor([9], dtype=torch.uint8)]
+    )
+    assert batch.tolist() == [[7, 255], [9, -100]]
+
+
+def test_samples_that_differ_beyond_their_length_are_said() -> None:
+    """One column is not repeated to make three."""
+    with pytest.raises(ValueError, match=r"differ beyond their first dimension: \(1,\), \(3,\)"):
+        stoker.lengths.padded()([torch.zeros(2, 3), torch.zeros(2, 1)])
+
+
 def test_a_sample_longer_than_what_is_padded_to_is_said() -> None:
     """It is not cut."""
     with pytest.raises(ValueError, match="a sample is 3 long, and samples are padded to 2"):

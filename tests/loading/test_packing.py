@@ -129,6 +129,16 @@ def test_tuples_get_positions_and_segments_before_their_target() -> None:
     assert targets.tolist() == [[-token if token > 0 else -5 for token in tokens[0].tolist()]]
 
 
+def test_what_fills_a_target_of_bytes_is_left_out_of_the_loss() -> None:
+    """-100 does not become 156, which would be learned as a class; a row that is full is of the same type."""
+    tokens = torch.tensor([[7, 255], [8, 9]], dtype=torch.uint8)
+    for into in (3, 4):
+        lengths = stoker.lengths.packed(into, length_of=[2, 2])
+        (row, *_) = datasets_of(job_of((tokens, tokens), lengths=lengths)).train.items(np.array([0]), 0)
+        assert row[-1].dtype == torch.int64
+        assert row[-1].tolist()[2:3] == ([-100] if into == 3 else row[0].tolist()[2:3])
+
+
 def test_padded_arrays_are_cut_to_the_lengths_that_are_given() -> None:
     """Data in memory are rectangles; what lies beyond a sample's length is left behind."""
     tokens = torch.arange(12).view(3, 4)

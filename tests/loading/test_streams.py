@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,30 @@ def test_only_a_state_that_can_be_kept_and_is_whole_makes_it_seekable(kind: type
     assert (source.reader.kept() == {}) == (data_class == "stream")
 
 
+class Counting(Stateful):
+    """Its state is JSON until it has read three samples: then it has numbers for keys, which JSON makes texts of."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "seen": dict.fromkeys(range(3, self.at), True)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        assert all(isinstance(key, int) for key in state["seen"])
+
+
+@pytest.mark.parametrize("buffer", [None, 2])
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_from_where_a_state_is_no_json_later_on_the_stream_is_replayed(done: int, buffer: int | None) -> None:
+    """It does not come back as another: what was read since it could be kept is read again."""
+    whole = contents(source_of(samples_of(Counting, 8, buffer), 2), 0, 4)
+    source = source_of(samples_of(Counting, 8, buffer), 2)
+    list(source.batches(Position(), done))
+    again = source_of(samples_of(Counting, 8, buffer), 2)
+    again.reader.state = source.reader.state
+    rest = contents(again, done, 4)
+    assert [batch[0].tolist() for batch in rest] == [batch[0].tolist() for batch in whole[done:]]
+
+
 @pytest.mark.parametrize("kind", [Stateful, Tensors])
 def test_every_epoch_begins_where_the_source_was_first_seen(kind: type[Sized]) -> None:
     """A source that goes on where it was is put back, for an epoch and for another job of the same source."""
@@ -234,6 +259,20 @@ def test_every_epoch_begins_where_the_source_was_first_seen(kind: type[Sized]) -
         samples = as_stream(data, what="data")
         batches = contents(source_of(samples, 4), 0, 3)
         assert [batch[1].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [(Stateful, True), (Tensors, True), (Sized, False)])
+def test_one_stream_with_a_state_is_not_read_for_two_sets(kind: type[Sized], is_refused: bool) -> None:
+    """An evaluation would put it back to its beginning, and training would read on from there."""
+    data = kind(8)
+    job = stoker.Job(model=lambda: nn.Linear(2, 1), data=data, valid=stoker.data.stream(data, length=4), loss="mse",
+                     optimizer=stoker.SGD(lr=0.1), batch=2, until=stoker.epochs(1))  # fmt: skip
+    if not is_refused:
+        assert datasets_of(job).valid is not None
+        return
+    with pytest.raises(BadJob, match="data and valid are one and the same stream"):
+        datasets_of(job)
+    assert datasets_of(replace(job, valid=kind(4))).valid is not None
 
 
 def test_a_reader_is_not_used_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,18 @@ def test_a_setting_that_disappointed_once_is_expected_to_disappoint_again() -> N
     assert after[0] < before[0] / 2
 
 
+def test_what_each_doubling_of_the_micro_batch_gives_is_learned() -> None:
+    """Two halvings took a quarter more each than forecast: twice the micro-batch is promising, half of it is not."""
+    tried = [
+        (dataclasses.replace(FP32, micro_batch=size), 1.0, pace) for size, pace in ((32, 1.0), (16, 1.25), (8, 1.56))
+    ]
+    larger, smaller = Beliefs(0.25).improvements(
+        tried, [(dataclasses.replace(FP32, micro_batch=size), 1.0) for size in (64, 4)]
+    )
+    assert larger > 0.1
+    assert smaller < larger / 3
+
+
 def test_a_poor_basis_leaves_more_to_hope_for() -> None:
     """Of two plans forecast alike, another may well be faster if forecasts rest on a datasheet."""
     poor, good = (Beliefs(error).improvements([(FP32, 1.0, 1.0)], [(LAST, 1.0)])[0] for error in (0.25, 0.03))

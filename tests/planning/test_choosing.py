@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from stoker.errors import DoesNotFit
 from stoker.planning.choosing import advice, choose, rental_advice
 from stoker.planning.limits import Limits
+from stoker.records import Candidate
 from tests.planning.trials import candidate
 
 H100 = candidate("h100", total_s=3600, cost=3.0)
@@ -81,6 +84,30 @@ def test_who_waits_days_is_told_what_renting_changes() -> None:
     )
     slow = candidate("t4", total_s=399999, cost=1.0)
     assert advice(HERE, [slow]).endswith("and nothing for rent would be much faster.")
+
+
+def with_samples(one: Candidate, total_samples: int) -> Candidate:
+    """The same, on so many samples."""
+    return dataclasses.replace(one, forecast=dataclasses.replace(one.forecast, total_samples=total_samples))
+
+
+def test_in_a_run_of_a_stated_time_the_fastest_is_the_one_that_trains_on_the_most_samples() -> None:
+    """All take the hour; evaluations make the faster one's a little longer."""
+    slow = with_samples(candidate("t4", total_s=3600, cost=0.2), 10**6)
+    fast = with_samples(candidate("h100", total_s=3700, cost=3.0), 2 * 10**7)
+    (best, other), _ = choose([slow, fast], Limits())
+    assert (best.device, best.why) == ("h100", "fastest")
+    assert other.why == "19× the time, 15× cheaper"
+
+
+def test_who_has_an_hour_is_told_how_much_more_a_rented_one_trains_on() -> None:
+    """The time is the same everywhere: what renting changes is how far training gets."""
+    here = with_samples(candidate("cpu", total_s=3600, cost=None, is_here=True), 10**5)
+    rented = with_samples(candidate("l4", total_s=3660, cost=0.7), 3 * 10**6)
+    assert (
+        advice(here, [rented])
+        == "It runs here in 1 h; l4 at RunPod takes 1 h 1 min for $0.70 with 30 times the samples."
+    )
 
 
 def test_who_has_too_little_is_told_the_cheapest_that_fits() -> None:

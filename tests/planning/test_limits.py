@@ -53,7 +53,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["six", "6 parsecs", "-6GB", "0GB"])
+@pytest.mark.parametrize("text", ["six", "6 parsecs", "-6GB", "0GB", "6"])
 def test_an_amount_of_memory_that_is_none_is_refused(text: str) -> None:
     """With an example of one."""
     with pytest.raises(BadJob, match="6GB"):

@@ -76,6 +76,21 @@ def test_no_plan_left_out_is_better_than_the_first(per_sample: float, blocks: in
     assert best.forecast.samples_per_s.value >= fastest * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_smaller_micro_batch_that_computes_nothing_twice_is_looked_at(is_here: bool) -> None:
+    """Checkpointing saves nineteen twentieths here: the sizes at which blocks need not be are far from the largest."""
+    facts = profile(num_blocks=24, has_convolutions=False)
+
+    class Saving(Known):
+        def needed_bytes(self, plan: Plan) -> float:
+            return self.fixed + self.per_sample * plan.micro_batch * (0.05 if plan.checkpointed_blocks else 1.0)
+
+    small = dataclasses.replace(GPU, memory_bytes=16 * 2**30)
+    found = rank(facts, small, Saving(small, facts, per_sample=6e8), name="small", is_here=is_here)
+    assert (found[0].plan.micro_batch, found[0].plan.checkpointed_blocks) == (16, 0)
+    assert {one.plan.micro_batch for one in found if one.plan.checkpointed_blocks} >= {512, 256}
+
+
 def test_where_nothing_fits_the_least_demanding_plan_is_told() -> None:
     """With what it needs, and what the device has; a group that cannot be cut is named."""
     with pytest.raises(

@@ -138,6 +138,38 @@ def test_after_a_plan_that_ran_out_of_memory_only_those_that_need_less_are_tried
     assert search.next_plan() == lean
 
 
+def test_a_plan_that_took_more_memory_than_may_be_used_is_ruled_out_with_those_that_need_as_much() -> None:
+    """Its trial went through, on a machine that has more than is allowed; a checkpoint's copy counts."""
+    lean = dataclasses.replace(FIRST, checkpointed_blocks=4)
+    plans = [*candidates({FIRST: 1e-4, FP32: 2e-4}, peak_bytes=2**31), *candidates({lean: 3e-4}, peak_bytes=2**29)]
+    search = Search(plans, profile(), CPU, extents)
+    search.record(at(1e-4, FIRST, peak_bytes=CPU.memory_bytes - 2**20, state_bytes=2**21))
+    assert search._untried() == [lean]
+    search.record(at(3e-4, lean, peak_bytes=2**29))
+    assert search.chosen().plan == lean
+    (ruled_out,) = search.losers()
+    assert ruled_out.reason == "it took 8.0 GiB of memory when it was tried, and may take 8.0 GiB"
+
+
+def test_what_an_earlier_trial_left_in_memory_rules_nothing_out() -> None:
+    """A plan that kept to its memory the first time does so the second time, whatever lies in the heap by then."""
+    search = search_for({FIRST: 1e-4, SMALL: 1.02e-4})
+    search.record(at(1.3e-4, FIRST))
+    search.record(at(1.05e-4, SMALL))
+    search.record(at(1.0e-4, FIRST, peak_bytes=2 * CPU.memory_bytes))
+    assert search.chosen().plan == FIRST
+
+
+def test_a_guess_that_ran_out_of_memory_says_nothing_of_plans_that_were_traced() -> None:
+    """Guesses of memory are in no proportion to forecasts: of a small model they are far below the process itself."""
+    guessed = Candidate(device="cpu", plan=SMALL, forecast=forecast_of(SMALL, peak_bytes=2**20), memory_bytes=2**33)
+    unknown = dataclasses.replace(guessed.forecast.peak_bytes, basis="unknown")
+    guessed = dataclasses.replace(guessed, forecast=dataclasses.replace(guessed.forecast, peak_bytes=unknown))
+    search = Search([*candidates({FIRST: 1e-4}), guessed], profile(), CPU, extents)
+    search.reject(SMALL, "out of memory", for_memory=True)
+    assert search._untried() == [FIRST]
+
+
 def test_when_nothing_works_every_reason_is_told() -> None:
     """Plan by plan."""
     search = search_for({FIRST: 1e-4, FP32: 2e-4})
@@ -295,3 +327,12 @@ def test_no_other_captured_plan_is_tried_after_one_that_cannot_be_captured() -> 
     assert search.next_plan() == captured[0]
     search.reject(captured[0], "a branch")
     assert search.next_plan() == FIRST
+
+
+def test_a_captured_plan_that_does_not_fit_says_nothing_of_capturing() -> None:
+    """Another one that needs less is still tried."""
+    captured = [dataclasses.replace(plan, captured=True) for plan in (FIRST, SMALL)]
+    plans = [*candidates({captured[0]: 0.8e-4}, peak_bytes=2**31), *candidates({captured[1]: 0.9e-4}, peak_bytes=2**30)]
+    search = Search(plans, profile(), CPU, extents)
+    search.reject(captured[0], "out of memory", for_memory=True)
+    assert search.next_plan() == captured[1]

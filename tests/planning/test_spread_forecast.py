@@ -29,6 +29,10 @@ class ByFlops:
         """Of one execution [s]."""
         return 1e-6 * operation.flops
 
+    def traffic_seconds(self, _operation: Operation) -> float:
+        """Its bytes are there."""
+        return 0.0
+
     def relative_error(self, _operation: Operation) -> float:
         """None."""
         return 0.0

@@ -23,10 +23,10 @@ def _job(parts: int = 2) -> PredictionJob:
     )  # fmt: skip
 
 
-def _table(job: PredictionJob, number: int) -> bytes:
+def _table(job: PredictionJob, number: int, rows: int = 1) -> bytes:
     import pyarrow as pa
 
-    return encode(pa.table({"y": [number]}), {JOB_KEY: job_digest(job), PART_KEY: str(number)})
+    return encode(pa.table({"y": [number] * rows}), {JOB_KEY: job_digest(job), PART_KEY: str(number)})
 
 
 def _begun(path: Path) -> tuple[OutputDirectory, PredictionJob]:
@@ -51,6 +51,24 @@ def test_only_whole_parts_of_this_job_are_done(tmp_path: Path) -> None:
     for content in (_table(job, 1)[:-5], _table(_job(3), 1), _table(job, 0)):
         (out.predictions / "part-00001.parquet").write_bytes(content)
         assert out.done_parts(job) == [0]
+
+
+def test_a_part_whose_bad_rows_are_gone_is_not_done(tmp_path: Path) -> None:
+    """Each row is answered or told why not: where the summary was taken away, bad rows are found again, not lost."""
+    out, job = _begun(tmp_path)
+    out.write_part(0, _table(job, 0, rows=0), [BAD])
+    out.write_part(1, _table(job, 1), [])
+    assert out.done_parts(job) == [0, 1]
+    (out.path / "bad" / "part-00000.jsonl").unlink()
+    assert out.done_parts(job) == [1]
+
+
+def test_bad_rows_of_an_attempt_that_was_cut_off_do_not_stay(tmp_path: Path) -> None:
+    """A row is answered or bad, never both: an engine that had no memory for it may have it now."""
+    out, job = _begun(tmp_path)
+    out.write_part(0, _table(job, 0, rows=0), [BAD])
+    out.write_part(0, _table(job, 0), [])
+    assert (out.done_parts(job), out.num_bad([0])) == ([0], 0)
 
 
 def test_bad_rows_are_merged_in_the_order_of_the_parts(tmp_path: Path) -> None:
@@ -86,10 +104,10 @@ def test_a_full_disk_leaves_no_part_that_is_not_whole(tmp_path: Path) -> None:
     out, job = _begun(tmp_path)
     with FaultyDisk.full(tmp_path, after_bytes=100) as disk:
         with pytest.raises(RunFailed, match="the disk is full"):
-            out.write_part(0, _table(job, 0), [BAD])
+            out.write_part(0, _table(job, 0, rows=0), [BAD])
         assert out.done_parts(job) == []
         disk.room_bytes = None
-        out.write_part(0, _table(job, 0), [BAD])
+        out.write_part(0, _table(job, 0, rows=0), [BAD])
     assert out.done_parts(job) == [0]
     assert out.num_bad([0]) == 1
 

@@ -49,9 +49,19 @@ def test_the_only_fitting_column_is_taken() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_numbered_columns_are_put_in_the_order_of_their_numbers(first: int) -> None:
-    """Columns p0, p1, … in any order become one vector, also if they count from 1."""
+    """Columns p0, p1, … become one vector, also if they count from 1; those of the input's own name in any order."""
     names = [f"p{first + number}" for number in range(12)]
-    assert resolve([vector(count=12)], _csv("id", *sorted(names)), {}, ()) == {"x": tuple(names)}
+    assert resolve([vector(count=12)], _csv("id", *names, "last"), {}, ()) == {"x": tuple(names)}
+    own = [f"x{first + number}" for number in range(12)]
+    assert resolve([vector(count=12)], _csv("id", *sorted(own)), {}, ()) == {"x": tuple(own)}
+
+
+def test_numbered_columns_that_stand_in_another_order_are_not_guessed() -> None:
+    """A model trained on a table whose header is p0, p1, p10, p11, p2, … took its features as they stood there."""
+    names = [f"p{number}" for number in range(12)]
+    with pytest.raises(BadJob, match="without guessing"):
+        resolve([vector(count=12)], _csv(*sorted(names)), {}, ())
+    assert resolve([vector(count=12)], _csv(*sorted(names)), {"x": tuple(names)}, ()) == {"x": tuple(names)}
 
 
 @pytest.mark.parametrize(

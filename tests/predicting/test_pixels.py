@@ -84,6 +84,9 @@ def test_another_size_is_bad_unless_told_what_to_do() -> None:
     assert stretched[0, 0].tolist()[0] < 50
     assert stretched[0, 0].tolist()[3] > 150
     assert cropped[0, 0].min() >= 50
+    padded = _read(wide, GREY, resize="pad")
+    assert padded.shape == (1, 2, 4)
+    assert (padded[0, 0].tolist() == [0] * 4) != (padded[0, 1].tolist() == [0] * 4)  # one row of it, one of black
 
 
 def test_a_size_that_varies_is_the_images_own() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.predicting.inputs import Input
 from stoker.predicting.samples import Samples, elements, numbers
+from stoker.records import DynamicDim
 from tests.predicting.builders import tokens, vector
 
 
@@ -45,6 +46,24 @@ def test_nested_lists_of_the_inputs_shape() -> None:
     assert _lists(found) == [[[1, 2], [3, 4]], [[1, 2], [3, 4]], None, None]
     fixed = pa.array([[[1, 2], [3, 4]], None], pa.list_(pa.list_(pa.float32(), 2), 2))
     assert _lists(_read(fixed, one)) == [[[1, 2], [3, 4]], None]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(-9, 9), st.integers(-9, 9)), max_size=4), max_size=8))
+def test_lists_of_pairs_have_the_rows_own_lengths(values: list[list[tuple[int, int]]]) -> None:
+    """Of two rows with two pairs and none, the first has both: pairs are told apart by rows, not by their number."""
+    one = Input("pairs", "INT64", ("n", 2), None, (DynamicDim(name="n", low=1),))
+    found = _read(pa.array(values, pa.list_(pa.list_(pa.int64(), 2))), one)
+    assert _lists(found) == [[list(pair) for pair in row] or None for row in values]
+
+
+def test_lists_of_lists_keep_their_shape() -> None:
+    """Six pairs are no three lists of four, though they have as many numbers; two lists of two are both dimensions."""
+    pairs = pa.array([[[1, 2]] * 3, [[1, 2]] * 6], pa.list_(pa.list_(pa.int64(), 2)))
+    found = _read(pairs, Input("x", "INT64", (3, "m"), None, (DynamicDim(name="m", low=1),)))
+    assert _lists(found) == [[[1, 2]] * 3, None]
+    both = Input("x", "INT64", ("n", "m"), None, (DynamicDim(name="n", low=1), DynamicDim(name="m", low=1)))
+    assert _lists(_read(pairs, both)) == [[[1, 2]] * 3, [[1, 2]] * 6]
+    assert _lists(_read(pairs, Input("x", "INT64", (2, 3), None))) == [None, None]
 
 
 def test_a_slice_of_a_column_is_read_from_its_own_start() -> None:
@@ -87,6 +106,8 @@ def test_cells_of_csv_are_numbers_or_json_arrays() -> None:
     found = _read(["1.5", " 2 ", "", "abc", "nan", "1e3"], scalar)
     assert _lists(found) == [1.5, 2.0, None, None, None, 1000.0]
     assert found.bad[3] == "is 'abc', which is no number"
+    assert _lists(_read(["1_000", "2"], scalar)) == [None, 2.0]  # as training reads it
+    assert _lists(_read(["1_000", "2"], Input("x", "INT64", (), None))) == [None, 2]
     assert _lists(_read(["[1, 2]", "[3]", "7"], vector())) == [[1, 2], None, None]
 
 

@@ -86,6 +86,12 @@ def test_the_label_is_the_largest_elements() -> None:
     assert label_columns(_manifest("y", (3,), labels={"y": ("cat", "dog")}), []) == {}
 
 
+def test_a_row_whose_outputs_are_nan_has_no_label() -> None:
+    """NaN would count as the largest."""
+    found = _manifest("y", (2,), labels={"y": ("cat", "dog")})
+    assert _table(found, np.float32([[1, np.nan], [4, 3]]))["label"].to_pylist() == [None, "cat"]
+
+
 def test_no_rows_are_an_empty_table() -> None:
     """A part whose rows are all bad is there all the same, with the columns of the others."""
     found = _manifest("y", (2,), labels={"y": ("cat", "dog")})

@@ -11,7 +11,7 @@ from torch import nn
 import stoker
 from stoker.errors import DoesNotFit, RunFailed
 from stoker.loading import datasets_of
-from stoker.profiling import threads, try_plan
+from stoker.profiling import try_plan
 from stoker.profiling.trial import gradient_error
 from stoker.records import Coupling, Measurement, Plan
 from stoker.testing import FakeClock
@@ -134,17 +134,6 @@ def test_running_out_of_memory_is_a_plan_that_does_not_fit() -> None:
 
     with pytest.raises(DoesNotFit, match=r"micro-batch 32 .* ran out of memory on cpu: tried to allocate 80 GiB"):
         tried(job_of(model=Huge))
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_threads_hold_within_their_block_even_if_it_fails(num_threads: int) -> None:
-    """Afterwards there are as many as before."""
-    before = torch.get_num_threads()
-    with pytest.raises(ZeroDivisionError), threads(num_threads):
-        _ = 1 // 0
-    with threads(num_threads):
-        assert torch.get_num_threads() == num_threads
-    assert torch.get_num_threads() == before
 
 
 def test_the_gradient_of_fp32_is_that_of_fp32() -> None:

@@ -37,12 +37,19 @@ def test_muon_takes_adamw_beside_it_where_the_job_has_no_optimiser_to_keep() -> 
 
 
 def test_an_average_longer_than_the_run_is_refused() -> None:
-    """It would be that of the first weights; a shorter one, and one over epochs, is taken."""
+    """The run would not come to that decay; a shorter one, and one over epochs, is taken."""
     with pytest.raises(BadJob, match="spans 1000 updates; the run makes 100") as caught:
         recipes.ema(tiny_job(until=stoker.updates(100)))
     assert "at most 0.95" in str(caught.value.remedy)
     assert recipes.ema(tiny_job(until=stoker.updates(100)), 0.95).ema is not None
     assert recipes.ema(tiny_job(until=stoker.epochs(100))).ema is not None
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.5])
+def test_a_decay_that_is_none_is_refused_in_words(decay: float) -> None:
+    """Also where the run's updates are counted, and 1 would span forever."""
+    with pytest.raises(BadJob, match="lies between 0 and 1"):
+        recipes.ema(tiny_job(until=stoker.updates(100)), decay)
 
 
 def test_a_job_that_has_no_classes_cannot_be_smoothed() -> None:

@@ -87,6 +87,9 @@ def test_the_page_shows_the_top_of_the_table_and_leads_to_the_files() -> None:
     """Links are relative: the run's directory may be moved as a whole."""
     found = page(dataclasses.replace(story.report(story.whole_run()), kernels=TABLE))
     assert found.references == ["profile/run.5.pt.trace.json", "profile/kernels.csv"]
+    odd = dataclasses.replace(TABLE, files={"trace": "run#2 50%.json"})
+    found = page(dataclasses.replace(story.report(story.whole_run()), kernels=odd))
+    assert found.references == ["profile/run%232%2050%25.json"]
     for expected in ("mkldnn_convolution", "net.py:7 forward, Conv2d", "75.0 %", "250 GFLOP/s", "1,500",
                      "Updates 6 to 10",
                      "At its peak, 300.0 MiB", "200.0 MiB relu (net.py:7 forward)", "ui.perfetto.dev"):  # fmt: skip

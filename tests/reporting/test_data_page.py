@@ -57,11 +57,11 @@ def test_pictures_are_few_and_spread_over_the_ranking() -> None:
 
 
 def test_a_table_is_shown_by_rows_and_columns() -> None:
-    """Findings without pictures are rows; columns have a table."""
+    """Findings without pictures are rows; columns have a table, which says of which split they are."""
     columns = (ColumnFacts(name="age", kind="number", num_rows=10, missing=1, distinct=5, median=3.5, examples=("3",)),)
     page = _page(_check(Finding(fault="outlier", gravity="suspect", id="t:1", detail="far"), columns=columns), {})
     assert "img" not in page.tags
-    for text in ("t:1", "far", "age", "10.00%", "3.5"):
+    for text in ("t:1", "far", "Columns of train", "age", "10.00%", "3.5"):
         assert text in page.text
 
 

@@ -1,7 +1,9 @@
 """The page's figures."""
 
 import json
+import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +68,45 @@ def test_the_best_evaluation_is_marked() -> None:
     ring = next(trace for trace in figure["data"] if trace["marker"]["symbol"] == "circle-open")
     assert ring["x"] == [270_000]
     assert "best 93.26 %" in chart.words
+
+
+def evaluations(*values: float, name: str = "accuracy") -> list[Event]:
+    """A metric's values in one evaluation after another, the last of which was the best."""
+    return [
+        Event(kind="evaluated", at=0.0, fields={"split": "valid", "samples": at, "metrics": {name: value, "loss": 1.0},
+                                                "best": at == len(values)})
+        for at, value in enumerate(values, 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_metric_that_is_never_a_number_costs_the_page_nothing(value: float) -> None:
+    """It has no chart, though an evaluation that was the best has it; the loss has one."""
+    drawn = charts(story.report(evaluations(value, value), has_plan=False))
+    assert [chart.key for chart in drawn] == ["loss"]
+
+
+def test_a_best_evaluation_without_a_number_has_no_ring() -> None:
+    """The others are drawn."""
+    chart = charts(story.report(evaluations(0.5, math.nan), has_plan=False))[1]
+    assert [trace["y"] for trace in json.loads(chart.figure)["data"]] == [[0.5]]
+    assert "best" not in chart.words
+
+
+@pytest.mark.parametrize(("values", "tick_format"), [((0.5, 0.9), ".1%"), ((50.0, 90.0), "")])
+def test_an_axis_is_in_per_cent_where_the_values_are_fractions(values: tuple[float, ...], tick_format: str) -> None:
+    """A user's own accuracy of up to 100 is neither cut off at 1 nor shown as 9000 %."""
+    chart = charts(story.report(evaluations(*values), has_plan=False))[1]
+    assert json.loads(chart.figure)["layout"]["yaxis"]["tickformat"] == tick_format
+
+
+def test_every_metric_has_a_chart() -> None:
+    """However many there are."""
+    events = [
+        Event(kind="evaluated", at=0.0, fields={"samples": at, "metrics": {f"m{one}": 1.0 for one in range(9)}})
+        for at in (1, 2)
+    ]
+    assert len(charts(story.report(events, has_plan=False))) == 9
 
 
 def test_names_from_users_are_text_in_a_figure() -> None:

@@ -1,5 +1,6 @@
 """Reading a run's events."""
 
+import dataclasses
 import math
 
 from hypothesis import given
@@ -14,6 +15,8 @@ from stoker.reporting.history import (
     number,
     of_kind,
     planned_plan,
+    samples_done,
+    updates_done,
 )
 from tests.reporting import story
 
@@ -56,6 +59,19 @@ def test_an_evaluation_made_again_at_the_same_place_counts_once() -> None:
     events = [evaluated(200, metrics={"loss": 1.0}), resumed(200), evaluated(200, metrics={"loss": 1.0}, again=True)]
     live = live_history([*events, evaluated(200, "test")])
     assert [event.fields.get("again") for event in of_kind(live, "evaluated")] == [True, None]
+
+
+def test_how_far_a_run_came_is_told_by_events_until_it_is_finished() -> None:
+    """The record of a run that trains, or was killed, is of its beginning; what was rolled back does not count."""
+    events = [Event(kind="progress", at=0.0, fields={"samples": n, "updates": n // 10}) for n in (100, 200, 300)]
+    report = story.report(events, status="unfinished")
+    begun = dataclasses.replace(report, run=dataclasses.replace(report.run, samples=0, updates=0))
+    assert (samples_done(begun), updates_done(begun)) == (300, 30)
+    again = dataclasses.replace(begun, events=(*events, resumed(150)))
+    assert (samples_done(again), updates_done(again)) == (150, 10)
+    finished = dataclasses.replace(report, run=dataclasses.replace(report.run, status="finished", samples=310))
+    assert samples_done(finished) == 310
+    assert samples_done(dataclasses.replace(report, events=())) == report.run.samples
 
 
 @given(st.lists(st.one_of(st.integers(0, 50).map(progress), st.integers(0, 50).map(resumed)), max_size=40))

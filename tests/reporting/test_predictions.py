@@ -33,6 +33,21 @@ def test_samples_are_shown_with_what_was_wanted_and_what_came_out() -> None:
     assert predictions([]) == ""
 
 
+def test_a_class_whose_name_begins_like_another_is_not_taken_for_it() -> None:
+    """`cat (wild)` is no `cat`, though what is said of a cat begins alike."""
+    other = dataclasses.replace(WRONG, output="cat (wild) (91 %)")
+    assert 'class="bad">cat (wild)' in predictions([dataclasses.replace(SHOWN, worst=(other,))])
+    same = dataclasses.replace(other, target="cat (wild)")
+    assert 'class="good">cat (wild)' in predictions([dataclasses.replace(SHOWN, worst=(same,))])
+
+
+def test_classes_that_are_called_alike_go_by_their_numbers() -> None:
+    """An axis makes one row of two that have one name, and the counts of one are gone."""
+    chart = confusion_chart(dataclasses.replace(SHOWN, classes=("cat", "dog", "cat")))
+    assert chart is not None
+    assert json.loads(chart.figure)["data"][0]["y"] == ["0", "1", "2"]
+
+
 def test_samples_with_names_go_by_them_and_the_scale_is_said() -> None:
     """The end of a long name; all of it where the picture is described."""
     name = "animals/photographs/cat/IMG_20260101_0007.jpg"

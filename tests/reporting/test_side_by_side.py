@@ -30,6 +30,15 @@ def test_every_measure_has_a_chart_over_samples_and_one_over_time() -> None:
     assert "training time [s]" in page
 
 
+def test_a_run_that_tells_of_no_time_is_not_drawn_over_time() -> None:
+    """Its samples are no seconds."""
+    silent = a_report("silent", [0.5, 0.25])
+    silent = replace(silent, events=tuple(event for event in silent.events if event.kind == "evaluated"))
+    page = render_side_by_side([a_report("one", [0.4, 0.2]), silent])
+    assert "last: one 0.8, silent 0.75" in page.partition("Over training time")[0]
+    assert "silent 0.75" not in page.partition("Over training time")[2].partition("<script")[0]
+
+
 def test_names_of_runs_are_text_and_not_markup() -> None:
     """A name with angle brackets cannot write into the page."""
     report = a_report("x", [0.5])

@@ -50,6 +50,17 @@ def test_the_loss_curve_spans_the_run_in_bounded_memory() -> None:
     assert losses[-1][0] > 9_900
 
 
+def test_a_run_that_goes_back_forgets_what_it_will_do_again() -> None:
+    """Losses, and the best evaluation if it is among that; what was before stays."""
+    events = [Event(kind="progress", at=0.0, fields={"samples": n, "loss": 1.0}) for n in (100, 200, 300)]
+    best = Event(kind="evaluated", at=0.0, fields={"samples": 250, "metrics": {"accuracy": 0.9}, "best": True})
+    resumed = Event(kind="resumed", at=1.0, fields={"samples": 200})
+    now = fold([*events, best, resumed])
+    assert (now.samples, [at for at, _ in now.losses], now.best, now.best_samples) == (200, [100, 200], {}, 0)
+    later = Event(kind="resumed", at=1.0, fields={"samples": 250})
+    assert fold([*events, best, later]).best == {"accuracy": 0.9}
+
+
 def test_a_loss_that_is_not_finite_is_shown_but_not_drawn() -> None:
     """The number says nan; the curve keeps to what can be drawn."""
     now = fold([Event(kind="progress", at=0.0, fields={"samples": 1, "loss": "nan"})])

@@ -75,6 +75,13 @@ def test_the_page_has_it_all_and_loads_nothing() -> None:
     assert not re.search(r'(src|href)="https?:', page.partition("<script")[0])
 
 
+def test_what_was_expected_of_trials_at_once_is_not_held_against_their_sum() -> None:
+    """A forecast of four at once says so beside the time of all trials."""
+    page = render_study(dataclasses.replace(RESULT, forecast=dataclasses.replace(FORECAST, parallel=4)))
+    assert "every trial to its end, 4 at once" in page
+    assert "training time of all trials so far, added up" in page
+
+
 def test_every_figure_is_drawn_and_is_json() -> None:
     """Four of them, each with a title and words."""
     charts = study_charts(RESULT)
@@ -82,6 +89,22 @@ def test_every_figure_is_drawn_and_is_json() -> None:
     for chart in charts:
         assert json.loads(chart.figure)["data"]
         assert chart.words
+
+
+def test_of_many_trials_the_best_are_drawn_and_it_is_said() -> None:
+    """The best of 600 is the last one: its curve is there; the table says what it leaves out."""
+    many = tuple(trial(number, number / 1000) for number in range(600))
+    chart = study_charts(dataclasses.replace(RESULT, trials=many))[1]
+    assert chart.words == "200 trials of 600, the best, 0 of them pruned"
+    assert "trial 599" in {trace["name"] for trace in json.loads(chart.figure)["data"]}
+    assert "Trials, best first: 500 of 600" in render_study(dataclasses.replace(RESULT, trials=many))
+
+
+def test_an_objective_beyond_one_is_not_drawn_in_per_cent() -> None:
+    """A user's own accuracy of up to 100 would be cut off at 1."""
+    trials = tuple(trial(number, 80.0 + number, curve=((100, 70.0), (300, 80.0))) for number in range(2))
+    for chart in study_charts(dataclasses.replace(RESULT, trials=trials))[:2]:
+        assert json.loads(chart.figure)["layout"]["yaxis"]["tickformat"] == ""
 
 
 @pytest.mark.parametrize("trials", [(), TRIALS[3:], TRIALS[:1]], ids=["none", "none finished", "one"])

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from stoker.records import Event, Report
+from stoker.records import Event, Report, to_json
+from stoker.reporting import render_html
 from stoker.reporting.summary import forecast_rows, summary_lines, time_split, wall_seconds
 from tests.reporting import story
 
@@ -52,6 +53,38 @@ def test_a_phase_nobody_announced_keeps_its_own_name() -> None:
         ("update", "forward, backward, update"),
         ("all_reduce", "all_reduce"),
     ]
+
+
+def test_a_plan_that_gave_way_to_another_is_told_with_it() -> None:
+    """What was measured is of both; what was forecast is of the first."""
+    new = dataclasses.replace(story.PLAN, micro_batch=256)
+    change = Event(kind="replanned", at=1.0, fields={"samples": 1024, "old": to_json(story.PLAN), "new": to_json(new)})
+    report = story.report([*story.whole_run(), change])
+    assert f"plan from 1,024 samples on: {new.in_words()}" in summary_lines(report)
+    page = render_html(report)
+    assert f"From 1,024 samples on: {new.in_words()}." in page
+    assert "The forecast is of the plan that the run began with" in page
+    assert "The forecast is of the plan" not in render_html(story.report(story.whole_run()))
+
+
+def test_time_under_the_profiler_is_no_training_time() -> None:
+    """A rate that is told beside it leaves it out, and so does the rate of the run."""
+    stretches = ((500, 100.0, {"update": 5.0, "profiling": 45.0}), (1500, 200.0, {"update": 5.0}))
+    report = told(
+        *(Event(kind="progress", at=0.0, fields={"samples": at, "samples_per_s": rate, "split_s": split})
+          for at, rate, split in stretches)
+    )  # fmt: skip
+    assert "150 samples/s while training" in summary_lines(report)[1]
+
+
+def test_a_killed_run_says_how_far_it_came() -> None:
+    """Its record, which nobody could write to, says 0."""
+    report = story.report(story.young_run(), status="unfinished")
+    killed = dataclasses.replace(report, run=dataclasses.replace(report.run, samples=0, updates=0, wall_s=0.0))
+    assert summary_lines(killed)[1].startswith("trained on 1,536 of 324,000 samples in 1.8 s")
+    page = render_html(killed)
+    assert "1,536 of 324,000 samples are done" in page
+    assert "3 updates" in page
 
 
 def test_a_run_that_says_nothing_of_time_has_no_shares() -> None:

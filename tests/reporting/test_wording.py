@@ -55,6 +55,8 @@ def test_a_run_is_known_by_its_test_metric(metrics: dict[str, float], expected: 
 
 def test_without_metrics_there_is_no_headline() -> None:
     """Nothing is made up."""
+    assert headline_metric({"test/f1[0]": 0.1, "test/f1[1]": 0.9, "test/loss": 0.5}) == ("test/loss", 0.5)
+    assert headline_metric({"test/f1[0]": 0.1}) == ("test/f1[0]", 0.1)
     assert headline_metric({}) is None
 
 

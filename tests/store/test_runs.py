@@ -190,6 +190,23 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert [run.name for run in list_runs(tmp_path)] == ["damaged", "a-2", "a", "b", "c"]
 
 
+def test_a_run_that_is_removed_while_runs_are_listed_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when the directory was looked at, and is gone when its record is read."""
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    read = RunDirectory.read_run
+
+    def removed(self: RunDirectory) -> object:
+        if self.name == "a":
+            (self.path / "run.json").unlink(missing_ok=True)
+        return read(self)
+
+    monkeypatch.setattr(RunDirectory, "read_run", removed)
+    assert [directory.name for directory in list_runs(tmp_path)] == ["b", "a"]
+
+
 def test_a_run_is_found_by_name_beginning_path_or_as_the_latest(tmp_path: Path, monkeypatch) -> None:
     """A whole name comes before a beginning."""
     make_run(tmp_path / "runs" / "cnn-1a", created_at="2025-03-01T00:00:00+00:00")

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,44 @@ def test_a_condition_that_means_nothing_is_refused(where: str) -> None:
     """A typo must not look like a list without runs."""
     with pytest.raises(BadJob):
         selected(RUNS, where=where)
+
+
+def of_splits(name: str, **metrics: float) -> tuple[Path, Run, JobSpec]:
+    """A run with these accuracies, by their splits."""
+    path, run, spec = a_run(name, 0.1, None)
+    return path, replace(run, metrics={f"{split}/accuracy": value for split, value in metrics.items()}), spec
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [of_splits("untested", valid=0.9), of_splits("tested", valid=0.9, test=0.8)],
+        [of_splits("valid", valid=0.9), of_splits("test", test=0.9)],
+    ],
+    ids=["several in one", "another in each"],
+)
+def test_a_run_in_which_a_name_means_two_things_is_not_left_out_silently(runs: list[tuple[Path, Run, JobSpec]]) -> None:
+    """Nor is the accuracy on one split compared with that on another."""
+    for asked in ({"where": "accuracy>0.5"}, {"sort": "accuracy"}, {"names": ["accuracy"]}):
+        with pytest.raises(BadJob, match="several things") as error:
+            selected(runs, **asked)
+        assert "valid/accuracy, test/accuracy" in str(error.value.remedy)
+
+
+def test_what_diverged_on_every_split_is_not_ambiguous() -> None:
+    """NaN is not equal to itself, and means one thing all the same."""
+    lost = [of_splits("lost", valid=math.nan, test=float("nan"))]
+    assert selected(lost, where="accuracy=nan") == lost
+    assert selected(lost, where="accuracy!=nan") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "count"), [("status==finished", 3), ("lr==0.1", 1), ("fast=True", 4), ("fast=no", 0)]
+)
+def test_conditions_are_understood_as_python_writes_them(where: str, count: int) -> None:
+    """A second `=` is not part of the value, and True is true."""
+    runs = [(path, run, replace(spec, parameters={"fast": True})) for path, run, spec in RUNS]
+    assert len(selected(runs, where=where)) == count
 
 
 def test_the_last_part_of_a_name_is_not_enough_where_it_means_two_things() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,37 @@ def test_a_line_that_was_cut_off_is_left_out_and_told_again(tmp_path: Path, kept
     assert samples_in(path) == [1, 2, 3]
 
 
+def test_lines_that_are_written_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """A run of a week has a million of them, in the process that trains."""
+    table = CsvFile(tmp_path / "metrics.csv", 100.0)
+    tracemalloc.start()
+    try:
+        for start in range(1, 4000, 400):
+            table.log([loss(samples) for samples in range(start, start + 400)])
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 100_000
+    assert samples_in(tmp_path / "metrics.csv") == list(range(1, 4001))
+
+
+def test_a_column_that_comes_late_leaves_what_is_there(tmp_path: Path) -> None:
+    """Names of columns that have to be quoted too, and after the table was taken up again."""
+    path = tmp_path / "metrics.csv"
+    CsvFile(path, 100.0).log([Point(samples=1, at=101.0, values={'a "b", c': 0.5})])
+    table = CsvFile(path, 100.0)
+    table.log([Point(samples=2, at=102.0, values={'a "b", c': 0.25, "d\ne": 1.0})])
+    table.log([Point(samples=3, at=103.0, values={"f": 3.0})])
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [
+        ["samples", "seconds", 'a "b", c', "d\ne", "f"],
+        ["1", "1.000", "0.5", "", ""],
+        ["2", "2.000", "0.25", "1.0", ""],
+        ["3", "3.000", "", "", "3.0"],
+    ]
+
+
 def test_what_could_not_be_written_is_in_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up within a line; the same points come again, and later a column."""
     path, opened = tmp_path / "metrics.csv", Path.open
@@ -47,13 +79,13 @@ def test_what_could_not_be_written_is_in_the_table_once(tmp_path: Path, monkeypa
 
     def fills_up(self: Path, mode: str = "r", **how: Any) -> Any:
         with opened(self, mode, **how) as file:
-            file.write("2,2.0")
+            file.write("2,2.000,0.5\n3,3.0")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
         full.setattr(Path, "open", fills_up)
         with pytest.raises(OSError, match="No space"):
-            table.log([loss(2)])
-    table.log([loss(2)])
+            table.log([loss(2), loss(3)])
+    table.log([loss(2), loss(3)])
     table.log([Point(samples=4, at=104.0, values={"train/loss": 0.25, "valid/loss": 0.5})])
-    assert samples_in(path) == [1, 2, 4]
+    assert samples_in(path) == [1, 2, 3, 4]

@@ -106,7 +106,7 @@ def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(
     assert "stoker runs track r --to remembering" in words[-1]
     tracker.is_down = False
     again = Shipment(directory, "remembering", tracker.open)
-    assert (again.unsent(), again.send(), sent(tracker)) == (2, 2, [1, 2])
+    assert (again.send(), sent(tracker)) == (2, [1, 2])
 
 
 def test_what_a_tracker_refused_is_sent_again(directory: RunDirectory) -> None:
@@ -132,6 +132,18 @@ def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDire
     following.close(patience_s=0.05)
     assert "it did not answer for 0.05 s" in words[-1]
     tracker.gate.set()
+
+
+def test_a_run_that_kept_nothing_and_is_gone_is_noted_as_failed(directory: RunDirectory) -> None:
+    """Its tracker is told so, and let go of; nobody is told of events that could be sent later."""
+    tracker = Remembering()
+    following = Following([Shipment(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
+    following(happened(directory, 1))
+    assert tracker.tried.wait(timeout=30)
+    directory.discard()
+    following.close()
+    assert (tracker.ends, tracker.is_closed) == (["failed"], True)
+    assert not directory.path.exists()
 
 
 def test_events_that_were_sent_before_a_kill_are_not_lost_by_it(directory: RunDirectory) -> None:

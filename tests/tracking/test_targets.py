@@ -31,6 +31,39 @@ def test_a_word_that_names_no_tracker_is_refused(word: str, problem: str) -> Non
     assert problem in f"{refused.value.message} {refused.value.remedy}"
 
 
+def test_a_home_is_found_where_the_shell_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`csv=~/x` reaches a command as it is written: a folder called `~` is not what anyone means."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert target_of("csv=~/metrics").where == "/home/me/metrics"
+
+
+def test_a_table_at_a_url_is_refused() -> None:
+    """It would become a folder called `s3:`."""
+    with pytest.raises(BadJob, match="names a URL"):
+        target_of("csv=s3://bucket/metrics")
+
+
+def test_tensorboard_is_given_a_url_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A path would make one slash of two, and a folder here of what lies far away."""
+    tensorboardx = pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    from stoker.tracking import tensorboard_tracker
+
+    asked: list[str] = []
+
+    class Writer:
+        def __init__(self, logdir: str, **_: object) -> None:
+            asked.append(logdir)
+
+        def add_text(self, *_: object) -> None:
+            """Nothing is written."""
+
+    assert tensorboard_tracker.SummaryWriter is tensorboardx.SummaryWriter
+    monkeypatch.setattr(tensorboard_tracker, "SummaryWriter", Writer)
+    first = target_of("tensorboard=s3://bucket/runs").open(about(tmp_path), None)
+    target_of("tensorboard=s3://bucket/runs").open(about(tmp_path), first.id)
+    assert asked == ["s3://bucket/runs/r"] * 2
+
+
 @pytest.mark.parametrize("name", ["csv", "tensorboard"])
 def test_a_folder_that_cannot_be_made_is_told_before_a_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

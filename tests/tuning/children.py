@@ -42,9 +42,9 @@ def misbehave(request: Request, slot: Slot, judge: Judge) -> Ending:
 def endless(request: Request, slot: Slot, judge: Judge) -> Ending:
     """Goes on until SIGTERM, and then writes that it saved."""
     path = Path(request.parameters["path"])
-    path.with_suffix(".began").write_text(str(os.getpid()))
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    path.with_suffix(".began").write_text(str(os.getpid()))
     while not stopped:
         time.sleep(0.01)
     path.write_text("saved")

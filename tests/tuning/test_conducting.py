@@ -112,6 +112,17 @@ def test_a_killed_study_takes_up_what_was_in_flight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["", "shared"])
+def test_a_study_of_its_own_is_taken_up_under_another_name_of_the_host(tmp_path: Path, storage: str) -> None:
+    """A container has another name each time, and a directory may be moved; in a shared database it is another's."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}" if storage else ""
+    study = settings(storage=url)
+    with pytest.raises(Dies):
+        conducted(tmp_path, study, run_trial=dying_at(500, {1}), trials=3, worker="host-1:runs/study")
+    found = conducted(tmp_path, study, trials=3, worker="host-2:runs/study")
+    assert [one.state for one in trials_of(found)] == ["finished", "running" if storage else "finished", "finished"]
+
+
+@pytest.mark.parametrize("storage", ["", "shared"])
 def test_a_trial_whose_process_died_before_it_signed_is_taken_up(tmp_path: Path, storage: str) -> None:
     """In the study's own file it can be nobody else's; in a shared database it may be, and is left alone."""
     url = f"sqlite:///{tmp_path / 'shared.db'}" if storage else ""
@@ -244,6 +255,25 @@ def test_two_workers_share_one_study(tmp_path: Path) -> None:
     anew = conductor(places[0], settings(storage=url), trials=6, worker="one")
     taken = [anew.next_request() for _ in range(4)]
     assert [None if one is None else one.number for one in taken] == [0, 2, 4, None]
+
+
+def test_two_workers_that_begin_at_once_do_not_try_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both saw as many trials when they asked; whoever gets the later number gets its proposal."""
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    one, other = (conductor(tmp_path, settings(storage=url), worker=name) for name in ("one", "other"))
+    first, ask = list[Request | None](), other._study.ask
+
+    def asks_late() -> object:
+        first.append(one.next_request())
+        return ask()
+
+    monkeypatch.setattr(other._study, "ask", asks_late)
+    begun = [other.next_request(), *first][::-1]
+    alone = conductor(None, settings())
+    wanted = [alone.next_request() for _ in range(2)]
+    assert [(found.number, found.parameters) for found in begun if found is not None] == [
+        (found.number, found.parameters) for found in wanted if found is not None
+    ]
 
 
 def test_what_mattered_is_told_when_enough_is_finished() -> None:

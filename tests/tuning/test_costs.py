@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
+import optuna
 import pytest
 
 from stoker.records import Estimate
 from stoker.records.study import PlannedTrial
 from stoker.tuning.costs import START_S, forecast_study
-from stoker.tuning.pruning import expected_share, rungs_of
+from stoker.tuning.pruning import Rungs, expected_share, pruner_for, rungs_of
 
 
 def seconds(value: float, spread: float = 0.1) -> Estimate:
@@ -36,10 +40,19 @@ def test_trials_at_once_take_turns_in_rounds() -> None:
 
 def test_trials_that_share_a_gpu_do_not_make_it_faster() -> None:
     """Which is said."""
-    found = forecast_study(PLANNED, trials=10, parallel=4, pruner="none", rungs=rungs_of(1, 9), shares_device=True)
+    found = forecast_study(PLANNED, trials=10, parallel=4, pruner="none", rungs=rungs_of(1, 9), gpus=1)
     assert found.total_s is not None
     assert found.total_s.value == pytest.approx(10 * (50 + START_S))
     assert any("share a GPU" in line for line in found.assumptions)
+
+
+@pytest.mark.parametrize(("parallel", "rounds", "is_shared"), [(4, 3, False), (8, 3, True), (1, 10, False)])
+def test_trials_on_gpus_of_their_own_do_not_wait_for_each_other(parallel: int, rounds: int, is_shared: bool) -> None:
+    """Four GPUs take ten trials in three rounds; that they are shared is said where they are."""
+    found = forecast_study(PLANNED, trials=10, parallel=parallel, pruner="none", rungs=rungs_of(1, 9), gpus=4)
+    assert found.total_s is not None
+    assert found.total_s.value == pytest.approx(rounds * (50 + START_S))
+    assert any("share a GPU" in line for line in found.assumptions) == is_shared
 
 
 def test_pruning_saves_what_its_rungs_say_and_it_is_called_an_assumption() -> None:
@@ -50,6 +63,23 @@ def test_pruning_saves_what_its_rungs_say_and_it_is_called_an_assumption() -> No
     assert found.pruned_s is not None
     assert found.pruned_s.value == pytest.approx(90 * (START_S + share * 50))
     assert "asha trains 11% of all samples if one trial in 3 goes on at each rung" in found.assumptions[-1]
+
+
+@pytest.mark.parametrize("rungs", [rungs_of(100, 2700), rungs_of(1, 10), rungs_of(1, 1000)], ids=str)
+def test_hyperband_deals_trials_to_brackets_as_optuna_does(rungs: Rungs) -> None:
+    """The share that is trained is that of each bracket, by how many of a thousand trials Optuna puts into it."""
+    pruner = pruner_for("hyperband", rungs)
+    study = optuna.create_study(pruner=pruner)
+    trial = study.ask()
+    trial.report(0.0, 0)
+    pruner.prune(study, study.trials[0])
+    trials = [optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING) for _ in range(1000)]
+    for number, one in enumerate(trials):
+        one.number = number
+    counts = Counter(pruner._get_bracket_id(study, one) for one in trials)
+    found = expected_share("hyperband", rungs, 10**6)
+    shares = [expected_share("asha", replace(rungs, first=first), 10**6) for first in (*rungs.places, rungs.total)]
+    assert found == pytest.approx(sum(counts[at] * share for at, share in enumerate(shares)) / 1000, abs=0.03)
 
 
 def test_members_of_a_population_are_trained_to_their_end_and_start_anew_for_each_interval() -> None:

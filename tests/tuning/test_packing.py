@@ -66,6 +66,18 @@ def test_a_gpu_with_one_trial_is_not_limited() -> None:
     assert [(slot.on, slot.memory_bytes) for slot in found.slots] == [("cuda:0", None), ("cuda:1", None)]
 
 
+def test_trials_that_were_asked_for_share_all_of_a_gpu() -> None:
+    """Five would fit, two were asked for: each has half, not a fifth."""
+    found = packed([gpu(0)], range(8), 13 * GIB, 2)
+    assert [slot.on for slot in found.slots] == ["cuda:0", "cuda:0"]
+    assert all(35 * GIB < (slot.memory_bytes or 0) < 36 * GIB for slot in found.slots)
+
+
+def test_a_gpu_of_unknown_memory_has_one_trial() -> None:
+    """Nothing says how many would fit."""
+    assert len(packed([gpu(0, 0)], range(8), 13 * GIB, None).slots) == 1
+
+
 def test_without_a_forecast_each_gpu_has_one_trial() -> None:
     """What is not known is not risked."""
     found = packed([gpu(0), gpu(1)], range(8), None, None)

@@ -193,6 +193,29 @@ def test_a_trial_that_stops_before_its_interval_ends_is_not_handed_on(tmp_path: 
     assert (again.number, again.heard) == (0, STEP)
 
 
+def test_a_trial_that_stops_just_before_its_evaluation_is_not_handed_on(tmp_path: Path) -> None:
+    """Nearer to its interval's end than to the evaluation before, but not judged by it: it is taken up again."""
+    found = conductor(tmp_path, STUDY)
+    assert found.next_request() is not None
+    for samples in (STEP, 2 * STEP):
+        assert not found.judge(0, Reading(samples=samples, total_samples=TOTAL, metrics={"loss": 1.0}))
+    found.ended(0, Ending(kind="stopped", samples=3 * STEP - STEP // 4))
+    again = found.next_request()
+    assert again is not None
+    assert (again.number, again.heard) == (0, 2 * STEP)
+
+
+def test_a_trial_that_lost_what_it_was_judged_by_is_not_handed_on(tmp_path: Path) -> None:
+    """A power cut took its last checkpoint, and it was stopped again before it came as far."""
+    found = conductor(tmp_path, STUDY)
+    assert found.next_request() is not None
+    assert found.judge(0, Reading(samples=3 * STEP, total_samples=TOTAL, metrics={"loss": 1.0}))
+    found.ended(0, Ending(kind="stopped", samples=STEP))
+    again = found.next_request()
+    assert again is not None
+    assert again.number == 0
+
+
 def test_the_next_interval_waits_for_all_members() -> None:
     """Whoever is done first is not ahead: there is nothing to begin meanwhile."""
     found = conductor(None, dataclasses.replace(STUDY, members=4))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, DoesNotFit
-from stoker.tuning.messages import Ending, Reading, Request, Slot
+from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
 from stoker.tuning.processes import Processes, in_a_process, run_here
 from tests.tuning import children
 
@@ -179,6 +179,19 @@ def test_in_this_process_a_signal_ends_the_study(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_here(plain, lambda *_: Ending(kind="stopped", samples=3), Slot())
     assert list(plain.endings) == [0]
+
+
+def test_in_this_process_a_trial_told_to_stop_early_does_not_end_the_study(tmp_path: Path) -> None:
+    """One that was cut off is told of several evaluations at once: the first verdict counts, whatever the last one."""
+
+    def told_of_two(request: Request, slot: Slot, judge: Judge) -> Ending:
+        verdicts = [judge(Reading(samples=at, total_samples=900, metrics={"score": 0.0})) for at in (300, 100)]
+        assert verdicts == [True, False]
+        return Ending(kind="stopped", samples=310)
+
+    plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}], stop_at=300)
+    run_here(plain, told_of_two, Slot())
+    assert list(plain.endings) == [0, 1]
 
 
 def test_a_function_answers_from_another_process_or_raises_its_error() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -8,13 +10,52 @@ import torch
 from torch import nn
 
 from stoker.jobs import SGD, AdamW, Loss
-from stoker.stepping import find_coupling
-from stoker.verifying.equality import check_equality, is_random
+from stoker.stepping import Step, find_coupling
+from stoker.verifying.equality import check_equality, is_random, relative_difference
 from stoker.verifying.scale import affordable_batch, reference_micro_batch, scaled
 from tests.stepping import models
 from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.models import cnn, images, make_job, mlp, samples_of, texts, token_mean, vectors
 from tests.verifying.examining import ample_time, no_time, subject_of
+
+
+class Masked(nn.Module):
+    """A model with infinities in a buffer, as masks of attention have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 4)
+        self.register_buffer("mask", torch.full((3,), -torch.inf))
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.last(x_BF)
+
+
+def test_infinities_in_a_buffer_are_equal_to_themselves() -> None:
+    """They have no difference, which is not the same as one that is no number."""
+    verdict = check_equality(subject_of(make_job(Masked, data=vectors(50)), 8), no_time())
+    assert verdict.passed, verdict.answer
+
+
+def test_weights_that_are_no_numbers_are_a_difference() -> None:
+    """Wherever in the model they are: to `max` NaN is the least of all."""
+    job = make_job(mlp, data=vectors(50))
+    subject = subject_of(job, 8)
+    one, other = (Step(job, subject.plan, subject.coupling) for _ in range(2))
+    assert relative_difference(one, other) == 0
+    with torch.no_grad():
+        list(one.model.parameters())[-1][0] = torch.nan
+    assert math.isnan(relative_difference(one, other))
+
+
+def test_plans_that_come_apart_to_no_numbers_are_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal at first, and NaN after some updates: the smallest difference is not the verdict."""
+    differences = chain(repeat(1e-16, 4), repeat(math.nan))
+    monkeypatch.setattr("stoker.verifying.equality.relative_difference", lambda *_: next(differences))
+    job = make_job(lambda: mlp(dropout=0.3), data=vectors(50))
+    verdict = check_equality(subject_of(job, 8), ample_time())
+    assert not verdict.passed
+    assert "move the weights by nan after" in verdict.answer
 
 
 def test_separable_job_is_equal_under_every_micro_batch() -> None:

@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 from stoker.artifacts.elements import Arrays
 from stoker.records import Tolerance
 
+_FILLED, _APART = 1e4, 100.0
+"""A value that is filled in is at least so large, and so many times as large as all others."""
+
 
 def excess(found: Arrays, wanted: Arrays, tolerance: Tolerance) -> float:
     """The largest difference of any element as a share of what is allowed for it: at most 1, and they are the same.
 
-    Infinite where an output is missing, has another shape, differs in a string, or is NaN in one of them alone.
+    Infinite where an output is missing, has another shape, differs in a string or a whole number, which names something
+    (the next class, or token, is another), or is NaN in one of them alone.
 
     >>> wanted = {"y": np.array([1.0, 2.0])}
     >>> round(excess({"y": np.array([1.0, 2.1])}, wanted, Tolerance(absolute=0.1, relative=0.05)), 6)
@@ -34,6 +38,8 @@ def excess(found: Arrays, wanted: Arrays, tolerance: Tolerance) -> float:
 def difference(found: Arrays, wanted: Arrays) -> float:
     """The largest difference of any element, as a share of its output's largest value; infinite as for `excess`.
 
+    What a model fills in, such as -1e9 for classes that are masked, is no measure of the others, and left aside.
+
     >>> difference({"y": np.array([1.0, 2.5])}, {"y": np.array([1.0, 2.0])})
     0.25
     """
@@ -41,14 +47,28 @@ def difference(found: Arrays, wanted: Arrays) -> float:
     for apart, size in _differences(found, wanted):
         if apart is None:
             return math.inf
-        scale = float(size.max(initial=0.0))
+        scale = _scale(size)
         worst = max(worst, _largest(apart, np.asarray(scale if scale > 0 else 1.0)))
     return worst
 
 
-def scale_of(outputs: Arrays) -> float:
-    """The largest finite size of any number in the outputs."""
-    return max((float(size.max(initial=0.0)) for _, size in _differences(outputs, outputs)), default=0.0)
+def scales_of(outputs: Arrays) -> tuple[float, ...]:
+    """The largest finite size of any number in each output, what is filled in aside; 0 of whole numbers and strings."""
+    return tuple(_scale(size) for _, size in _differences(outputs, outputs))
+
+
+def filled_in(sizes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of an output's values, of these sizes, a model fills in, such as -1e9 for classes that are masked.
+
+    Where the largest occurs several times and nothing else comes near it, it says nothing of how large answers are.
+
+    >>> filled_in(np.array([2.0, 1e9, 0.5, 1e9])).tolist()
+    [False, True, False, True]
+    """
+    largest = float(sizes.max(initial=0.0))
+    is_far = sizes >= largest / _APART
+    is_alone = 1 < np.count_nonzero(is_far) < sizes.size and bool((sizes[is_far] == largest).all())
+    return is_far if is_alone and largest >= _FILLED else np.zeros(sizes.shape, np.bool_)
 
 
 def has_nan(outputs: Arrays) -> bool:
@@ -62,7 +82,7 @@ def _differences(found: Arrays, wanted: Arrays) -> Iterator[tuple[NDArray[Any] |
         left, nothing = found.get(name), np.zeros(0)
         if left is None or left.shape != right.shape or left.dtype != right.dtype:
             yield None, nothing
-        elif right.dtype.hasobject:
+        elif right.dtype.hasobject or right.dtype.kind in "biu":
             yield (nothing if bool((left == right).all()) else None), nothing
         else:
             a, b = _numbers(left), _numbers(right)
@@ -72,6 +92,10 @@ def _differences(found: Arrays, wanted: Arrays) -> Iterator[tuple[NDArray[Any] |
                 yield None, nothing
                 continue
             yield np.abs(np.subtract(a, b, where=is_finite, out=np.zeros_like(a))), np.abs(np.where(is_finite, b, 0))
+
+
+def _scale(sizes: NDArray[Any]) -> float:
+    return float(sizes[~filled_in(sizes)].max(initial=0.0))
 
 
 def _numbers(array: NDArray[Any]) -> NDArray[Any]:

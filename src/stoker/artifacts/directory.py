@@ -56,9 +56,16 @@ class Artifact:
         """The stored inputs and answers.
 
         Raises:
-            BadArtifact: they cannot be read.
+            BadArtifact: they cannot be read, or lack an input or output of the model: nothing would be checked of it.
         """
-        return read_golden(self.path / self.manifest.golden)
+        path, manifest = self.path / self.manifest.golden, self.manifest
+        found = read_golden(path)
+        for what, tensors, specs in (
+            ("input", found.inputs, manifest.inputs), ("output", found.outputs, manifest.outputs)
+        ):  # fmt: skip
+            if lacking := [spec.name for spec in specs if spec.name not in tensors]:
+                raise BadArtifact(f"{path} has no {what} {lacking[0]!r}", remedy="Export the model again.")
+        return found
 
     def verify(self) -> None:
         """Read every file, and compare its size and digest with the manifest's.

@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from stoker.cli.commands import data, jobs, machines, models, runs, services, tuning
 
+BEFORE, TRAINING, AFTER = "Before training", "Training", "After training"
+"""What commands are for: the parts of `stoker --help`."""
+
 app = typer.Typer(
     name="stoker",
-    help="Work out what a training job needs, train it at the limit of the device, and prove that it learned the same.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
-app.command()(machines.doctor)
-app.command()(jobs.plan)
-app.command()(jobs.train)
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"stoker {version('stoker')}")
+        raise typer.Exit
+
+
+@app.callback()
+def stoker(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None:
+    """Work out what a training job needs, train it at the limit of the device, and prove that it learned the same."""
+
+
+app.command(rich_help_panel=BEFORE)(jobs.plan)
+app.command(rich_help_panel=BEFORE)(machines.doctor)
+app.command(rich_help_panel=BEFORE)(machines.devices)
+app.command(rich_help_panel=BEFORE)(machines.prices)
+app.command("lr-range", rich_help_panel=BEFORE)(jobs.lr_range)
+app.command(rich_help_panel=TRAINING)(jobs.train)
 app.command("take-part", hidden=True)(jobs.take_part)
-app.command()(jobs.verify)
-app.command("lr-range")(jobs.lr_range)
-app.command()(tuning.tune)
-app.command()(runs.report)
-app.command()(models.export)
-app.command()(models.compress)
-app.command()(services.serve)
-app.command("bench-serve")(services.bench_serve)
-app.command()(models.predict)
-app.command()(machines.devices)
-app.command()(machines.prices)
+app.command(rich_help_panel=TRAINING)(jobs.verify)
+app.command(rich_help_panel=TRAINING)(tuning.tune)
+app.command(rich_help_panel=TRAINING)(runs.report)
+app.command(rich_help_panel=AFTER)(models.export)
+app.command(rich_help_panel=AFTER)(models.compress)
+app.command(rich_help_panel=AFTER)(services.serve)
+app.command("bench-serve", rich_help_panel=AFTER)(services.bench_serve)
+app.command(rich_help_panel=AFTER)(models.predict)
 
 runs_app = typer.Typer(help="List runs, compare them, send them elsewhere.", add_completion=False)
 runs_app.callback(invoke_without_command=True)(runs.runs)
@@ -39,8 +59,8 @@ runs_app.command("diff")(runs.runs_diff)
 runs_app.command("plot")(runs.runs_plot)
 runs_app.command("export")(runs.runs_export)
 runs_app.command("track")(runs.runs_track)
-app.add_typer(runs_app, name="runs")
-app.add_typer(data.data_app, name="data")
+app.add_typer(runs_app, name="runs", rich_help_panel=TRAINING)
+app.add_typer(data.data_app, name="data", rich_help_panel=BEFORE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -18,6 +18,9 @@ Objective = Literal["time", "money", "energy"]
 Places = Annotated[
     str, typer.Option("--on", metavar="PLACES", help="Devices to compare: here, or h100,l4,rtx4090, or all.")
 ]
+PlanFile = Annotated[
+    Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan; `stoker plan --json` writes one.")
+]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BYTES", help="The most of a device's memory to use, such as 6GB.")
 ]

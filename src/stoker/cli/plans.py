@@ -21,6 +21,9 @@ MOST_SHARES = 8
 _THREE_FIGURES = 99.5
 """From here on two figures do not write a number without an exponent."""
 
+_LARGE = 10
+"""From so many GiB on, a device's memory is written without tenths of them."""
+
 _ROUNDING = 1.01
 """Parts that add up to at most so many times the whole are the whole."""
 
@@ -112,7 +115,7 @@ def _figures(candidate: Candidate) -> dict[str, str]:
     """What a candidate needs, by the title of the column."""
     forecast, cost = candidate.forecast, candidate.forecast.cost_usd
     return {
-        "memory": f"{_needed(forecast) / GIB:.1f} / {candidate.memory_bytes / GIB:.0f} GiB",
+        "memory": f"{_needed(forecast) / GIB:.1f} / {_room(candidate.memory_bytes)} GiB",
         "messages": _messages(forecast),
         "exposed": "–" if forecast.exposed_s is None else format_seconds(forecast.exposed_s.value),
         "step": format_seconds(forecast.step_s.value),
@@ -143,6 +146,15 @@ def format_energy(kwh: float) -> str:
         return f"{kwh:,.0f} kWh"
     wh = 1e3 * kwh
     return f"{wh:.2g} Wh" if wh < _THREE_FIGURES else f"{kwh:.2g} kWh"
+
+
+def _room(num_bytes: int) -> str:
+    """Memory of a device, or what is allowed of it [GiB].
+
+    >>> _room(24 * GIB), _room(600 * 10**6)
+    ('24', '0.6')
+    """
+    return f"{num_bytes / GIB:.0f}" if num_bytes >= _LARGE * GIB else f"{num_bytes / GIB:.1f}"
 
 
 def _needed(forecast: Forecast) -> float:

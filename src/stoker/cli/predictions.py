@@ -34,8 +34,8 @@ def prediction_options(
     """
     from stoker.predicting.request import PredictOptions
 
-    if resize not in {"", "stretch", "crop"}:
-        raise BadJob(f"--resize {resize}: wanted stretch or crop")
+    if resize not in {"", "stretch", "crop", "pad"}:
+        raise BadJob(f"--resize {resize}: wanted stretch, crop or pad")
     kept = tuple(name.strip() for name in keep.split(",") if name.strip())
     return PredictOptions(
         columns=tuple(columns or ()), keep=kept, resize=cast("Resize", resize), batch_rows=batch, **others

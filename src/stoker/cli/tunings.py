@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.errors import BadJob
+from stoker.planning import parse_duration
 from stoker.records import Estimate, from_json, to_json
 from stoker.records.codec import JSON
 from stoker.records.study import PlannedTrial, StudyEvent, StudyResult, StudyTrial
@@ -24,23 +24,18 @@ Sink = Callable[[StudyEvent], None]
 
 _MOST_ROWS = 20
 _STYLES = {"finished": "", "handed on": "dim", "pruned": "dim", "running": "yellow", "failed": "red"}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str) -> float:
-    """A time such as `90s`, `30min`, `2h`, `1.5d`, or a number of seconds [s].
+    """A time such as `90s`, `2h30min`, `1.5d`, or a number of seconds [s].
 
     Raises:
         BadJob: it is none.
     """
-    found = _TIME.fullmatch(text.strip().lower())
-    if found is not None:
-        return float(found[1]) * _SECONDS[found[2]]
     try:
         return float(text)
     except ValueError:
-        raise BadJob(f"--time {text}: wanted a time such as 90s, 30min or 2h") from None
+        return parse_duration(text, "--time")
 
 
 def parse_parallel(text: str) -> int | None:

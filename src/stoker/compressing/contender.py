@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stoker.artifacts import Artifact
+from stoker.artifacts.answers import filled_in
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.answers import answers
 from stoker.compressing.candidates import Candidate, Made
@@ -137,11 +138,16 @@ def is_finite_like(found: Arrays, reference: Arrays) -> bool:
 
 
 def likeness(found: Arrays, reference: Arrays) -> float:
-    """The cosine between answers and the reference's, all elements in one vector; the least over outputs."""
+    """The cosine between answers and the reference's, all elements in one vector; the least over outputs.
+
+    What the reference fills in, such as -1e9 for classes that are masked, does not count: it would be all there is.
+    """
     return min((_cosine(_numbers(found[name]), _numbers(right)) for name, right in reference.items()), default=1.0)
 
 
 def _cosine(a: Any, b: Any) -> float:
+    counts = ~filled_in(np.abs(b))
+    a, b = a[counts], b[counts]
     norm = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
     cosine = float(np.vdot(a, b)) / norm if norm > 0 else float(np.array_equal(a, b))
     return cosine if math.isfinite(cosine) else 0.0

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.artifacts.answers import filled_in
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.answers import answers
 from stoker.compressing.rows import Rows, cut_to, row_lengths
@@ -84,9 +85,15 @@ def steadiness(engine: Engine, rows: Rows, manifest: Manifest) -> Steadiness:
                 for other in (together, longest):
                     deviation[name] = max(deviation[name], _apart(other[name][region], one))
     stacked = {name: np.concatenate([one[name].ravel() for one in alone]).astype(np.float64) for name in deviation}
-    scale = {name: float(np.sqrt(np.mean(np.square(values)))) for name, values in stacked.items()}
+    scale = {name: _root_mean_square(values) for name, values in stacked.items()}
     finite = all(np.isfinite(values).all() for values in stacked.values()) and all(map(np.isfinite, deviation.values()))
     return Steadiness(deviation, scale, bool(finite))
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
+    """The scale of an output's values; what the model fills in does not count."""
+    told = values[~filled_in(np.abs(values))]
+    return float(np.sqrt(np.mean(np.square(told)))) if len(told) else 0.0
 
 
 def _apart(one: NDArray[Any], other: NDArray[Any]) -> float:

@@ -158,7 +158,10 @@ def _fitted(array: NDArray[Any], spec: TensorSpec, what: str) -> NDArray[Any]:
         raise BadJob(f"{what}: {spec.name} is {array.dtype}, the model takes {spec.datatype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadJob(f"{what}: {spec.name} has values that are not finite")
-    return np.ascontiguousarray(array.astype(wanted, copy=False))
+    fitted = np.ascontiguousarray(array.astype(wanted, copy=False))
+    if array.dtype.kind in "iu" and not np.array_equal(fitted, array):
+        raise BadJob(f"{what}: {spec.name} has numbers that {spec.datatype} cannot hold")
+    return fitted
 
 
 def _order(size: int, seed: int) -> Indices:

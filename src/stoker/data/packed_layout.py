@@ -94,6 +94,11 @@ def _array_of(value: Any, what: str) -> Array:
     if hasattr(value, "detach"):  # a tensor
         value = _of_tensor(value, what)
     elif hasattr(value, "getbands"):
+        if value.mode.startswith("P"):
+            raise BadJob(
+                f"{what} is an image with a palette: its numbers are places in that, and no colours",
+                remedy="Turn it into colours in the dataset: image.convert('RGB').",
+            )
         value = np.asarray(value)
         value = value[None] if value.ndim == 2 else value.transpose(2, 0, 1)
     array = np.asarray(value)

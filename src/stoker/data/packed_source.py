@@ -58,8 +58,11 @@ class PackedSource(IndexedSource):
         shard_bytes: int | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        classes, target = tuple(getattr(dataset, "classes", ())), getattr(dataset, "target", None)
-        super().__init__(_name_of(dataset), classes=classes, target=target)
+        classes, target = getattr(dataset, "classes", ()), getattr(dataset, "target", None)  # of anybody's data set
+        super().__init__(
+            _name_of(dataset), classes=tuple(classes) if isinstance(classes, list | tuple) else (),
+            target=target if isinstance(target, str | int) else None,
+        )  # fmt: skip
         self.dataset = dataset
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error

@@ -63,6 +63,12 @@ def apply_malloc(setting: Malloc) -> str | None:
     return None
 
 
+def give_back() -> None:
+    """Return to the system what malloc holds and nobody uses; elsewhere than under glibc, nothing."""
+    if _problem() is None:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def resident_bytes() -> int:
     """What this process has of the machine's memory now [bytes]; 0 where the system does not tell."""
     try:

@@ -23,6 +23,7 @@ class Place:
     `entry` is what the catalogue says of its model (None: the model is not known); prices go by its name. `count` is
     how many of it a job is to be spread over, with one process each, and then stands before the name: `8xh100`. Of a
     CPU that is here these processes share the cores and the memory; `device` and `hardware` are the whole machine's.
+    `is_limited`: `device.memory_bytes` is what somebody allows of it, not what there is.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Place:
     is_here: bool
     entry: CatalogueEntry | None = None
     count: int = 1
+    is_limited: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -53,7 +55,8 @@ class Place:
         if memory_bytes is None or 0 < there <= memory_bytes:
             return self
         device = dataclasses.replace(self.device, memory_bytes=int(memory_bytes))
-        return dataclasses.replace(self, device=device, hardware=dataclasses.replace(self.hardware, device=device))
+        hardware = dataclasses.replace(self.hardware, device=device)
+        return dataclasses.replace(self, device=device, hardware=hardware, is_limited=True)
 
 
 def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None = None) -> Device:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.artifacts.answers import scale_of
+from stoker.artifacts.answers import scales_of
 from stoker.artifacts.elements import Arrays
 from stoker.engines import Graph, load_graph
 from stoker.errors import BadArtifact
@@ -56,7 +56,7 @@ def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: 
     if chosen is None:
         raise _nobody(graph, proofs)
     name, own, answers = chosen
-    return Proven(engine=name, proofs=tuple(proofs), golden=answers, tolerance=_tolerance(own, answers, limit))
+    return Proven(engine=name, proofs=tuple(proofs), golden=answers, tolerance=tolerance_of(own, answers, limit))
 
 
 def _examined(
@@ -81,13 +81,16 @@ def _examined(
         engine.close()
 
 
-def _tolerance(proofs: Sequence[Proof], answers: Arrays, limit: float) -> Tolerance:
-    """Ten times what was measured, not below a floor nor above what was allowed.
+def tolerance_of(proofs: Sequence[Proof], answers: Arrays, limit: float) -> Tolerance:
+    """What later answers may differ by: ten times what was measured, not below a floor nor above what was allowed.
 
-    The absolute part is that share of the largest answer, so that it covers elements near zero as well.
+    The absolute part covers elements near zero as well: it is that share of the largest answer. Of several outputs it
+    is of the one with the smallest numbers, so that boxes of 640 pixels allow nothing to scores below 1; of the others
+    it covers ten times what was measured.
     """
-    share = min(max(_FLOOR, _ROOM * max(proof.error for proof in proofs)), max(limit, _FLOOR))
-    return Tolerance(absolute=share * (scale_of(answers) or 1.0), relative=share)
+    measured = min(_ROOM * max(proof.error for proof in proofs), max(limit, _FLOOR))
+    share, scales = max(_FLOOR, measured), [scale for scale in scales_of(answers) if scale > 0] or [1.0]
+    return Tolerance(absolute=max(share * min(scales), measured * max(scales)), relative=share)
 
 
 def _nobody(graph: Graph, proofs: Sequence[Proof]) -> BadArtifact:

@@ -15,6 +15,7 @@ from stoker.errors import BadArtifact
 from stoker.records import BATCH, DynamicDim, TensorSpec
 
 NUM_SAMPLES = 8
+_FEWEST = 2
 BATCH_SIZES = (1, 3, 8)
 """Samples asked at once, in turn: one, an odd number, and all."""
 
@@ -66,14 +67,15 @@ def eight(samples: Arrays) -> Arrays:
     """Eight samples: the first ones, or all of them in turn where there are fewer.
 
     Raises:
-        BadArtifact: there is none, or the inputs have different numbers of them.
+        BadArtifact: there are not two, so that one that looks at its neighbours would see itself alone; or the inputs
+            have different numbers of them.
     """
     counts = {name: len(array) if array.ndim else 0 for name, array in samples.items()}
-    if len(set(counts.values())) != 1 or min(counts.values()) == 0:
+    if len(set(counts.values())) != 1 or min(counts.values()) < _FEWEST:
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
         raise BadArtifact(
-            f"The example inputs have no common number of samples ({listed})",
-            remedy="Give inputs whose first dimension is the samples, two or more.",
+            f"The example inputs have no common number of samples, two or more ({listed})",
+            remedy="Give inputs whose first dimension is the samples.",
         )
     count = num_rows(samples)
     return rows(samples, list(itertools.islice(itertools.cycle(range(count)), NUM_SAMPLES)))

@@ -80,9 +80,8 @@ class _Asked:
         self._planner, self._device = Planner(prepared), device
         if report.coupling is not None:
             self._planner.coupling = report.coupling  # probed when the run began
-        self._place: Place = next(
-            place for place in planned_devices(device.torch_name, attached_devices()) if place.device == device
-        )
+        # As it is now: its memory may have changed a little since the run began, as from boot to boot.
+        self._place: Place = planned_devices(device.torch_name, attached_devices())[0]
 
     @property
     def _profile(self) -> Profile:

@@ -108,8 +108,7 @@ def decide(
     if only is not None:
         _require_usable(only, prepared, device)
     started, planner = time.perf_counter(), Planner(prepared)
-    place = next(p for p in planned_devices(device.torch_name, attached_devices()) if p.device == device)
-    place = place.limited_to(memory_bytes)
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(memory_bytes)
     kept = kept_decision(prepared, place) if only is None else None
     if kept is not None:
         return dataclasses.replace(kept[0], took_s=time.perf_counter() - started), kept[1]
@@ -126,6 +125,8 @@ def decide_many(prepared: Prepared, place: Place, only: Plan | None = None) -> t
         BadJob: the job cannot be spread over so many processes, or `only` does not go with it.
         DoesNotFit: it fits under no layout.
     """
+    if only is not None:
+        _require_usable(only, prepared, place.device)
     started, planner = time.perf_counter(), Planner(prepared)
     decision = on_many(planner, place, only)
     return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
@@ -139,11 +140,18 @@ def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective
     """
     decisions: dict[str, Decision] = {}
     unfit: list[tuple[Place, DoesNotFit]] = []
+    apart: list[str] = []
     for place in places:
         try:
             decisions[place.name] = on_one(planner, place)
         except DoesNotFit as problem:
             unfit.append((place, problem))
+        except BadJob as problem:  # of several devices, that it cannot be spread over them says nothing of one
+            if place.count == 1 or len(places) == 1:
+                raise
+            apart.append(f"{place.name} is left out: {problem.message}")
+    if not decisions and not unfit:
+        raise BadJob("; ".join(apart), remedy="Use one device.")
     if not decisions:
         raise _fits_nowhere(planner, unfit)
     ranked, beyond = planning.choose([d.chosen for d in decisions.values()], limits, objective)
@@ -152,7 +160,7 @@ def compare(planner: Planner, places: Sequence[Place], limits: Limits, objective
         ranked = (ranked[0], *best.candidates[1:])
     too_small = [_unfit(planner, place, problem) for place, problem in unfit]
     rejected = (*beyond, *(one for one in too_small if one is not None), *best.rejected)
-    lines = (*best.explanation, *words_on_misfits(unfit))
+    lines = (*best.explanation, *words_on_misfits(unfit), *apart)
     if len(ranked) > 1 and not ranked[0].is_here and _are_soon_done(ranked):
         lines = (*lines, "any of these will do: training takes less time than renting and starting a machine")
     return dataclasses.replace(best, candidates=ranked, rejected=rejected, explanation=lines)
@@ -191,10 +199,11 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     """The plan that trials confirm, kept for the next start; with `only`, that one is tried and taken."""
     began = sample_cpu()
     search, untraced = planner.confirmed(place, only)
-    chosen = priced(planner, place, search.chosen())
+    found = search.chosen()
     others = used_by_others(began) if place.device.kind == "cpu" else 0.0
     if others:
-        chosen = dataclasses.replace(chosen, forecast=planning.crowded(chosen.forecast, others))
+        found = dataclasses.replace(found, forecast=planning.crowded(found.forecast, others))
+    chosen = priced(planner, place, found)
     lines = planning.explain(chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected)
     if others:
         lines = (*lines, planning.words_on_others(others))
@@ -262,10 +271,14 @@ def _unfit(planner: Planner, place: Place, problem: DoesNotFit) -> Rejection | N
 
 def _fits_nowhere(planner: Planner, unfit: Sequence[tuple[Place, DoesNotFit]]) -> DoesNotFit:
     """The error where no place is large enough, with what would do."""
-    if any(place.is_here for place, _ in unfit) and (rentable := _rentable(planner)):
-        words = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
-        return DoesNotFit(words, remedy=planning.rental_advice("see above", rentable))
-    return fits_nowhere(planner, unfit)
+    words = "; ".join(f"{place.name}: {problem.message}" for place, problem in unfit)
+    more = "Allow more memory (--memory). " if unfit[0][0].is_limited else ""
+    try:
+        if any(place.is_here for place, _ in unfit) and (rentable := _rentable(planner)):
+            return DoesNotFit(words, remedy=more + planning.rental_advice("see above", rentable))
+        return fits_nowhere(planner, unfit)
+    except BadJob as problem:  # it cannot be traced: nobody knows what it would need elsewhere
+        return DoesNotFit(words, remedy=f"{more}What it would need elsewhere is unknown: {problem.message}.")
 
 
 def _require_usable(plan: Plan, prepared: Prepared, device: Device) -> None:

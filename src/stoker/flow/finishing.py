@@ -186,8 +186,11 @@ def stopped(session: Session, reason: str) -> Run:
     telemetry.emit("stopped", reason=reason, samples=position.samples)
     run = directory.read_run()
     directory.write_run(
-        dataclasses.replace(run, samples=position.samples, updates=position.updates, wall_s=telemetry.wall_s)
-    )
+        dataclasses.replace(
+            run, status="unfinished", failure=None, samples=position.samples, updates=position.updates,
+            wall_s=telemetry.wall_s,
+        )
+    )  # fmt: skip
     return Run(directory, session.prepared.job)
 
 

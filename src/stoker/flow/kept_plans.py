@@ -59,13 +59,15 @@ def _cache() -> PlanCache:
 def _key(prepared: Prepared, place: Place) -> str | None:
     """What a decision depends on; None for a job without a file, whose code nobody can compare.
 
-    The job; the device with its memory (in steps of 256 MiB, since it differs a little from boot to boot); versions of
-    all that runs the model; whether there is a compiler; and which of its plans ran out of memory meanwhile.
+    The job; the device with its memory (in steps of 256 MiB, since it differs a little from boot to boot; a limit that
+    somebody set, to the byte); versions of all that runs the model; whether there is a compiler; and which of its plans
+    ran out of memory meanwhile.
     """
     if prepared.entry is None:
         return None
     build = installed_torch()
     device = cache_key(place.device, "unknown" if build is None else build.version)
-    memory, missing = place.device.memory_bytes >> 28, compiler_missing(torch.device(place.device.torch_name))
+    memory = place.device.memory_bytes if place.is_limited else place.device.memory_bytes >> 28
+    missing = compiler_missing(torch.device(place.device.torch_name))
     failures = [one.at for one in known_failures(prepared, place)]
     return digest([prepared.spec.digest(), device, memory, versions_of(prepared.model), missing, failures])

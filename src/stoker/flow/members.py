@@ -23,7 +23,7 @@ from stoker.devices import attached_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.flow.finishing import final_metrics, finish, stopped
-from stoker.flow.opening import tell
+from stoker.flow.opening import over, tell
 from stoker.flow.preparation import Prepared, prepare, users_code
 from stoker.flow.recovering import in_force, noting, with_plan
 from stoker.flow.runs import Run
@@ -233,7 +233,7 @@ def _adapt(life: _Life, meeting: Meeting) -> None:
     layout = agreed.layout.resized(meeting.size)
     if layout is None:
         raise DoesNotFit(f"{old.layout.in_words()} cannot be spread over {meeting.size} processes")
-    new = dataclasses.replace(agreed, layout=layout)
+    new = over(layout, agreed, life.coupling, life.prepared.job)
     store.set(key, records.dumps(new, indent=None))
     life.decision = with_plan(life.decision, new)
     if new != old:

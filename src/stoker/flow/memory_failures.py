@@ -21,13 +21,15 @@ _NOT_OF_MEMORY = frozenset({
 
 
 def known_failures(prepared: Prepared, place: Place) -> tuple[OutOfMemory, ...]:
-    """Plans of this job that ran out of memory on a device like this one, where that says something of it."""
+    """Plans of this job that ran out of memory on a device like this one, where that says something of it.
+
+    Those of several processes say nothing: each of them held a part of the model, or had a part of the device.
+    """
     store = OutOfMemoryStore(cache_root() / "calibration")
     if not store.path.exists():
         return ()
-    return telling(
-        store.read(device_model=place.device.model, job=memory_identity(prepared)), place.device.memory_bytes
-    )
+    known = store.read(device_model=place.device.model, job=memory_identity(prepared))
+    return telling([one for one in known if one.plan.layout.world_size == 1], place.device.memory_bytes)
 
 
 def memory_identity(prepared: Prepared) -> str:

@@ -31,7 +31,8 @@ def fits_nowhere(planner: Planner, unfit: Sequence[Misfit]) -> DoesNotFit:
     words = "; ".join(f"{one.name}: {error.message}" for one, error in unfit)
     if len(unfit) > _MOST_TOLD:
         words = f"none of the {len(unfit)} devices is large enough. The largest, {place.name}: {problem.message}"
-    return DoesNotFit(words, remedy=f"{_larger_device(planner)} {_smaller_job(planner, place, least)}")
+    more = "Allow more memory (--memory). " if place.is_limited else ""
+    return DoesNotFit(words, remedy=f"{more}{_larger_device(planner)} {_smaller_job(planner, place, least)}")
 
 
 def words_on_misfits(unfit: Sequence[Misfit]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +16,9 @@ from stoker.devices import attached_devices
 from stoker.errors import BadRun, StokerError
 from stoker.flow.preparation import Prepared
 from stoker.flow.recovering import in_force, with_plan
-from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Plan
+from stoker.jobs import Job
+from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Layout, Plan
+from stoker.stepping.layouts.legal import problem_with
 from stoker.store import (
     RunDirectory,
     choose_directory,
@@ -133,8 +136,25 @@ def chosen_plan(directory: RunDirectory, checkpoint_every: Duration | None) -> t
     return saving_every(checkpoint_every, in_force(directory, decision)), coupling
 
 
+def over(layout: Layout, plan: Plan, coupling: Coupling, job: Job) -> Plan:
+    """The plan over other processes, with its micro-batch, or the least that is legal for them.
+
+    Of a group of coupled samples each process takes a part in one pass: the fewer they are, the larger the part.
+    """
+    sharing = layout if job.sync is None else ONE_PROCESS
+    size = plan.micro_batch
+    if coupling.group is not None and problem_with(coupling, size, job.batch, sharing) is not None:
+        size = math.ceil(min(coupling.group, job.batch) / sharing.data_size)
+    return dataclasses.replace(plan, layout=layout, micro_batch=size)
+
+
 def spread_over(
-    directory: RunDirectory, chosen: tuple[Decision, Coupling], count: int, device: Device, sinks: Sequence[Sink]
+    directory: RunDirectory,
+    job: Job,
+    chosen: tuple[Decision, Coupling],
+    count: int,
+    device: Device,
+    sinks: Sequence[Sink],
 ) -> tuple[Decision, Coupling]:
     """What a run goes on under, in so many processes: where they were others before, the change is written down.
 
@@ -155,7 +175,7 @@ def spread_over(
             "another run with --new.",
         )
     threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
-    new = dataclasses.replace(old, layout=layout, threads=threads, captured=False)
+    new = over(layout, dataclasses.replace(old, threads=threads, captured=False), coupling, job)
     directory.write_changed_plan(new)
     change = Replanned(old=old, new=new, why=f"{count} processes go on where {old.layout.world_size} stopped")
     tell_replanned(lambda kind, **fields: tell(sinks, kind, **fields), change, directory.read_run().samples)

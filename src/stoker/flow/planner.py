@@ -12,13 +12,13 @@ import torch
 from stoker import planning, profiling
 from stoker.devices import Place, cache_key, installed_torch
 from stoker.devices.cpu import attached_cpu
-from stoker.devices.malloc import resident_bytes
+from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.flow.memory_failures import known_failures
 from stoker.flow.pacing import pace_now
 from stoker.flow.preparation import Prepared, users_code
 from stoker.flow.traces import TraceBook
-from stoker.planning.ranking import Forecasts
+from stoker.planning.ranking import SURE_ENOUGH, Forecasts
 from stoker.planning.remembered import HeedingForecasts, not_ruled_out
 from stoker.planning.time.pace import pace_in_words
 from stoker.profiling.fetching import fetch_seconds
@@ -39,14 +39,19 @@ _PROBE_COPIES = 6
 """A probe holds about so many copies of the weights: the model, its gradients, what they are compared with."""
 
 
+_Where = tuple[str, int]
+"""A place by its name and its memory [bytes], of which only a part may be allowed."""
+
+
 class Planner:
     """What is known of a job before it runs; each fact is found when first asked for."""
 
     def __init__(self, prepared: Prepared, *, is_all_elsewhere: bool = False) -> None:
         self.prepared, self._is_all_elsewhere = prepared, is_all_elsewhere
         self._profiles: dict[str, Profile] = {}
-        self._forecasts: dict[str, planning.TracedForecasts] = {}
-        self._failures: dict[str, tuple[OutOfMemory, ...]] = {}
+        self._forecasts: dict[_Where, planning.TracedForecasts] = {}
+        self._failures: dict[_Where, tuple[OutOfMemory, ...]] = {}
+        self._heedings: dict[_Where, Forecasts] = {}
 
     @functools.cached_property
     def is_too_large_here(self) -> str | None:
@@ -106,14 +111,14 @@ class Planner:
 
     def forecasts(self, place: Place) -> planning.TracedForecasts:
         """Forecasts of plans on `place`, which need not be here."""
-        if place.name not in self._forecasts:
-            self._forecasts[place.name] = planning.TracedForecasts(
+        if _where(place) not in self._forecasts:
+            self._forecasts[_where(place)] = planning.TracedForecasts(
                 self.profile(place.device.kind), functools.partial(measured_hardware, place), self.needs, self.extents,
                 calibrations=[c for c in calibrations_of(place) if c.basis != "measured here"],
                 fetch_s=self.fetch_s,
                 held_bytes=resident_bytes() if place.device.kind == "cpu" else 0,
             )  # fmt: skip
-        return self._forecasts[place.name]
+        return self._forecasts[_where(place)]
 
     def ranked(self, place: Place) -> tuple[Candidate, ...]:
         """Plans for `place`, the fastest first, by forecast.
@@ -125,17 +130,22 @@ class Planner:
         with users_code("the model or the loss", self.prepared.entry):
             return planning.rank(
                 self.profile(place.device.kind), place.device, self._heeding(place), name=place.name,
-                is_here=place.is_here, can_compile=self.cannot_compile(place) is None,
+                is_here=place.is_here, is_limited=place.is_limited, can_compile=self.cannot_compile(place) is None,
             )  # fmt: skip
 
     def failures(self, place: Place) -> tuple[OutOfMemory, ...]:
         """Plans of this job that ran out of memory on such a device while they trained."""
-        if place.name not in self._failures:
-            self._failures[place.name] = known_failures(self.prepared, place)
-        return self._failures[place.name]
+        if _where(place) not in self._failures:
+            self._failures[_where(place)] = known_failures(self.prepared, place)
+        return self._failures[_where(place)]
 
     def _heeding(self, place: Place) -> Forecasts:
         """Forecasts under which what ran out of memory does not fit; where nothing else would, it is tried again."""
+        if _where(place) not in self._heedings:
+            self._heedings[_where(place)] = self._made_heeding(place)
+        return self._heedings[_where(place)]
+
+    def _made_heeding(self, place: Place) -> Forecasts:
         forecasts, device = self.forecasts(place), place.device
         failures = self.failures(place)
         if not failures:
@@ -157,14 +167,39 @@ class Planner:
         facts = self.profile(place.device.kind)
         candidates, problem = self._candidates(place, only)
         search = planning.Search(candidates, facts, place.device, self.extents)
+        are_forecast = only is None and not problem
         with users_code("the model or the loss", self.prepared.entry):
-            while (plan := search.next_plan()) is not None:
-                found = self._tried(search, plan)
-                if found and found.compile_s and found.not_compiled is None and only is None and not problem:
-                    self._remember_compiling(place, found)
-            for plan in search.in_doubt():
+            self._try_promising(search, place, are_forecast=are_forecast)
+            doubtful = search.in_doubt()
+            for plan in doubtful:
                 self._tried(search, plan)
+            if doubtful:  # what they took this time may make others worth a trial
+                self._try_promising(search, place, are_forecast=are_forecast)
         return search, problem
+
+    def _try_promising(self, search: planning.Search, place: Place, *, are_forecast: bool) -> None:
+        """Try plans until none is expected to pay back its trial; of those that were forecast more is known before."""
+        while (plan := search.next_plan()) is not None:
+            if are_forecast and (lack := self._lack_of_memory(place, plan)) is not None:
+                search.reject(plan, lack, for_memory=True)
+                continue
+            found = self._tried(search, plan)
+            if found and found.compile_s and found.not_compiled is None and are_forecast:
+                self._remember_compiling(place, found)
+
+    def _lack_of_memory(self, place: Place, plan: Plan) -> str | None:
+        """Why a plan is not even tried: it is forecast to need more memory than may be used. None where it is not.
+
+        Plans that were ranked fit; of the others, which are guesses, nobody has asked.
+        """
+        forecasts = self._heeding(place)
+        try:
+            if forecasts.probability_it_fits(plan) >= SURE_ENOUGH:
+                return None
+        except BadJob:  # what cannot be traced, its trial tells
+            return None
+        needed, there = forecasts.needed_bytes(plan), place.device.memory_bytes
+        return f"it is forecast to need {format_bytes(needed)} of memory, and may take {format_bytes(there)}"
 
     def _tried(self, search: planning.Search, plan: Plan) -> Measurement | None:
         """Try a plan and tell the search; None where it cannot be used.
@@ -184,6 +219,8 @@ class Planner:
         else:
             search.record(found)
             return found
+        finally:
+            give_back()  # what one trial had of the heap is not to be counted as the next one's, or the run's
         return None
 
     def _remember_compiling(self, place: Place, found: Measurement) -> None:
@@ -212,6 +249,10 @@ class Planner:
             return not_ruled_out(plans, self.failures(place)) or plans, error.message
         others = planning.unforecast(facts, place.device, name=place.name, after=ranked)
         return (*ranked, *not_ruled_out(others, self.failures(place))), ""
+
+
+def _where(place: Place) -> _Where:
+    return place.name, place.device.memory_bytes
 
 
 def calibrations_of(place: Place) -> tuple[Calibration, ...]:

@@ -92,8 +92,14 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
     """The job's data and the outline of its model; its batch and learning rate as numbers, if they were left open.
 
     Raises:
-        BadJob: its data or its model cannot be used, or no batch can be chosen for it.
+        BadJob: it is no Job; its data or its model cannot be used, or no batch can be chosen for it.
     """
+    if not isinstance(job, Job):
+        given = "a function" if callable(job) else f"{job!r}, of type {type(job).__name__}"
+        raise BadJob(
+            f"this takes a stoker.Job, got {given}",
+            remedy="Call the function that makes it: stoker.train(job()); of a job file: stoker train FILE.",
+        )
     with users_code("making the job's data and model", entry):
         job = resolved(job)
         data, model = datasets_of(job), outline(job)

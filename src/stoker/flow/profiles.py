@@ -120,7 +120,7 @@ def _one_place(on: str) -> Place:
 
 
 def _of_job(job: Job, place: Place, micro_batch: int | None) -> StepProfile:
-    planner = Planner(prepare(job))
+    planner = Planner(prepare(job), is_all_elsewhere=not place.is_here)
     plan = _likeliest(planner, place, micro_batch)
     facts = planner.profile(place.device.kind)
     settings = trace_settings(plan, facts, place.hardware.compute_capability or "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker import launching, records, reporting
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place
-from stoker.errors import BadJob, StokerError
+from stoker.errors import BadJob, NoDevice, StokerError
 from stoker.flow.alone import train_alone
 from stoker.flow.decision import decide, decide_many, given_plan, memory_limit
 from stoker.flow.finishing import failed
@@ -27,7 +27,7 @@ from stoker.flow.opening import (
 )
 from stoker.flow.preparation import Prepared, prepare
 from stoker.flow.runs import Run
-from stoker.flow.supervising import train_supervised
+from stoker.flow.supervising import require_file, train_supervised
 from stoker.flow.tracking import tracked
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
@@ -66,7 +66,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         resume: continue this run, and no other.
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
-        memory: the most of the device's memory that may be used [bytes]; a number, or `6GB`.
+        memory: the most of the device's memory that may be used [bytes]; a number, or `6GB`. For the plan of a new run:
+            one that is continued keeps its own.
         profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
         entry: the job file it came from.
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
@@ -95,7 +96,7 @@ def train(  # noqa: PLR0913 - what the command line offers
         return follow(prepared, _device(on, member), member, meeting)
     device, place = _device(on, member), _place(on, meeting)
     looking = Hooks(hooks, lambda words: _tell_of_hook(directory, shown[0], words))
-    _require_one_process(place, member, looking, profile=profile)
+    _require_possible(entry, place, member, looking, profile=profile)
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose(prepared, run_dir, resume, parent, new=new)
     given, early = given_plan(plan), list[Event]()
@@ -114,14 +115,14 @@ def train(  # noqa: PLR0913 - what the command line offers
             _keep_what_it_came_of(directory, prepared.entry, early)
         else:
             stack.enter_context(directory.locked())
-            require_same_plan(directory, given)
+            _require_its_plan(directory, given, memory_limit(memory), shown)
             device = device_of(directory, device, _one_of(on))
             keep_sources(directory, prepared.entry)  # a kill may have come before they were there
         told: list[Sink] = [directory.append_event, *shown]
         followers = tracked(directory, targets, lambda words: tell(told, "warned", message=words))
         sinks = [*told, *stack.enter_context(followers)]
         count = 1 if place is None else place.count
-        chosen = spread_over(directory, chosen_plan(directory, checkpoint_every), count, device, sinks)
+        chosen = spread_over(directory, prepared.job, chosen_plan(directory, checkpoint_every), count, device, sinks)
         with _told_of_failure(directory, sinks):
             if member is not None and meeting is not None:
                 return lead(prepared, directory, device, member, meeting, sinks)
@@ -151,8 +152,10 @@ def _keep_what_it_came_of(directory: RunDirectory, entry: Entry | None, early: S
             directory.append_event(event)
 
 
-def _require_one_process(place: Place | None, member: launching.Member | None, hooks: Hooks, *, profile: bool) -> None:
-    """Refuse to look closely into a run that several processes make."""
+def _require_possible(
+    entry: Entry | None, place: Place | None, member: launching.Member | None, hooks: Hooks, *, profile: bool
+) -> None:
+    """Refuse what several processes cannot do: be looked into closely, or make a job that is in no file."""
     if hooks.see_updates and (place is not None or member is not None):
         raise BadJob("a hook at every update looks into one process, and this run has several",
                      remedy='Listen to stoker.on("progress", …), or train on one device.')  # fmt: skip
@@ -161,6 +164,18 @@ def _require_one_process(place: Place | None, member: launching.Member | None, h
             f"profile looks into one process, and {place.count} are asked for",
             remedy="Use it with `--on here`; the report of a run on many shows where the time of each goes.",
         )
+    if place is not None and member is None:
+        require_file(entry, place.count)
+
+
+def _require_its_plan(
+    directory: RunDirectory, given: Plan | None, memory_bytes: float | None, shown: Sequence[Sink]
+) -> None:
+    """A run that exists goes on under its own plan: refuse another one, and say that no limit of memory changes it."""
+    require_same_plan(directory, given)
+    if memory_bytes is not None:
+        words = f"{directory.name} goes on under its own plan, which no limit of memory changes; --new plans anew"
+        tell(shown, "warned", message=words)
 
 
 def _trackers(words: Sequence[str]) -> list[Target]:
@@ -189,14 +204,21 @@ def _device(on: str, member: launching.Member | None) -> Device:
 
 def _one_of(on: str) -> str:
     """`here` of `2xhere`."""
-    count, times, name = on.partition("x")
+    count, times, name = on.strip().lower().partition("x")
     return name if times and count.isdigit() else on
 
 
 def _place(on: str, meeting: launching.Meeting | None) -> Place | None:
-    """Where several processes train together; None for one."""
-    count = meeting.size if meeting is not None else None
-    (place,) = planned_devices(on if count is None else f"{count}x{on}", attached_devices())
+    """Where several processes train together; None for one.
+
+    Raises:
+        NoDevice: fewer such devices are attached than are asked for.
+    """
+    wanted = on if meeting is None else f"{meeting.size}x{on}"
+    place, *_ = planned_devices(wanted, attached_devices())
+    if not place.is_here:
+        raise NoDevice(f"{wanted!r} asks for {place.count} devices, and fewer of them are attached.",
+                       remedy="`stoker doctor` shows what is; `stoker plan` forecasts what is not.")  # fmt: skip
     return place if place.count > 1 else None
 
 

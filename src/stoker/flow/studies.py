@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker import records
-from stoker.errors import BadRun, RunFailed, StokerError, nearest
+from stoker.errors import BadRun, RunFailed, first_line, nearest
 from stoker.records.codec import JSON
 from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
 from stoker.store import RunLock, disk_errors, write_atomic
@@ -243,15 +242,22 @@ def find_study(root: Path, word: str) -> StudyDirectory:
     raise BadRun(f"There is no study {word!r} in {root}. {nearest(word, names)}")
 
 
-def write_page(directory: StudyDirectory, result: StudyResult) -> None:
-    """Write the study's page; that it cannot be written costs no study."""
+def write_page(directory: StudyDirectory, result: StudyResult) -> str | None:
+    """Write the study's page; returns what went wrong, which costs no study, and None if nothing did."""
     from stoker.reporting.study_page import render_study  # noqa: PLC0415 - plotly
 
-    with contextlib.suppress(StokerError):
+    try:
         write_atomic(directory.page_path, render_study(result), what="the study's page", error=RunFailed)
+    except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training
+        return f"the study's page could not be written: {first_line(problem)}"
+    return None
 
 
 def _comparable(settings: StudySettings) -> dict[str, JSON]:
-    """What must be equal for two processes to work on one study."""
-    document: dict[str, Any] = records.to_json(dataclasses.replace(settings, made_at="", storage="", job=""))
+    """What must be equal for two processes to work on one study.
+
+    Not what names files and their times, which are others on another machine.
+    """
+    shared = dataclasses.replace(settings, made_at="", storage="", job="", data_fingerprint="")
+    document: dict[str, Any] = records.to_json(shared)
     return document

@@ -11,6 +11,7 @@ from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, Stoke
 from stoker.flow.opening import tell
 from stoker.flow.preparation import Prepared
 from stoker.flow.runs import Run
+from stoker.jobs import Entry
 from stoker.launching.breakup import CALLED
 from stoker.records import Decision, Event
 from stoker.stepping.world import PATIENCE_S
@@ -33,13 +34,8 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
         BadJob: the job has no file.
         RunFailed: training could not go on; what was saved is intact.
     """
-    entry, plan = prepared.entry, decision.chosen.plan
-    if entry is None:
-        raise BadJob(
-            f"{plan.layout.world_size} processes need the job in a file, from which each of them makes its own",
-            remedy="Put it into a file with a function `job` and use `stoker train FILE --on 2xhere`; or start this "
-            "program with torchrun.",
-        )
+    plan = decision.chosen.plan
+    entry = require_file(prepared.entry, plan.layout.world_size)
     settings = [word for name, text in entry.settings.items() for word in ("--set", f"{name}={text}")]
     command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
 
@@ -53,6 +49,21 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
         raise words.as_error(code)
     words.release()
     return Run(directory, prepared.job)
+
+
+def require_file(entry: Entry | None, count: int) -> Entry:
+    """The file that `count` processes make their job from.
+
+    Raises:
+        BadJob: there is none.
+    """
+    if entry is None:
+        raise BadJob(
+            f"{count} processes need the job in a file, from which each of them makes its own",
+            remedy="Put it into a file with a function `job` and use `stoker train FILE --on 2xhere`; or start this "
+            "program with torchrun.",
+        )
+    return entry
 
 
 class Listener:

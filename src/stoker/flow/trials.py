@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import BadJob, BadRun, DoesNotFit, StokerError, first_line
 from stoker.jobs import Job, load_job
+from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
 from stoker.jobs.source import name_of, source_digest
 from stoker.records import Event, Plan, digest
 from stoker.records.codec import JSON
@@ -223,10 +224,12 @@ class Survey:
     """What is known of a study's jobs before any is trained.
 
     `objectives` maps every name of an objective to whether higher is better; `default` is what chooses a run's best
-    checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends.
+    checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends. `digest` is
+    of what makes the jobs, `data_fingerprint` of the data of the first one that could be made.
     """
 
     digest: str
+    data_fingerprint: str
     objectives: dict[str, bool]
     unclear: tuple[str, ...]
     default: str
@@ -248,7 +251,7 @@ class LookAtJobs:
     seed: int = 0
 
     def __call__(self, configurations: Sequence[dict[str, JSON]]) -> Survey:
-        """What is known of the jobs.
+        """What is known of the jobs: of all that are to be planned, else of the first one that can be made.
 
         Raises:
             BadJob: none of them can be made, there is nothing to choose by, or a population cannot train them.
@@ -263,6 +266,8 @@ class LookAtJobs:
             except StokerError as error:
                 problem = problem or error
                 planned.append(PlannedTrial(parameters=parameters, problem=error.message))
+            if prepared and not self.is_planned:
+                break
         if not prepared:
             assert problem is not None
             raise problem
@@ -301,30 +306,33 @@ class LookAtJobs:
 
 
 def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequence[Prepared]) -> Survey:
-    from stoker.stepping import measure_name  # noqa: PLC0415 - PyTorch
-    from stoker.training.evaluation import is_better  # noqa: PLC0415 - PyTorch
-
     first = prepared[0]
     if first.data.valid is None:
         raise BadJob(
             f"{source.name}: the job has no valid data, so nothing tells which trial is better",
             remedy="Give it: Job(valid=stoker.holdout(0.1), …).",
         )
-    objectives, unclear = {"valid/loss": False}, []
-    for metric in first.job.metrics:
-        name, lower = measure_name(metric), getattr(metric, "lower_is_better", None)
-        if isinstance(metric, str) or lower is not None:
-            objectives[f"valid/{name}"] = is_better(name, 1.0, 0.0, lower=bool(lower))
-        else:
-            unclear.append(f"valid/{name}")
-    chosen = measure_name(first.job.metrics[0]) if first.job.metrics else "loss"
-    default = f"valid/{chosen}" if f"valid/{chosen}" in objectives else "valid/loss"
+    directions = _directions(first.job)
+    objectives = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
+    chosen = f"valid/{metric_name(first.job.metrics[0])}" if first.job.metrics else ""
     ends = [_ends(one) for one in prepared]
     totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
     return Survey(
-        digest=source.digest(first.entry), objectives=objectives, unclear=tuple(unclear), default=default,
+        digest=source.digest(first.entry), data_fingerprint=first.spec.data_fingerprint, objectives=objectives,
+        unclear=tuple(directions.keys() - objectives.keys()),
+        default=chosen if chosen in objectives else "valid/loss",
         first_samples=min(begin for begin, _ in ends), total_samples=max(totals, default=0), planned=tuple(planned),
     )  # fmt: skip
+
+
+def _directions(job: Job) -> dict[str, bool | None]:
+    """Of each measure that is one number, whether higher is better; None where nobody says."""
+    found: dict[str, bool | None] = {} if job.loss is None else {"valid/loss": False}
+    for metric in job.metrics:
+        lower = says_lower_is_better(metric)
+        if lower is None or gives_one_number(metric):
+            found[f"valid/{metric_name(metric)}"] = None if lower is None else not lower
+    return found
 
 
 def _ends(prepared: Prepared) -> tuple[int, int]:

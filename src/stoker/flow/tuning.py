@@ -17,7 +17,7 @@ from stoker.devices.cpu import usable_cpus
 from stoker.errors import BadJob, BadRun, nearest
 from stoker.flow.studies import Study, StudyDirectory, find_study, write_page
 from stoker.flow.trials import JobSource, LookAtJobs, Survey, TrainTrial
-from stoker.flow.tune_options import TuneOptions, options_from
+from stoker.flow.tune_options import PLANNED, TuneOptions, options_from
 from stoker.jobs import Job
 from stoker.records import Device
 from stoker.records.codec import JSON
@@ -72,7 +72,7 @@ def tune(
         BadRun: the study is of another job or space, is in use, or its storage cannot be used.
         RunFailed: three trials in a row failed alike; what is done is kept.
     """
-    asked = options_from(options)
+    asked, began = options_from(options), time.monotonic()
     if dry_run and not asked.planned:
         raise BadJob("--dry-run stops at the forecast, and --planned 0 leaves that out", remedy="Drop one of them.")
     require_optuna(asked.sampler)
@@ -90,31 +90,33 @@ def tune(
     kept = None if is_new else directory.read_forecast()
     planned = survey.planned if kept is None else kept.planned
     packing = packed(_devices(device, asked.on), sorted(usable_cpus()), _peak(planned), asked.parallel)
-    forecast = _forecast(settings, planned, asked, device, len(packing.slots)) if is_new else kept
+    forecast = _forecast(settings, planned, asked, device, packing) if is_new else kept
     if forecast is not None and is_new:
         sink(_event("forecast", **records.to_json(forecast)))
     if dry_run:
         return Study(directory, StudyResult(settings=settings, trials=(), forecast=forecast))
     sink(_event("packed", slots=len(packing.slots), why=packing.why))
     if asked.sampler == "gp" and asked.rule != "none":
-        sink(_event("warned", message="the Gaussian process learns from finished trials only: until ten are finished, "
-                    "it proposes at random; --pruner none lets all finish"))  # fmt: skip
+        from stoker.tuning.sampling import startup_trials  # noqa: PLC0415 - Optuna
+
+        learns = f"the Gaussian process learns from finished trials only: until {startup_trials(wanted)} are finished"
+        sink(_event("warned", message=f"{learns}, it proposes at random; --pruner none lets all finish"))
     with ExitStack() as stack:
         stack.enter_context(directory.locked())
         directory.begin(settings, forecast)
-        return _conducted(directory, settings, asked, source, packing, sink)
+        return _conducted(directory, settings, asked, source, packing, sink, began)
 
 
 def _conducted(
     directory: StudyDirectory, settings: StudySettings, asked: TuneOptions, source: JobSource, packing: Packing,
-    sink: Sink,
+    sink: Sink, began: float,
 ) -> Study:  # fmt: skip
-    """Run what is left of the study, and write its page, whatever it ended by."""
+    """Run what is left of the study, and write its page, whatever it ended by; its time runs since `began`."""
     from stoker.tuning.conducting import Conductor  # noqa: PLC0415 - Optuna
     from stoker.tuning.processes import Processes, run_here  # noqa: PLC0415 - beside it
 
     storage, study = directory.opened(settings)
-    work = _work(directory, asked, len(packing.slots))
+    work = _work(directory, asked, len(packing.slots), began)
     conductor = Conductor(storage, study, settings, work, sink)
     run_trial = TrainTrial(source=source, plan=asked.plan)
     try:
@@ -124,7 +126,8 @@ def _conducted(
             run_here(conductor, run_trial, Slot(on=asked.on))
     finally:
         result = directory.read_result()
-        write_page(directory, result)
+        if (unwritten := write_page(directory, result)) is not None:
+            sink(_event("warned", message=unwritten))
     if conductor.problem is not None:
         raise conductor.problem
     if conductor.seconds_left == 0.0:
@@ -177,7 +180,7 @@ def _surveyed(
     from stoker.tuning.processes import in_a_process  # noqa: PLC0415 - multiprocessing, for those who tune
 
     count = asked.planned if plans else 0
-    configurations = examples(space, max(1, count), asked.seed)
+    configurations = examples(space, max(PLANNED, count), asked.seed)[: count or None]
     look = LookAtJobs(source=source, on=asked.on, plan=asked.plan, is_planned=count > 0, seed=asked.seed,
                       population=space if asked.sampler == "pbt" else ())  # fmt: skip
     if not asked.in_processes:
@@ -193,7 +196,7 @@ def _settings(
 
     Raises:
         BadJob: there is no such objective.
-        BadRun: the job has changed since the study began.
+        BadRun: the job or its data have changed since the study began.
     """
     objective = asked.objective or survey.default
     objective = objective if objective.startswith("valid/") else f"valid/{objective}"
@@ -208,10 +211,9 @@ def _settings(
     if directory.is_study:
         kept = directory.read_settings()
         if kept.job_digest != survey.digest:
-            raise BadRun(
-                f"The job of {directory.name} has changed since the study began: its trials would not compare.",
-                remedy="Begin another one with --study NAME.",
-            )
+            raise _changed("job", directory)
+        if kept.data_fingerprint and kept.data_fingerprint != survey.data_fingerprint:
+            raise _changed("data", directory)
         return kept
     return StudySettings(
         name=directory.name, job=str(source.path or source.name), job_digest=survey.digest,
@@ -219,8 +221,16 @@ def _settings(
         higher_is_better=survey.objectives[objective], sampler=asked.sampler, pruner=asked.rule, seed=asked.seed,
         on=asked.on, first_samples=survey.first_samples, total_samples=survey.total_samples, storage=asked.storage,
         made_at=datetime.now(UTC).isoformat(timespec="seconds"), intervals=_intervals(asked, survey),
-        members=asked.trials if asked.sampler == "pbt" else 0,
+        members=asked.trials if asked.sampler == "pbt" else 0, data_fingerprint=survey.data_fingerprint,
     )  # fmt: skip
+
+
+def _changed(what: str, directory: StudyDirectory) -> BadRun:
+    have = "have" if what == "data" else "has"
+    return BadRun(
+        f"The {what} of {directory.name} {have} changed since the study began: its trials would not compare.",
+        remedy="Begin another one with --study NAME.",
+    )
 
 
 def _intervals(asked: TuneOptions, survey: Survey) -> int:
@@ -270,7 +280,7 @@ def _require_same_request(kept: StudySettings, space: Space, asked: TuneOptions,
 
 
 def _forecast(
-    settings: StudySettings, planned: Sequence[PlannedTrial], asked: TuneOptions, device: Device, parallel: int
+    settings: StudySettings, planned: Sequence[PlannedTrial], asked: TuneOptions, device: Device, packing: Packing
 ) -> StudyForecast | None:
     """What the study will take; None where nothing was planned."""
     if not asked.planned:
@@ -279,9 +289,10 @@ def _forecast(
     from stoker.tuning.pruning import rungs_of  # noqa: PLC0415 - likewise
 
     return forecast_study(
-        planned, trials=settings.members or _all_trials(settings, asked), parallel=parallel, pruner=asked.rule,
-        intervals=settings.intervals,
-        rungs=rungs_of(settings.first_samples, settings.total_samples), shares_device=device.kind != "cpu",
+        planned, trials=settings.members or _all_trials(settings, asked), parallel=len(packing.slots),
+        pruner=asked.rule, intervals=settings.intervals,
+        rungs=rungs_of(settings.first_samples, settings.total_samples),
+        gpus=None if device.kind == "cpu" else len({slot.on for slot in packing.slots}),
     )  # fmt: skip
 
 
@@ -298,12 +309,13 @@ def _devices(device: Device, on: str) -> tuple[Device, ...]:
     return tuple(one for one in attached_devices() if (one.kind, one.model) == (device.kind, device.model))
 
 
-def _work(directory: StudyDirectory, asked: TuneOptions, parallel: int) -> Work:
+def _work(directory: StudyDirectory, asked: TuneOptions, parallel: int, began: float) -> Work:
     from stoker.tuning.conducting import Work  # noqa: PLC0415 - Optuna
 
+    left_s = None if asked.seconds is None else max(0.0, asked.seconds - (time.monotonic() - began))
     return Work(
         directory=directory.path.resolve(), worker=f"{platform.node()}:{directory.path.resolve()}",
-        trials=asked.trials, parallel=parallel, seconds=asked.seconds,
+        trials=asked.trials, parallel=parallel, seconds=left_s,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import SWA
@@ -146,7 +146,7 @@ class Job:
         name: what runs of this job are called.
 
     Raises:
-        BadJob: a setting is of the wrong type or out of range.
+        BadJob: there is no field of that name, or a setting is of the wrong type or out of range.
     """
 
     model: torch.nn.Module | Callable[[], torch.nn.Module]
@@ -184,6 +184,14 @@ class Job:
     recipe: Literal["fast"] | None = None
     seed: int = 0
     name: str | None = None
+
+    def __new__(cls, **given: object) -> Self:
+        """A Job to be; a field that does not exist is named, with the nearest."""
+        known = cls.__dataclass_fields__
+        for name in given:
+            if name not in known:
+                raise BadJob(f"Job({name}=…): there is no such field. {nearest(name, known)}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:

@@ -21,7 +21,7 @@ from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
 from stoker.loading.split import ALL_OF_IT, Pass, Split
 from stoker.loading.streams import ReaderState
-from stoker.loading.transforms import Draw
+from stoker.loading.transforms import Draw, Normalize
 from stoker.loading.worker_watch import WorkerWatch
 from stoker.loading.workers import Place, by_workers
 from stoker.records import Plan, Position
@@ -51,15 +51,29 @@ class Pipeline:
         if self.augment:
             draw = Draw(self.seed, epoch, indices, self.device)
             content = self.fields.map_inputs(content, lambda x: self._augmented(x, draw))
-        content = self.prepare(content)
+        prepared = self.prepare(content)
+        if any(isinstance(transform, Normalize) for transform in self.augment):
+            self._require_unprepared(content, prepared)
         if self.dtype is not None or self.channels_last:
-            content = map_tensors(content, self._converted)
-        return content
+            prepared = map_tensors(prepared, self._converted)
+        return prepared
 
     def _augmented(self, inputs: torch.Tensor, draw: Draw) -> torch.Tensor:
         for transform in self.augment:
             inputs = transform(inputs, draw)
         return inputs
+
+    def _require_unprepared(self, content: Content, prepared: Content) -> None:
+        """Refuse images that were standardised twice: as they should be, and then as if they were bytes."""
+        if self._first_input(prepared) is not self._first_input(content):
+            raise BadJob(
+                "Job(augment=[…, Normalize(…)]) standardises images, and so do the data afterwards, "
+                "which take them for bytes from 0 to 255",
+                remedy="Leave Normalize out; a source of files takes mean=… and std=….",
+            )
+
+    def _first_input(self, content: Content) -> Any:
+        return self.fields.call(lambda *inputs, **named: [*inputs, *named.values()][0], content)
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype

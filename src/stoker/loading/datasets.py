@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,7 @@ def datasets_of(job: Job) -> Datasets:
     elif job.valid is not None:
         valid = _samples(job, job.valid, "valid")
     test = None if job.test is None else _samples(job, job.test, "test")
+    _require_apart({"data": whole, "valid": valid, "test": test})
     note = getattr(job.data, "note", None)
     if isinstance(train, StreamSamples):
         _require_indexed(job)
@@ -99,6 +101,22 @@ def _held_out(whole: Samples, holdout: Holdout, job: Job) -> tuple[Samples, Samp
     if not holdout.stratify:
         return hold_out(whole, holdout)
     return held_out_by_class(whole, holdout, labels_of(whole, job, getattr(job.sampling, "targets", None)))
+
+
+def _require_apart(sets: dict[str, Samples | None]) -> None:
+    """Refuse one stream with a state as two sets: an evaluation would move the place that training reads on from.
+
+    Raises:
+        BadJob: there is one.
+    """
+    streams = {what: samples for what, samples in sets.items() if isinstance(samples, StreamSamples)}
+    for (one, first), (other, second) in itertools.combinations(streams.items(), 2):
+        if first.given.source is second.given.source and first.has_state:
+            raise BadJob(
+                f"{one} and {other} are one and the same stream, {first.name}, which has one state: reading one moves "
+                "the other",
+                remedy="Make a second one for it, with the same arguments.",
+            )
 
 
 def _require_indexed(job: Job) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
+from stoker.data.files.source import TARGETS
 from stoker.errors import BadJob, nearest
 
 Content = Any
 """A batch as its collate function made it: a tensor, or a tuple, list or dict of tensors [B, ...]."""
-
-_TARGETS = ("target", "label", "labels", "y")
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Fields:
     def _target_key(self, content: Mapping[Any, Any]) -> Any:
         if self.target is not None:
             return _checked(self.target, content)
-        return next((key for key in _TARGETS if key in content), None)
+        return next((key for key in TARGETS if key in content), None)
 
     def _input_keys(self, content: Mapping[Any, Any]) -> list[Any]:
         if self.inputs is not None:

@@ -114,6 +114,9 @@ def widened(tensor: torch.Tensor, what: str, *, is_on_disk: bool = False) -> tor
 
 
 def _as_given(array: Any, what: str) -> torch.Tensor:
+    if np.ma.is_masked(array):
+        raise BadJob(f"{what} is an array with masked values, and a tensor has no mask",
+                     remedy="Say what stands for them: array.filled(…), or leave the samples out.")  # fmt: skip
     try:
         if isinstance(array, np.ndarray):
             # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from stoker.data.files.source import TARGETS
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.sampling import as_array
 from stoker.loading.order import Indices
 from stoker.loading.samples import ItemSamples, Samples, SubsetOf, drawn_for
 
-_KEYS = (-1, "target", "label", "labels", "y")
+_KEYS = (-1, *TARGETS)
 """Where targets are, unless a job says so: last in a tuple, or under one of these names."""
 _ATTRIBUTES = ("targets", "labels")
 """What data sets of items call all their targets: torchvision's have one of these."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from stoker.jobs import Job
 from stoker.jobs.lengths import Bucketed, Packed, bucketed, packed
 from stoker.jobs.token_batch import TokenBatch
 from stoker.loading.fields import Content
+from stoker.loading.filling import holding
 from stoker.loading.samples import Samples
 
 __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]
@@ -51,11 +53,15 @@ class Padded:
             return torch.utils.data.default_collate(values)
         tensors = [torch.as_tensor(value) for value in values]
         fill = self.pad.get(key, 0) if isinstance(self.pad, Mapping) else self.pad
-        longest = self._longest(tensors)
-        shape = (len(tensors), longest, *tensors[0].shape[1:])
-        padded_BT = tensors[0].new_full(shape, fill)
+        told = [tensor for tensor, value in zip(tensors, values, strict=True) if not _is_empty_list(value)] or tensors
+        rest = {tuple(tensor.shape[1:]) for tensor in told}
+        if len(rest) > 1:
+            raise ValueError(f"samples differ beyond their first dimension: {', '.join(map(str, sorted(rest)))}")
+        dtype = holding(functools.reduce(torch.promote_types, [tensor.dtype for tensor in told]), fill)
+        padded_BT = told[0].new_full((len(tensors), self._longest(tensors), *rest.pop()), fill, dtype=dtype)
         for row, tensor in enumerate(tensors):
-            padded_BT[row, : len(tensor)] = tensor
+            if len(tensor):
+                padded_BT[row, : len(tensor)] = tensor
         return padded_BT
 
     def _longest(self, tensors: list[torch.Tensor]) -> int:
@@ -120,6 +126,11 @@ def segment_mask(segment_ids_BT: torch.Tensor, *, causal: bool = False) -> torch
         num_tokens = segment_ids_BT.shape[1]
         mask_BTT = mask_BTT & torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=mask_BTT.device).tril()
     return mask_BTT[:, None]
+
+
+def _is_empty_list(value: Any) -> bool:
+    """Whether it is a list without numbers, which does not tell what they would be."""
+    return isinstance(value, list) and not value
 
 
 def _has_length(value: Any) -> bool:

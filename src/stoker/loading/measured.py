@@ -40,13 +40,19 @@ def lengths_of(samples: Samples, length_of: Any, what: str) -> Indices:
 
 
 def first_dimension(sample: Any) -> int:
-    """The first dimension of a sample's first entry, such as its number of tokens."""
+    """The first dimension of a sample's first entry, such as its number of tokens; letters of a text are none.
+
+    Raises:
+        BadJob: it has none.
+    """
     entry = sample
     if isinstance(sample, Mapping):
         entry = next(iter(sample.values()))
     elif isinstance(sample, tuple):
         entry = sample[0]
     try:
+        if isinstance(entry, str | bytes | Mapping):
+            raise TypeError(type(entry))
         return len(entry)
     except TypeError as problem:
         raise BadJob(

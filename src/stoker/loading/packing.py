@@ -17,6 +17,7 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs.lengths import Packed
 from stoker.loading.fields import Content, Fields
+from stoker.loading.filling import holding
 from stoker.loading.keys import Stream, key_of, keys_of_samples
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
@@ -101,6 +102,7 @@ class InRows(Samples):
     def _filled(self, parts: list[torch.Tensor], fill: float) -> torch.Tensor:
         """The parts one after the other, and `fill` up to the end of the row."""
         joined = torch.cat(parts)
+        joined = joined.to(holding(joined.dtype, fill))
         rest = joined.new_full((self._settings.into - len(joined), *joined.shape[1:]), fill)
         return torch.cat([joined, rest])
 

@@ -45,7 +45,7 @@ class Reader:
         self._begin = self._end = start.place
         self._held: list[Any] = []
         self._order = np.zeros(1, np.int64)
-        self._before = start
+        self._start = self._before = start
         self._can_be_sought = can_be_kept(start.state)
         self._iterator = self._iterated(start)
 
@@ -67,7 +67,7 @@ class Reader:
         """From where to read on for what comes after the block that was read last, or for the rest of that block."""
         if self._block > 1 or not self._can_be_sought:
             return self._before
-        return Sought(self._epoch, self._end, _plain(self._source.state_dict()))
+        return self._now()
 
     def close(self) -> None:
         """Let go of what the source has opened."""
@@ -85,13 +85,21 @@ class Reader:
 
     def _read_block(self) -> None:
         if self._block > 1 and self._can_be_sought:
-            self._before = Sought(self._epoch, self._end, _plain(self._source.state_dict()))
+            self._before = self._now()
         begin, size = self._end, min(self._block, self._length - self._end)
         self._held = [self._read(begin + at) for at in range(size)]
         self._begin, self._end = begin, begin + size
         if self._block > 1:
             key = key_of(Stream.ORDER, self._seed, self._epoch, begin)
             self._order = KeyedPermutation(size, key)(np.arange(size, dtype=np.int64))
+
+    def _now(self) -> Sought:
+        """Where the source is; or where this pass began, if its state is no JSON any more.
+
+        One with numbers for keys, of which JSON makes texts, would come back as another.
+        """
+        state = self._source.state_dict()
+        return Sought(self._epoch, self._end, _plain(state)) if can_be_kept(state) else self._start
 
     def _read(self, place: int) -> Any:
         seed_generators(key_of(Stream.ITEM, self._seed, self._epoch, place))

@@ -101,6 +101,11 @@ class StreamSamples(Samples):
         return self._length
 
     @property
+    def has_state(self) -> bool:
+        """Whether the source itself is put where it is read from, by its own methods."""
+        return self._initial is not None
+
+    @property
     def num_at_hand(self) -> int:
         """The first few: others are read up to."""
         return min(len(self), _AT_HAND)

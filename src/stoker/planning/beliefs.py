@@ -1,7 +1,8 @@
 """What trials of some plans say of the others: a Bayesian linear model of the error of their forecasts.
 
 What: the logarithm of measured over forecast pace is a sum of what each setting adds (bf16 slower than forecast,
-channels-last faster, …) and a rest of the plan's own, all normal a priori; trials make them known.
+channels-last faster, …), of what each doubling of the micro-batch adds, and of a rest of the plan's own, all normal a
+priori; trials make them known.
 Use when: plans differ in a few settings, and a trial costs as much as it might save.
 Costs: one solve with as many unknowns as trials.
 Source: C. K. I. Williams and C. E. Rasmussen, Gaussian Processes for Machine Learning, 2006, section 2.2 (a linear
@@ -78,7 +79,8 @@ class Beliefs:
         settings, theirs = _settings(one), _settings(other)
         common = sum(self._variance(name, value) for name, value in settings.items() if value == theirs[name])
         own = OWN_ERROR**2 if one == other else 0.0
-        return SHARED_ERROR**2 + own + common
+        trend = self.setting_error**2 * math.log2(one.micro_batch) * math.log2(other.micro_batch)
+        return SHARED_ERROR**2 + own + common + trend
 
     def _variance(self, setting: str, value: Hashable) -> float:
         """Of the error that one setting brings in."""

@@ -36,8 +36,6 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
     checkpoint_s = checkpoint_estimate(measured.state_bytes, unsaved / saves)
     total = unsaved + saves * checkpoint_s.value
     spread = (training.low / training.value, training.high / training.value)
-    # A checkpoint is written from a copy while training goes on; on a GPU the copy is the host's.
-    copied = measured.state_bytes if measured.plan.device == "cpu" else 0
     return Forecast(
         step_s=update_s,
         samples_per_s=Estimate(
@@ -47,13 +45,21 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
         evaluate_s=evaluate_s,
         checkpoint_s=checkpoint_s,
         total_s=Estimate(value=total, low=total * spread[0], high=total * spread[1], unit="s", basis="measured here"),
-        peak_bytes=_around(float(measured.peak_bytes + copied), 0.15, "bytes"),
+        peak_bytes=_around(float(taken_bytes(measured)), 0.15, "bytes"),
         total_samples=extents.total_samples,
         total_updates=extents.total_updates,
         evaluations=extents.evaluations,
         gradient_error=measured.gradient_error,
         compile_s=_around(measured.compile_s, 0.5, "s") if measured.compile_s else None,
     )  # fmt: skip
+
+
+def taken_bytes(measured: Measurement) -> int:
+    """What a run under a plan that was tried takes of the device's memory at its peak [bytes].
+
+    A checkpoint is written from a copy while training goes on; on a GPU the copy is the host's.
+    """
+    return measured.peak_bytes + (measured.state_bytes if measured.plan.device == "cpu" else 0)
 
 
 def samples_per_s(measured: Measurement) -> float:
@@ -65,6 +71,15 @@ def pace(measured: Measurement) -> float:
     """Seconds a sample, from the faster half of the trial: noise only ever adds time."""
     times = sorted(measured.update_s)
     return statistics.mean(times[: max(1, len(times) // 2)]) / measured.samples_per_update
+
+
+def run_pace(forecast: Forecast) -> float:
+    """Time of the whole run for each sample that it trains on [s].
+
+    By this plans and devices compare: where a run lasts a stated time, all of them take as long, and the faster ones
+    train on more samples.
+    """
+    return forecast.total_s.value / max(1, forecast.total_samples)
 
 
 def _from_samples(times_s: tuple[float, ...]) -> Estimate:

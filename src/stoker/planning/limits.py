@@ -13,7 +13,7 @@ from stoker.units import format_money, format_seconds
 
 Objective = Literal["time", "money", "energy"]
 
-_BYTES = {"": 1.0, "b": 1.0, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+_BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 _SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -87,12 +87,12 @@ def parse_memory(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if not match or match.group(2) not in _BYTES:
-        raise BadJob(f"--memory {text}: wanted an amount with its unit (MB, GB, MiB or GiB), such as 6GB")
+        raise BadJob(f"--memory {text}: wanted an amount with its unit (MB, GB, TB, MiB, GiB or TiB), such as 6GB")
     return _positive(float(match.group(1)) * _BYTES[match.group(2)], f"--memory {text}", "6GB")
 
 
-def parse_duration(text: str) -> float:
-    """Seconds.
+def parse_duration(text: str, option: str = "--deadline") -> float:
+    """Seconds; `option` is what the text was given for.
 
     >>> [parse_duration(text) for text in ("12h", "90 min", "1d", "2h30min")]
     [43200.0, 5400.0, 86400.0, 9000.0]
@@ -101,8 +101,8 @@ def parse_duration(text: str) -> float:
     rest = re.sub(r"(\d+(?:\.\d+)?)\s*(min|[smhd])", "", text.strip().lower()).strip()
     total = sum(float(value) * _SECONDS[unit] for value, unit in parts)
     if rest or not parts:
-        raise BadJob(f"--deadline {text}: wanted a time with its unit (s, min, h or d), such as 12h or 90min")
-    return _positive(total, f"--deadline {text}", "12h")
+        raise BadJob(f"{option} {text}: wanted a time with its unit (s, min, h or d), such as 12h or 90min")
+    return _positive(total, f"{option} {text}", "12h")
 
 
 def _positive(value: float, what: str, example: str) -> float:

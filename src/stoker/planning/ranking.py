@@ -1,8 +1,9 @@
 """Ranking the legal plans of one device by their forecasts, without running any.
 
 What cannot be better than another is not looked at: for each way to execute and each micro-batch, only what saves just
-enough memory to fit (saving more costs time and gives nothing); of micro-batches that fit, the largest few. Of compiled
-plans only those are kept whose compilation pays back within the run.
+enough memory to fit (saving more costs time and gives nothing); of micro-batches that fit, the largest few, and, where
+all of these compute blocks twice, the largest that need not. Of compiled plans only those are kept whose compilation
+pays back within the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from stoker.errors import DoesNotFit
+from stoker.planning.forecast import run_pace
 from stoker.planning.memory import largest_that_fits
 from stoker.planning.space import execution_settings, saving_memory
 from stoker.records import Candidate, Device, Forecast, Plan, Profile
@@ -65,6 +67,7 @@ def rank(
     *,
     name: str,
     is_here: bool = True,
+    is_limited: bool = False,
     can_compile: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[Candidate, ...]:
@@ -76,6 +79,7 @@ def rank(
         forecasts: what plans need there.
         name: what the device is called.
         is_here: whether it is attached.
+        is_limited: whether its memory is what somebody allows of it, not what there is.
         can_compile: whether compiled plans can be run there.
         clock: reads seconds.
 
@@ -98,7 +102,7 @@ def rank(
         if is_here and found and spent_s > max(LEAST_RANKING_S, RANKING_SHARE * _fastest(found).forecast.total_s.value):
             break
     if not found:
-        raise does_not_fit(profile, device, forecasts)
+        raise does_not_fit(profile, device, forecasts, is_limited=is_limited)
     fastest = _fastest([c for c in found if not c.plan.compile])
     plain = fastest.forecast
     if can_compile and not is_here:  # where nothing is tried, one forecast tells whether compiling pays
@@ -157,8 +161,9 @@ def _is_dominated(settings: Plan, device: Device, profile: Profile, *, has_plan:
 def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) -> Iterator[Plan]:
     """The largest micro-batches that fit under `settings`, each with the least it takes to make it fit.
 
-    Less memory is needed by fewer samples, and by a plan that saves more: a size that does not fit with all that can be
-    saved rules out the larger ones.
+    And the largest that fits without computing anything twice, which often is the fastest of all. Less memory is needed
+    by fewer samples, and by a plan that saves more: a size that does not fit with all that can be saved rules out the
+    larger ones.
     """
 
     def ways(size: int) -> list[Plan]:
@@ -167,21 +172,32 @@ def _fitting(settings: Plan, profile: Profile, forecasts: Forecasts, most: int) 
     def fits(plan: Plan) -> bool:
         return forecasts.probability_it_fits(plan) >= SURE_ENOUGH
 
+    def lightest(size: int) -> Plan:
+        return next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))
+
+    def fits_once(size: int) -> bool:
+        return fits([plan for plan in ways(size) if not plan.checkpointed_blocks][-1])
+
     sizes = profile.coupling.legal_micro_batches(profile.batch)
     is_large = profile.parameter_bytes > LARGE_BYTES and profile.batch >= MANY_SAMPLES
     if most == MOST_SIZES_ELSEWHERE and is_large:
-        sizes = sizes[-max(1, len(sizes) - 1) :]  # products of half the batch are as fast, and are traced anyway
+        # Products of half the batch are as fast, and are traced anyway; those of half as many again tell nothing new.
+        sizes, most = sizes[-max(1, len(sizes) - 1) :], 1
     if not sizes or not fits(ways(sizes[-1])[-1]):
         return
     # The whole batch at once is looked at last: it is an update of another kind, and has to be traced for itself.
     largest = largest_that_fits(sizes[1:], lambda size: fits(ways(size)[-1])) if len(sizes) > 1 else sizes[0]
     if largest == sizes[min(1, len(sizes) - 1)] and fits(ways(sizes[0])[-1]):
         largest = sizes[0]
-    for size in sizes[sizes.index(largest or sizes[-1]) :][:most]:
-        yield next(plan for plan in ways(size) if plan == ways(size)[-1] or fits(plan))
+    fitting = sizes[sizes.index(largest or sizes[-1]) :]
+    found = [lightest(size) for size in fitting[:most]]
+    yield from found
+    is_dear = all(plan.checkpointed_blocks for plan in found)
+    if is_dear and (smaller := largest_that_fits(fitting[most:], fits_once)) is not None:
+        yield lightest(smaller)
 
 
-def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts) -> DoesNotFit:
+def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts, *, is_limited: bool = False) -> DoesNotFit:
     """The error for a device on which nothing fits, with what the least demanding plan needs."""
     least = least_demanding(profile, device, forecasts)
     if least is None:
@@ -192,11 +208,13 @@ def does_not_fit(profile: Profile, device: Device, forecasts: Forecasts) -> Does
     coupled = f" (samples are coupled in groups of {least.micro_batch})" if profile.coupling.group else ""
     count = least.checkpointed_blocks
     blocks = f" and {'its one block' if count == 1 else f'all {count} blocks'} checkpointed" if count else ""
+    there = format_bytes(device.memory_bytes)
+    room = f"of {device.model} {there} may be used" if is_limited else f"{device.model} has {there}"
     return DoesNotFit(
-        f"a micro-batch of {least.micro_batch}{coupled}{blocks} needs about {format_bytes(needed)}; {device.model} has "
-        f"{format_bytes(device.memory_bytes)}",
-        remedy="Take a larger device (`--on all` finds the smallest that will do), or a smaller model; a smaller "
-        "coupling_group or batch is a change of Job.",
+        f"a micro-batch of {least.micro_batch}{coupled}{blocks} needs about {format_bytes(needed)}; {room}",
+        remedy=("Allow more of it (--memory), or take" if is_limited else "Take")
+        + " a larger device (`--on all` finds "
+        "the smallest that will do), or a smaller model; a smaller coupling_group or batch is a change of Job.",
     )
 
 
@@ -219,4 +237,4 @@ def _pace(candidate: Candidate) -> float:
 
 
 def _fastest(found: list[Candidate]) -> Candidate:
-    return min(found, key=lambda c: c.forecast.total_s.value)
+    return min(found, key=lambda c: run_pace(c.forecast))

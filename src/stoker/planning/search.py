@@ -19,19 +19,21 @@ from collections.abc import Callable, Sequence
 
 from stoker.errors import DoesNotFit
 from stoker.planning.beliefs import Beliefs
-from stoker.planning.forecast import Extents, forecast, pace, samples_per_s
+from stoker.planning.forecast import Extents, forecast, pace, samples_per_s, taken_bytes
 from stoker.planning.ranking import LEAST_GAIN
 from stoker.records import (
     LARGEST_GRADIENT_ERROR,
+    Basis,
     Candidate,
     Device,
+    Estimate,
     Measurement,
     Plan,
     Precision,
     Profile,
     Rejection,
 )
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds
 
 PLANNING_SHARE = 0.05
 """The most of a run's forecast time that is spent on trials."""
@@ -39,6 +41,9 @@ PLANNING_SHARE = 0.05
 LEAST_PLANNING_S = 2.0
 SETTING_ERRORS = {"measured here": 0.05, "calibrated": 0.08, "roofline": 0.25, "datasheet": 0.25, "unknown": 0.4}
 """How far one setting's share of a forecast may be off [logarithm], by what the forecast rests on."""
+
+_MOST_TOLD = 6
+"""Plans whose reasons are told where none works."""
 
 PAY_BACK = 1.0
 """A trial must be expected to save at least this many times what it costs."""
@@ -78,7 +83,7 @@ class Search:
         self._inexact: set[Precision] = set()
         self._can_capture = True
         self._can_compile, self._spent_compiling_s = True, 0.0
-        self._too_much = math.inf
+        self._too_much: dict[Basis, float] = {}
 
     def next_plan(self) -> Plan | None:
         """The next plan to try; None when it is time to decide."""
@@ -134,18 +139,21 @@ class Search:
                         f"{LARGEST_GRADIENT_ERROR:.0%}")  # fmt: skip
             return
         at = next((at for at, m in enumerate(self.measured) if m.plan == measurement.plan), None)
-        if at is None:
+        if at is None and (problem := self._memory_problem(measurement)) is not None:
+            self.reject(measurement.plan, problem, for_memory=True)
+        elif at is None:
             self.measured.append(measurement)
         elif pace(measurement) < pace(self.measured[at]):
             self.measured[at] = measurement
 
     def reject(self, plan: Plan, reason: str, *, for_memory: bool = False) -> None:
-        """Rule a plan out; `for_memory` also those that need as much as one that ran out of it."""
+        """Rule a plan out; `for_memory` also those that need as much, as far as the two can be compared."""
         self.rejected.append(Rejection(device=self.device.torch_name, plan=plan, reason=reason))
         self.measured = [m for m in self.measured if m.plan != plan]
-        self._can_capture = self._can_capture and not plan.captured
+        self._can_capture = self._can_capture and (for_memory or not plan.captured)
         if for_memory:
-            self._too_much = min(self._too_much, self._needed(plan))
+            needed = self._needed(plan)
+            self._too_much[needed.basis] = min(self._too_much.get(needed.basis, math.inf), needed.value)
 
     def chosen(self) -> Candidate:
         """The fastest plan that was tried, with the forecast of its measurement.
@@ -154,8 +162,10 @@ class Search:
             DoesNotFit: every plan was rejected.
         """
         if not self.measured:
-            reasons = "; ".join(f"{r.plan.in_words()}: {r.reason}" for r in self.rejected)
-            raise DoesNotFit(f"no plan works on {self.device.model}: {reasons}")
+            reasons = [f"{r.plan.in_words()}: {r.reason}" for r in self.rejected]
+            more = len(reasons) - _MOST_TOLD
+            told = [*reasons[:_MOST_TOLD], f"and {more} more like these"] if more > 0 else reasons
+            raise DoesNotFit(f"no plan works on {self.device.model}: {'; '.join(told)}")
         best = self._best
         expected = next(c for c in self.candidates if c.plan == best.plan)
         found = forecast(best, self.profile, self._extents(samples_per_s(best)))
@@ -191,12 +201,27 @@ class Search:
             and c.plan.precision not in self._inexact
             and (self._can_compile or not c.plan.compile)
             and (self._can_capture or not c.plan.captured)
-            and self._needed(c.plan) < self._too_much
+            and not self._is_too_much(c.plan)
         ]
 
-    def _needed(self, plan: Plan) -> float:
+    def _needed(self, plan: Plan) -> Estimate:
         """Memory a plan is forecast to need [bytes]."""
-        return next(c.forecast.peak_bytes.value for c in self.candidates if c.plan == plan)
+        return next(c.forecast.peak_bytes for c in self.candidates if c.plan == plan)
+
+    def _is_too_much(self, plan: Plan) -> bool:
+        """Whether a plan needs as much memory as one that did not fit; a guess says nothing of what was traced."""
+        needed = self._needed(plan)
+        return needed.value >= self._too_much.get(needed.basis, math.inf)
+
+    def _memory_problem(self, measurement: Measurement) -> str | None:
+        """What a plan took beyond the memory that may be used; None where it kept to that, or nobody knows it.
+
+        Asked of the first trial alone: a later one may begin with what others left in the heap.
+        """
+        taken, there = taken_bytes(measurement), self.device.memory_bytes
+        if not 0 < there < taken:
+            return None
+        return f"it took {format_bytes(taken)} of memory when it was tried, and may take {format_bytes(there)}"
 
     def _cost_s(self, plan: Plan) -> float:
         """What a trial of `plan` costs [s]: as the last ones did, and compiling it; the run does not compile again."""

@@ -26,7 +26,7 @@ from stoker.planning.communication import (
     summed_after,
     waited_for,
 )
-from stoker.planning.company import InCompany
+from stoker.planning.company import Alone, InCompany
 from stoker.planning.forecast import Extents
 from stoker.planning.rank_state import (
     Moments,
@@ -320,7 +320,7 @@ class SpreadForecasts(TracedForecasts):
     def _times_with(self, threads: int) -> tuple[Hardware, OperationTimes]:
         hardware, times = super()._times_with(threads)
         slowdown = self._links_of(self.layout.world_size, 1).slowdown
-        return hardware, InCompany(times, hardware, slowdown) if slowdown else times
+        return hardware, InCompany(times, slowdown) if slowdown and isinstance(times, Alone) else times
 
     def _rank_trace(self, settings: TraceSettings, stage: int) -> Trace:
         """What one process does and holds."""

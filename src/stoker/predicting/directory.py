@@ -75,9 +75,9 @@ class OutputDirectory:
                 remove_leftovers(place)
 
     def done_parts(self, job: PredictionJob) -> list[int]:
-        """Parts that are there, whole, and of this job."""
+        """Parts that are there, whole, and of this job: each of its rows was answered, or is among its bad ones."""
         wanted = job_digest(job)
-        return [number for number in range(len(job.parts)) if self._is_done(number, wanted)]
+        return [number for number, part in enumerate(job.parts) if self._is_done(number, part.num_rows, wanted)]
 
     def write_part(self, number: int, table: bytes, bad: Sequence[BadRow]) -> None:
         """Keep a part: its bad rows first, so that where its table is, all of it is.
@@ -90,6 +90,8 @@ class OutputDirectory:
             if bad:
                 lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
                 write_atomic(self._bad_path(number), lines.encode("utf-8", "surrogateescape"), what=what)
+            else:  # rows that an engine could not compute the last time, which was cut off, are bad no more
+                self._bad_path(number).unlink(missing_ok=True)
             write_atomic(self._part_path(number), table, what=what)
 
     def num_bad(self, parts: Iterable[int]) -> int:
@@ -107,8 +109,6 @@ class OutputDirectory:
 
     def merge_bad_rows(self, num_parts: int) -> None:
         """One file of all bad rows, in the order of the parts; empty where there are none."""
-        if self.bad_rows.exists() and not self._bad.exists():
-            return
         content = b"".join(
             path.read_bytes() for number in range(num_parts) if (path := self._bad_path(number)).exists()
         )
@@ -130,15 +130,15 @@ class OutputDirectory:
         except (OSError, ValueError):
             return None
 
-    def _is_done(self, number: int, job_digest: str) -> bool:
+    def _is_done(self, number: int, num_rows: int, job_digest: str) -> bool:
         try:
-            metadata = pq.read_metadata(self._part_path(number)).metadata or {}
+            found = pq.read_metadata(self._part_path(number))
         except (OSError, pa.ArrowException):
             return False
-        return (metadata.get(JOB_KEY.encode()), metadata.get(PART_KEY.encode())) == (
-            job_digest.encode(),
-            str(number).encode(),
-        )
+        metadata = found.metadata or {}
+        is_ours = metadata.get(JOB_KEY.encode()) == job_digest.encode()
+        is_it = metadata.get(PART_KEY.encode()) == str(number).encode()
+        return is_ours and is_it and found.num_rows + self.num_bad([number]) == num_rows
 
     def _part_path(self, number: int) -> Path:
         return self.predictions / f"part-{number:05d}.parquet"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stoker.predicting.inputs import Input
 from stoker.predicting.mapping import Columns
 from stoker.predicting.pixels import image_of
 from stoker.predicting.rows import Column, Rows
-from stoker.predicting.samples import Samples, collected, elements, numbers
+from stoker.predicting.samples import Samples, collected, elements, numbers, of_value
 from stoker.records.prediction import PixelSettings
 
 
@@ -44,10 +45,11 @@ def fill(rows: Rows, inputs: Sequence[Input], columns: Columns, pixels: PixelSet
         values = [rows.columns[name] for name in names]
         if len(names) > 1:
             samples = elements(values, names, one, allow_nan=allow_nan)
-        elif (shape := one.image) is not None and _holds_images(values[0]):
+        elif (shape := one.image) is not None and one.datatype != "BYTES" and _may_hold_images(values[0]):
             folder = Path() if rows.names is not None else Path(rows.source).parent
-            make = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
-            samples = collected(_objects(values[0]), one, make)
+            image = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
+            plain = partial(of_value, one=one, allow_nan=allow_nan)
+            samples = collected(_objects(values[0]), one, partial(_either, image=image, plain=plain))
         else:
             samples = numbers(values[0], one, allow_nan=allow_nan)
         filled[one.name] = samples
@@ -73,13 +75,18 @@ def _check_sizes(filled: Filled, num_rows: int, inputs: Sequence[Input]) -> None
                     filled.bad[row] = (one.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
 
 
-def _holds_images(column: Column) -> bool:
-    """Whether values are images or their paths, and not lists of numbers."""
+def _may_hold_images(column: Column) -> bool:
+    """Whether values may be images or their paths: all of them by a column's type, or each by itself."""
     if isinstance(column, pa.Array):
         kind = column.type
         return not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-    first = next((value for value in column if value is not None), None)
-    return isinstance(first, str | bytes) and not str(first).lstrip().startswith("[")
+    return True
+
+
+def _either(value: Any, image: Callable[[Any], NDArray[Any]], plain: Callable[[Any], NDArray[Any]]) -> NDArray[Any]:
+    """An image's numbers, or those of a list, also one that is written out; one bad value does not speak for others."""
+    is_list = isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
+    return plain(value) if is_list else image(value)
 
 
 def _objects(column: Column) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -41,7 +41,8 @@ def resolve(
     """The columns of each input, the same in every source.
 
     Without being `asked`, an input is read from the column of its name, or from numbered columns of its name. The only
-    input of a model may also be read from the only column, or the only numbered columns, that fit.
+    input of a model may also be read from the only column that fits, or the only numbered columns, where they stand in
+    the order of their numbers.
 
     Raises:
         BadJob: a column is not there, does not fit, or more than one would do.
@@ -102,7 +103,7 @@ def _found(one: Input, fields: Sequence[Field], keep: Sequence[str], path: str, 
     if is_only:
         others = [field for field in fields if field.name not in keep]
         candidates = [(field.name,) for field in others if _may_be_meant(field, one, is_alone=len(others) == 1)]
-        candidates += [names for names in groups.values() if len(names) > 1]
+        candidates += [names for names in groups.values() if len(names) > 1 and _stand_so(names, by_name)]
     if len(candidates) == 1:
         return candidates[0]
     which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
@@ -119,6 +120,11 @@ def _may_be_meant(field: Field, one: Input, *, is_alone: bool) -> bool:
     if _is_string(field.type) and not field.is_image and not field.is_text and one.datatype != "BYTES":
         return is_alone and not misfit(field, one)
     return not misfit(field, one)
+
+
+def _stand_so(names: Sequence[str], header: Iterable[str]) -> bool:
+    """Whether columns stand in this order: a model that was trained on a table took `p1, p10, p2` as they stood."""
+    return [name for name in header if name in set(names)] == list(names)
 
 
 def _numbered(fields: Sequence[Field]) -> dict[str, tuple[str, ...]]:

@@ -95,7 +95,7 @@ def _fitted(image: Image.Image, shape: ImageShape, settings: PixelSettings) -> N
     height, width = shape.height or image.height, shape.width or image.width
     if not settings.resize and (image.width, image.height) != (width, height):
         raise ValueError(
-            f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch or crop)"
+            f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch, crop or pad)"
         )
     try:
         return fitted(image, shape.channels, (height, width), settings.resize or "stretch")

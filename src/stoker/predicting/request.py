@@ -21,7 +21,7 @@ from stoker.predicting.sources import Source, find_sources
 from stoker.predicting.tables import schema_of
 from stoker.records.prediction import PixelSettings
 
-Resize = Literal["", "stretch", "crop"]
+Resize = Literal["", "stretch", "crop", "pad"]
 
 
 @dataclass(frozen=True, kw_only=True)

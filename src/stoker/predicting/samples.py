@@ -40,7 +40,7 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> Samples:
         return _from_flat(flat, len(column), one, allow_nan=allow_nan)
     if one.count == 1 and one.datatype != "BYTES" and _is_text(column):
         return _from_texts(column, one, allow_nan=allow_nan)
-    return collected(column, one, lambda value: _of_value(value, one, allow_nan=allow_nan))
+    return collected(column, one, lambda value: of_value(value, one, allow_nan=allow_nan))
 
 
 def _is_text(column: Sequence[Any]) -> bool:
@@ -110,7 +110,7 @@ def _shape_of(size: int, one: Input) -> tuple[int, ...]:
     return tuple(known if isinstance(known, int) else size // rest for known in one.shape)
 
 
-def _of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
+def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
     """The numbers, or strings, of one Python value."""
     if value is None:
         raise ValueError("is null")
@@ -164,6 +164,8 @@ def _from_texts(column: Sequence[Any], one: Input, *, allow_nan: bool) -> Sample
     bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
     texts = ["0" if row in bad else text for row, text in enumerate(column)]
     try:
+        if any("_" in text for text in texts):  # Python's own 1_000, which is no number where training reads it
+            raise ValueError
         values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
     except (ValueError, OverflowError):
         values = np.zeros(len(texts))
@@ -178,6 +180,8 @@ def _from_texts(column: Sequence[Any], one: Input, *, allow_nan: bool) -> Sample
 
 
 def _number(text: str, *, is_whole: bool) -> float | int:
+    if "_" in text:
+        raise ValueError(text)
     try:
         return int(text) if is_whole else float(text)
     except ValueError:
@@ -187,7 +191,7 @@ def _number(text: str, *, is_whole: bool) -> float | int:
 def _checked(values: NDArray[Any], bad: dict[int, str], one: Input, *, allow_nan: bool) -> Samples:
     if values.dtype == object:
         return collected([None if row in bad else value for row, value in enumerate(values)], one,
-                         lambda value: _of_value(value, one, allow_nan=allow_nan))  # fmt: skip
+                         lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
     result, refused = cast(values, one.datatype, allow_nan=allow_nan)
     for row in np.flatnonzero(refused):
         bad.setdefault(int(row), why_refused(values[row], one.datatype))
@@ -196,32 +200,36 @@ def _checked(values: NDArray[Any], bad: dict[int, str], one: Input, *, allow_nan
 
 @dataclass(frozen=True)
 class _Flat:
-    """The elements of all rows that are not null, one after the other; how many each has, and which are null."""
+    """The elements of all rows that are not null, one after the other; how many each has, and which are null.
+
+    `inner` are the sizes of the lists within a row's own, where it has any.
+    """
 
     values: NDArray[Any]
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
     nulls: NDArray[np.bool_] | None
+    inner: tuple[int, ...]
 
 
 def _flat(column: pa.Array) -> _Flat | None:
     """A column of numbers or of lists of them; None where lists hold lists of several lengths, or no numbers."""
     rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-    inner = column.drop_null()
-    lengths = np.ones(len(inner), np.int64)
-    while _is_list(inner.type):
-        if _is_list(inner.type.value_type) and not pa.types.is_fixed_size_list(inner.type.value_type):
+    found = column.drop_null()
+    lengths = np.ones(len(found), np.int64)
+    if _is_list(found.type):
+        lengths = pc.list_value_length(found).to_numpy(zero_copy_only=False).astype(np.int64)
+        found = found.flatten()
+    inner: tuple[int, ...] = ()
+    while _is_list(found.type):
+        if not pa.types.is_fixed_size_list(found.type) or found.null_count or not found.type.list_size:
             return None
-        if inner.null_count:
-            return None
-        each = pc.list_value_length(inner).to_numpy(zero_copy_only=False).astype(np.int64)
-        lengths = each if len(each) == len(lengths) else lengths * (each[0] if len(each) else 0)
-        inner = inner.flatten()
-    if not (pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type) or pa.types.is_boolean(inner.type)):
+        inner, found = (*inner, found.type.list_size), found.flatten()
+    if not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type) or pa.types.is_boolean(found.type)):
         return None
-    nulls = inner.is_null().to_numpy(zero_copy_only=False) if inner.null_count else None
-    values = (inner.fill_null(0) if inner.null_count else inner).to_numpy(zero_copy_only=False)
-    return _Flat(values, lengths, rows, nulls)
+    nulls = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
+    values = (found.fill_null(0) if found.null_count else found).to_numpy(zero_copy_only=False)
+    return _Flat(values, lengths * math.prod(inner), rows, nulls, inner)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -241,11 +249,13 @@ def _from_flat(flat: _Flat, num_rows: int, one: Input, *, allow_nan: bool) -> Sa
             if is_null
             else _refusal(flat.values[at], element, int(flat.lengths[index]), one)
         )
-    if not bad and one.count is not None and bool((flat.lengths == one.count).all()):
+    has_shape = one.count is not None and flat.inner in ((), one.shape[1:])
+    if not bad and has_shape and bool((flat.lengths == one.count).all()):
         return Samples(values.reshape(num_rows, *one.shape))
     pieces: list[Any] = [None] * num_rows
     for index, row in enumerate(flat.rows.tolist()):
-        pieces[row] = values[starts[index] : starts[index + 1]]
+        piece = values[starts[index] : starts[index + 1]]
+        pieces[row] = piece.reshape(-1, *flat.inner) if flat.inner else piece
     found = collected(
         [None if row in bad else piece for row, piece in enumerate(pieces)], one, lambda piece: _piece(piece, one)
     )

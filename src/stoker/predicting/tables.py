@@ -62,9 +62,7 @@ def table_of(rows: Rows, answers: Answers, manifest: Manifest, schema: pa.Schema
     for name, outputs in answers.outputs.items():
         arrays[name] = _output(outputs, schema.field(name).type)
     for name, column in label_columns(manifest, keep).items():
-        labels = manifest.labels[name]
-        chosen = np.asarray(answers.outputs[name]).reshape(-1, len(labels)).argmax(axis=1)
-        arrays[column] = pa.array([labels[index] for index in chosen], pa.string())
+        arrays[column] = _labels(np.asarray(answers.outputs[name]), manifest.labels[name])
     return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
 
 
@@ -106,6 +104,14 @@ def _output(values: Values, kind: pa.DataType) -> pa.Array:
     for size in reversed(levels):
         column = pa.FixedSizeListArray.from_arrays(column, size)
     return column
+
+
+def _labels(values: NDArray[Any], labels: Sequence[str]) -> pa.Array:
+    """The class with the largest output of each row; null where one of them is NaN, which nothing is larger than."""
+    by_row = _storable(values).reshape(-1, len(labels))
+    is_told = ~np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.ones(len(by_row), np.bool_)
+    pairs = zip(by_row.argmax(axis=1).tolist(), is_told.tolist(), strict=True)
+    return pa.array([labels[index] if told else None for index, told in pairs], pa.string())
 
 
 def _storable(values: NDArray[Any]) -> NDArray[Any]:

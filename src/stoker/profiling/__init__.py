@@ -3,9 +3,10 @@
 from stoker.profiling.memory import PeakMemory
 from stoker.profiling.profile import profile
 from stoker.profiling.surroundings import environment
+from stoker.profiling.thread_count import threads
 from stoker.profiling.tracing import trace_step, trace_update
 from stoker.profiling.tracing.repetition import trace_with_repetition
-from stoker.profiling.trial import threads, try_plan
+from stoker.profiling.trial import try_plan
 
 __all__ = [
     "PeakMemory", "environment", "profile", "threads",

@@ -7,13 +7,14 @@ longer the same work takes now. Their memory is little, so that they leave the p
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+
+from stoker.profiling import thread_count
 
 TURNS = 12
 """Of all anchors, one measurement: about half a second."""
@@ -64,7 +65,7 @@ def measure_anchors(
         turns: how many.
         clock: reads seconds.
     """
-    with _computing_with(threads):
+    with thread_count.threads(threads):
         anchors = Anchors()
         return tuple(anchors.turn(clock) for _ in range(turns))
 
@@ -72,17 +73,6 @@ def measure_anchors(
 def usual(turns: Sequence[Turn]) -> dict[str, float]:
     """The median of each anchor over turns [s]."""
     return {name: statistics.median(turn[name] for turn in turns) for name in turns[0]} if turns else {}
-
-
-@contextlib.contextmanager
-def _computing_with(threads: int) -> Iterator[None]:
-    """PyTorch computes with so many threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _mean_seconds(run: Run, clock: Callable[[], float]) -> float:

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 import torch
 
 from stoker.errors import NoDevice
+from stoker.profiling import thread_count
 from stoker.records import Ceilings, Device
 from stoker.units import MIB
 
@@ -240,12 +241,9 @@ def stopwatch_for(device: Device, clock: Callable[[], float]) -> Stopwatch:
 @contextlib.contextmanager
 def _settings(threads: int | None) -> Iterator[None]:
     """Compute with `threads` threads inside; put back threads and the precision of GPU products."""
-    threads_before = torch.get_num_threads()
     precision_before = torch.backends.cuda.matmul.fp32_precision
-    if threads is not None:
-        torch.set_num_threads(threads)
     try:
-        yield
+        with thread_count.threads(threads):
+            yield
     finally:
-        torch.set_num_threads(threads_before)
         torch.backends.cuda.matmul.fp32_precision = precision_before

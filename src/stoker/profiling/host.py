@@ -1,5 +1,7 @@
 """What Python and autograd take besides the operations themselves: measured on layers too small to compute anything."""
 
+# ruff: noqa: SLF001 - some operations of ATen have such names
+
 from __future__ import annotations
 
 import statistics
@@ -13,16 +15,19 @@ from stoker.jobs import AdamW, Job
 from stoker.loading import BatchSource, datasets_of
 from stoker.records import Coupling, Plan, Position
 from stoker.stepping import Step
+from stoker.stepping.fused_update import fused_update
 from stoker.units import epochs
 
 _ATEN = torch.ops.aten
 _FEW, _MANY = 4, 24
 _ROUNDS = 32
 _WARMING = 4
-_WIDTH, _ROWS = 16, 2
+_WIDTH, _ROWS, _CLASSES = 16, 2, 2
+_SUM, _NO_LABEL = 2, -100
+"""As ATen has them: a loss that is summed, and the label that counts for nothing."""
 _PARAMETERS_OF_BLOCK = 4
-_OPERATIONS_OF_TINY_UPDATE = 14
-"""Forward: product, log-softmax, loss. Backward: as many, a sum, a product. Division, finiteness, the optimiser."""
+_OPERATIONS_OF_TINY_PASS = 4
+"""Forward: product, log-softmax, loss and a look at the labels. Backward: as many, with two of the product's."""
 
 
 def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
@@ -31,19 +36,21 @@ def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, fl
     Of blocks of layers so narrow that nothing is computed, few and many: the difference is what a block costs. What its
     operations cost when they are called directly is taken off.
     """
-    few, many, tiny = _Blocks(_FEW), _Blocks(_MANY), _tiny_update()
+    few, many = _Blocks(_FEW), _Blocks(_MANY)
     forward_calls, backward_calls = _forward_calls(), _backward_calls()
+    tiny_update, tiny_calls = _tiny_update(), _tiny_calls()
     readings = _readings(
         {
             "few forward": lambda: few.forward,
             "many forward": lambda: many.forward,
             "few backward": few.prepared_backward,
             "many backward": many.prepared_backward,
-            "few optimizer": lambda: few.optimizer.step,
-            "many optimizer": lambda: many.optimizer.step,
+            "few optimizer": lambda: few.update,
+            "many optimizer": lambda: many.update,
             "direct forward": lambda: _warm(forward_calls),
             "direct backward": lambda: _warm(backward_calls),
-            "update": lambda: _warm([tiny]),
+            "direct update": lambda: _warm(tiny_calls),
+            "update": lambda: _warm([tiny_update]),
         },
         clock,
     )
@@ -53,12 +60,12 @@ def host_seconds(clock: Callable[[], float] = time.perf_counter) -> dict[str, fl
         pairs = zip(readings[f"many {phase}"], readings[f"few {phase}"], strict=True)
         return statistics.median(more - less for more, less in pairs) / (_MANY - _FEW)
 
-    direct_forward = statistics.median(readings["direct forward"]) / len(forward_calls)
-    direct_backward = statistics.median(readings["direct backward"]) / len(backward_calls)
-    forward = max(0.0, of_block("forward") / len(forward_calls) - direct_forward)
-    backward = max(0.0, of_block("backward") / len(backward_calls) - direct_backward)
+    forward, backward = (
+        max(0.0, (of_block(phase) - statistics.median(readings[f"direct {phase}"])) / len(calls))
+        for phase, calls in (("forward", forward_calls), ("backward", backward_calls))
+    )
     optimizer = max(0.0, of_block("optimizer") / _PARAMETERS_OF_BLOCK)
-    counted = _OPERATIONS_OF_TINY_UPDATE * (direct_forward + (forward + backward) / 2) + 2 * optimizer
+    counted = statistics.median(readings["direct update"]) + _OPERATIONS_OF_TINY_PASS * (forward + backward)
     update = max(0.0, statistics.median(readings["update"]) - counted)
     return {"forward": forward, "backward": backward, "optimizer": optimizer, "update": update}
 
@@ -70,7 +77,7 @@ class _Blocks:
         blocks = [(nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.GELU()) for _ in range(count)]
         self._model = nn.Sequential(*(layer for block in blocks for layer in block))
         self._input = torch.ones(_ROWS, _WIDTH)
-        self.optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-9, fused=True)
+        self.update = fused_update(torch.optim.AdamW(self._model.parameters(), lr=1e-9, fused=True))
         self.prepared_backward()()
 
     def forward(self) -> torch.Tensor:
@@ -105,6 +112,27 @@ def _backward_calls() -> list[Callable[[], object]]:
     ]
 
 
+def _tiny_calls() -> list[Callable[[], object]]:
+    """The operations of `_tiny_update`, called directly."""
+    x, weight, bias = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _CLASSES), torch.ones(_CLASSES)
+    labels, scalar, logits = torch.zeros(_ROWS, dtype=torch.int64), torch.ones(()), torch.ones(_ROWS, _CLASSES)
+    layer = nn.Linear(_WIDTH, _CLASSES)
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return [
+        lambda: _ATEN.addmm.default(bias, x, weight),
+        lambda: _ATEN._log_softmax.default(logits, 1, False),
+        lambda: _ATEN.nll_loss_forward.default(logits, labels, None, _SUM, _NO_LABEL),
+        lambda: _ATEN.min.default(labels),
+        lambda: _ATEN.nll_loss_backward.default(scalar, logits, labels, None, _SUM, _NO_LABEL, scalar),
+        lambda: _ATEN._log_softmax_backward_data.default(logits, logits, 1, torch.float32),
+        lambda: _ATEN.mm.default(logits.t(), x),
+        lambda: _ATEN.sum.dim_IntList(logits, [0], True),
+        lambda: _ATEN.div.Tensor(scalar, scalar),
+        fused_update(torch.optim.AdamW(layer.parameters(), lr=1e-9, fused=True)),
+    ]
+
+
 def _warm(calls: Sequence[Callable[[], object]]) -> Callable[[], None]:
     """All calls, whose code is in the caches already: as the micro-benchmark times operations, and updates follow."""
 
@@ -121,7 +149,7 @@ def _tiny_update() -> Callable[[], object]:
     """An update of Stoker's own step, of a model of two parameters."""
     inputs, targets = torch.ones(_ROWS, _WIDTH), torch.zeros(_ROWS, dtype=torch.int64)
     job = Job(
-        model=lambda: nn.Linear(_WIDTH, 2),
+        model=lambda: nn.Linear(_WIDTH, _CLASSES),
         data=(inputs, targets),
         loss="cross_entropy",
         optimizer=AdamW(lr=1e-9),

@@ -7,8 +7,8 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 
 import torch
 
@@ -18,6 +18,7 @@ from stoker.jobs import Job
 from stoker.loading import Batch, BatchSource, Datasets, in_order
 from stoker.loading.token_batches import mean_samples
 from stoker.profiling.memory import PeakMemory
+from stoker.profiling.thread_count import threads
 from stoker.records import Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of, ran_out_of_memory
 from stoker.stepping.freezing import thawed
@@ -104,17 +105,6 @@ def gradient_error(job: Job, plan: Plan, coupling: Coupling, data: Datasets) -> 
         ours, theirs = (_gradient_of(step, batch, update) for step, batch in zip(steps, pair, strict=True))
         worst = max(worst, float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30)))
     return worst
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run with `count` intra-op threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _timed_updates(

@@ -34,15 +34,15 @@ def ema(job: Job, decay: float = 0.999) -> Job:
     https://arxiv.org/abs/1703.01780.
 
     Raises:
-        BadJob: the average would still be of the first weights when the run ends, if that can be told.
+        BadJob: there is no such decay, or the run makes fewer updates than it spans, where that can be told.
     """
-    updates = job.until.value if job.until.unit == "updates" else None
+    average, updates = EMA(decay), job.until.value if job.until.unit == "updates" else None
     if updates is not None and updates * (1 - decay) < 1:
         raise BadJob(
             f"an average of decay {decay:g} spans {1 / (1 - decay):.0f} updates; the run makes {updates:.0f}",
             remedy=f"Take a decay of at most {max(0.0, 1 - 5 / updates):.3g}, or train longer.",
         )
-    return dataclasses.replace(job, ema=EMA(decay))
+    return dataclasses.replace(job, ema=average)
 
 
 def muon(job: Job, lr: float = 0.02, *, rest: Optimizer | None = None) -> Job:

@@ -52,7 +52,10 @@ class DynamicDim:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """How far two answers to one request may lie apart: |a - b| <= absolute + relative × |b|, of every element."""
+    """How far two answers to one request may lie apart: |a - b| <= absolute + relative × |b|, of every element.
+
+    Whole numbers, which name classes or tokens, may not.
+    """
 
     absolute: float
     relative: float

@@ -52,7 +52,7 @@ class SplitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFacts:
-    """A column of a table, over all splits that were checked.
+    """A column of a table, in the split that trains; where none is said to, in the first.
 
     `distinct` counts different values, and stops at the most that are counted (`is_distinct_capped`); `median` is of
     numbers alone.

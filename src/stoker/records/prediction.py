@@ -47,7 +47,7 @@ class PixelSettings:
     """How images become numbers: `values` as the user wrote them, and what happens to images of another size."""
 
     values: str = ""
-    resize: Literal["", "stretch", "crop"] = ""
+    resize: Literal["", "stretch", "crop", "pad"] = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,7 @@ class StudySettings:
     `fixed` are settings that every trial has. `first_samples` is where the first evaluation of a trial is, and
     `total_samples` where it ends [samples]. `storage` is a database's URL; empty where it is the study's own file.
     Of a population (`pbt`), `members` are trained side by side, each in `intervals` trials; 0 for other samplers.
+    `data_fingerprint` tells whether the data are still those it began with; empty where that was not kept.
     """
 
     schema: ClassVar[int] = 1
@@ -104,6 +105,7 @@ class StudySettings:
     made_at: str = ""
     members: int = 0
     intervals: int = 0
+    data_fingerprint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

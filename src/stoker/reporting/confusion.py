@@ -55,4 +55,6 @@ def _words(examples: ExampleSet, names: list[str]) -> str:
 
 
 def _names(examples: ExampleSet, count: int) -> list[str]:
-    return list(examples.classes) if len(examples.classes) == count else [str(number) for number in range(count)]
+    """A name of its own for each class; else their numbers, for an axis makes one of two that are called alike."""
+    is_named = len(examples.classes) == count == len(set(examples.classes))
+    return list(examples.classes) if is_named else [str(number) for number in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from stoker.records.cleaning import CleanList, ColumnFacts, DataCheck, Fault, Finding, Gravity, SplitFacts
+from stoker.records.cleaning import CleanList, DataCheck, Fault, Finding, Gravity, SplitFacts
 from stoker.reporting.data_words import FAULTS
 from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
 from stoker.reporting.palette import style_variables
@@ -41,7 +41,7 @@ def render_data_page(check: DataCheck, clean: CleanList, pictures: Mapping[str, 
             _overview(check),
             *(_kind(gravity_fault, chosen, count, pictures) for gravity_fault, chosen, count in _kinds(check)),
             _balance(check.splits),
-            _columns(check.columns),
+            _columns(check),
             _how(check, clean),
             element("footer", escaped("Made by Stoker. The data were read and not changed. This file loads nothing.")),
         ]
@@ -170,19 +170,21 @@ def _classes(one: SplitFacts) -> Markup:
     return element("div", heading, element("ul", *bars))
 
 
-def _columns(columns: Sequence[ColumnFacts]) -> Markup:
-    if not columns:
+def _columns(check: DataCheck) -> Markup:
+    """What is known of each column, in the first split, which is the one that trains."""
+    if not check.columns:
         return Markup("")
+    of = f" of {check.splits[0].name}" if check.splits and check.splits[0].name else ""
     rows = [
         (
             escaped(one.name), escaped(one.kind), escaped(f"{one.missing / max(1, one.num_rows):.2%}"),
             escaped(f"{'≥ ' if one.is_distinct_capped else ''}{one.distinct:,}"),
             escaped("" if one.median is None else f"{one.median:g}"), escaped(" · ".join(one.examples)),
         )
-        for one in columns
+        for one in check.columns
     ]  # fmt: skip
     head = ("column", "kind", "missing", "different values", "median", "most frequent")
-    return section("Columns", table(head, rows, css="columns"))
+    return section(f"Columns{of}", table(head, rows, css="columns"))
 
 
 def _how(check: DataCheck, clean: CleanList) -> Markup:

@@ -16,11 +16,10 @@ import plotly.graph_objects as go
 from stoker.records import Event, Report
 from stoker.reporting.history import best_evaluation, evaluation_metrics, finite, live_history, of_kind, text
 from stoker.reporting.palette import light
-from stoker.reporting.wording import format_metric, format_samples, is_fraction, is_of_class
+from stoker.reporting.wording import are_fractions, format_metric, format_samples, is_of_class
 
 MOST_POINTS = 600
 _LINEAR_UP_TO = 6.0
-_MOST_METRICS = 3
 
 Point = tuple[float, float]
 
@@ -78,21 +77,19 @@ def _metrics(events: Sequence[Event]) -> list[Chart]:
     evaluations = of_kind(events, "evaluated")
     names = dict.fromkeys(name for event in evaluations for name in evaluation_metrics(event)
                           if name != "loss" and not is_of_class(name))  # fmt: skip
-    found = [_metric(name, events) for name in list(names)[:_MOST_METRICS]]
+    found = [_metric(name, events) for name in names]
     return [chart for chart in found if chart is not None]
 
 
 def _metric(name: str, events: Sequence[Event]) -> Chart | None:
     """One metric over the evaluations: valid as a line, its best ringed, test as a diamond at the end."""
-    by_split: dict[str, list[Event]] = {}
-    for event in of_kind(events, "evaluated"):
-        by_split.setdefault(text(event, "split", "valid"), []).append(event)
-    figure = blank_figure("samples", y_format=".1%" if is_fraction(name) else "")
+    shown = _by_split(name, events)
+    if not shown:
+        return None
+    is_in_per_cent = are_fractions(name, (y for points in shown.values() for _, y in points))
+    figure = blank_figure("samples", y_format=".1%" if is_in_per_cent else "")
     words: list[str] = []
-    for split, evaluations in by_split.items():
-        points = _points(evaluations, lambda event: evaluation_metrics(event).get(name))
-        if not points:
-            continue
+    for split, points in shown.items():
         is_test = split == "test"
         figure.add_trace(
             line_trace(
@@ -102,11 +99,20 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
         words.append(f"{split} {format_metric(name, points[-1][1])}")
     best = best_evaluation(events)
     value = evaluation_metrics(best).get(name) if best else None
-    if best is not None and value is not None:
+    if best is not None and value is not None and math.isfinite(value):
         _ring(figure, (finite(best, "samples") or 0.0, value), f"best {format_metric(name, value)}")
         words.append(f"best {format_metric(name, value)} at {format_samples(finite(best, 'samples') or 0)} samples")
     _mark_resumes(figure, events)
-    return as_chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure) if words else None
+    return as_chart(f"metric-{name}", name.replace("_", " ").capitalize(), "; ".join(words), figure)
+
+
+def _by_split(name: str, events: Sequence[Event]) -> dict[str, list[Point]]:
+    """The points of a metric, of each split that has any."""
+    found: dict[str, list[Point]] = {}
+    for event in of_kind(events, "evaluated"):
+        points = _points([event], lambda one: evaluation_metrics(one).get(name))
+        found.setdefault(text(event, "split", "valid"), []).extend(points)
+    return {split: points for split, points in found.items() if points}
 
 
 def _throughput(events: Sequence[Event], report: Report) -> Chart | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from stoker.records import Event, Forecast, Plan, from_json
+from stoker.records import Event, Forecast, Plan, Report, from_json
 from stoker.records.codec import JSON
 
 _SUPERSEDED_KINDS = frozenset({"progress", "evaluated", "checkpointed"})
+_OF_POSITIONS = ("progress", "checkpointed", "resumed")
 
 
 def live_history(events: Sequence[Event]) -> tuple[Event, ...]:
@@ -33,6 +34,24 @@ def live_history(events: Sequence[Event]) -> tuple[Event, ...]:
         for index, event in enumerate(live)
         if event.kind != "evaluated" or last_at[_evaluation_place(event)] == index
     )
+
+
+def samples_done(report: Report) -> int:
+    """How far training came [samples]: of a run that trains still, or was killed, its record does not say."""
+    return _furthest(report, "samples", report.run.samples)
+
+
+def updates_done(report: Report) -> int:
+    """How many updates were made, likewise."""
+    return _furthest(report, "updates", report.run.updates)
+
+
+def _furthest(report: Report, field: str, recorded: int) -> int:
+    """The furthest that events tell of which still count; of a finished run what its record says."""
+    if report.run.status == "finished":
+        return recorded
+    told = [finite(event, field) for event in live_history(report.events) if event.kind in _OF_POSITIONS]
+    return int(max((value for value in told if value is not None), default=recorded))
 
 
 def of_kind(events: Sequence[Event], kind: str) -> tuple[Event, ...]:
@@ -94,6 +113,14 @@ def planned_forecast(event: Event) -> Forecast | None:
     """The forecast a `planned` event carries, if any."""
     value = event.fields.get("forecast")
     return from_json(value, Forecast) if isinstance(value, Mapping) else None
+
+
+def changed_plan(events: Sequence[Event]) -> tuple[float, Plan] | None:
+    """The plan that a run went on under, and from where on [samples]; None while it is the one it began with."""
+    changes = [event for event in of_kind(events, "replanned") if isinstance(event.fields.get("new"), Mapping)]
+    if not changes:
+        return None
+    return number(changes[-1], "samples") or 0.0, from_json(changes[-1].fields["new"], Plan)
 
 
 def _is_beyond(event: Event, samples: float) -> bool:

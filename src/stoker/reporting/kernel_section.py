@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from stoker.records import Kernel, KernelTable, Report
 from stoker.reporting.markup import Markup, element, escaped, joined, section, table
@@ -77,6 +78,6 @@ def _files(found: KernelTable) -> Markup:
     """Links, which lead to files beside the report."""
     items = []
     for what, name in found.files.items():
-        link = element("a", escaped(name), href=f"{PROFILE_FOLDER}/{name}")
+        link = element("a", escaped(name), href=f"{PROFILE_FOLDER}/{quote(name)}")
         items.append(element("li", link, escaped(f": {what}; open {HOW_TO_OPEN.get(what, 'it')}")))
     return element("ul", joined(items), css="why")

@@ -13,7 +13,7 @@ from stoker.records import Event, Report
 from stoker.reporting.figures import MOST_POINTS, Chart, as_chart, blank_figure, line_trace, thinned
 from stoker.reporting.history import evaluation_metrics, finite, live_history, of_kind, text
 from stoker.reporting.palette import light
-from stoker.reporting.wording import is_fraction, is_of_class
+from stoker.reporting.wording import are_fractions, is_of_class
 
 COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
 """Of curves that share a figure, in this order."""
@@ -94,7 +94,7 @@ def _named(values: dict[str, float], classes: Sequence[str]) -> dict[str, float]
 
 
 def _bars(name: str, values: dict[str, float], split: str) -> Chart:
-    figure = blank_figure("class", y_format=".0%" if is_fraction(name) else "", from_zero=True)
+    figure = blank_figure("class", y_format=".0%" if are_fractions(name, values.values()) else "", from_zero=True)
     names = [html.escape(one) for one in values]
     figure.add_trace(go.Bar(x=names, y=list(values.values()), marker={"color": light("teal")}, name=name))
     figure.update_layout(xaxis={"type": "category"}, hovermode="closest")

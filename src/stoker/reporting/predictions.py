@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from stoker.records.examples import Example, ExampleSet
@@ -33,7 +34,7 @@ def _rows_of(examples: ExampleSet) -> list[Markup]:
 
 def _card(example: Example) -> Markup:
     """A sample: its picture or numbers, what was wanted, what came out."""
-    is_right = example.output == example.target or example.output.startswith(f"{example.target} (")
+    is_right = re.fullmatch(rf"{re.escape(example.target)}( \(\d+ %\))?", example.output) is not None
     picture = Markup("")
     label = example.name or f"sample {example.index}"
     if example.picture is not None:

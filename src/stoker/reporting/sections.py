@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from stoker.records import Candidate, Event, Report
 from stoker.records.codec import JSON
 from stoker.reporting.bar import Segment, stacked_bar
-from stoker.reporting.history import live_history, number, of_kind, text
+from stoker.reporting.history import changed_plan, live_history, number, of_kind, samples_done, text, updates_done
 from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
 from stoker.reporting.palette import PHASE_COLOURS
 from stoker.reporting.strip import interval_strip
@@ -56,10 +56,10 @@ def failure(report: Report) -> Markup:
     left = f"The last checkpoint holds {position} samples; the same command continues from there." if saved else ""
     if run.status == "failed":
         words = element("pre", escaped(run.failure or "no reason was recorded"))
-        heading = f"Training failed at {format_samples(run.samples)} samples"
+        heading = f"Training failed at {format_samples(samples_done(report))} samples"
     else:
         words = element("p", escaped(told(stopped[-1]))) if stopped else Markup("")
-        heading = f"{format_samples(run.samples)} of {format_samples(run.total_samples)} samples are done"
+        heading = f"{format_samples(samples_done(report))} of {format_samples(run.total_samples)} samples are done"
     content = [element("h2", escaped(heading)), words, element("p", escaped(left)) if left else Markup("")]
     return element("aside", *content, css=f"notice {run.status}")
 
@@ -82,6 +82,8 @@ def forecast_beside_measured(report: Report) -> Markup:
     known = [row for row in rows if row.is_inside is not None]
     inside = sum(row.is_inside is True for row in known)
     note = f"{inside} of {len(known)} measured values lie in their interval, made to hold 8 of 10." if known else ""
+    if changed_plan(report.events) is not None:
+        note += " The forecast is of the plan that the run began with; it went on under another."
     head = ("quantity", "forecast", "interval", "", "measured", "of forecast", "in interval")
     return section(
         "Forecast beside measured", table(head, cells, css="forecast"), element("p", escaped(note), css="note")
@@ -97,6 +99,9 @@ def plan_and_why(report: Report) -> Markup:
     choices = element("p", *(element("span", escaped(word)) for word in chosen.in_words().split(" · ")), css="choices")
     why = element("ol", *(element("li", escaped(line)) for line in decision.explanation), css="why")
     content = [choices, why]
+    if (changed := changed_plan(report.events)) is not None:
+        words = f"From {format_samples(changed[0])} samples on: {changed[1].in_words()}."
+        content.insert(1, element("p", escaped(words), css="note"))
     if others := decision.candidates[1:]:
         rows = [_candidate_cells(candidate, decision.chosen) for candidate in others]
         content.append(_folded(f"{len(others)} more plans fit", table(("plan", "to finish", "memory", "loses"), rows)))
@@ -179,7 +184,7 @@ def _result(report: Report) -> Markup:
     named = headline_metric(report.run.metrics)
     best = best_words(live_history(report.events))
     if named is None:
-        done = report.run.samples / report.run.total_samples if report.run.total_samples else 0.0
+        done = samples_done(report) / report.run.total_samples if report.run.total_samples else 0.0
         value, label = f"{100 * done:.{0 if done >= 0.1 else 1}f} %", "of the training is done"
     else:
         value, label = format_metric(*named), named[0].replace("/", " ")
@@ -194,17 +199,17 @@ def _result(report: Report) -> Markup:
 
 def _effort(report: Report) -> list[tuple[str, str, str]]:
     """(label, value, note) of the tiles beside the result."""
-    run, wall = report.run, wall_seconds(report)
+    samples, updates, wall = samples_done(report), updates_done(report), wall_seconds(report)
     rows = {row.quantity: row for row in forecast_rows(report)}
     expected = rows.get("total time")
     forecast = f"forecast {format_seconds(expected.forecast.value)}" if expected else ""
     tiles = [("time", format_seconds(wall), forecast)] if wall else []
     rate = rows["throughput"].measured if "throughput" in rows else None
-    rate = rate or (run.samples / wall if wall else None)
+    rate = rate or (samples / wall if wall else None)
     if rate:
         tiles.append(("throughput", format_rate(rate), "while training" if "throughput" in rows else "over all"))
-    epochs = run.samples / report.spec.num_train if report.spec.num_train else 0.0
-    tiles.append(("samples", format_samples(run.samples), f"{epochs:.3g} epochs, {run.updates:,} updates"))
+    epochs = samples / report.spec.num_train if report.spec.num_train else 0.0
+    tiles.append(("samples", format_samples(samples), f"{epochs:.3g} epochs, {updates:,} updates"))
     if report.device is not None:
         threads = f", {report.environment.threads} threads" if report.environment else ""
         size = report.decision.chosen.plan.layout.world_size if report.decision else 1

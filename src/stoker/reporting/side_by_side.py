@@ -8,11 +8,11 @@ import numpy as np
 
 from stoker.records import Report
 from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, thinned
-from stoker.reporting.history import finite, live_history, of_kind
+from stoker.reporting.history import finite, live_history, of_kind, samples_done
 from stoker.reporting.html import figure_grid, page
 from stoker.reporting.markup import Markup, element, escaped, section, table
 from stoker.reporting.plots import COLOURS, evaluated, series
-from stoker.reporting.wording import format_metrics, format_samples, is_fraction
+from stoker.reporting.wording import are_fractions, format_metrics, format_samples
 from stoker.units import format_seconds
 
 Point = tuple[float, float]
@@ -39,7 +39,7 @@ def render_side_by_side(reports: Sequence[Report]) -> str:
 
 def _outcomes(reports: Sequence[Report]) -> Markup:
     rows = [
-        [escaped(word) for word in (one.run.name, one.run.status, format_samples(one.run.samples),
+        [escaped(word) for word in (one.run.name, one.run.status, format_samples(samples_done(one)),
                                     format_seconds(one.run.wall_s), format_metrics(one.run.metrics))]
         for one in reports
     ]  # fmt: skip
@@ -70,13 +70,14 @@ def _chart(
     clocks: Sequence[tuple[list[float], list[float]]] | None,
 ) -> Chart:
     """One measure of all runs that have it; with `clocks`, over seconds, interpolated between progress events."""
+    values = (y for of in curves for _, y in of.get(measure, ()))
     figure = blank_figure("samples" if clocks is None else "training time [s]",
-                          y_format=".0%" if is_fraction(measure.rsplit(maxsplit=1)[-1]) else "")  # fmt: skip
+                          y_format=".0%" if are_fractions(measure.rsplit(maxsplit=1)[-1], values) else "")  # fmt: skip
     lasts = []
     for number, (name, of) in enumerate(zip(names, curves, strict=True)):
         points = of.get(measure, [])
-        if clocks is not None and clocks[number][0]:
-            points = [(float(np.interp(x, *clocks[number])), y) for x, y in points]
+        if clocks is not None:  # a run that tells of no time has no place over time
+            points = [(float(np.interp(x, *clocks[number])), y) for x, y in points if clocks[number][0]]
         if points:
             colour = COLOURS[number % len(COLOURS)]
             figure.add_trace(line_trace(thinned(points), name, colour, markers=measure != "train loss"))

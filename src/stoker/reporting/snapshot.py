@@ -120,8 +120,18 @@ def _started(before: Snapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _resumed(_: Snapshot, event: Event) -> dict[str, Any]:
-    return {"phase": "training", "at": event.at, "samples": number(event, "samples")}
+def _resumed(before: Snapshot, event: Event) -> dict[str, Any]:
+    """A run that goes back forgets what it said of samples that it will do again."""
+    samples = number(event, "samples") or 0.0
+    forgotten = {"best": {}, "best_samples": 0.0} if before.best_samples > samples else {}
+    return {
+        "phase": "training",
+        "at": event.at,
+        "samples": samples,
+        "losses": _up_to(before.losses, samples),
+        "rates": _up_to(before.rates, samples),
+        **forgotten,
+    }
 
 
 def _progress(before: Snapshot, event: Event) -> dict[str, Any]:
@@ -178,6 +188,10 @@ def _finished(_: Snapshot, event: Event) -> dict[str, Any]:
 
 def _added(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     return {name: total.get(name, 0.0) + more.get(name, 0.0) for name in dict.fromkeys([*total, *more])}
+
+
+def _up_to(curve: Curve, samples: float) -> Curve:
+    return tuple(point for point in curve if point[0] <= samples)
 
 
 def _with_one_more(curve: Curve, event: Event, value: float | None) -> Curve:

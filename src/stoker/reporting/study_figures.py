@@ -13,7 +13,7 @@ from stoker.records.codec import JSON
 from stoker.records.study import Parameter, StudyResult, StudyTrial
 from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, thinned
 from stoker.reporting.palette import light
-from stoker.reporting.wording import format_metric, format_samples, is_fraction
+from stoker.reporting.wording import are_fractions, format_metric, format_samples
 from stoker.units import format_seconds
 
 _MOST_CURVES = 200
@@ -69,11 +69,12 @@ def _steps(points: Sequence[tuple[float, float]]) -> Any:
 
 
 def _curves(result: StudyResult) -> Chart | None:
-    """Every trial's evaluations: the best thick, finished ones plain, pruned ones pale.
+    """Every trial's evaluations: the best thick, finished ones plain, pruned ones pale; of many trials the best ones.
 
     In a population a curve begins where its parent's ends, and the best is all that led to it.
     """
-    shown = [one for one in result.trials if one.curve][:_MOST_CURVES]
+    with_curve = [one for one in result.ranked if one.curve]
+    shown = with_curve[:_MOST_CURVES]
     if not shown:
         return None
     figure, ends = _figure_of(result, "samples of one trial"), {one.number: one.curve[-1:] for one in result.trials}
@@ -91,7 +92,8 @@ def _curves(result: StudyResult) -> Chart | None:
         figure.add_trace(trace)
     pruned = sum(one.state == "pruned" for one in shown)
     figure.update_layout(hovermode="closest")
-    chart = as_chart("study-curves", "All trials", f"{len(shown)} trials, {pruned} of them pruned", figure)
+    of = f" of {len(with_curve)}, the best" if len(shown) < len(with_curve) else ""
+    chart = as_chart("study-curves", "All trials", f"{len(shown)} trials{of}, {pruned} of them pruned", figure)
     figure.update_layout(showlegend=False)
     return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
 
@@ -179,7 +181,9 @@ def _importance(result: StudyResult) -> Chart | None:
 
 
 def _figure_of(result: StudyResult, x_title: str) -> Any:
-    return blank_figure(x_title, y_format=".1%" if is_fraction(_bare(result)) else "")
+    values = [y for one in result.trials for _, y in one.curve] + [one.value or 0.0 for one in result.trials]
+    is_in_per_cent = are_fractions(_bare(result), filter(math.isfinite, values))
+    return blank_figure(x_title, y_format=".1%" if is_in_per_cent else "")
 
 
 def _told(trial: StudyTrial, result: StudyResult) -> str:

@@ -90,7 +90,8 @@ def _trials(result: StudyResult) -> Markup:
     names = [parameter.name for parameter in result.settings.space]
     head = ("trial", result.settings.objective, *names, "samples", "time", "state", "")
     rows = [_row(trial, names, result.settings.objective) for trial in result.ranked[:_MOST_ROWS]]
-    return section("Trials, best first", table(head, rows)) if rows else Markup("")
+    of = f": {len(rows)} of {len(result.trials)}" if len(rows) < len(result.trials) else ""
+    return section(f"Trials, best first{of}", table(head, rows)) if rows else Markup("")
 
 
 def _row(trial: StudyTrial, names: Sequence[str], objective: str) -> Sequence[Markup]:
@@ -113,15 +114,16 @@ def _forecast(result: StudyResult) -> Markup:
         return Markup("")
     spent = sum(one.wall_s for one in result.trials)
     rows = [(name, escaped(_interval(one))) for name, one in estimates_of(forecast) if one is not None]
-    measured = ("training time of all trials so far", escaped(format_seconds(spent)))
+    measured = ("training time of all trials so far, added up", escaped(format_seconds(spent)))
     lines = element("ul", *(element("li", escaped(line)) for line in forecast.assumptions))
     return section("What was expected", facts([*rows, measured]), lines)
 
 
 def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
     """What a study was expected to take, by name."""
+    at_once = f", {forecast.parallel} at once" if forecast.parallel > 1 else ""
     return [
-        ("every trial to its end", forecast.total_s), ("with pruning", forecast.pruned_s),
+        (f"every trial to its end{at_once}", forecast.total_s), (f"with pruning{at_once}", forecast.pruned_s),
         ("energy, every trial to its end", forecast.energy_kwh),
         ("rent of such a device, every trial to its end", forecast.cost_usd),
     ]  # fmt: skip

@@ -10,11 +10,13 @@ from stoker.records import Estimate, Event, Report
 from stoker.reporting.bottlenecks import verdict_lines
 from stoker.reporting.history import (
     best_evaluation,
+    changed_plan,
     evaluation_metrics,
     finite,
     live_history,
     numbers,
     of_kind,
+    samples_done,
     text,
 )
 from stoker.reporting.wording import (
@@ -38,7 +40,8 @@ PHASES = {
 }
 """The phases of `split_s` and what people call them, in the order they are shown; unknown ones keep their own name."""
 
-_NOT_TRAINING = frozenset({"evaluation", "checkpoint", "planning", "other"})
+_NOT_TRAINING = frozenset({"evaluation", "checkpoint", "profiling", "planning", "other"})
+"""Phases whose time is in no rate that `progress` tells."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ def summary_lines(report: Report) -> list[str]:
         lines.append(f"ended before its time: {report.run.ended_early}")
     if report.decision is not None:
         lines.append(f"plan: {report.decision.chosen.plan.in_words()}")
+        if (changed := changed_plan(report.events)) is not None:
+            lines.append(f"plan from {format_samples(changed[0])} samples on: {changed[1].in_words()}")
         rows = forecast_rows(report)
         lines += [_compared(row) for row in rows[:1] if row.measured is not None]
         lines += [_compared(row) for row in rows[1:] if row.is_inside is False]
@@ -170,7 +175,7 @@ def _outcome(report: Report) -> str:
 
 
 def _effort(report: Report, events: Sequence[Event]) -> str:
-    done, total, wall = report.run.samples, report.run.total_samples, wall_seconds(report)
+    done, total, wall = samples_done(report), report.run.total_samples, wall_seconds(report)
     amount = format_samples(done) if done >= total else f"{format_samples(done)} of {format_samples(total)}"
     line = f"trained on {amount} samples in {format_seconds(wall)}"
     _, rate = _training_speed(events)

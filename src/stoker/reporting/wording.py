@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from stoker.records import Estimate, Plan
 from stoker.units import format_bytes, format_count, format_rate, format_seconds
@@ -40,6 +40,15 @@ _FRACTIONS = ("accuracy", "precision", "recall", "f1", "auc", "iou", "error_rate
 def is_fraction(name: str) -> bool:
     """Whether a metric of this name is a fraction of one, so that it reads best in per cent."""
     return any(word in name.lower() for word in _FRACTIONS)
+
+
+def are_fractions(name: str, values: Iterable[float]) -> bool:
+    """Whether values of a metric are shown in per cent on an axis: one of its own may have this name and go up to 100.
+
+    >>> are_fractions("accuracy", [0.5, 1.0]), are_fractions("accuracy", [50.0]), are_fractions("loss", [0.5])
+    (True, False, False)
+    """
+    return is_fraction(name) and all(0 <= value <= 1 for value in values)
 
 
 def format_metric(name: str, value: float) -> str:
@@ -83,12 +92,14 @@ def _by_class(metrics: Mapping[str, float]) -> list[str]:
 def headline_metric(metrics: Mapping[str, float]) -> tuple[str, float] | None:
     """The metric a run is known by: of the test split before others, any before the loss, the first named first.
 
+    The results of single classes come last.
+
     >>> headline_metric({"valid/accuracy": 0.93, "test/loss": 0.2, "test/accuracy": 0.92})
     ('test/accuracy', 0.92)
     """
 
-    def rank(name: str) -> tuple[bool, bool]:
-        return not name.startswith("test/"), name.rsplit("/", 1)[-1] == "loss"
+    def rank(name: str) -> tuple[bool, bool, bool]:
+        return not name.startswith("test/"), is_of_class(name), name.rsplit("/", 1)[-1] == "loss"
 
     return min(metrics.items(), key=lambda item: rank(item[0]), default=None)
 

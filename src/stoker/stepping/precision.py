@@ -10,6 +10,7 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.records import Precision
+from stoker.stepping.attention import attention_by_products
 from stoker.stepping.model import default_dtype
 from stoker.stepping.randomness import RandomDraws
 
@@ -75,15 +76,23 @@ def autocasting(
     """What a forward pass runs under: autocast for bf16; for proofs `dtype` throughout, or no random draws."""
     if dtype is not None or not draws:
         return _proof(device, dtype, is_bf16=precision == "bf16" and dtype is None, draws=draws)
-    if precision == "bf16":
-        return torch.autocast(device.type, torch.bfloat16)
-    return contextlib.nullcontext()
+    return _bf16(device) if precision == "bf16" else contextlib.nullcontext()
+
+
+def _bf16(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return _bf16_on_cpu() if device.type == "cpu" else torch.autocast(device.type, torch.bfloat16)
+
+
+@contextlib.contextmanager
+def _bf16_on_cpu() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16), attention_by_products():
+        yield
 
 
 @contextlib.contextmanager
 def _proof(device: torch.device, dtype: torch.dtype | None, *, is_bf16: bool, draws: bool) -> Iterator[None]:
     with contextlib.ExitStack() as conditions:
-        conditions.enter_context(torch.autocast(device.type, torch.bfloat16, enabled=is_bf16))
+        conditions.enter_context(_bf16(device) if is_bf16 else torch.autocast(device.type, enabled=False))
         if dtype is not None:
             conditions.enter_context(default_dtype(dtype))
         if not draws:

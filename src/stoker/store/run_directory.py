@@ -51,6 +51,7 @@ from stoker.records.codec import Record
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     append_line,
+    aside_path,
     disk,
     is_aside,
     read_lines,
@@ -214,33 +215,17 @@ class RunDirectory:
         """The plan and why, None if there is none; raises as `read_run`."""
         return self._read_if_there(_PLAN, Decision)
 
-    def write_decision(self, decision: Decision) -> None:
-        """Replace the plan; raises as `write_run`."""
-        self._write(_PLAN, decision)
-
     def read_environment(self) -> Environment | None:
         """The determinism class, None if there is none; raises as `read_run`."""
         return self._read_if_there(_ENVIRONMENT, Environment)
-
-    def write_environment(self, environment: Environment) -> None:
-        """Replace the determinism class; raises as `write_run`."""
-        self._write(_ENVIRONMENT, environment)
 
     def read_device(self) -> Device | None:
         """The device, None if there is none; raises as `read_run`."""
         return self._read_if_there(_DEVICE, Device)
 
-    def write_device(self, device: Device) -> None:
-        """Replace the device; raises as `write_run`."""
-        self._write(_DEVICE, device)
-
     def read_coupling(self) -> Coupling | None:
         """What couples samples, None if there is none; raises as `read_run`."""
         return self._read_if_there(_COUPLING, Coupling)
-
-    def write_coupling(self, coupling: Coupling) -> None:
-        """Replace what couples samples; raises as `write_run`."""
-        self._write(_COUPLING, coupling)
 
     @property
     def dumps(self) -> Path:
@@ -359,11 +344,18 @@ class RunDirectory:
         write_atomic(self.path / name, dumps(record) + "\n", what=f"the run's {name}", error=error)
 
     def _remove_all_but_the_lock(self) -> None:
-        """Empty the directory, in an order that leaves a run or a vacant directory wherever it stops."""
+        """Empty the directory, in an order that leaves a run or a vacant directory wherever it stops.
+
+        Of a folder first its name: a tracker's thread may still write into it.
+        """
         with disk_errors(self.path, "the run's directory", error=BadRun):
             names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE}
             for name in sorted(names, key=lambda n: (n == _RUN or n in _BEFORE_A_RUN_IS, n in _BEFORE_A_RUN_IS)):
-                remove_tree(self.path / name)
+                path = self.path / name
+                if path.is_dir() and not path.is_symlink() and not is_aside(path):
+                    disk().rename(path, aside := aside_path(path))
+                    path = aside
+                remove_tree(path)
 
 
 _NOT_LOST = "Restore it from a copy, or start another run with --new; checkpoints in it are untouched."

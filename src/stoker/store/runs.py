@@ -204,8 +204,16 @@ def _age(directory: RunDirectory) -> tuple[float, int, str]:
     try:
         made = datetime.fromisoformat(directory.read_run().created_at).timestamp()
     except (BadRun, ValueError):  # damaged: still listed, by the age of its file
-        made = (directory.path / "run.json").stat().st_mtime
+        made = _written_at(directory)
     return made, int(number[1]) if number else 1, directory.name
+
+
+def _written_at(directory: RunDirectory) -> float:
+    """When the file of the run's record was written [s since 1970]; 0 if somebody removed it just now."""
+    try:
+        return (directory.path / "run.json").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _slug(name: str) -> str:

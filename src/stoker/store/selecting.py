@@ -22,7 +22,7 @@ from stoker.records.job_spec import leaves
 
 Value = str | float
 
-_TERM = re.compile(r"^(?P<name>[^=<>!~]+)(?P<operator>!=|<=|>=|=|<|>|~)(?P<wanted>.*)$")
+_TERM = re.compile(r"^(?P<name>[^=<>!~]+)(?P<operator>!=|<=|>=|==?|<|>|~)(?P<wanted>.*)$")
 _COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -46,7 +46,7 @@ class Term:
         number = _number(self.wanted)
         if self.operator in ("=", "!="):
             mine = _number(str(found))
-            is_equal = found == self.wanted if number is None or mine is None else math.isclose(mine, number)
+            is_equal = _same_word(found, self.wanted) if number is None or mine is None else _same_number(mine, number)
             return is_equal == (self.operator == "=")
         if isinstance(found, float) and number is not None:
             return _COMPARE[self.operator](found, number)
@@ -67,7 +67,7 @@ def terms_of(words: str) -> tuple[Term, ...]:
         match = _TERM.match(word)
         if match is None or not match["wanted"]:
             raise BadJob(f"{word!r} is no condition", remedy="Write them like status=finished lr<0.1 name~cnn.")
-        terms.append(Term(match["name"], match["operator"], match["wanted"]))
+        terms.append(Term(match["name"], match["operator"].replace("==", "="), match["wanted"]))
     return tuple(terms)
 
 
@@ -118,30 +118,43 @@ def _has_order(value: Value | None) -> bool:
 
 def value_of(name: str, values: Mapping[str, Value]) -> Value | None:
     """What a run has under a name, or under the only one that ends with it; None where it has nothing."""
-    if name in values:
-        return values[name]
-    ending = [full for full in values if re.split(r"[./]", full)[-1] == name]
-    return values[ending[0]] if len({values[full] for full in ending}) == 1 else None
+    found = list(_meanings(name, values).values())
+    return found[0] if len(set(map(str, found))) == 1 else None  # by their text, for NaN equals nothing
 
 
 def require_known(names: Sequence[str], runs: Sequence[Mapping[str, Value]]) -> None:
-    """Nothing where every name means something in some run.
+    """Nothing where every name means something in some run, and one thing in all of them.
 
     Raises:
-        BadJob: one means nothing in any of them; the near ones are named.
+        BadJob: one means nothing in any of them, and the near ones are named; or several things in one, such as the
+            accuracy on two splits, or in one run what it does not mean in another.
     """
     known = dict.fromkeys(name for values in runs for name in values)
-    for name in names:
-        if not runs or any(value_of(name, values) is not None for values in runs):
-            continue
-        ending = [full for full in known if re.split(r"[./]", full)[-1] == name]
-        if ending:
-            raise BadJob(f"{name!r} means several things", remedy=f"Write one of {', '.join(ending)}.")
-        near = difflib.get_close_matches(name, {*known, *(re.split(r"[./]", full)[-1] for full in known)}, n=5)
-        raise BadJob(
-            f"no run has {name!r}",
-            remedy=f"Like it: {', '.join(near)}." if near else "`stoker runs --json` shows what runs have.",
-        )
+    for name in names if runs else ():
+        meant = [found for values in runs if (found := _meanings(name, values))]
+        if not meant:
+            near = difflib.get_close_matches(name, {*known, *(_last(full) for full in known)}, n=5)
+            raise BadJob(
+                f"no run has {name!r}",
+                remedy=f"Like it: {', '.join(near)}." if near else "`stoker runs --json` shows what runs have.",
+            )
+        measures = [measured for found in meant if (measured := {full for full in found if "/" in full})]
+        is_one = all(value_of(name, found) is not None for found in meant)
+        if not is_one or (measures and not set.intersection(*measures)):
+            several = ", ".join(dict.fromkeys(full for found in meant for full in found))
+            raise BadJob(f"{name!r} means several things", remedy=f"Write one of {several}.")
+
+
+def _meanings(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
+    """What a name can mean in a run: what is called so, else all that ends with it."""
+    if name in values:
+        return {name: values[name]}
+    return {full: value for full, value in values.items() if _last(full) == name}
+
+
+def _last(full: str) -> str:
+    """The last part of a path or of a metric."""
+    return re.split(r"[./]", full)[-1]
 
 
 def _require_comparable(terms: Sequence[Term], runs: Sequence[Mapping[str, Value]]) -> None:
@@ -152,6 +165,15 @@ def _require_comparable(terms: Sequence[Term], runs: Sequence[Mapping[str, Value
             raise BadJob(
                 f"{term.name} is a number, and {term.wanted!r} is none", remedy=f"Write {term.name}{term.operator}0.1."
             )
+
+
+def _same_word(mine: str | float, wanted: str) -> bool:
+    """Whether two words are the same; yes and no may be written as in Python."""
+    return mine == (wanted.lower() if mine in ("true", "false") else wanted)
+
+
+def _same_number(mine: float, wanted: float) -> bool:
+    return math.isclose(mine, wanted) or (math.isnan(mine) and math.isnan(wanted))
 
 
 def _compare_words(sign: str, mine: str, wanted: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from stoker.records.run import RunStatus
 from stoker.store import write_atomic
 from stoker.tracking.base import About, Point
+from stoker.tracking.places import place_of
 
 _FIRST = ("samples", "seconds")
 """Columns that every line has: samples trained on, and seconds since the run was made."""
@@ -18,27 +19,34 @@ _FIRST = ("samples", "seconds")
 class CsvFile:
     """`metrics.csv`: continued where it is; written anew, aside and renamed, when a column comes to it.
 
-    So it is where its last line was cut off, by a kill or a full disk.
+    So it is where its last line was cut off, by a kill or a full disk. Lines that were written are not kept in memory:
+    a run of a week has a million of them.
     """
 
     def __init__(self, path: Path, began_at: float) -> None:
         self._path, self._began_at = path, began_at
         self.id = self.where = str(path)
-        self._columns, self._rows, self._is_torn = _read(path)
+        self._columns, self._whole_bytes, self._is_torn = _read(path)
 
     def log(self, points: list[Point]) -> None:
         """Add a line for each."""
         rows = [_row(point, self._began_at) for point in points]
         columns = list(dict.fromkeys((*self._columns, *(name for row in rows for name in row))))
+        lines = _lines(rows, columns)
         if columns != self._columns or self._is_torn or not self._path.exists():
-            head = _lines([dict(zip(columns, columns, strict=True))], columns)
-            write_atomic(self._path, head + _lines([*self._rows, *rows], columns), what="metrics as CSV")
+            table = (_widened(self._whole(), columns) + lines).encode()
+            write_atomic(self._path, table, what="metrics as CSV")
+            self._whole_bytes = len(table)
         else:
             self._is_torn = True  # unless all of it is written
             with self._path.open("a", encoding="utf-8", newline="") as file:
-                file.write(_lines(rows, columns))
+                file.write(lines)
+            self._whole_bytes += len(lines.encode())
         self._columns, self._is_torn = columns, False
-        self._rows += rows
+
+    def _whole(self) -> str:
+        """What is written, less what was not written to its end."""
+        return self._path.read_bytes()[: self._whole_bytes].decode() if self._path.exists() else ""
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """Nothing: a table has no end."""
@@ -49,9 +57,9 @@ class CsvFile:
 
 def open_run(about: About, where: str | None, known_id: str | None) -> CsvFile:
     """`metrics.csv` in the run's folder `tracking`; or in the folder `where`, under the run's name."""
-    path = about.folder / "metrics.csv" if where is None else Path(where) / f"{about.run}.csv"
+    path = place_of(about, where, known_id, name="metrics", ending=".csv")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return CsvFile(path if known_id is None else Path(known_id), about.created_at)
+    return CsvFile(path, about.created_at)
 
 
 def table(points: Iterable[Point], began_at: float) -> str:
@@ -75,12 +83,25 @@ def _lines(rows: Iterable[Mapping[str, str]], columns: list[str]) -> str:
     return text.getvalue()
 
 
-def _read(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
-    """Columns and whole lines of a file that is there, and whether its last line was cut off."""
+def _read(path: Path) -> tuple[list[str], int, bool]:
+    """Columns of a file that is there, how many bytes its whole lines are, and whether its last one was cut off."""
     if not path.exists():
-        return [*_FIRST], [], False
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    reader = csv.DictReader(io.StringIO(whole, newline=""))
-    rows = [dict(row) for row in reader]
-    return [*(reader.fieldnames or _FIRST)], rows, whole != text
+        return [*_FIRST], 0, False
+    content = path.read_bytes()
+    num_bytes = content.rfind(b"\n") + 1
+    columns, _ = _header(content[:num_bytes].decode())
+    return columns or [*_FIRST], num_bytes, num_bytes < len(content)
+
+
+def _header(table: str) -> tuple[list[str], str]:
+    """The columns of a table, and what follows its header."""
+    reader = csv.reader(io.StringIO(table, newline=""))
+    columns = next(reader, [])
+    return columns, table.split("\n", reader.line_num)[-1]
+
+
+def _widened(table: str, columns: list[str]) -> str:
+    """A table with these columns: its own, and more at the end, which are empty in all its lines."""
+    known, lines = _header(table)
+    head = _lines([dict(zip(columns, columns, strict=True))], columns)
+    return head + lines.replace("\n", "," * (len(columns) - len(known)) + "\n")

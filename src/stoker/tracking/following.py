@@ -46,6 +46,8 @@ class Following:
             one.end()
         for one in self._followers:
             one.thread.join(timeout=patience_s)
+        if not all(one.shipment.directory.is_run for one in self._followers):
+            return  # it failed before it kept anything: there is nothing to send later, and no log to say so in
         self._tell_what_came()
         for one in self._followers:
             if one.thread.is_alive() or one.problem is not None:

@@ -6,6 +6,7 @@ Where it goes: `mlflow=URI`, else what `MLFLOW_TRACKING_URI` or MLflow itself sa
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlflow
@@ -22,15 +23,22 @@ _NOT_ALLOWED = re.compile(r"[^\w\-. /]")
 
 
 class MlflowRun:
-    """A run at an MLflow server or in a local store."""
+    """A run at an MLflow server or in a local store.
 
-    def __init__(self, client: MlflowClient, run_id: str, where: str) -> None:
-        self._client, self.id, self.where = client, run_id, where
+    Its settings are sent before its first values: were they sent when it is made, each failure would make another run.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> None:
+        self._client, self.id, self.where = client, run_id, client.tracking_uri
+        self._unsent = [Param(name, value) for name, value in {_allowed(n): v for n, v in parameters.items()}.items()]
 
     def log(self, points: list[Point]) -> None:
         """Metrics over samples."""
+        while self._unsent:
+            self._client.log_batch(self.id, params=self._unsent[:_MOST_PARAMETERS])
+            del self._unsent[:_MOST_PARAMETERS]
         metrics = [
-            Metric(_NOT_ALLOWED.sub("_", name), value, round(1000 * point.at), point.samples)
+            Metric(_allowed(name), value, round(1000 * point.at), point.samples)
             for point in points
             for name, value in point.values.items()
         ]
@@ -39,9 +47,9 @@ class MlflowRun:
 
     def end(self, status: RunStatus, files: list[Path]) -> None:
         """The run's status, and files as artifacts."""
+        self._client.set_terminated(self.id, _STATUS[status])  # first: files need more rights, and may be refused
         for file in files:
             self._client.log_artifact(self.id, str(file))
-        self._client.set_terminated(self.id, _STATUS[status])
 
     def close(self) -> None:
         """Nothing is held."""
@@ -52,11 +60,13 @@ def open_run(about: About, where: str | None, known_id: str | None) -> MlflowRun
     client = MlflowClient(tracking_uri=where or mlflow.get_tracking_uri())
     if known_id is not None:
         client.update_run(known_id, status="RUNNING")
-        return MlflowRun(client, known_id, client.tracking_uri)
+        return MlflowRun(client, known_id, {})
     experiment = client.get_experiment_by_name(about.job)
     number = client.create_experiment(about.job) if experiment is None else experiment.experiment_id
     made = client.create_run(number, run_name=about.run, start_time=round(1000 * about.created_at))
-    parameters = [Param(_NOT_ALLOWED.sub("_", name), value) for name, value in about.parameters.items()]
-    for first in range(0, len(parameters), _MOST_PARAMETERS):
-        client.log_batch(made.info.run_id, params=parameters[first : first + _MOST_PARAMETERS])
-    return MlflowRun(client, made.info.run_id, client.tracking_uri)
+    return MlflowRun(client, made.info.run_id, about.parameters)
+
+
+def _allowed(name: str) -> str:
+    """A name with what MLflow does not allow in names replaced."""
+    return _NOT_ALLOWED.sub("_", name)

@@ -69,7 +69,7 @@ class Shipment:
             Exception: whatever the tracker's library raises; what was not sent stays to be sent.
         """
         events, offset = new_events(self.directory.events_path, self._sent())
-        if not events and self._tracker is not None:
+        if not events and (self._tracker is not None or not self.directory.is_run):
             return 0
         tracker = self._opened()
         points = [point for event in events if (point := point_of(event)) is not None]
@@ -80,10 +80,6 @@ class Shipment:
         self._keep(tracker, offset)
         return len(events)
 
-    def unsent(self) -> int:
-        """How many events are still to be sent."""
-        return len(new_events(self.directory.events_path, self._sent())[0])
-
     def close(self) -> None:
         """Let the tracker go, if it was opened."""
         if self._tracker is not None:
@@ -93,8 +89,10 @@ class Shipment:
             self._tracker = None
 
     def _end(self, tracker: Tracker) -> None:
+        """Note how the run stands: one that failed before it kept anything is gone."""
         report = self.directory.report_path
-        tracker.end(self.directory.read_run().status, [report] if report.is_file() else [])
+        status = self.directory.read_run().status if self.directory.is_run else "failed"
+        tracker.end(status, [report] if report.is_file() else [])
         self._is_ended = True
 
     def _opened(self) -> Tracker:

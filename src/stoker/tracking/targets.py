@@ -61,10 +61,13 @@ def target_of(word: str) -> Target:
         raise BadJob(f"there is no tracker {name!r}", remedy=nearest(name, TRACKERS))
     if has_place and not where:
         raise BadJob(f"{word!r} names no place", remedy=f"Write {name}, or {name}=WHERE.")
+    if name == "csv" and "://" in where:
+        raise BadJob(f"{word!r} names a URL, and a table is a file", remedy="Name a folder: csv=/data/metrics.")
     _require_package(name)
-    # Away from here, a relative folder would be another one when the run is continued.
-    is_folder = bool(where) and "://" not in where and name in _IN_FOLDERS
-    return Target(name, os.path.abspath(where) if is_folder else (where or None))  # noqa: PTH100 - need not exist
+    if where and "://" not in where and name in _IN_FOLDERS:
+        # Away from here, a relative folder would be another one when the run is continued; shells leave `csv=~` as is.
+        where = os.path.abspath(os.path.expanduser(where))  # noqa: PTH100, PTH111 - need not exist
+    return Target(name, where or None)
 
 
 def _require_writable(word: str, folder: Path) -> None:

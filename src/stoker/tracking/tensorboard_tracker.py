@@ -12,16 +12,17 @@ from tensorboardX import SummaryWriter
 
 from stoker.records.run import RunStatus
 from stoker.tracking.base import About, Point
+from stoker.tracking.places import place_of
 
 
 class TensorBoardRun:
     """A folder of event files; each process of a run adds one."""
 
-    def __init__(self, folder: Path, about: About, *, is_new: bool) -> None:
-        self.id = self.where = str(folder)
+    def __init__(self, folder: str, about: About, *, is_new: bool) -> None:
+        self.id = self.where = folder
         # A name of its own for each file: tensorboardX's goes by the second, and would write over the one before.
         # Flushed by hand: what is noted as sent, is sent.
-        self._writer = SummaryWriter(str(folder), flush_secs=3600, filename_suffix=f".{time.time_ns()}")
+        self._writer = SummaryWriter(folder, flush_secs=3600, filename_suffix=f".{time.time_ns()}")
         if is_new:
             lines = [f"| {name} | {value.replace('|', '¦')} |" for name, value in about.parameters.items()]
             self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]))
@@ -44,6 +45,12 @@ class TensorBoardRun:
 
 
 def open_run(about: About, where: str | None, known_id: str | None) -> TensorBoardRun:
-    """In the run's folder `tracking/tensorboard`; or below the folder `where`, under the run's name."""
-    folder = about.folder / "tensorboard" if where is None else Path(where) / about.run
-    return TensorBoardRun(folder if known_id is None else Path(known_id), about, is_new=known_id is None)
+    """In the run's folder `tracking/tensorboard`; or below the folder `where`, under the run's name.
+
+    `where` may be a URL that tensorboardX knows, such as `s3://bucket/runs`: what lies there is not looked at.
+    """
+    if where is not None and "://" in where:
+        folder = known_id or f"{where.rstrip('/')}/{about.run}"  # no Path, which would make one slash of two
+    else:
+        folder = str(place_of(about, where, known_id, name="tensorboard"))
+    return TensorBoardRun(folder, about, is_new=known_id is None)

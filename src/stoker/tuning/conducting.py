@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -197,17 +198,20 @@ class Conductor:
 
     def _asked(self, number: int, made: FrozenTrial | None = None) -> optuna.Trial:
         """Trial `number` with its settings; `made` if it is in the storage, without all of them."""
-        settings, origin = self._settings, self._origin(number)
-        if origin is not None and origin.parameters is not None:
-            self._study.sampler = GridSampler((origin.parameters,))
-        else:
-            self._study.sampler = sampler_for(
-                settings.sampler, self._space, settings.seed, number, parallel=self._work.parallel
-            )
+        self._study.sampler = self._sampler(number)
         trial = self._study.ask() if made is None else optuna.Trial(self._study, self._id(number))
+        if trial.number != number:  # a worker elsewhere was faster, and has the proposal for that number
+            self._study.sampler = self._sampler(trial.number)
         for name, distribution in distributions(self._space).items():
             suggest(trial, name, distribution)
         return trial
+
+    def _sampler(self, number: int) -> BaseSampler:
+        """What proposes trial `number`: a population's trials after the first have settings already."""
+        settings, origin = self._settings, self._origin(number)
+        if origin is not None and origin.parameters is not None:
+            return GridSampler((origin.parameters,))
+        return sampler_for(settings.sampler, self._space, settings.seed, number, parallel=self._work.parallel)
 
     def _begun(self, trial: optuna.Trial) -> Request:
         """A trial that no process has begun."""
@@ -232,14 +236,22 @@ class Conductor:
         return bool(self._attributes(number).get("given_up", False))
 
     def _hands_on(self, number: int, ending: Ending) -> bool:
-        """Whether a trial of a population has saved its state at the end of its interval."""
-        population = self._population
-        return population is not None and ending.kind == "stopped" and population.ends_at(number, ending.samples)
+        """Whether a trial of a population has saved its state after the evaluation that its interval ends with.
+
+        One that was stopped shortly before that is nearer to it than to any other, and has not been judged by it yet.
+        """
+        if self._population is None or ending.kind != "stopped":
+            return False
+        heard = self._storage.get_trial(self._id(number)).last_step or 0
+        return self._population.ends_at(number, min(heard, ending.samples))
 
     def _is_mine(self, trial: FrozenTrial) -> bool:
-        """Whether this worker began a trial; in the study's own file, also one whose process died before it signed."""
-        worker = trial_of(trial).worker
-        return worker == self._work.worker or (not worker and not self._settings.storage)
+        """Whether this worker began a trial; in the study's own file all are its own.
+
+        There whoever holds the study's lock is alone, though the host may have another name since, as containers do, or
+        the study's directory may have been moved.
+        """
+        return not self._settings.storage or trial_of(trial).worker == self._work.worker
 
     @property
     def _is_grid(self) -> bool:

@@ -21,7 +21,7 @@ def forecast_study(
     parallel: int,
     pruner: PrunerName,
     rungs: Rungs,
-    shares_device: bool = False,
+    gpus: int | None = None,
     intervals: int = 0,
 ) -> StudyForecast:
     """The time and cost of `trials` trials, `parallel` at once.
@@ -32,17 +32,18 @@ def forecast_study(
         parallel: how many at once; each was planned for the share of the machine it then has.
         pruner: what gives trials up.
         rungs: where it does.
-        shares_device: whether trials at once share one GPU, which is taken to do no more in a second than for one.
+        gpus: on how many they run; one that several share is taken to do no more in a second than for one. None on a
+            CPU, of which each trial has cores of its own.
         intervals: of a population, whose members start anew for each; `trials` are its members.
     """
     times = [one.total_s for one in planned if one.total_s is not None]
     energies = [one.energy_kwh for one in planned if one.energy_kwh is not None]
     costs = [one.cost_usd for one in planned if one.cost_usd is not None]
     share = expected_share(pruner, rungs, trials)
-    at_once = 1 if shares_device else max(1, min(parallel, trials))
+    at_once = max(1, min(parallel, trials) if gpus is None else min(parallel, trials, gpus))
     total = _total(times, trials, at_once, start=START_S * max(1, intervals)) if times else None
     pruned = None if total is None or share is None else _with_share(total, share, trials * START_S / at_once)
-    assumptions = _assumptions(planned, pruner, rungs, share, shares_device=shares_device)
+    assumptions = _assumptions(planned, pruner, rungs, share, shares_device=gpus is not None and gpus < parallel)
     if intervals:
         assumptions.append(f"{trials} members, each trained to its end in {intervals} intervals, with a start for each")
     return StudyForecast(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,19 +71,28 @@ def _on_cpu(device: Device, cpus: Sequence[int], peak_bytes: float | None, asked
 def _on_gpus(devices: Sequence[Device], peak_bytes: float | None, asked: int | None) -> Packing:
     """As many as fit into the memory of each, dealt out so that all GPUs have work before one has two."""
     most = asked if asked is not None else math.inf
-    each = [_fitting(device.memory_bytes, peak_bytes, _CONTEXT_BYTES) if peak_bytes else 1 for device in devices]
-    shared = [
-        Slot(on=device.torch_name, memory_bytes=device.memory_bytes * _USABLE / count - _CONTEXT_BYTES * (count > 1))
+    each = [
+        _fitting(device.memory_bytes, peak_bytes, _CONTEXT_BYTES) if peak_bytes and device.memory_bytes else 1
+        for device in devices
+    ]
+    places = [
+        device
         for round_ in range(max(1, *each))
         for device, count in zip(devices, (max(1, one) for one in each), strict=True)
         if round_ < count
     ]
-    slots = tuple(shared[: int(min(len(shared), most))])
-    alone = [slot.on for slot in slots]
-    slots = tuple(Slot(on=slot.on) if alone.count(slot.on) == 1 else slot for slot in slots)
+    chosen = places[: int(min(len(places), most))]
+    trials = Counter(device.torch_name for device in chosen)
+    slots = tuple(_on_gpu(device, trials[device.torch_name]) for device in chosen)
     limit = f"{asked} asked for" if asked is not None else f"{len(devices)} GPUs"
     is_short = sum(max(1, one) for one in each) <= len(slots)
     return Packing(slots, _reason(len(slots), limit, devices[0], peak_bytes, is_memory_short=is_short))
+
+
+def _on_gpu(device: Device, trials: int) -> Slot:
+    """A place for one of so many trials on a GPU, which share its memory; one alone may have all of it."""
+    share = device.memory_bytes * _USABLE / trials - _CONTEXT_BYTES if trials > 1 else None
+    return Slot(on=device.torch_name, memory_bytes=share)
 
 
 def _fitting(memory_bytes: int, peak_bytes: float | None, context_bytes: int) -> int:

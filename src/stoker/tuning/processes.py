@@ -66,7 +66,7 @@ def run_here(conductor: Conducting, run_trial: RunTrial, slot: Slot) -> None:
         KeyboardInterrupt: a trial was stopped by a signal; its run is saved.
     """
     while (request := conductor.next_request()) is not None:
-        verdicts = [False]
+        verdicts: list[bool] = []
 
         def judge(reading: Reading, number: int = request.number, verdicts: list[bool] = verdicts) -> bool:
             verdicts.append(conductor.judge(number, reading))
@@ -75,7 +75,7 @@ def run_here(conductor: Conducting, run_trial: RunTrial, slot: Slot) -> None:
         conductor.on_place(request.number, request.on or slot.on)
         ending = run_trial(request, slot, judge)
         conductor.ended(request.number, ending)
-        if ending.kind == "stopped" and not verdicts[-1]:
+        if ending.kind == "stopped" and not any(verdicts):
             raise KeyboardInterrupt
 
 

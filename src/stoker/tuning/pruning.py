@@ -7,6 +7,7 @@ Golovin et al., "Google Vizier", KDD 2017, section 3.2.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from optuna import pruners
@@ -66,8 +67,8 @@ def pruner_for(name: PrunerName, rungs: Rungs) -> pruners.BasePruner:
 def expected_share(name: PrunerName, rungs: Rungs, trials: int) -> float | None:
     """The share of all samples that is trained if trials are as good as they are in the sources' analysis [fraction].
 
-    One in `REDUCTION` goes on at each rung, and at least one reaches the end. Hyperband's brackets begin at each of
-    the rungs, equally often. None where a rule gives nothing to go by.
+    One in `REDUCTION` goes on at each rung, and at least one reaches the end. Each of Hyperband's brackets begins at
+    another rung, and most trials are in the first. None where a rule gives nothing to go by.
     """
     places = rungs.places
     if name == "none" or not places:
@@ -75,12 +76,20 @@ def expected_share(name: PrunerName, rungs: Rungs, trials: int) -> float | None:
     if name == "asha":
         return _share(places, rungs.total, trials)
     if name == "hyperband":
-        brackets = [_share(places[start:], rungs.total, trials) for start in range(len(places))]
-        return (sum(brackets) + 1.0) / (len(brackets) + 1)
+        parts = _parts_of_brackets(len(places) + (rungs.first * REDUCTION ** len(places) == rungs.total))
+        return sum(part * _share(places[start:], rungs.total, part * trials) for start, part in enumerate(parts))
     return None
 
 
-def _share(places: tuple[int, ...], total: int, trials: int) -> float:
+def _parts_of_brackets(count: int) -> list[float]:
+    """The fraction of trials in each bracket, as Optuna deals them out; the last prunes least, or none."""
+    budgets = [math.ceil(count * REDUCTION**left / (left + 1)) for left in reversed(range(count))]
+    return [budget / sum(budgets) for budget in budgets]
+
+
+def _share(places: tuple[int, ...], total: int, trials: float) -> float:
+    if not places:
+        return 1.0
     ends = (*places[1:], total)
     done = float(places[0])
     for rung, (begin, end) in enumerate(zip(places, ends, strict=True), start=1):

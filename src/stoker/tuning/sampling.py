@@ -25,12 +25,17 @@ from stoker.tuning.seeds import seed_of
 from stoker.tuning.space import Space, grid
 
 _STARTUP = 10
-"""Trials at random before TPE and GP have enough to go by; Optuna's own number."""
+"""Trials at random before TPE and GP have enough to go by, at least; Optuna's own number."""
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
     """The space in Optuna's terms."""
     return {parameter.name: _distribution(parameter) for parameter in space}
+
+
+def startup_trials(space: Space) -> int:
+    """Trials that are proposed at random: TPE counts those that ended, the Gaussian process those that finished."""
+    return max(_STARTUP, 2 * len(space))
 
 
 def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, parallel: int = 1) -> samplers.BaseSampler:
@@ -43,8 +48,7 @@ def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, para
         number: the trial's, from 0.
         parallel: trials at once; where there are several, TPE assumes the worst of those under way.
     """
-    own = seed_of(seed, number)
-    startup = max(_STARTUP, 2 * len(space))
+    own, startup = seed_of(seed, number), startup_trials(space)
     with without_experimental_warnings():
         match name:
             case "grid":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
@@ -191,8 +191,8 @@ def _run(race: _Race, timebox: Timebox) -> _Outcome:
             for step, feed in zip(steps, feeds, strict=True):
                 step.update(next(feed), begin + made, (made % _FEWEST + 0.5) / _FEWEST)
             apart = [relative_difference(step, steps[0]) for step in steps[1:]]
-            differences.append(max(apart))
-            worst = race.plans[1 + apart.index(max(apart))]
+            differences.append(largest_of(apart))
+            worst = race.plans[1 + apart.index(differences[-1])]
             is_enough = made + 1 >= _FEWEST and timebox.is_over
             if is_enough or not differences[-1] <= _LARGEST[race.terms.dtype]:
                 break
@@ -214,16 +214,25 @@ def relative_difference(step: Step, reference: Step) -> float:
     if step.average is not None and reference.average is not None:
         mine, theirs = step.average.weights, reference.average.weights
         found += [_apart(mine[name], theirs[name]) / max(largest, 1e-300) for name, _ in step.model.named_parameters()]
-    return max(found)
+    return largest_of(found)
+
+
+def largest_of(values: Sequence[float]) -> float:
+    """The largest; the first NaN if there is one, which `max` would take for the least."""
+    return next((value for value in values if math.isnan(value)), max(values))
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one.detach().double() - other.detach().double()).abs().max()) if one.numel() else 0.0
+    if not one.numel():
+        return 0.0
+    mine, theirs = one.detach().double(), other.detach().double()
+    # Infinities that are equal, as of a mask in a buffer, are not apart; numbers that are none are.
+    return float(torch.where(mine == theirs, 0.0, mine - theirs).abs().max())
 
 
 def _judged(race: _Race, outcome: _Outcome, batch: int) -> Verdict:
     differences, limit = outcome.differences, _LARGEST[race.terms.dtype]
-    subject, largest = race.subject, max(differences)
+    subject, largest = race.subject, largest_of(differences)
     of = "" if subject.job.batch == batch else f" (of the job's {batch}, for time)"
     ragged = ", the ragged batch among them," if len(subject.data.train) % subject.job.batch else ""
     if isinstance(subject.job.batch, TokenBatch):

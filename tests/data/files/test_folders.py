@@ -80,7 +80,8 @@ def test_labels_can_come_from_a_table(tmp_path: Path) -> None:
     ("table", "message"),
     [("file,label\n9.png,a\n", r"9\.png cannot be read: No such"), ("file,label\n0.png\n", "row 0 has 1 fields"),
      ("file,label\n0.png,\n", "row 0 wants a file and its class"), ("file,label\n0.png,\udce9\n", "row 0 wants"),
-     ("file,label\n0.png,a\n0.png,b\n", r"row 1: '0\.png' has a label already")],
+     ("file,label\n0.png,a\n0.png,b\n", r"row 1: '0\.png' has a label already"),
+     ("0.png,a\n1.png,b\n", r"has no header: its first line names the image '0\.png', which would be left out")],
 )  # fmt: skip
 def test_a_table_of_labels_that_is_wrong_is_told(table: str, message: str, tmp_path: Path) -> None:
     """With the row."""
@@ -143,6 +144,15 @@ def test_splits_are_not_learned_as_classes(root: Path) -> None:
     with pytest.raises(BadJob, match="which are parts of a data set and no classes"):
         len(stoker.data.image_folder(root))
     assert len(stoker.data.image_folder(root, classes=["test", "train", "val"])) == COUNT
+
+
+def test_a_folder_of_training_data_alone_is_no_class(root: Path) -> None:
+    """One level too high, every image would be of the class `train`, and every answer right."""
+    above = root.parent / "above"
+    above.mkdir()
+    root.rename(above / "train")
+    with pytest.raises(BadJob, match=r"the folders of .*above are called train, which are parts .*\nGive one"):
+        len(stoker.data.image_folder(above))
 
 
 def _renamed(root: Path) -> None:

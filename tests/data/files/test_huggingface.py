@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -44,6 +45,27 @@ def test_a_dataset_goes_into_a_job_as_it_is() -> None:
     assert (batch["x"].dtype, batch["x"].tolist(), batch["y"].tolist()) == (torch.float32, [2.5, 0.5], [3, 1])
     assert batch["v"].shape == (2, 2)
     assert batch["words"] == ["c", "a"]
+
+
+def test_an_empty_list_has_the_numbers_of_its_column() -> None:
+    """A text without tokens is no list of floats, which would make floats of all tokens padded beside it."""
+    tokens = datasets.Features({"ids": datasets.Sequence(datasets.Value("int32")), "y": datasets.Value("int64")})
+    given = datasets.Dataset.from_dict({"ids": [[], [3, 4]], "y": [0, 1]}, features=tokens)
+    source = stoker.data.huggingface(given)
+    assert [source.sample(at)["ids"].dtype for at in range(2)] == [torch.int64, torch.int64]
+    batch = as_samples(given, what="data", collate=stoker.lengths.padded(pad=-1)).fetch(np.array([0, 1]), 0)
+    assert (batch["ids"].dtype, batch["ids"].tolist()) == (torch.int64, [[-1, -1], [3, 4]])
+    words = stoker.data.huggingface(dataset(words=[["a"], []], y=[0, 1]))
+    assert words.rows(np.array([1, 0]))["words"] == [[], ["a"]]
+
+
+def test_numbers_beyond_int64_and_labels_that_are_missing_are_told() -> None:
+    """Neither becomes a negative number."""
+    given = datasets.Dataset(pa.table({"v": pa.array([[2**63 + 5]], pa.list_(pa.uint64()))}))
+    with pytest.raises(BadJob, match=r"'v' in row 0 of .* has 9223372036854775813, which int64 does not hold"):
+        stoker.data.huggingface(given).sample(0)
+    with pytest.raises(BadJob, match=r"row 1 of .* has no 'label'"):
+        stoker.data.huggingface(dataset(x=[0.0, 1.0], label=[1, None])).labels()
 
 
 def test_one_by_one_and_by_the_batch_are_the_same() -> None:

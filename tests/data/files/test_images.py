@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -89,6 +90,15 @@ def test_what_cannot_be_decoded_is_told_in_words(content: bytes, message: str) -
     with pytest.raises(ValueError, match=message) as caught:
         form().decoded(content)
     assert "0x" not in str(caught.value)
+
+
+def test_an_image_of_too_many_pixels_is_refused_whatever_becomes_of_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may have put their filters back meanwhile: no row is good or bad by chance."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
+    with warnings.catch_warnings(action="ignore"):
+        monkeypatch.setattr(warnings, "simplefilter", lambda *_given: None)
+        with pytest.raises(ValueError, match="it has 6 × 6 pixels, and 20 are"):
+            image_form(None, 3, "stretch", None, None).decoded(png_of(1))
 
 
 def test_preparing_standardises_each_channel() -> None:

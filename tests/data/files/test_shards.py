@@ -16,7 +16,8 @@ from stoker.errors import BadJob
 @pytest.mark.parametrize(
     ("pattern", "wanted"),
     [("a.tar", ["a.tar"]), ("a-{8..10}.tar", ["a-8.tar", "a-9.tar", "a-10.tar"]),
-     ("{a,b}-{01..02}", ["a-01", "a-02", "b-01", "b-02"]), ("x{,y}", ["x", "xy"])],
+     ("{a,b}-{01..02}", ["a-01", "a-02", "b-01", "b-02"]), ("x{,y}", ["x", "xy"]),
+     ("a-{02..00}", ["a-02", "a-01", "a-00"])],
 )  # fmt: skip
 def test_braces_stand_for_names(pattern: str, wanted: list[str]) -> None:
     """As in a shell."""
@@ -34,6 +35,16 @@ def test_stars_stand_for_what_is_there(tmp_path: Path) -> None:
         shard_paths([tmp_path / "a.tar", tmp_path / "c.tar"])
     with pytest.raises(BadJob, match="no shards"):
         shard_paths([])
+
+
+def test_a_shard_is_given_once(tmp_path: Path) -> None:
+    """By name and by pattern, or by a link: an epoch would have its samples twice."""
+    (tmp_path / "a.tar").write_bytes(b"x")
+    with pytest.raises(BadJob, match=r"a\.tar is given twice"):
+        shard_paths([tmp_path / "a.tar", str(tmp_path / "*.tar")])
+    (tmp_path / "b.tar").symlink_to(tmp_path / "a.tar")
+    with pytest.raises(BadJob, match=r"a\.tar is given twice"):
+        shard_paths(str(tmp_path / "*.tar"))
 
 
 def test_a_relative_name_is_of_the_folder_it_was_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

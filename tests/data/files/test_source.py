@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+import stoker
 from stoker.data.files.source import Part, digest_of_parts, require_choice
 from stoker.errors import BadJob
 from tests.data.files.making import COUNT, csv_source, folder_source
@@ -58,11 +60,40 @@ def test_parts_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     assert again.train.fingerprint == first.train.fingerprint
 
 
+def test_amounts_are_no_classes_to_divide_by(tmp_path: Path) -> None:
+    """Of prices that hardly repeat, validation would get those alone that do: few samples have one in common."""
+    prices = [*range(200), *[7] * 20]
+    (tmp_path / "prices.csv").write_text("x,y\n" + "".join(f"1,{price}\n" for price in prices))
+    source = stoker.data.csv(tmp_path / "prices.csv", target="y")
+    valid = source.split(valid=0.1).valid
+    assert valid is not None
+    assert valid.fingerprint == source.split(valid=0.1, stratify=False).valid.fingerprint
+    assert (valid.labels() == 7).sum() < 10
+    named = stoker.data.csv(tmp_path / "prices.csv", target="y", target_kind="class").split(valid=0.1)
+    assert "stratified" in named.train.fingerprint
+    assert "unstratified" not in named.train.fingerprint
+
+
 def test_parts_of_a_digest_do_not_run_into_each_other() -> None:
     """Names that end where others begin are other names."""
     assert digest_of_parts(["ab", "c"]) != digest_of_parts(["a", "bc"])
     assert digest_of_parts("a", "b") != digest_of_parts(["a", "b"])
     assert digest_of_parts(b"x").startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path, names: stoker.data.image_folder(path, classes=names),
+        lambda path, names: stoker.data.csv(path / "t.csv", target="y", classes=names),
+        lambda path, names: stoker.data.csv(path / "t.csv", categories={"c": names}),
+    ],
+    ids=["folder", "target", "category"],
+)
+def test_two_classes_have_two_names(make: Callable[[Path, list[str]], object], tmp_path: Path) -> None:
+    """Of two with one name one would never come up, whatever the files hold."""
+    with pytest.raises(BadJob, match="'cat' is named twice among 3 classes or values"):
+        make(tmp_path, ["cat", "dog", "cat"])
 
 
 def test_a_word_that_is_not_known_is_told() -> None:

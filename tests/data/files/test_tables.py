@@ -75,6 +75,38 @@ def test_features_left_open_are_all_other_columns(kind: str, tmp_path: Path) -> 
     assert source.target == 1
 
 
+def test_a_feature_that_the_first_row_lacks_is_not_left_out(tmp_path: Path) -> None:
+    """Sparse objects of JSONL: which features there are is then to be said, and what a row lacks is missing."""
+    (tmp_path / "t.jsonl").write_text('{"a": 1, "y": 0}\n{"a": 2, "b": 5, "y": 1}\n')
+    with pytest.raises(BadJob, match=r"t\.jsonl has 'b', which the first row or file of the table lacks\n.*features="):
+        len(stoker.data.jsonl(tmp_path / "t.jsonl", target="y"))
+    source = stoker.data.jsonl(tmp_path / "t.jsonl", features=["a", "b"], target="y", missing=0)
+    assert source.rows(np.arange(2))[0].tolist() == [[1.0, 0.0], [2.0, 5.0]]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_feature_that_the_first_file_lacks_is_not_left_out(kind: str, tmp_path: Path) -> None:
+    """Of several files the first says what is read: a column more in another is no feature of half the rows."""
+    write, read = FORMATS[kind]
+    paths = [
+        write(tmp_path / f"a.{kind}", [{"a": 1, "y": 0}]),
+        write(tmp_path / f"b.{kind}", [{"a": 1, "b": 2, "y": 0}]),
+    ]
+    with pytest.raises(BadJob, match=rf"b\.{kind} has 'b', which the first row or file"):
+        len(read(paths, target="y"))
+    assert len(read(paths, features=["a"], target="y")) == 2
+    assert len(read(paths[1], like=read(paths[0], target="y"))) == 1
+
+
+@every_format
+def test_a_file_is_given_once(kind: str, tmp_path: Path) -> None:
+    """An epoch would have its rows twice."""
+    write, read = FORMATS[kind]
+    path = write(tmp_path / f"t.{kind}", rows_of())
+    with pytest.raises(BadJob, match=rf"t\.{kind} is given twice"):
+        read([path, tmp_path / "." / f"t.{kind}"])
+
+
 @pytest.mark.parametrize(
     ("values", "given", "dtype", "wanted"),
     [
@@ -102,6 +134,34 @@ def test_a_target_of_many_numbers_is_no_class(tmp_path: Path) -> None:
     """Words are numbered only while they can be classes."""
     source = csv_text(tmp_path, "x,y\n" + "".join(f"1,{at}.5\n" for at in range(70_000)), target="y")
     assert source.rows(np.array([69_999]))[1].tolist() == [69_999.5]
+
+
+@every_format
+def test_whole_numbers_too_large_to_tell_apart_are_refused(kind: str, tmp_path: Path) -> None:
+    """Two ids that float64 rounds to one are two classes, or said to be numbers; they do not become one."""
+    rows = [{"x": 1, "y": 2**53}, {"x": 2, "y": 2**53 + 1}]
+    with pytest.raises(BadJob, match=r"row 0: the target 'y' is 9007199254740992; from 9,007,199,254,740,992 on"):
+        len(table(kind, tmp_path, rows, target="y"))
+    source = table(kind, tmp_path, rows, target="y", target_kind="class")
+    assert source.classes == (str(2**53), str(2**53 + 1))
+
+
+def test_numbers_that_float32_does_not_hold_are_told(tmp_path: Path) -> None:
+    """A feature or target that would become infinite ends it here, with its row, and not as a loss that is none."""
+    with pytest.raises(BadJob, match=r"t\.csv, row 1: 'b' is 1e\+39, and float32 ends at 3\.4e38"):
+        len(csv_text(tmp_path, "a,b,y\n1,2,0\n3,1e39,1\n", target="y"))
+    with pytest.raises(BadJob, match=r"t\.csv, row 1: 'y' is -1e\+39"):
+        len(csv_text(tmp_path, "a,y\n1,2.5\n3,-1e39\n", target="y"))
+
+
+def test_nan_is_no_word(tmp_path: Path) -> None:
+    """Of a column of floats that is taken for categories, NaN is missing and not called so."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"a": [1.0, 2.0], "c": pa.array([1.0, float("nan")], from_pandas=False)}), path)
+    with pytest.raises(BadJob, match=r"values are missing: 1 of 'c' \(t\.parquet:1\)"):
+        len(stoker.data.parquet(path, features=["a"], categories=["c"]))
+    source = stoker.data.parquet(path, features=["a"], categories=["c"], missing={"c": "none"})
+    assert source.categories == {"c": ("1", "none")}
 
 
 def test_missing_values_are_counted_and_placed(tmp_path: Path) -> None:
@@ -185,6 +245,21 @@ def test_a_file_that_is_not_as_it_should_be_is_told(
         len(csv_text(tmp_path, text, **given))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('a,b\n1,"he said\n2,x\n3,y\n', r"t\.csv is no CSV from byte 4 on: .* quotes that are never closed"),
+        ('a,b\n1,"he said\n2,x\n3,"y" z\n4,w\n', r"t\.csv: row 0 is no CSV: ',' expected after '\"'"),
+        ('a,b\n0,"x"y\n', r"t\.csv: row 0 is no CSV"),
+    ],
+)
+def test_a_stray_quote_does_not_swallow_the_rows_up_to_the_next(text: str, message: str, tmp_path: Path) -> None:
+    """They would be one text of one row, and no sample of their own."""
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(BadJob, match=message):
+        len(stoker.data.csv(tmp_path / "t.csv", features=["a"], text=["b"]))
+
+
 def test_a_csv_that_is_no_utf8_is_told(tmp_path: Path) -> None:
     """With its row."""
     (tmp_path / "t.csv").write_bytes("a,b\nx,0\nM\xfcller,1\n".encode("latin-1"))
@@ -214,6 +289,8 @@ def test_a_parquet_with_a_missing_column_a_type_without_numbers_or_damage_is_tol
         ('{"a": 1}\n\n[2]\n', r"row 1 is no JSON object but a list: '\[2\]"),
         ('{"a": 1}\n{"a": "x"}\n', r"row 1: 'a' is 'x', a string, where others are a number"),
         ('{"a": "x"}\n{"a": "y"}\n', r"row 0: 'a' is 'x', which is no number"),
+        ('{"a": 1}\n{"a": 99999999999999999999}\n', r"t\.jsonl: 'a' cannot be read: .*too large"),
+        ('{"a": "\\ud800"}\n', r"t\.jsonl: 'a' cannot be read: .*surrogates not allowed"),
     ],
 )
 def test_a_jsonl_line_that_is_not_as_it_should_be_is_told(text: str, message: str, tmp_path: Path) -> None:
@@ -231,6 +308,15 @@ def test_a_clean_list_leaves_rows_out_even_ragged_ones(tmp_path: Path) -> None:
     assert [source.sample_id(at) for at in range(len(source))] == ["t.csv:0", "t.csv:2", "t.csv:4"]
     assert source.rows(np.arange(3))[0][:, 0].tolist() == [0.0, 2.0, 4.0]
     assert source.note == "t.csv: 2 rows are left out by the clean list"
+
+
+def test_a_clean_list_leaves_the_first_line_out_as_any_other(tmp_path: Path) -> None:
+    """The keys are those of the first object that is left."""
+    (tmp_path / "t.jsonl").write_text('{"a": \n{"a": 1, "b": 2}\n')
+    clean = CleanList(source=str(tmp_path / "t.jsonl"), made_at="2026-01-01T00:00:00Z", kept=1,
+                      dropped=(Dropped(id="t.jsonl:0", why="corrupt"),))  # fmt: skip
+    source = stoker.data.jsonl(tmp_path / "t.jsonl", target="b", clean=clean)
+    assert (source.features, source.sample_id(0)) == (("a",), "t.jsonl:1")
 
 
 def test_several_files_follow_each_other(tmp_path: Path) -> None:
@@ -262,15 +348,21 @@ def test_a_table_is_read_once_and_anew_when_it_changed(tmp_path: Path, monkeypat
 
 
 def test_what_a_killed_process_left_half_made_is_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what a living one makes."""
+    """Not what a living one makes, nor one of another machine that shares the cache, whose number is unknown here."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
     parent = tmp_path / "cache" / "data" / "tables"
     dead, living = parent / ".writing-abc-4194999-00000000", parent / f".writing-abc-{os.getpid()}-00000000"
-    for path in (dead, living):
+    elsewhere = parent / ".writing-abc-4194999-00000001"
+    for path in (dead, living, elsewhere):
         path.mkdir(parents=True)
+        (path / "features.f32").write_bytes(b"")
+        if path != elsewhere:
+            os.utime(path / "features.f32", (5, 5))
+            os.utime(path, (5, 5))
     len(csv_text(tmp_path, "a,y\n1,2\n", target="y"))
     assert not dead.exists()
     assert living.exists()
+    assert elsewhere.exists()
 
 
 def test_a_table_that_another_process_made_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

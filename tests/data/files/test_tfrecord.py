@@ -113,6 +113,8 @@ def test_a_content_that_is_damaged_is_told_when_it_is_read_and_can_be_mended(tmp
         BadJob, match=r"record 0 of .*a\.tfrecord cannot be read: its content does not have its checksum"
     ):
         source.sample(0)
+    with pytest.raises(BadJob, match=r"record 0 of .*a\.tfrecord cannot be read"):
+        source.labels()
     source.sample(1)
     damaged = source.fingerprint
     paths[0].write_bytes(good)

@@ -96,6 +96,25 @@ def test_shards_that_are_not_as_they_should_be_are_told(
 
 
 @pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (tarfile.GNUTYPE_SPARSE, r"has a\.npy with holes.*\nWrite it again without --sparse"),
+        (tarfile.LNKTYPE, r"has a\.npy as a link to b\.npy.*\nWrite it again with --dereference --hard-dereference"),
+        (tarfile.SYMTYPE, r"has a\.npy as a link to b\.npy"),
+    ],
+    ids=["sparse", "hard link", "link"],
+)
+def test_a_part_without_its_content_is_no_part_that_is_not_there(kind: bytes, message: str, tmp_path: Path) -> None:
+    """Of files with two names tar keeps one: the other would be a sample less. Zeros left out move what follows."""
+    with tarfile.open(tmp_path / "t.tar", "w", format=tarfile.GNU_FORMAT) as file:
+        member = tarfile.TarInfo("a.npy")
+        member.type, member.linkname = kind, "b.npy"
+        file.addfile(member)
+    with pytest.raises(BadJob, match=rf"t\.tar {message}"):
+        len(stoker.data.webdataset(tmp_path / "t.tar", fields=["npy"]))
+
+
+@pytest.mark.parametrize(
     ("members", "classes", "message"),
     [
         ([("a.png", png_of(1)[:60]), ("a.cls", b"1")], [], r"a\.png in .*t\.tar cannot be read: .*\n.*data check"),

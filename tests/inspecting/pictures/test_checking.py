@@ -31,6 +31,37 @@ def test_the_test_split_keeps_what_leaks(tmp_path: Path) -> None:
     assert _told(checked, "duplicate") == [("set.npz/x_test:8", kept)]
 
 
+def test_images_that_differ_in_what_no_picture_shows_are_no_duplicates(tmp_path: Path) -> None:
+    """A picture at half its contrast, as fractions or standardised, is another one; its copy is a duplicate."""
+    images = _noise(20) / 255.0
+    images[5], images[9] = images[1] / 2, images[3]
+    for name, shift in (("fractions", 0.0), ("standardised", 0.5)):
+        (tmp_path / name).mkdir()
+        checked = _set(tmp_path / name, x=images - shift)
+        assert _told(checked, "duplicate") == [("set.npz:9", ("set.npz:3",))], name
+
+
+def test_of_two_copies_the_one_with_a_label_is_kept(tmp_path: Path) -> None:
+    """The other is left out for having none: without this both would be."""
+    from PIL import Image
+
+    (tmp_path / "cat").mkdir()
+    for number, image in enumerate(_noise(3)):
+        Image.fromarray(image).save(tmp_path / "cat" / f"{number}.png")
+    (tmp_path / "0.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes())
+    checked = check(tmp_path, (), CheckOptions(), workers=1, tell=lambda *_: None)
+    assert _told(checked, "duplicate") == [("0.png", ("cat/0.png",))]
+    assert {one.id for one in checked.findings if one.gravity == "fault"} == {"0.png"}
+
+
+def test_a_large_class_does_not_accuse_a_small_one(tmp_path: Path) -> None:
+    """Where nineteen of twenty have one label, so have any ten neighbours: that says nothing of the twentieth."""
+    labels = np.where(np.arange(240) % 20 == 0, 1, 0)
+    checked = _set(tmp_path, x=_noise(240), y=labels)
+    assert _told(checked, "suspect-label") == []
+    assert any("too few to contradict any" in note for note in checked.notes)
+
+
 def test_every_copy_under_two_labels_is_told(tmp_path: Path) -> None:
     """Which label is right is not known, so that none of the copies is left."""
     images = _noise(20)

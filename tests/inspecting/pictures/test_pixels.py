@@ -82,6 +82,33 @@ def test_arrays_of_numbers_become_pictures(dtype) -> None:
     assert np.abs(np.asarray(image, np.int64) - grey).max() <= 1
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.linspace(0, 1, 64), np.linspace(0, 1, 64) + 1e-4),
+        (np.linspace(10, 200, 64), np.linspace(5, 100, 64)),
+        (np.linspace(-2, 2, 64), np.linspace(-1, 1, 64)),
+        (np.arange(1000, 1064), np.arange(1001, 1065)),
+        (np.arange(0, 64) - 1, np.clip(np.arange(0, 64) - 1, 0, 255)),
+    ],
+    ids=["fractions", "a scale of its own", "standardised", "16 bits", "negative"],
+)
+def test_pixels_that_only_look_equal_are_not(one: np.ndarray, other: np.ndarray) -> None:
+    """What a picture of 256 levels does not show is part of what is stored; the same numbers are equal in any type."""
+    one, other = one.reshape(8, 8), other.reshape(8, 8)
+    assert decode(one).content != decode(other).content
+    wider = one.astype(np.float64 if one.dtype.kind == "f" else np.int32)
+    assert decode(wider).content == decode(one).content
+
+
+def test_levels_are_one_content_in_any_type_and_in_a_file() -> None:
+    """Whole numbers up to 255 are what an image of 8 bits stores."""
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    stored = {decode(_stored(Image.fromarray(grey), "PNG")).content, decode(grey).content,
+              decode(grey.astype(np.int64)).content}  # fmt: skip
+    assert len(stored) == 1
+
+
 def test_every_mode_can_be_shown() -> None:
     """Transparency is white, deep values are scaled, and the result is RGB of the same size."""
     for mode in ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "I", "F", "I;16", "YCbCr"):

@@ -49,6 +49,24 @@ def test_a_column_that_is_usually_the_target_by_chance_does_not_tell_it(tmp_path
     assert _told(checked, "imbalance") == [""]
 
 
+def test_a_contradiction_is_told_beside_what_it_contradicts(tmp_path: Path) -> None:
+    """A row with the same target is a duplicate, and no contradiction."""
+    rows = [*ROWS, "7,a,no", "7,a,no", "7,a,yes"]
+    found = _checked(tmp_path, {"t.csv": HEAD + "\n".join(rows)}).findings
+    told = {one.id: (one.beside, one.detail.split(",")[0]) for one in found if one.fault == "contradiction"}
+    assert told == {
+        "t.csv:60": (("t.csv:62",), "another 'label' than t.csv:62"),
+        "t.csv:61": (("t.csv:62",), "another 'label' than t.csv:62"),
+        "t.csv:62": (("t.csv:60", "t.csv:61"), "another 'label' than t.csv:60"),
+    }
+
+
+def test_rows_that_differ_in_a_long_number_alone_are_two(tmp_path: Path) -> None:
+    """Accounts of 17 figures, which a float would round to one."""
+    rows = [f"{2**53 + n},a,{('no', 'yes')[n % 3 == 0]}" for n in range(60)]
+    assert _told(_checked(tmp_path, {"t.csv": HEAD + "\n".join(rows)}), "duplicate") == []
+
+
 def test_long_tails_are_not_outliers(tmp_path: Path) -> None:
     """Where many values are far out, none is told; where one is, it is."""
     tail = [f"{10 ** (n % 9)},a,no" for n in range(300)]

@@ -23,6 +23,17 @@ def test_equal_values_have_equal_keys() -> None:
     assert key_of("x" * 500) == key_of("x" * 500) != key_of("x" * 501)
     assert len(brief(b"1" * 10_000)) == 16
     assert same_as("3", is_typed=False) == same_as(3, is_typed=True) == 3.0
+    assert repr(same_as("1e3", is_typed=False)) == repr(same_as(1000, is_typed=True))
+
+
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_numbers_that_no_float_holds_are_not_equal_to_their_neighbours(is_typed: bool) -> None:
+    """Two accounts of 17 figures are two accounts; a number in a CSV is the one in a file of types."""
+    low, high = 2**53, 2**53 + 1
+    assert float(low) == float(high)
+    found = [same_as(value if is_typed else str(value), is_typed=is_typed) for value in (low, high, 10**400)]
+    assert len(set(map(repr, found))) == 3
+    assert repr(same_as(str(high), is_typed=False)) == repr(same_as(high, is_typed=True))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
-import threading
 import weakref
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -16,76 +13,10 @@ import pytest
 from stoker.artifacts import Golden
 from stoker.artifacts.elements import Arrays
 from stoker.errors import ServiceError
-from stoker.records import ServiceSettings
 from stoker.serving.batching import Batcher, Executed
-from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
 from stoker.serving.problems import DeadlinePassed, Failed, QueueFull, Unavailable
-from tests.serving.batching.models import FIXED, IMAGES, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
-
-LONGEST_S = 30.0
-
-
-class Gated(FixedEngine):
-    """Computes a batch only when it is let; tells when it has begun one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun = threading.Semaphore(0)
-        self.allowed = threading.Semaphore(0)
-
-    def run(self, inputs: Arrays) -> Arrays:
-        self.begun.release()
-        assert self.allowed.acquire(timeout=LONGEST_S)
-        return super().run(inputs)
-
-    async def is_busy(self) -> None:
-        assert await asyncio.to_thread(self.begun.acquire, timeout=LONGEST_S)
-
-    def open(self) -> None:
-        self.allowed.release(10_000)
-
-
-def row(value: float = 1.0, rows: int = 1) -> Arrays:
-    """A request of equal rows of one value."""
-    return {"x": np.full((rows, 4), value, np.float32)}
-
-
-def run(
-    test: Callable[[Batcher], Awaitable[Any]],
-    *engines: Any,
-    model: Any = FIXED,
-    observe: Any = None,
-    patience: Patience = DEFAULT_PATIENCE,
-    on_broken: Callable[[], None] = lambda: None,
-    **settings: Any,
-) -> Any:
-    """Run a test with a batcher, and close it; engines that are gated are opened at the end."""
-
-    async def main() -> Any:
-        batcher = Batcher(
-            engines, model, ServiceSettings(**settings),
-            observe=observe or (lambda _executed: None), patience=patience, on_broken=on_broken,
-        )  # fmt: skip
-        try:
-            return await asyncio.wait_for(test(batcher), LONGEST_S)
-        finally:
-            for engine in engines:
-                if isinstance(engine, Gated):
-                    engine.open()
-            batcher.close()
-            assert len(batcher.join(LONGEST_S)) == len(engines) or batcher.is_broken
-
-    return asyncio.run(main())
-
-
-async def _waiting(batcher: Batcher, engine: Gated, asks: list[Arrays], **options: Any) -> list[asyncio.Task[Arrays]]:
-    """The first is being computed, the others wait; in this order."""
-    first = asyncio.create_task(batcher.ask(asks[0], **options))
-    await asyncio.sleep(0)
-    await engine.is_busy()
-    others = [asyncio.create_task(batcher.ask(inputs, **options)) for inputs in asks[1:]]
-    await asyncio.sleep(0)
-    return [first, *others]
+from tests.serving.batching.gated import LONGEST_S, Gated, row, run, waiting
+from tests.serving.batching.models import IMAGES, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
 
 
 def test_an_idle_engine_answers_at_once() -> None:
@@ -101,7 +32,7 @@ def test_batches_form_while_the_engine_is_busy_and_are_told_of() -> None:
     engine, seen = Gated(), []
 
     async def test(batcher: Batcher) -> list[Arrays]:
-        tasks = await _waiting(batcher, engine, [row(value) for value in range(6)])
+        tasks = await waiting(batcher, engine, [row(value) for value in range(6)])
         assert (batcher.queue_rows, batcher.queue_bytes) == (5, 5 * 16)
         engine.open()
         answers = await asyncio.gather(*tasks)
@@ -125,8 +56,8 @@ def test_engines_work_at_the_same_time() -> None:
     engines[1].begun = engines[0].begun
 
     async def test(batcher: Batcher) -> None:
-        (first,) = await _waiting(batcher, engines[0], [row()])
-        (second,) = await _waiting(batcher, engines[0], [row()])
+        (first,) = await waiting(batcher, engines[0], [row()])
+        (second,) = await waiting(batcher, engines[0], [row()])
         assert batcher.queue_rows == 0
         for engine in engines:
             engine.open()
@@ -141,7 +72,7 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
-        first, second, third = await _waiting(batcher, engine, [row(1.0), row(2.0), row(3.0, rows=4)])
+        first, second, third = await waiting(batcher, engine, [row(1.0), row(2.0), row(3.0, rows=4)])
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -159,7 +90,7 @@ def test_a_request_cancelled_in_compute_disturbs_nobody() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
-        (first,) = await _waiting(batcher, engine, [row()])
+        (first,) = await waiting(batcher, engine, [row()])
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -175,7 +106,7 @@ def test_a_deadline_that_passes_in_the_queue_is_told_then() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
-        (first,) = await _waiting(batcher, engine, [row()])
+        (first,) = await waiting(batcher, engine, [row()])
         with pytest.raises(DeadlinePassed, match=r"ms after the request came, passed while it waited"):
             await batcher.ask(row(), deadline=batcher._clock() + 0.01)
         assert not first.done()
@@ -192,7 +123,7 @@ def test_a_full_queue_refuses_and_forgets() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
-        tasks = await _waiting(batcher, engine, [row(), row(rows=3)])
+        tasks = await waiting(batcher, engine, [row(), row(rows=3)])
         with pytest.raises(QueueFull):
             await batcher.ask(row())
         assert batcher.queue_rows == 3
@@ -207,7 +138,7 @@ def test_one_bad_request_fails_alone() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> list[Any]:
-        tasks = await _waiting(batcher, engine, [row(), row(2.0), row(np.nan), row(4.0)])
+        tasks = await waiting(batcher, engine, [row(), row(2.0), row(np.nan), row(4.0)])
         engine.open()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -233,7 +164,7 @@ def test_a_split_request_with_a_bad_row_fails_once_and_leaves_nothing() -> None:
     inputs["x"][0] = np.nan
 
     async def test(batcher: Batcher) -> None:
-        (task,) = await _waiting(batcher, engine, [inputs])
+        (task,) = await waiting(batcher, engine, [inputs])
         engine.allowed.release()
         with pytest.raises(Failed):
             await task
@@ -250,7 +181,7 @@ def test_draining_answers_what_was_accepted_and_accepts_no_more() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
-        tasks = await _waiting(batcher, engine, [row(1.0), row(2.0)])
+        tasks = await waiting(batcher, engine, [row(1.0), row(2.0)])
         drain = asyncio.create_task(batcher.drain())
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
@@ -268,7 +199,7 @@ def test_closing_refuses_what_still_waits() -> None:
     engine = Gated()
 
     async def test(batcher: Batcher) -> None:
-        first, second = await _waiting(batcher, engine, [row(), row()])
+        first, second = await waiting(batcher, engine, [row(), row()])
         batcher.close()
         assert batcher.join(0.0) == ()  # it is at its batch, and nobody may close it yet
         with pytest.raises(Unavailable, match="before this request was computed"):
@@ -280,97 +211,6 @@ def test_closing_refuses_what_still_waits() -> None:
 
     run(test, engine)
     assert engine.rows == [1]
-
-
-def test_an_engine_that_dies_is_told_from_bad_requests() -> None:
-    """Bad requests alone do not break it; once it fails on its golden inputs, nobody is kept waiting for it."""
-
-    class Mortal(FixedEngine):
-        is_dead = False
-
-        def run(self, inputs: Arrays) -> Arrays:
-            if self.is_dead:
-                raise ServiceError("the library beneath has crashed")
-            return super().run(inputs)
-
-    engine = Mortal()
-
-    async def test(batcher: Batcher) -> None:
-        await batcher.warm(Golden(row(), {}))
-        for _ in range(5):
-            with pytest.raises(Failed):
-                await batcher.ask(row(np.nan))
-        assert not batcher.is_broken
-        engine.is_dead = True
-        failures = 0
-        while not batcher.is_broken:
-            failures += 1
-            with pytest.raises(Failed, match="crashed"):
-                await batcher.ask(row())
-        assert failures <= 3
-        with pytest.raises(Unavailable, match="engine has died"):
-            await batcher.ask(row())
-        await batcher.drain()
-
-    run(test, engine)
-
-
-IMPATIENT = Patience(least_s=0.3, times=1.0, every_s=0.01)
-
-
-def test_an_engine_that_hangs_is_told_and_the_others_go_on() -> None:
-    """Who waits for it hears why, the next request is answered by the other, and what it gives later goes nowhere."""
-    engines, told = (Gated(), Gated()), []
-    engines[1].begun = engines[0].begun
-
-    async def test(batcher: Batcher) -> None:
-        (first,) = await _waiting(batcher, engines[0], [row()])
-        (other,) = await _waiting(batcher, engines[0], [row()])
-        engines[1].open()
-        (answered,), (hanging,) = await asyncio.wait({first, other}, return_when=asyncio.FIRST_COMPLETED)
-        assert answered.result()["y"].shape == (1, 2)
-        with pytest.raises(Failed, match=r"did not answer this request: it has been at one run for .* and hangs"):
-            await hanging
-        assert batcher.is_broken
-        assert "hangs" in batcher.problem
-        for value in range(5):
-            assert (await batcher.ask(row(value)))["y"][0, 0] == 2 * value
-        assert batcher._scheduler._busy_until.count(math.inf) == 1
-        assert batcher.join(0.0) == ()
-        await batcher.drain()
-
-    run(test, *engines, patience=IMPATIENT, on_broken=lambda: told.append("broken"))
-    assert told == ["broken"]
-
-
-def test_where_every_engine_hangs_nobody_waits_for_ever() -> None:
-    """What waits is refused, what comes is refused at once, and draining and closing do not wait either."""
-    engine = Gated()
-
-    async def test(batcher: Batcher) -> None:
-        tasks = await _waiting(batcher, engine, [row(), row(), row(rows=3)])
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(one) for one in outcomes] == [Failed] * 3
-        with pytest.raises(Unavailable, match="has died: it has been at one run for"):
-            await batcher.ask(row())
-        await batcher.drain()
-        batcher.close()
-        assert batcher.join(LONGEST_S) == ()
-
-    run(test, engine, patience=IMPATIENT)
-
-
-def test_an_engine_hangs_though_whoever_asked_has_gone() -> None:
-    """The request was cancelled; that nothing comes back is noticed all the same."""
-    engine, told = Gated(), asyncio.Event()
-
-    async def test(batcher: Batcher) -> None:
-        (first,) = await _waiting(batcher, engine, [row()])
-        first.cancel()
-        await told.wait()
-        assert batcher.is_broken
-
-    run(test, engine, patience=IMPATIENT, on_broken=told.set)
 
 
 def test_a_request_of_several_batches_takes_every_idle_engine() -> None:

@@ -292,7 +292,7 @@ def test_a_client_that_asks_nothing_more_is_hung_up_on() -> None:
             began = time.monotonic()
             assert idle.send(LIVE).answer()[0] == 200
         assert idle.is_closed()
-        assert time.monotonic() - began >= 0.2
+        assert time.monotonic() - began > 0.19  # libuv counts whole milliseconds
         assert select.select([waiting.socket], [], [], 0.1) == ([], [], [])
         found.do(service.hold.set)
         assert waiting.answer()[0] == 200

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.options import AsJson, Debug, JobFile, Memory, Objective, Place, Places, Settings
+from stoker.cli.options import AsJson, Debug, JobFile, Memory, Objective, Place, Places, PlanFile, Settings
 from stoker.cli.terminal import INTERRUPTED, load_job, output, print_document, reported, waiting
 from stoker.errors import BadJob, RunFailed
 from stoker.records import to_json
@@ -65,22 +65,30 @@ def plan(
 def train(
     job_file: JobFile,
     settings: Settings = None,
-    on: Place = "here",
+    on: Annotated[
+        str, typer.Option("--on", metavar="PLACE", help="The device: here, cpu, cuda:0, …; 2xhere: two processes.")
+    ] = "here",
     run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="The run's directory.")] = None,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan.")] = None,
+    plan_file: PlanFile = None,
     new: Annotated[bool, typer.Option("--new", help="Start another run even if one could be continued.")] = False,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Continue this run.")] = None,
-    fork: Annotated[str | None, typer.Option("--fork", metavar="RUN", help="Start from this run's state.")] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue this run and no other.")
+    ] = None,
+    fork: Annotated[
+        str | None, typer.Option("--fork", metavar="RUN", help="Start a new run from this one's last checkpoint.")
+    ] = None,
     checkpoint_every: Annotated[
         float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
     ] = None,
     memory: Memory = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Run a few updates under PyTorch's profiler; see the report.")
+        bool, typer.Option("--profile", help="Profile a few updates, line by line; see the report.")
     ] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option("--track", metavar="TRACKER", help="There too: tensorboard, mlflow=URI, wandb, trackio, csv."),
+        typer.Option(
+            "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
+        ),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -143,7 +151,7 @@ def lr_range(
     updates: Annotated[int, typer.Option("--updates", help="Updates of one sweep.")] = 100,
     seeds: Annotated[int, typer.Option("--seeds", help="Sweeps, each with a seed of its own.")] = 2,
     seconds: Annotated[float, typer.Option("--seconds", help="The longest all sweeps together may take.")] = 120.0,
-    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan.")] = None,
+    plan_file: PlanFile = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

@@ -113,7 +113,7 @@ def predict(
     pixels: Annotated[
         str, typer.Option("--pixels", metavar="VALUES", help="Of images: 0..255, 0..1, or MEAN/STD of 0 to 1.")
     ] = "",
-    resize: Annotated[str, typer.Option("--resize", help="Images of another size: stretch, or crop.")] = "",
+    resize: Annotated[str, typer.Option("--resize", help="Images of another size: stretch, crop or pad.")] = "",
     allow_nan: Annotated[bool, typer.Option("--allow-nan", help="Give NaN and infinities to the model.")] = False,
     max_bad: Annotated[str, typer.Option("--max-bad", metavar="N", help="The most bad rows: 1%, or 100.")] = "1%",
     batch: Annotated[

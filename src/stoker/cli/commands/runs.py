@@ -36,7 +36,7 @@ def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = Fals
 def runs(
     context: typer.Context,
     where: Annotated[
-        str, typer.Option("--where", metavar="TERMS", help="Only those: 'status=finished lr<0.1 name~cnn'.")
+        str, typer.Option("--where", metavar="TERMS", help="Only such: 'status=finished lr<0.1 name~cnn'.")
     ] = "",
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="NAME", help="By a metric or setting; -NAME for the highest first.")
@@ -44,7 +44,7 @@ def runs(
     columns: Annotated[
         str, typer.Option("--columns", metavar="NAMES", help="Beside the usual ones: lr,batch,test/accuracy.")
     ] = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="At most so many.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
@@ -85,8 +85,8 @@ def _read(
 
 
 def runs_diff(
-    first: Annotated[str, typer.Argument(metavar="A")],
-    second: Annotated[str, typer.Argument(metavar="B")],
+    first: Annotated[str, typer.Argument(metavar="A", help="A run's directory, its name, or `latest`.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:

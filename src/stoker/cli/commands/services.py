@@ -26,7 +26,8 @@ def serve(
         int, typer.Option("--admin-grpc-port", min=-1, help="For gRPC clients that load models.")
     ] = -1,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="[MODEL.]NAME=VALUE", help="Outranks service.json.")
+        list[str] | None,
+        typer.Option("--set", metavar="[MODEL.]NAME=VALUE", help="A setting, over what service.json says."),
     ] = None,
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", metavar="FILE", help="Who may ask: a line NAME:KEY for each.")
@@ -36,9 +37,10 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="PEM, for all ports.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="PEM, unencrypted.")] = None,
-    max_body: Annotated[int, typer.Option("--max-body", metavar="MIB", min=1, help="The largest request.")] = 64,
+    max_body: Annotated[int, typer.Option("--max-body", metavar="MIB", min=1, help="The largest request body.")] = 64,
     max_bodies: Annotated[
-        int | None, typer.Option("--max-bodies", metavar="MIB", min=1, help="All requests together.")
+        int | None,
+        typer.Option("--max-bodies", metavar="MIB", min=1, help="All bodies at a time (default: 16 of these)."),
     ] = None,
     watch: Annotated[
         float, typer.Option("--watch", metavar="SECONDS", min=0, help="Look for new versions so often; 0: never.")

@@ -24,11 +24,14 @@ def tune(
         ),
     ] = None,
     settings: Settings = None,
-    trials: Annotated[int, typer.Option("--trials", metavar="N", help="Configurations in all.")] = 20,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", help="Configurations to try in all.")] = 20,
     sampler: Annotated[str, typer.Option("--sampler", help="What proposes them: grid, random, tpe, gp, pbt.")] = "tpe",
     pruner: Annotated[
         str | None,
-        typer.Option("--pruner", help="What gives them up early: none, asha, hyperband, median.", show_default="asha"),
+        typer.Option(
+            "--pruner",
+            help="What gives them up early: none, asha, hyperband, median (default: asha; none for gp and pbt).",
+        ),
     ] = None,
     intervals: Annotated[
         int | None,
@@ -48,7 +51,7 @@ def tune(
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="The longest this command may take: 30min, 2h.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of what is proposed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Other proposals with another one.")] = 0,
     plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan for all.")] = None,
     planned: Annotated[
         int, typer.Option("--planned", metavar="N", min=0, help="Configurations to plan for the forecast.")

@@ -14,7 +14,7 @@ from stoker.data.files.cleaning import Clean, left_out, require_known
 from stoker.data.files.images import ImageForm, image_form
 from stoker.data.files.mending import as_first_seen, note_unreadable
 from stoker.data.files.names import Names
-from stoker.data.files.source import IndexedSource, Labels, digest_of_parts
+from stoker.data.files.source import IndexedSource, Labels, class_names, digest_of_parts
 from stoker.data.reading.csv_file import CsvFile
 from stoker.data.reading.folders import files_below
 from stoker.data.reading.image_kinds import SUFFIXES
@@ -59,7 +59,7 @@ class ImageFolder(IndexedSource):
             raise BadJob(f"{self.root} is no folder", remedy="Give the folder that holds the images.")
         dropped = left_out(self._clean, self.root)
         if self._labels_file is not None:
-            labelled = list(_labelled(self._labels_file))
+            labelled = list(_labelled(self._labels_file, self.root))
             return _listed(self.root, labelled, self._given_classes, dropped, note=None)
         found, others = _by_folder(self.root)
         note = f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}" if others else None
@@ -154,7 +154,7 @@ def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
         BadJob: words that cannot be meant; and, when it is looked through, a class without images.
     """
     form = image_form(size, channels, resize, mean, std)
-    named = None if classes is None else tuple(map(str, classes))
+    named = None if classes is None else class_names(classes)
     # Absolute from the start: a job may be made in one folder and its data be looked at in another.
     root, table = Path(path).expanduser().absolute(), None if labels is None else Path(labels).absolute()
     return ImageFolder(root, form, named, table, clean)
@@ -210,7 +210,7 @@ def _version(path: Path) -> tuple[int, int]:
 def _folders(root: Path) -> tuple[str, ...]:
     """The folders of classes, sorted; those of splits, which would be learned as if they were classes, are refused."""
     found = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if len(found) > 1 and {name.lower() for name in found} <= _SPLITS:
+    if found and {name.lower() for name in found} <= _SPLITS:
         raise BadJob(
             f"the folders of {root} are called {', '.join(found)}, which are parts of a data set and no classes",
             remedy=f"Give one for each of data, valid and test: image_folder({str(root / found[0])!r}). "
@@ -232,14 +232,19 @@ def _by_folder(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
     return images, others
 
 
-def _labelled(path: Path) -> Iterator[tuple[str, str]]:
-    """Files and classes out of a table.
+def _labelled(path: Path, root: Path) -> Iterator[tuple[str, str]]:
+    """Files below `root` and their classes out of a table.
 
     Raises:
-        BadJob: it cannot be read, a row has no two fields, or a file is there twice.
+        BadJob: it cannot be read, has no header, a row has no two fields, or a file is there twice.
     """
     seen: set[str] = set()
     table = CsvFile(path)
+    if (root / table.header[0]).is_file():
+        raise BadJob(
+            f"{path} has no header: its first line names the image {table.header[0]!r}, which would be left out",
+            remedy="Put a line before it that names the columns, as file,label.",
+        )
     with opened(path) as content:
         for row, record in enumerate(table.records(content)):
             name, label = [*record.fields, "", ""][:2]

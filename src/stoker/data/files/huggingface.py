@@ -12,11 +12,11 @@ import numpy as np
 
 from stoker.data.files.extras import needs
 from stoker.data.files.images import ImageForm, image_form
-from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
+from stoker.data.files.source import TARGETS, IndexedSource, Indices, Labels, digest_of_parts
 from stoker.errors import BadJob, nearest
 
-_TARGETS = ("target", "label", "labels", "y")
-"""The columns that `Job` takes for the target unless it is told another."""
+_LISTS = frozenset({"Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "Array5D"})
+"""Types of columns whose values are lists."""
 
 
 @final
@@ -34,14 +34,16 @@ class HuggingFace(IndexedSource):
         for column in (*(columns or ()), *(() if target is None else (target,))):
             if column not in known:
                 raise BadJob(f"{name} has no column {column!r}. {nearest(column, known)}")
-        self.columns = known if columns is None else columns
-        chosen = target or next((column for column in _TARGETS if column in self.columns), None)
+        asked = known if columns is None else columns
+        chosen = target or next((column for column in TARGETS if column in asked), None)
+        self.columns = asked if chosen is None else tuple(dict.fromkeys((*asked, chosen)))
         feature = None if chosen is None else dataset.features[chosen]
         super().__init__(name, classes=tuple(getattr(feature, "names", None) or ()), target=chosen)
         self.form = form
         self._fingerprint = str(dataset._fingerprint)  # noqa: SLF001 - what their library itself identifies data by
         self._has_format = dataset.format["type"] is not None
         self._kinds = {column: _kind(dataset.features[column]) for column in self.columns}
+        self._dtypes = {column: _dtype(dataset.features[column]) for column in self.columns}
         self.dataset = dataset if self._has_format else _undecoded(dataset.select_columns(list(self.columns)))
 
     def __len__(self) -> int:
@@ -103,22 +105,27 @@ class HuggingFace(IndexedSource):
         if self.target is None or self._kinds.get(str(self.target)) not in ("label", "integer"):
             return None
         with needs("pyarrow"):
-            column = self.dataset.with_format("numpy", columns=[self.target])[:][self.target]
-        return np.asarray(column, np.int64)
+            column = np.asarray(self.dataset.with_format("numpy", columns=[self.target])[:][self.target])
+        if column.dtype.kind not in "iub":  # nothing among whole numbers makes floats, or objects, of them
+            raise self._lacking(str(self.target), int(np.argmax(np.isnan(column.astype(np.float64)))))
+        return column.astype(np.int64)
 
     def _entry(self, name: str, value: Any, index: int) -> Any:
         """A value of a column as an entry of a sample."""
         kind = self._kinds[name]
         if value is None:
-            raise BadJob(
-                f"row {index} of {self.name} has no {name!r}",
-                remedy=f"dataset.filter(lambda row: row[{name!r}] is not None) leaves such rows out.",
-            )
+            raise self._lacking(name, index)
         if kind == "image":
             return self._image(name, value, index)
         if kind == "numbers":
-            return _numbers(value)
-        return _numbers(float(value)) if kind == "number" else value
+            return _numbers(value, self._dtypes[name], f"{name!r} in row {index} of {self.name}")
+        return _numbers(float(value), self._dtypes[name], name) if kind == "number" else value
+
+    def _lacking(self, name: str, index: int) -> BadJob:
+        return BadJob(
+            f"row {index} of {self.name} has no {name!r}",
+            remedy=f"dataset.filter(lambda row: row[{name!r}] is not None) leaves such rows out.",
+        )
 
     def _image(self, name: str, value: Mapping[str, Any], index: int) -> Any:
         import torch
@@ -151,7 +158,7 @@ def huggingface(
     Args:
         dataset: a `datasets.Dataset` or `DatasetDict`; the folder of one that was saved; or a name for their
             `load_dataset`, which may download it.
-        columns: those that samples have; default all. The target comes with the name it has.
+        columns: those that samples have, and the target with the name it has; default all.
         target: the column of labels, if it is called none of target, label, labels, y; name it to the Job as well.
         size: of images, (height, width), or one number for both; without it all must be of one size.
         channels: of images: 1, 3 or 4.
@@ -223,26 +230,41 @@ def _kind(feature: Any) -> str:
     kind = type(feature).__name__
     if kind in {"Image", "ClassLabel"}:
         return "image" if kind == "Image" else "label"
-    if kind in {"Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "Array5D"} or isinstance(
-        feature, list
-    ):
+    dtype = _dtype(feature)
+    if dtype is None:
+        return "text"
+    if kind in _LISTS or isinstance(feature, list):
         return "numbers"
+    return "integer" if dtype is np.int64 else "number"
+
+
+def _dtype(feature: Any) -> type[np.int64 | np.float32] | None:
+    """What numbers of a column, or of the lists in it, become: integers int64, others float32; None of what has none.
+
+    Of the column and not of its values: a list that is empty has integers, too.
+    """
+    while type(feature).__name__ in _LISTS or isinstance(feature, list):
+        if hasattr(feature, "shape"):  # Array2D and its like, whose dtype is that of their numbers
+            break
+        feature = feature[0] if isinstance(feature, list) else feature.feature
     dtype = str(getattr(feature, "dtype", ""))
     if dtype.startswith(("int", "uint", "bool")):
-        return "integer"
-    if dtype.startswith(("float", "double", "decimal")):
-        return "number"
-    return "text"
+        return np.int64
+    return np.float32 if dtype.startswith(("float", "double", "decimal")) else None
 
 
-def _numbers(value: Any) -> Any:
-    """Nested lists of numbers as a tensor, integers int64 and others float32; text and ragged lists as they are."""
+def _numbers(value: Any, dtype: Any, what: str) -> Any:
+    """Nested lists of numbers as a tensor of `dtype`; ragged lists, and those with nothing in them, as they are.
+
+    Raises:
+        BadJob: a whole number is too large for int64.
+    """
     import torch
 
     try:
         array = np.asarray(value)
     except ValueError:  # ragged
         return value
-    if array.dtype.kind in "iub":
-        return torch.from_numpy(array.astype(np.int64))
-    return torch.from_numpy(array.astype(np.float32)) if array.dtype.kind == "f" else value
+    if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise BadJob(f"{what} has {array.max()}, which int64 does not hold", remedy="Give smaller numbers, or floats.")
+    return torch.from_numpy(array.astype(dtype)) if array.dtype.kind in "iubf" else value

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +35,7 @@ def shard_paths(given: Paths) -> tuple[Path, ...]:
     """The files that are meant, absolute: braces expanded as a shell does, `*` by what is there, in order.
 
     Raises:
-        BadJob: there are none, one is missing, or one is compressed and so cannot be read at a place.
+        BadJob: there are none, one is missing, meant twice, or compressed and so cannot be read at a place.
     """
     words = [given] if isinstance(given, str | Path) else list(given)
     paths: list[Path] = []
@@ -47,9 +47,23 @@ def shard_paths(given: Paths) -> tuple[Path, ...]:
             paths += map(Path, found)
     if not paths:
         raise BadJob("no shards are given", remedy="Give a path, or a list of them.")
+    require_once(paths)
     for path in paths:
         _require_seekable(path)
     return tuple(paths)
+
+
+def require_once(paths: Sequence[Path]) -> None:
+    """Refuse a file that is meant twice, as by a name and a pattern: an epoch would have its samples twice.
+
+    Raises:
+        BadJob: there is one.
+    """
+    counts = Counter(path.resolve() for path in paths)
+    if twice := next((path for path, count in counts.items() if count > 1), None):
+        raise BadJob(
+            f"{twice} is given twice", remedy="Name each file once; Job(sampling=…) draws some samples more often."
+        )
 
 
 def expanded(pattern: str) -> Iterator[str]:
@@ -69,7 +83,8 @@ def _choices(inside: str) -> list[str]:
         return inside.split(",")
     first, last = int(found[1]), int(found[2])
     width = len(found[1]) if found[1].startswith("0") else 0
-    return [str(number).zfill(width) for number in range(first, last + 1)]
+    step = 1 if first <= last else -1
+    return [str(number).zfill(width) for number in range(first, last + step, step)]
 
 
 def _require_seekable(path: Path) -> None:

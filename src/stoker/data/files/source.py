@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -20,6 +21,12 @@ from stoker.errors import BadJob
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = npt.NDArray[np.int64]
+
+TARGETS = ("target", "label", "labels", "y")
+"""The entries of a sample that are its target where nobody says which is: the first of these that is there."""
+
+_FEW_CLASSES = 10
+"""Whole numbers without names are classes if there are no more of them than this, or so many samples of each."""
 
 
 class IndexedSource(ABC):
@@ -101,15 +108,26 @@ class IndexedSource(ABC):
         Args:
             valid: share for validation.
             test: share for testing.
-            stratify: of each class the same share, where labels are classes.
+            stratify: of each class the same share, where labels are classes. Whole numbers without names that hardly
+                repeat (more than ten of them, and more than one in ten samples) are amounts, and no classes.
             seed: another one draws others.
 
         Raises:
             BadJob: shares that leave nothing for training, or a part that would be empty.
         """
         names = [self.sample_id(index) for index in range(len(self))]
-        found = divide(names, self.labels() if stratify else None, {"valid": valid, "test": test}, seed)
+        found = divide(names, self._strata() if stratify else None, {"valid": valid, "test": test}, seed)
         return Splits(*(self._part(name, found) for name in ("train", "valid", "test")))
+
+    def _strata(self) -> Labels | None:
+        """The classes that every part gets its share of.
+
+        By amounts, a part would have those alone that several samples share: others stay in `train`.
+        """
+        labels = self.labels()
+        if labels is None or self.classes:
+            return labels
+        return labels if len(np.unique(labels)) <= max(_FEW_CLASSES, len(labels) // _FEW_CLASSES) else None
 
     def _part(self, name: str, division: Division) -> Part | None:
         if name not in division.parts:
@@ -195,6 +213,19 @@ def require_choice(what: str, given: object, known: Sequence[str]) -> None:
     """
     if given not in known:
         raise BadJob(f"{what}: {given!r} is not known", remedy=f"Give one of {', '.join(known)}.")
+
+
+def class_names(given: Sequence[str]) -> tuple[str, ...]:
+    """Names of classes, or of the values of a category, in the order of their numbers.
+
+    Raises:
+        BadJob: two have one name, so that one of them would have no samples.
+    """
+    names = tuple(map(str, given))
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise BadJob(f"{twice!r} is named twice among {len(names):,} classes or values", remedy="Name each once.")
+    return names
 
 
 def _as_batch(leaf: Any) -> Any:

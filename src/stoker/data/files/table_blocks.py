@@ -1,8 +1,9 @@
 """The rows of CSV, Parquet and JSONL files, block by block. Imports pyarrow: it is imported when a table is read.
 
 pyarrow reads CSV several times as fast as a reader of single records does, and so goes first; from the block on in
-which it meets a broken row that one takes over, to leave the row out, or to tell which it is. Only what follows a
-closed quote is no fault to pyarrow: it reads `"x"y` as `xy`.
+which it meets a broken row that one takes over, to leave the row out, or to tell which it is. Quotes that are never
+closed, and what follows a closed one, are no fault to pyarrow: they are looked for before, and such a file is left to
+the other reader.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from stoker.data.reading.headers import no_such_column
 from stoker.data.reading.json_lines import kind_of, object_in, rows_in
 from stoker.data.reading.lines import Lines, is_utf8, opened
 from stoker.data.reading.parquet import batches_of, parquet_file
+from stoker.data.reading.quotes import are_quotes_sound
 from stoker.errors import BadJob, first_line
 
 _BLOCK_BYTES = 8 * 2**20
@@ -50,8 +52,8 @@ class Block:
         return Block(self.path, self.rows[keep], columns, self.is_text)
 
 
-def header_of(path: Path, spec: TableSpec) -> tuple[str, ...]:
-    """The columns of a file; of JSONL, the keys of its first object.
+def header_of(path: Path, spec: TableSpec, dropped: frozenset[int]) -> tuple[str, ...]:
+    """The columns of a file; of JSONL, the keys of its first object that is not `dropped`.
 
     Raises:
         BadJob: it cannot be read, has none, or has one twice.
@@ -62,7 +64,7 @@ def header_of(path: Path, spec: TableSpec) -> tuple[str, ...]:
         with parquet_file(path) as file:
             header = tuple(file.schema_arrow.names)
     else:
-        header = next((tuple(found) for _, found in _objects(path, frozenset())), ())
+        header = next((tuple(found) for _, found in _objects(path, dropped)), ())
     twice = sorted({name for name in header if header.count(name) > 1})
     if not header or twice:
         what = f"has two columns {twice[0]!r}" if twice else "has no columns"
@@ -74,17 +76,20 @@ def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: froz
     """All rows of a file that are not `dropped`.
 
     Raises:
-        BadJob: a column is missing, a row is ragged or broken, or the file is damaged.
+        BadJob: a column is missing, or one too much where all are read; a row is ragged or broken, or the file is
+            damaged.
     """
     if spec.format != "jsonl":
-        _require_columns(path, header_of(path, spec), columns)
+        header = header_of(path, spec, dropped)
+        _require_columns(path, header, columns)
+        _require_no_more(path, header, spec, columns)
     with _told(path, spec):
         if spec.format == "csv":
             yield from _csv_blocks(CsvFile(path, spec.delimiter), columns, dropped)
         elif spec.format == "parquet":
             yield from (_kept(block, dropped) for block in _parquet_blocks(path, columns))
         else:
-            yield from _jsonl_blocks(path, columns, dropped)
+            yield from _jsonl_blocks(path, spec, columns, dropped)
 
 
 @contextmanager
@@ -106,6 +111,16 @@ def _require_columns(path: Path, header: Sequence[str], columns: Sequence[str]) 
             raise BadJob(f"{path} has no column {column!r}. {why}", remedy=remedy)
 
 
+def _require_no_more(path: Path, header: Sequence[str], spec: TableSpec, columns: Sequence[str]) -> None:
+    """Refuse a column that nobody reads, where every column is one of the features."""
+    others = [name for name in header if name not in columns] if spec.features is None else []
+    if others:
+        raise BadJob(
+            f"{path} has {others[0]!r}, which the first row or file of the table lacks",
+            remedy="Name the columns that are features: features=[…].",
+        )
+
+
 def _kept(block: Block, dropped: frozenset[int]) -> Block:
     if not dropped:
         return block
@@ -114,6 +129,11 @@ def _kept(block: Block, dropped: frozenset[int]) -> Block:
 
 def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
     first = 0
+    with opened(file.path) as content:
+        if not are_quotes_sound(content, file.delimiter):
+            content.close()
+            yield from _blocks_of_records(file, columns, dropped, first)
+            return
     try:
         with pyarrow.csv.open_csv(
             file.path,
@@ -166,18 +186,19 @@ def _parquet_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
             yield Block(path, rows, {name: batch.column(name) for name in columns})
 
 
-def _jsonl_blocks(path: Path, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
-    seen: set[str] = set()
+def _jsonl_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
+    seen: dict[str, None] = {}
     rows: list[int] = []
     objects: list[dict[str, Any]] = []
     for row, found in _objects(path, dropped):
-        seen.update(found)
+        seen.update(dict.fromkeys(found))
         rows.append(row)
         objects.append(found)
         if len(rows) == _BLOCK_ROWS:
             yield _block_of_objects(path, rows, objects, columns)
             rows, objects = [], []
     _require_columns(path, tuple(seen), columns)
+    _require_no_more(path, tuple(seen), spec, columns)
     yield _block_of_objects(path, rows, objects, columns)
 
 
@@ -189,10 +210,13 @@ def _block_of_objects(path: Path, rows: list[int], objects: list[dict[str, Any]]
 def _column(path: Path, name: str, rows: list[int], values: list[Any]) -> pa.Array:
     try:
         return pa.array(values)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
         kinds = [kind_of(value) for value in values]
         usual = next(kind for kind in kinds if kind != "null")
-        odd = next((at for at, kind in enumerate(kinds) if kind not in ("null", usual)), 0)
+        odd = next((at for at, kind in enumerate(kinds) if kind not in ("null", usual)), None)
+        if odd is None:
+            raise BadJob(f"{path}: {name!r} cannot be read: {first_line(error)}",
+                         remedy="Whole numbers have 64 bits, and text is whole characters.") from error  # fmt: skip
         raise BadJob(
             f"{path}, row {rows[odd]}: {name!r} is {values[odd]!r}, a {kinds[odd]}, where others are a {usual}",
             remedy="Let all rows have one type in a column.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stoker.data.files.table_blocks import Block, blocks_of, header_of
-from stoker.data.files.table_columns import Vocabulary, numbers_of, texts_of
+from stoker.data.files.table_columns import Vocabulary, as_float32, numbers_of, texts_of, too_large
 from stoker.data.files.table_missing import MissingCount, require_sensible_missing
 from stoker.data.files.table_spec import TableSpec
 from stoker.data.files.table_store import (
@@ -39,6 +40,9 @@ from stoker.store import disk_errors
 from stoker.store.files import aside_path, make_directories, remove_tree
 
 _CHUNK_ROWS = 2**16
+
+_ABANDONED_S = 3600.0
+"""A table on its way that nothing was written to for so long [s], by a process that is not here, is nobody's."""
 
 
 def built(
@@ -62,7 +66,8 @@ def built(
         _remove_abandoned(folder.parent)
         aside.mkdir()
     try:
-        record = _Building(aside, spec, header_of(paths[0], spec)).read(paths, names, dropped)
+        header = header_of(paths[0], spec, dropped.get(names[0], frozenset()))
+        record = _Building(aside, spec, header).read(paths, names, dropped)
         write_record(aside, record)
         _put(aside, folder)
     except BaseException:
@@ -138,12 +143,20 @@ class _Building:
         self.missing.add_means(self.features, numbers[kept])
         codes = [vocabulary.codes_of(block, words[name]) for name, vocabulary in self.words.items()]
         files[ROWS].write(block.rows.tobytes())
-        files[FEATURES].write(numbers[kept].astype(np.float32).tobytes())
+        files[FEATURES].write(self._stored(block, numbers[kept]).tobytes())
         files[CATEGORIES].write(np.stack(codes, axis=1).tobytes() if codes else b"")
         for at, name in enumerate(self.spec.text):
             self._write_text(files, at, words[name])
         self.num_rows += int(kept.sum())
         self.num_dropped += int((~kept).sum())
+
+    def _stored(self, block: Block, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        """Features [B, F] as they are kept; raises BadJob where a number is too large for that."""
+        stored, overflows = as_float32(numbers)
+        if overflows.any():
+            row, at = np.argwhere(overflows)[0].tolist()
+            raise too_large(block, row, self.features[at], numbers[row, at])
+        return stored
 
     def _write_text(self, files: Mapping[str, IO[bytes]], at: int, values: pa.Array) -> None:
         lengths = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -216,12 +229,20 @@ def _require_all(codes: npt.NDArray[np.int64] | npt.NDArray[np.float32], classes
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Take away what processes that are gone left half made."""
+    """Take away what processes that are gone left half made.
+
+    A process of another machine or container that shares the cache is not seen here: what is written to stays.
+    """
     for path in parent.glob(".writing-*"):
         pid = path.name.split("-")[-2]
-        if pid.isdigit() and not _is_alive(int(pid)):
-            with suppress(OSError):
+        with suppress(OSError):
+            if pid.isdigit() and not _is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
                 remove_tree(path)
+
+
+def _last_change_s(folder: Path) -> float:
+    """When something was last written to a folder or its files [s since 1970]."""
+    return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
 
 def _is_alive(pid: int) -> bool:

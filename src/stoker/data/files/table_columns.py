@@ -38,13 +38,30 @@ def numbers_of(block: Block, column: str) -> npt.NDArray[np.float64]:
     return numbers
 
 
+def as_float32(numbers: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """The numbers as float32, and which of them are finite and too large for it."""
+    with np.errstate(over="ignore"):
+        stored = numbers.astype(np.float32)
+    return stored, np.isinf(stored) & np.isfinite(numbers)
+
+
+def too_large(block: Block, row: int, column: str, value: float) -> BadJob:
+    """What to say of a number of a block that float32 does not hold."""
+    return BadJob(
+        f"{block.path}, row {int(block.rows[row])}: {column!r} is {value:g}, and float32 ends at 3.4e38",
+        remedy="Give it in another unit, or leave the row out with clean=….",
+    )
+
+
 def texts_of(block: Block, column: str) -> pa.Array:
-    """A column as large_string [B], null where it is missing; numbers and booleans as they are written.
+    """A column as large_string [B], null where it is missing or NaN; numbers and booleans as they are written.
 
     Raises:
         BadJob: the column is of a type that has no text.
     """
     values = _plain(block.columns[column])
+    if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
     try:
         return pc.cast(values, pa.large_string())
     except pa.ArrowException as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from stoker.data.files.source import require_choice
+from stoker.data.files.source import class_names, require_choice
 from stoker.errors import BadJob
 
 Format = Literal["csv", "parquet", "jsonl"]
@@ -81,11 +81,11 @@ def table_spec(  # noqa: PLR0913 - what can be said of a table
     spec = TableSpec(
         format=table_format,
         features=None if features is None else _words("features", features),
-        categories=tuple((name, None if values is None else tuple(map(str, values))) for name, values in known.items()),
+        categories=tuple((name, None if values is None else class_names(values)) for name, values in known.items()),
         text=_words("text", text),
         target=target,
         target_kind=cast("TargetKind", target_kind),
-        classes=None if classes is None else tuple(map(str, classes)),
+        classes=None if classes is None else class_names(classes),
         missing=tuple(missing.items()) if isinstance(missing, Mapping) else (),
         missing_else=None if isinstance(missing, Mapping) else missing,
         delimiter=delimiter,

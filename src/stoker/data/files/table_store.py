@@ -19,7 +19,7 @@ from stoker.errors import BadJob
 from stoker.store import cache_root, disk_errors
 
 _RECORD = "table.json"
-_VERSION = 2
+_VERSION = 3
 """Of the files below; a table of another version is read anew."""
 
 FEATURES, CATEGORIES, TARGET, ROWS = "features.f32", "categories.i64", "target.bin", "rows.i64"

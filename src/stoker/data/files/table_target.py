@@ -14,12 +14,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stoker.data.files.table_blocks import Block
-from stoker.data.files.table_columns import Vocabulary, are_numbers, numbers_of, numerals_of, texts_of
+from stoker.data.files.table_columns import (
+    Vocabulary,
+    are_numbers,
+    as_float32,
+    numbers_of,
+    numerals_of,
+    texts_of,
+    too_large,
+)
 from stoker.data.files.table_spec import TableSpec
 from stoker.errors import BadJob
 
 FoundKind = Literal["class", "integer", "number"]
 Mask = npt.NDArray[np.bool_]
+
+_INEXACT = 2**53
+"""From here on float64, which targets are read as, leaves whole numbers out."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class TargetReader:
                 raise BadJob(f"{block.path}: the target {self.column!r} has values that are no whole numbers",
                              remedy='Take it as target_kind="number" or "class".')  # fmt: skip
         if self._can_be_number:
-            self._numbers.append(numbers_of(block, self.column))
+            self._numbers.append(self._exact(block, numbers_of(block, self.column)))
 
     def result(self) -> Targets:
         """The targets of all rows that were read."""
@@ -88,6 +99,27 @@ class TargetReader:
         classes, final = self._words.sorted()
         codes = np.concatenate([*self._codes, np.empty(0, np.int32)])
         return Targets("class", np.append(final, -1)[codes], classes)
+
+    def _exact(self, block: Block, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The numbers of a block, if what they are kept as holds them.
+
+        Raises:
+            BadJob: a whole number cannot be told from the next, or another is too large.
+        """
+        if self._can_be_integer:
+            at = int(np.argmax(np.nan_to_num(np.abs(numbers)))) if len(numbers) else -1
+            if at >= 0 and abs(numbers[at]) >= _INEXACT:
+                raise BadJob(
+                    f"{block.path}, row {int(block.rows[at])}: the target {self.column!r} is {numbers[at]:.0f}; from "
+                    f"{_INEXACT:,} on whole numbers are not told apart here",
+                    remedy='If they name classes: target_kind="class". If not: target_kind="number".',
+                )
+            return numbers
+        overflows = as_float32(numbers)[1]
+        if overflows.any():
+            row = int(overflows.argmax())
+            raise too_large(block, row, self.column, numbers[row])
+        return numbers
 
     def _read_classes(self, block: Block) -> None:
         try:

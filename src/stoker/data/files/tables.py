@@ -17,6 +17,7 @@ from typing import Any, cast, final
 import numpy as np
 
 from stoker.data.files.cleaning import Clean, left_out_of_files
+from stoker.data.files.shards import Paths, require_once
 from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
 from stoker.data.files.table_spec import Missing, TableSpec, TargetKind, table_spec
 from stoker.data.files.table_store import StoredTable, folder_of, key_of, opened, require_pyarrow
@@ -24,8 +25,6 @@ from stoker.errors import BadJob
 
 FEATURES, CATEGORIES, TARGET = "features", "categories", "target"
 """Entries of a sample, where it is a dict; text columns keep their names."""
-
-Paths = str | Path | Sequence[str | Path]
 
 
 @final
@@ -246,6 +245,7 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
     paths = tuple(Path(one).expanduser().absolute() for one in given)
     for one in paths:
         _require_no_folder(one, spec.format)
+    require_once(paths)
     return Table(paths, spec, clean, like)
 
 

@@ -20,7 +20,7 @@ from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
 from stoker.data.files.extras import needs
 from stoker.data.files.images import ImageForm, image_form
 from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
-from stoker.data.files.source import IndexedSource, Labels, digest_of_parts, require_choice
+from stoker.data.files.source import TARGETS, IndexedSource, Labels, class_names, digest_of_parts, require_choice
 from stoker.errors import BadJob, nearest
 
 _HEADER, _CHECKSUM = 12, 4
@@ -77,9 +77,12 @@ class TFRecord(IndexedSource):
 
     def sample(self, index: int) -> dict[str, Any]:
         """Record `index`, its features as they were asked for."""
+        return self._read(index, self.features)
+
+    def _read(self, index: int, features: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
         try:
             found = _features_of(self._content(index))
-            return {name: self._entry(found, name, *kind) for name, kind in self.features.items()}
+            return {name: self._entry(found, name, *kind) for name, kind in features.items()}
         except (OSError, ValueError) as error:
             shard, number = int(self._places["shard"][index]), int(self._places["number"][index])
             raise BadJob(
@@ -101,8 +104,8 @@ class TFRecord(IndexedSource):
         if self.target is None or self.features[str(self.target)] != ("int64", ()):
             return None
         name = str(self.target)
-        found = (_features_of(self._content(index)) for index in range(len(self)))
-        return np.array([self._entry(features, name, "int64", ()) for features in found], np.int64)
+        only = {name: self.features[name]}
+        return np.array([int(self._read(index, only)[name]) for index in range(len(self))], np.int64)
 
     def prepare(self, batch: Any) -> Any:
         """Images as the form says, the rest as it is."""
@@ -181,8 +184,8 @@ def tfrecord(  # noqa: PLR0913 - what can be said of records with images
         raise BadJob("features={} leaves nothing of a record", remedy='As in features={"image": "image", ...}.')
     if target is not None and target not in kinds:
         raise BadJob(f"the target {target!r} is not among the features. {nearest(target, kinds)}")
-    chosen = target or next((name for name in ("target", "label", "labels", "y") if name in kinds), None)
-    return TFRecord(shard_paths(paths), kinds, form, chosen, tuple(map(str, classes)), clean)
+    chosen = target or next((name for name in TARGETS if name in kinds), None)
+    return TFRecord(shard_paths(paths), kinds, form, chosen, class_names(classes), clean)
 
 
 def records_of(path: Path) -> Arrays:

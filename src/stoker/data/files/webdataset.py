@@ -21,7 +21,7 @@ from stoker.data.files.images import ImageForm, image_form
 from stoker.data.files.mending import as_first_seen, note_unreadable, version_of
 from stoker.data.files.names import Names
 from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
-from stoker.data.files.source import IndexedSource, Labels, digest_of_parts
+from stoker.data.files.source import IndexedSource, Labels, class_names, digest_of_parts
 from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.data.reading.tar_shard import members_of, named
 from stoker.errors import BadJob, nearest
@@ -190,7 +190,7 @@ def webdataset(  # noqa: PLR0913 - what can be said of shards of images
                          remedy="Write arrays as .npy, and the rest as .json.")  # fmt: skip
     if not fields:
         raise BadJob("fields=[] leaves nothing of a sample", remedy='As in fields=["jpg;png", "cls"].')
-    return WebDataset(shard_paths(shards), tuple(fields), form, tuple(map(str, classes)), clean)
+    return WebDataset(shard_paths(shards), tuple(fields), form, class_names(classes), clean)
 
 
 def index_of(path: Path) -> Arrays:

@@ -34,12 +34,10 @@ def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of broken EXIF, which is not what is decoded
-            # An image that unpacks to hundreds of millions of pixels is an attack or a mistake.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
             return _loaded(content, is_strict=is_strict)
     except UnidentifiedImageError:
         raise BadImage("corrupt", f"it is no image: it begins with {content[:8].hex(' ')}") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise BadImage("shape", _words(error)) from None
     except (OSError, SyntaxError, ValueError, IndexError, EOFError, zlib.error, OverflowError) as error:
         raise BadImage("corrupt", _words(error)) from None
@@ -88,6 +86,12 @@ def _sized(image: Image.Image, size: tuple[int, int] | None, resize: Resize) -> 
 
 def _loaded(content: bytes, *, is_strict: bool) -> Image.Image:
     image = Image.open(io.BytesIO(content))
+    # An image that unpacks to hundreds of millions of pixels is an attack or a mistake. Pillow warns of it; several
+    # threads that decode at once cannot make an error of that, as the filters of warnings are one for all of them.
+    if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(
+            f"it has {image.width:,} × {image.height:,} pixels, and {Image.MAX_IMAGE_PIXELS:,} are taken at most"
+        )
     if is_strict and image.format == "PNG":
         image.verify()  # uses the image up
         image = Image.open(io.BytesIO(content))

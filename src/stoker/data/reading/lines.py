@@ -51,7 +51,8 @@ class Lines:
                     f"has a line of more than {format_bytes(LONGEST_LINE_BYTES)} at byte {self.offset:,}",
                     remedy="JSON Lines have one object a line; write an array of objects so, or as Parquet.",
                 )
-            pieces = _LINE.findall(line) if self._any_end and line.find(b"\r", 0, -2) >= 0 else (line,)
+            first = line.find(b"\r") if self._any_end else -1
+            pieces = (line,) if first < 0 or line[first:] in (b"\r", b"\r\n") else _LINE.findall(line)
             for piece in pieces:
                 is_first = not self.offset
                 self.offset += len(piece)

@@ -35,15 +35,18 @@ def members_of(path: Path, *, is_strict: bool = False) -> Iterator[Member]:
         is_strict: refuse one without the marker that a whole tar file ends with as well.
 
     Raises:
-        BadTable: it is no tar file; or it is cut off, once what is there has been given, the part it ends within too.
+        BadTable: it is no tar file, or has a part without its content; or it is cut off, once what is there has been
+            given, the part it ends within too.
     """
     try:
         num_bytes = path.stat().st_size
         with tarfile.open(path, "r:") as file:
             for member in file:
                 vars(file)["members"] = []  # else it keeps a record of every member
-                found = named(member.name) if member.isreg() else None
+                found = named(member.name)
                 if found is not None:
+                    _require_content(path, member)
+                if found is not None and member.isreg():
                     yield Member(*found, member.offset_data, member.size)
                 if member.offset_data + member.size > num_bytes:
                     raise tarfile.ReadError(f"it ends within {member.name}")
@@ -56,6 +59,20 @@ def members_of(path: Path, *, is_strict: bool = False) -> Iterator[Member]:
             f"cannot be read as tar: {first_line(error)}",
             remedy="Fetch the shard again; it is damaged or cut off.",
         ) from error
+
+
+def _require_content(path: Path, member: tarfile.TarInfo) -> None:
+    """Refuse a part of a sample that is a link, or whose zeros are left out: its bytes do not follow its header.
+
+    Raises:
+        BadTable: it is one.
+    """
+    if member.islnk() or member.issym():
+        raise BadTable(path, f"has {member.name} as a link to {member.linkname}, and not its content",
+                       remedy="Write it again with --dereference --hard-dereference.")  # fmt: skip
+    if member.issparse():
+        raise BadTable(path, f"has {member.name} with holes, whose zeros are left out",
+                       remedy="Write it again without --sparse.")  # fmt: skip
 
 
 def _has_end(path: Path, offset: int) -> bool:

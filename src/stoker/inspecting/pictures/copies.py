@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from stoker.inspecting.groups import groups_of
@@ -16,10 +17,15 @@ def copies(survey: Survey) -> Iterator[Finding]:
     """What is wrong with pictures that are there more than once; those of the other data set are not told of."""
     _, groups = groups_of(survey.signatures["content"])
     for group in groups:
-        rows = sorted(group.tolist(), key=lambda row: (-rank(survey.split_name(row)), survey.splits[row], row))
+        rows = sorted(group.tolist(), key=functools.partial(_place, survey))
         labels = {survey.label(row) for row in rows} - {None}
         told = _contradictions(survey, rows) if len(labels) > 1 else _repetitions(survey, rows)
         yield from (finding for finding in told if finding.where != AGAINST)
+
+
+def _place(survey: Survey, row: int) -> tuple[int, int, bool, int]:
+    """Which copy is kept: of the split that measures, with a label where one has it, then the first."""
+    return -rank(survey.split_name(row)), int(survey.splits[row]), survey.label(row) is None, row
 
 
 def _contradictions(survey: Survey, rows: list[int]) -> Iterator[Finding]:
@@ -34,7 +40,7 @@ def _contradictions(survey: Survey, rows: list[int]) -> Iterator[Finding]:
 
 
 def _repetitions(survey: Survey, rows: list[int]) -> Iterator[Finding]:
-    """All but the first, which is of the split that measures, if one does."""
+    """All but the first."""
     kept, home = rows[0], survey.splits[rows[0]]
     for row in rows[1:]:
         is_leak = survey.splits[row] != home

@@ -32,7 +32,7 @@ _FEWEST = 50
 """Labelled pictures below which there are too few neighbours to ask."""
 
 LEAST_ACCURACY = 0.75
-"""Share of labels that neighbours must tell for their word to count."""
+"""Share of labels, on average over classes, that neighbours must tell for their word to count."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,14 @@ class Verdicts:
 
     @property
     def accuracy(self) -> float:
-        """Share of the labels that the neighbours tell."""
-        return float((self.favoured == self.own).mean())
+        """Share of the labels that the neighbours tell: the mean over classes, or the largest would speak for all.
+
+        Classes with fewer pictures than there are neighbours are left out, unless all are so small.
+        """
+        counts = np.bincount(self.own)
+        told = np.bincount(self.own, weights=self.favoured == self.own)
+        asked = counts >= min(_NEIGHBOURS, counts.max())
+        return float((told[asked] / counts[asked]).mean())
 
 
 def suspects(survey: Survey, tell: Tell) -> tuple[list[Finding], str]:
@@ -58,7 +64,7 @@ def suspects(survey: Survey, tell: Tell) -> tuple[list[Finding], str]:
     if len(rows) < _FEWEST or len(np.unique(survey.labels[rows])) < 2:
         return [], "labels were not held against neighbours: fewer than 50 labelled pictures, or one class"
     verdicts = ask(survey, rows, tell)
-    told = f"neighbours by small pixels tell {verdicts.accuracy:.1%} of the labels"
+    told = f"neighbours by small pixels tell {verdicts.accuracy:.1%} of the labels, on average over classes"
     if verdicts.accuracy < LEAST_ACCURACY:
         return [], f"{told}, too few to contradict any"
     return sorted(_accused(survey, verdicts), key=lambda finding: -(finding.measure or 0)), told

@@ -28,10 +28,19 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded image: upright, in the mode it is stored in; `misnamed` says of what format it really is."""
+    """A decoded image: upright, in the mode it is stored in; `misnamed` says of what format it really is.
+
+    `values` are what is stored where the image shows less than that: of 16 bits eight, of fractions 256 levels.
+    """
 
     image: Image.Image
     misnamed: str = ""
+    values: NDArray[Any] | None = None
+
+    @property
+    def content(self) -> bytes:
+        """SHA-256 of the pixels: equal for equal ones alone."""
+        return digest(self.image) if self.values is None else _digest_of_values(self.values)
 
 
 def decode(content: bytes | NDArray[Any], suffix: str = "") -> Picture:
@@ -40,7 +49,9 @@ def decode(content: bytes | NDArray[Any], suffix: str = "") -> Picture:
     Raises:
         Unreadable: it is empty, damaged, cut off, of no known format, larger than Pillow's limit, or not finite.
     """
-    return _of_bytes(content, suffix) if isinstance(content, bytes) else Picture(_of_array(content))
+    if isinstance(content, bytes):
+        return _of_bytes(content, suffix)
+    return Picture(_of_array(content), values=None if _are_levels(content) else content)
 
 
 def digest(image: Image.Image) -> bytes:
@@ -86,13 +97,28 @@ def _of_array(pixels: NDArray[Any]) -> Image.Image:
         if not np.isfinite(pixels).all():
             raise Unreadable("not-finite", f"has {int((~np.isfinite(pixels)).sum()):,} values that are not finite")
         low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
-        unit = 1.0 if low >= 0 and high <= 1 else max(high - low, 1e-12)
-        scaled = pixels * 255 if unit == 1.0 else (pixels - low) * (255 / unit)
-        pixels = scaled if low >= 0 and 1 < high <= 255 else np.clip(scaled, 0, 255)
+        if low < 0 or high > 255:
+            pixels = (pixels - low) * (255 / max(high - low, 1e-12))
+        elif high <= 1:
+            pixels = pixels * 255
     elif pixels.dtype != np.uint8 and int(pixels.max(initial=0)) > 255:
         pixels = np.asarray(pixels, np.int64) // 257
-    pixels = np.ascontiguousarray(pixels.astype(np.uint8))
+    pixels = np.ascontiguousarray(np.clip(pixels, 0, 255).astype(np.uint8))
     return Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+
+
+def _are_levels(pixels: NDArray[Any]) -> bool:
+    """Whether values are whole and between 0 and 255, so that an image of 8 bits shows all of them."""
+    if pixels.dtype.kind == "f":
+        return False
+    return pixels.dtype == np.uint8 or (int(pixels.min(initial=0)) >= 0 and int(pixels.max(initial=0)) <= 255)
+
+
+def _digest_of_values(pixels: NDArray[Any]) -> bytes:
+    """SHA-256 of values as numbers, whatever type stores them; 0 and -0 are one number."""
+    kind = "<f8" if pixels.dtype.kind == "f" else "<i8"
+    numbers = np.ascontiguousarray(pixels.astype(kind)) + 0
+    return hashlib.sha256(f"values {kind} {pixels.shape} ".encode() + numbers.tobytes()).digest()
 
 
 @functools.cache

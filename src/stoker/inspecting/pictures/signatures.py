@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from stoker.inspecting.pictures.hashing import SIDE, perceptual_hashes
-from stoker.inspecting.pictures.pixels import Picture, Unreadable, as_rgb, decode, digest
+from stoker.inspecting.pictures.pixels import Picture, Unreadable, as_rgb, decode
 from stoker.inspecting.sources.base import Unit
 from stoker.records.cleaning import Finding
 
@@ -66,7 +66,7 @@ def sign(unit: Unit) -> Signed:
         signed.ids.append(item.id)
         signed.labels.append(item.label)
         signed.places.append(index)
-        rows.append((digest(picture.image), picture.image, _small(picture.image)))
+        rows.append((picture.content, picture.image, _small(picture.image)))
     signed.signatures = _table(rows)
     return signed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +59,9 @@ class RowDigests:
         if self._roles.target:
             _, alike = groups_of(_rows(self._features))
             for group in alike:
-                if len({whole[row].tobytes() for row in group.tolist()}) > 1:
-                    yield from self._contradictions(group.tolist())
+                contents = {row: whole[row].tobytes() for row in group.tolist()}
+                if len(set(contents.values())) > 1:
+                    yield from self._contradictions(contents)
 
     def _repetitions(self, rows: list[int]) -> Iterator[Finding]:
         ordered = sorted(rows, key=lambda row: (-rank(self._split(row)), self._table[row], row))
@@ -72,10 +74,12 @@ class RowDigests:
             yield Finding(fault="leak" if split != home else "duplicate", gravity="fault", id=self._id(row),
                           where=split, beside=(kept,), detail=detail)  # fmt: skip
 
-    def _contradictions(self, rows: list[int]) -> Iterator[Finding]:
-        for row in rows:
+    def _contradictions(self, contents: dict[int, bytes]) -> Iterator[Finding]:
+        """Every row, beside those whose target is another one; by the digests of all their values."""
+        for row, content in contents.items():
             if self._split(row) != AGAINST:
-                others = tuple(self._id(other) for other in rows if other != row)[:_MOST_BESIDE]
+                unlike = (other for other, theirs in contents.items() if theirs != content)
+                others = tuple(map(self._id, islice(unlike, _MOST_BESIDE)))
                 detail = f"another {shown(self._roles.target)!r} than {others[0]}, with the same values otherwise"
                 yield Finding(fault="contradiction", gravity="suspect", id=self._id(row), where=self._split(row),
                               beside=others, detail=detail)  # fmt: skip

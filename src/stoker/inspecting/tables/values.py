@@ -63,10 +63,14 @@ def brief(value: Any) -> Any:
 
 
 def same_as(value: Any, *, is_typed: bool) -> Any:
-    """What two values have in common that are one value in files of several formats: 3, 3.0 and, in a CSV, "3"."""
+    """What two values have in common that are one value in files of several formats: 3, 3.0 and, in a CSV, "3".
+
+    Whole numbers that no float holds, such as those of accounts, are themselves.
+    """
     number = number_of(value, is_typed=is_typed)
     if number is not None:
-        return number
+        whole = _whole(value)
+        return number if whole is None or whole == number else whole
     return value.strip() if isinstance(value, str) else key_of(value)
 
 
@@ -79,6 +83,14 @@ def encoding_fault(text: str) -> str:
     if found := _MOJIBAKE.search(text):
         return f"holds {found[0]!r}: UTF-8 that was read as Latin-1"
     return "holds NUL" if "\x00" in text else ""
+
+
+def _whole(value: Any) -> int | None:
+    """The value as a whole number, if it is one or looks like one."""
+    try:
+        return int(value) if isinstance(value, int | str) else None
+    except ValueError:
+        return None
 
 
 def _as_float(value: float) -> float:

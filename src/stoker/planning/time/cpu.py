@@ -63,6 +63,10 @@ class CpuTimes:
         place = place_of(operation)
         return self.slowdown * self.roof.seconds(place) * math.exp(self._guess(place).value)
 
+    def traffic_seconds(self, operation: Operation) -> float:
+        """Time that the bytes of `operation` take to come and go, at the memory's best rate [s]."""
+        return self.slowdown * place_of(operation).num_bytes / self.roof.bytes_per_s
+
     def relative_error(self, operation: Operation) -> float:
         """One standard deviation of `seconds`, as a fraction of it, as left-out measurements show it."""
         return self._guess(place_of(operation)).deviation

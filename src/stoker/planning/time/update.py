@@ -26,9 +26,9 @@ _FOUR_IN_FIVE = 1.2816
 _ALIKE = 0.5
 """Correlation of the errors of two operations of the same name; of different names, none."""
 _DRIFT = 0.05
-"""Of a machine between one hour and another, one standard deviation [fraction]. A neighbour's load comes on top."""
-_COMPILED_DRIFT = 0.2
-"""The same of compiled code, whose kernels nobody sees before it is compiled. A judgement."""
+"""Of a machine that was not looked at since it was measured, one standard deviation [fraction]."""
+_OF_COMPILED = 0.2
+"""Of the time of compiled code, whose kernels nobody sees before it is compiled, the same. A judgement."""
 _USUAL_HOST_S = {"forward": 7e-6, "backward": 6e-6, "optimizer": 6e-6, "update": 3e-4}
 """Where no host was measured: to start an operation [s], an update's own. Eager PyTorch 2.x on a 3 GHz core."""
 _USUAL_LINK_BYTES_PER_S = 1.2e10
@@ -161,10 +161,8 @@ def update_time(
         beside[_CROSSING] = 0.0
     by_phase = {phase: _phase_s(phase, parts, hardware, host_s[phase]) for phase in _PHASES}
     total = max(sum(by_phase.values()) + sum(beside.values()), 1e-9)
-    drift = _COMPILED_DRIFT if is_compiled else _DRIFT
-    # Where kinds of operations have come to differ since they were timed, one pace for all is less certain.
-    unlike = hardware.pace.deviation if hardware.pace else 0.0
-    deviation = math.hypot(math.sqrt(_variance(parts)) / total, drift, unlike)
+    drift = hardware.pace.deviation if hardware.pace else _DRIFT
+    deviation = math.hypot(math.sqrt(_variance(parts)) / total, drift, _OF_COMPILED if is_compiled else 0.0)
     factor = math.exp(_FOUR_IN_FIVE * deviation)
     return UpdateTime(
         step_s=Estimate(value=total, low=total / factor, high=total * factor, unit="s", basis=hardware.basis),

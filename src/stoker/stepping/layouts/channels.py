@@ -39,17 +39,20 @@ class Channel:
     def send(self, tensor: torch.Tensor, kind: Hashable | None) -> None:
         """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
         assert self._to is not None, "the last stage has nobody to send to"
-        if kind is None or kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._told:
             self._put(_form_of(tensor, self._device))
+        if kind is not None:
+            self._told.add(kind)
         self._put(tensor.detach().contiguous())
 
     def receive(self, kind: Hashable | None) -> torch.Tensor:
         """The next tensor, which is of `kind`."""
-        if kind is None or kind not in self._forms:
-            self._forms[kind] = _form_in(self._take(torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64,
-                                                                device=self._device)))  # fmt: skip
-        shape, dtype = self._forms[kind]
+        form = self._forms.get(kind)
+        if form is None:
+            form = _form_in(self._take(torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64, device=self._device)))
+        if kind is not None:
+            self._forms[kind] = form
+        shape, dtype = form
         return self._take(torch.empty(shape, dtype=dtype, device=self._device))
 
     def receive_like(self, tensor: torch.Tensor) -> torch.Tensor:
