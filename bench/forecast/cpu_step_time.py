@@ -108,9 +108,10 @@ def traced(case: Case) -> Trace:
 def calibrated(threads: Sequence[int], budget_s: float, clock: Clock) -> dict[int, Machine]:
     """Measure the CPU at each number of threads."""
     device = next(device for device in attached_devices() if device.kind == "cpu")
-    found = {}
-    for number in threads:
-        benchmark = measure_operations(device, threads=number, budget_s=budget_s, clock=clock)
+    found, left_s = {}, budget_s * len(threads)
+    for done, number in enumerate(sorted(threads, reverse=True)):  # as `stoker doctor` does
+        benchmark = measure_operations(device, threads=number, budget_s=left_s / (len(threads) - done), clock=clock)
+        left_s -= benchmark.took_s
         hardware = Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
         found[number] = Machine(hardware, CpuTimes.of(hardware), number, clock)
         print(f"micro-benchmark: {len(benchmark.timings)} operations at {number} threads, {benchmark.took_s:.0f} s")
@@ -214,7 +215,7 @@ def main() -> None:
         path = (
             Path(__file__).parents[1]
             / "results"
-            / f"cpu_step_time_in_turns{'_of_thread' if arguments.cpu_time else ''}_{result['date']}.json"
+            / f"cpu_step_time_planned{'_of_thread' if arguments.cpu_time else ''}_{result['date']}.json"
         )
         path.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -4,7 +4,9 @@
 
 The plan is the one Stoker chooses for the case as it is timed, once. For each seed a run under it, and a plain PyTorch
 loop in fp32, train on the same samples and are evaluated by the same code on the test part, in fp32: accuracy of
-images, loss of text. Each run is a process of its own, and what is done is kept: the same command goes on.
+images, loss of text. The learning rate rises at first and falls to 0 at the end, as in runs that people keep: under a
+constant one the last weights are worth a point more or less from one update to the next. Each run is a process of its
+own, and what is done is kept: the same command goes on.
 """
 
 from __future__ import annotations
@@ -35,22 +37,30 @@ from stoker.records.codec import JSON
 
 SIDES = ("fp32", "stoker")
 _EVALUATED_AT_ONCE = 100
+_WARMUP, _INITIAL = 0.05, 0.1
+
+
+def share_of_rate(progress: float) -> float:
+    """The share of the learning rate there is at a share of the run: from a tenth straight up to 1, then down to 0."""
+    return min(_INITIAL + (1 - _INITIAL) * progress / _WARMUP, (1 - progress) / (1 - _WARMUP))
 
 
 def in_fp32(material: Material, updates: int) -> nn.Module:
     """The model after so many updates of a plain loop."""
     case, model = material.case, material.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=case.lr, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: share_of_rate(update / updates))
     for _, rows in zip(range(updates), material.batches(), strict=False):
         loss_of(case, model(material.inputs[rows]), material.targets[rows]).backward()
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
     return model
 
 
 def under_plan(material: Material, plan: records.Plan, updates: int, seed: int) -> nn.Module:
     """The model after so many updates of `stoker.train` under a plan."""
-    job = dataclasses.replace(the_job(material, seed=seed), until=stoker.updates(updates))
+    job = dataclasses.replace(the_job(material, seed=seed), until=stoker.updates(updates), schedule=share_of_rate)
     run = stoker.train(job, plan=plan, new=True, sink=lambda _event: None)
     model = material.model()
     model.load_state_dict(run.weights())

@@ -22,6 +22,8 @@ OTHER, NEIGHBOUR = (dataclasses.replace(FIRST, micro_batch=size) for size in (16
 class Script:
     """A search that asks for two plans, doubts the first, and then asks for one more."""
 
+    candidates = ()
+
     def __init__(self, *_: object) -> None:
         self._asked: Iterator[Plan | None] = iter((FIRST, OTHER, None, NEIGHBOUR, None))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.planning.beliefs import Beliefs, expected_gain
+from stoker.planning.beliefs import Beliefs, expected_gain, settings_of
 from stoker.records import Plan
 
 FP32 = Plan(device="cpu", micro_batch=64)
@@ -55,6 +55,15 @@ def test_a_poor_basis_leaves_more_to_hope_for() -> None:
     """Of two plans forecast alike, another may well be faster if forecasts rest on a datasheet."""
     poor, good = (Beliefs(error).improvements([(FP32, 1.0, 1.0)], [(LAST, 1.0)])[0] for error in (0.25, 0.03))
     assert poor > 2 * good > 0
+
+
+def test_a_setting_that_no_forecast_was_made_of_leaves_more_to_hope_for() -> None:
+    """channels-last was traced in the one case; in the other nobody knows more of it than a rule."""
+    traced, guessed = (
+        Beliefs(0.05, settings_of(plans)).improvements([(FP32, 1.0, 1.0)], [(LAST, 1.0)])[0]
+        for plans in ((FP32, LAST), (FP32,))
+    )
+    assert guessed > 1.5 * traced > 0
 
 
 @given(st.floats(-3, 3), st.floats(0.01, 1))

@@ -89,6 +89,15 @@ def test_a_short_run_is_not_worth_a_second_trial() -> None:
     assert lines[2] == "speed: nothing else was tried, it would not have paid back"
 
 
+def test_a_plan_that_was_given_is_not_said_to_be_the_best_found() -> None:
+    """Others were not tried because nobody asked for them."""
+    plan, about = Plan(device="cpu", micro_batch=512), profile()
+    search = Search(unforecast(about, CPU, name="it", plans=[plan]), about, CPU, extents)
+    search.record(measurement(plan, 0.1))
+    lines = explain(search.chosen(), about, CPU, search.measured, search.rejected, is_given=True)
+    assert lines[2] == "speed: the plan that was given was tried, and no other"
+
+
 def test_plans_that_differ_in_many_settings_are_counted() -> None:
     """Where no trial tells what one setting gave, the line says how many plans the fastest was found among."""
     plans = [

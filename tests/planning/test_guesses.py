@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.planning import unforecast
-from stoker.records import Plan
+from stoker.planning import has_plenty, unforecast
+from stoker.records import Candidate, Estimate, Plan
 from tests.planning.trials import CPU, GPU, candidate, profile
 
 
@@ -52,16 +53,55 @@ def test_smaller_micro_batches_and_saved_blocks_take_less_memory() -> None:
             assert found[dataclasses.replace(plan, checkpointed_blocks=4)] < needed
 
 
-def test_plans_that_were_forecast_come_before_those_that_were_not() -> None:
-    """The rest is guessed to be slower than any of them, and none is there twice."""
+def forecast_as(plan: Plan, *, pace_s: float, peak_bytes: float = 2.0**30) -> Candidate:
+    """A plan that was traced: its time for each sample [s], and its peak [bytes]."""
     known = candidate("cpu", total_s=10.0, cost=None, is_here=True)
-    first = unforecast(profile(), CPU, name="cpu")[3].plan
-    after = [dataclasses.replace(known, plan=first)]
+    forecast = dataclasses.replace(
+        known.forecast,
+        samples_per_s=Estimate(value=1 / pace_s, low=1 / pace_s, high=1 / pace_s, unit="samples/s", basis="calibrated"),
+        peak_bytes=Estimate(value=peak_bytes, low=peak_bytes, high=peak_bytes, unit="bytes", basis="calibrated"),
+    )
+    return dataclasses.replace(known, plan=plan, forecast=forecast)
+
+
+BF16 = Plan(device="cpu", micro_batch=512, precision="bf16", threads=4, malloc="retained",
+            optimizer_implementation="fused", memory_format="channels_last")  # fmt: skip
+
+
+def test_a_guess_is_that_of_the_plan_most_like_it() -> None:
+    """With half the micro-batch it is the forecast of that one which counts; none is there twice."""
+    half = dataclasses.replace(BF16, micro_batch=256)
+    after = [forecast_as(BF16, pace_s=1.0), forecast_as(half, pace_s=7.0)]
     rest = unforecast(profile(), CPU, name="cpu", after=after)
-    slowest = 1 / known.forecast.samples_per_s.value
-    assert first not in {one.plan for one in rest}
-    assert len(rest) == len(unforecast(profile(), CPU, name="cpu")) - 1
-    assert all(1 / one.forecast.samples_per_s.value >= slowest for one in rest)
+    found = {one.plan: 1 / one.forecast.samples_per_s.value for one in rest}
+    assert len(found) == len(rest)
+    assert not {BF16, half} & found.keys()
+    assert found[dataclasses.replace(BF16, precision="fp32")] == pytest.approx(1.6)
+    assert found[dataclasses.replace(half, precision="fp32")] == pytest.approx(7.0 * 1.6)
+
+
+def test_no_guess_saves_memory_that_no_forecast_saves() -> None:
+    """What was forecast saves just enough to fit, and saving more costs time."""
+    mapped = dataclasses.replace(BF16, malloc="mapped")
+    rest = unforecast(profile(num_blocks=4), CPU, name="cpu", after=[forecast_as(mapped, pace_s=1.0)])
+    assert {(one.plan.malloc, one.plan.checkpointed_blocks) for one in rest} == {("mapped", 0)}
+
+
+@pytest.mark.parametrize(
+    ("traced", "peak_share", "is_plenty"),
+    [
+        (BF16, 0.3, True),
+        (BF16, 0.4, False),
+        (dataclasses.replace(BF16, micro_batch=256), 0.1, False),
+        (dataclasses.replace(BF16, malloc="mapped"), 0.1, False),
+    ],
+)
+def test_memory_is_plenty_where_a_plan_like_it_takes_a_third(traced: Plan, peak_share: float, is_plenty: bool) -> None:
+    """fp32 takes twice as much as bf16 at most; a smaller micro-batch, or one that saves more, says nothing."""
+    guess = dataclasses.replace(BF16, precision="fp32")
+    known = forecast_as(traced, pace_s=1.0, peak_bytes=peak_share * CPU.memory_bytes)
+    candidates = [known, *unforecast(profile(), CPU, name="cpu", after=[known])]
+    assert has_plenty(guess, candidates, CPU) == is_plenty
 
 
 def test_a_plan_that_was_given_is_the_only_one() -> None:

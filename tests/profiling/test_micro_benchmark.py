@@ -8,8 +8,9 @@ import torch
 from stoker.errors import NoDevice
 from stoker.planning.time.cpu_families import place_of
 from stoker.profiling.anchors import measure_anchors
-from stoker.profiling.micro_benchmark import _Timed, measure_operations
-from stoker.profiling.operations import Call, benchmark_calls
+from stoker.profiling.ceilings import stopwatch_for
+from stoker.profiling.micro_benchmark import _ON_ALL_CORES, _ON_ONE_CORE, _Timed, _timed, measure_operations
+from stoker.profiling.operations import Call, Pool, benchmark_calls
 from stoker.records import Device, from_json, to_json
 from stoker.records.hardware import MicroBenchmark
 from stoker.records.trace import Operation
@@ -66,11 +67,13 @@ def test_the_budget_holds_on_a_machine_that_is_too_slow() -> None:
     assert len(measured.timings) == 1
 
 
-def test_a_disturbed_turn_does_not_count() -> None:
-    """Of three turns the middle one counts, of fewer the best: a burst of other work in one changes nothing."""
-    assert _Timed(None, None, [3.0, 100.0, 2.0]).seconds == 3.0
-    assert _Timed(None, None, [100.0, 2.0]).seconds == 2.0
-    assert _Timed(None, None, [4.0]).seconds == 4.0
+def test_a_slow_machine_times_fewer_calls_and_all_of_them_twice() -> None:
+    """What only one turn tells of is off by a factor of two now and then; a second a reading, and time for some."""
+    readings, calls = itertools.count(), small_calls() * 100
+    watch = stopwatch_for(CPU, lambda: float(next(readings)))
+    timed = _timed(calls, Pool("cpu", 2**20), watch, deadline_s=1500.0, pace=None)
+    assert 0 < len(timed) < len(calls)
+    assert all(len(one.turns) >= 2 for one in timed)
 
 
 def of_bytes(num_bytes: int, flops: int = 0) -> Operation:
@@ -78,50 +81,59 @@ def of_bytes(num_bytes: int, flops: int = 0) -> Operation:
     return Operation(name="relu", inputs=(), outputs=(), flops=flops, bytes_read=num_bytes, bytes_written=0)
 
 
+SMALL, LARGE, PRODUCT = of_bytes(1000), of_bytes(2**24), of_bytes(2**24, flops=10**9)
+
+
+def test_a_disturbed_turn_does_not_count() -> None:
+    """Of three turns the middle one counts, of fewer the best: a burst of other work in one changes nothing."""
+    assert _Timed(None, SMALL, [3.0, 100.0, 2.0]).seconds == 3.0
+    assert _Timed(None, SMALL, [100.0, 2.0]).seconds == 2.0
+    assert _Timed(None, SMALL, [4.0]).seconds == 4.0
+
+
 def test_a_small_call_counts_by_how_long_it_takes_over_and_over_and_after_others() -> None:
-    """The geometric mean, of the median of its passes; without passes, as on a GPU, its turns alone."""
-    small = of_bytes(1000)
-    assert _Timed(None, small, [4.0], [9.0, 8.0, 100.0], is_on_cpu=True).seconds == pytest.approx(6.0)
-    assert _Timed(None, small, [4.0], [], is_on_cpu=True).seconds == 4.0
+    """A geometric mean, of the median of its passes; without passes, as on a GPU, its turns alone."""
+    passes = [9.0, 8.0, 100.0]
+    assert _Timed(None, SMALL, [4.0], passes, _ON_ALL_CORES).seconds == pytest.approx(6.0)
+    assert _Timed(None, SMALL, [4.0], passes, _ON_ONE_CORE).seconds == pytest.approx(4.0**0.7 * 9.0**0.3)
+    assert _Timed(None, SMALL, [4.0], [], _ON_ALL_CORES).seconds == 4.0
 
 
 def test_a_call_that_moves_many_bytes_counts_by_its_passes_alone() -> None:
     """In an update they are out of the caches; in a loop of its own they would not be. A large product is not moved."""
-    assert _Timed(None, of_bytes(2**24, flops=10**9), [4.0], [9.0], is_on_cpu=True).seconds == 4.0
-    assert _Timed(None, of_bytes(2**24), [4.0], [9.0, 8.0, 100.0], is_on_cpu=True).seconds == 9.0
-    assert _Timed(None, of_bytes(2**24), [4.0], []).seconds == 4.0
+    assert _Timed(None, PRODUCT, [4.0], [], _ON_ALL_CORES).seconds == 4.0
+    assert _Timed(None, LARGE, [4.0], [9.0, 8.0, 100.0], _ON_ALL_CORES).seconds == 9.0
+    assert _Timed(None, LARGE, [4.0], [], _ON_ONE_CORE).seconds == 4.0
 
 
 def test_a_large_call_that_was_not_passed_by_is_left_out() -> None:
     """Time was over: its one turn shows page faults. A small one has its turn at ease, and a GPU has no passes."""
-    assert not _Timed(None, of_bytes(2**24), [4.0], is_on_cpu=True).is_usable
-    assert _Timed(None, of_bytes(2**24), [4.0], [5.0], is_on_cpu=True).is_usable
-    assert _Timed(None, of_bytes(1000), [4.0], is_on_cpu=True).is_usable
-    assert _Timed(None, of_bytes(2**24), [4.0]).is_usable
+    assert not _Timed(None, LARGE, [4.0], [], _ON_ALL_CORES).is_usable
+    assert _Timed(None, LARGE, [4.0], [5.0], _ON_ALL_CORES).is_usable
+    assert _Timed(None, SMALL, [4.0], [], _ON_ALL_CORES).is_usable
+    assert _Timed(None, LARGE, [4.0]).is_usable
 
 
-def test_every_call_is_made_after_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With threads of a CPU small calls have turns and passes; a large one is not made over and over."""
+@pytest.mark.parametrize(
+    ("threads", "turns_and_passes"),
+    [
+        (2, {"small": (3, 9), "large": (1, 9), "product": (3, 0)}),
+        (1, {"small": (3, 9), "large": (3, 0), "product": (3, 0)}),
+    ],
+)
+def test_calls_are_made_as_often_as_counts(
+    threads: int, turns_and_passes: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over and over, after others, or both; on one thread what is large is not made after others."""
     kept: list[_Timed] = []
     monkeypatch.setattr(_Timed, "seconds", property(lambda one: kept.append(one) or 1.0))
     large = Call(_ATEN.relu.default, lambda pool: ((pool.random(2**18),), {}))
-    measure_operations(CPU, threads=2, budget_s=1e6, calls=[*small_calls(), large])
-    small = [one for one in kept if not one.is_traffic]
-    [big] = [one for one in kept if one.is_traffic]
-    assert len(small) == 2
-    assert all(len(one.passes) == 9 and len(one.turns) == 3 for one in small)
-    assert len(big.passes) == 9
-    assert len(big.turns) == 1
-
-
-def test_one_thread_counts_by_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is made after others there, and what is large is timed, and kept, all the same."""
-    kept: list[_Timed] = []
-    monkeypatch.setattr(_Timed, "seconds", property(lambda one: kept.append(one) or 1.0))
-    large = Call(_ATEN.relu.default, lambda pool: ((pool.random(2**18),), {}))
-    measured = measure_operations(CPU, threads=1, budget_s=1e6, calls=[*small_calls(), large])
+    product = Call(_ATEN.mm.default, lambda pool: ((pool.random(512, 512), pool.random(512, 512)), {}))
+    measured = measure_operations(CPU, threads=threads, budget_s=1e6, calls=[small_calls()[1], large, product])
     assert len(measured.timings) == 3
-    assert all(len(one.turns) == 3 and not one.passes for one in kept)
+    names = ("small", "large", "product")
+    found = dict(zip(names, sorted(kept, key=lambda one: (one.operation.flops, one.operation.bytes_read)), strict=True))
+    assert {name: (len(one.turns), len(one.passes)) for name, one in found.items()} == turns_and_passes
 
 
 @pytest.mark.parametrize(("threads", "budget_s"), [(0, 1.0), (1, 0.0)])

@@ -204,7 +204,10 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     if others:
         found = dataclasses.replace(found, forecast=planning.crowded(found.forecast, others))
     chosen = priced(planner, place, found)
-    lines = planning.explain(chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected)
+    lines = planning.explain(
+        chosen, planner.profile(place.device.kind), place.device, search.measured, search.rejected,
+        is_given=only is not None,
+    )  # fmt: skip
     if others:
         lines = (*lines, planning.words_on_others(others))
     if untraced:

@@ -12,8 +12,9 @@ from stoker.profiling.micro_benchmark import measure_operations
 from stoker.records import Ceilings, Device, MicroBenchmark
 from stoker.store import CeilingsCache, MicroBenchmarkCache, cache_root
 
-_OPERATIONS_S = 42.0
-"""For the times of operations of all devices together [s]: with the ceilings, a minute."""
+_CEILINGS_S = 7.0
+_OPERATIONS_S = 50.0
+"""For the times of operations of all devices together [s]: with the ceilings of one, a minute."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,12 @@ def doctor(*, fresh: bool = False) -> Diagnosis:
     before = sample_cpu()
     kept = {device: _kept(device) for device in found.usable} if not fresh else {}
     missing = [device for device in found.usable if not _is_whole(kept.get(device))]
-    num_benchmarks = sum(len(_threads(device)) for device in missing)
+    left, left_s = sum(len(_threads(device)) for device in missing), _OPERATIONS_S
     for device in missing:
-        ceilings = measure_ceilings(device)
-        budget_s = _OPERATIONS_S / num_benchmarks
-        timed = [measure_operations(device, threads=threads, budget_s=budget_s) for threads in _threads(device)]
+        ceilings, timed = measure_ceilings(device, budget_s=_CEILINGS_S), list[MicroBenchmark]()
+        for threads in _threads(device):  # each leaves what it does not need to those that follow
+            timed.append(measure_operations(device, threads=threads, budget_s=left_s / left))
+            left, left_s = left - 1, left_s - timed[-1].took_s
         kept[device] = ceilings, tuple(timed)
     after = sample_cpu()
     load = None if not missing or before is None or after is None else load_between(before, after)
@@ -65,8 +67,8 @@ _Measured = tuple[Ceilings | None, tuple[MicroBenchmark, ...]]
 
 
 def _threads(device: Device) -> tuple[int | None, ...]:
-    """Numbers of threads to time operations with: a CPU's one and all, a GPU's as they are."""
-    return (None,) if device.kind != "cpu" or device.cores <= 1 else (1, None)
+    """Numbers of threads to time operations with: a CPU's all and one, a GPU's as they are."""
+    return (None,) if device.kind != "cpu" or device.cores <= 1 else (None, 1)
 
 
 def _caches() -> tuple[CeilingsCache, MicroBenchmarkCache]:

@@ -18,7 +18,6 @@ from stoker.flow.planner import Planner, calibrations_of, measured_hardware
 from stoker.flow.preparation import users_code
 from stoker.jobs import Optimizer
 from stoker.jobs.more_optimizers import ScheduleFree
-from stoker.planning.forecast import run_pace
 from stoker.planning.layouts import Terms, layouts_of
 from stoker.planning.ranking import LEAST_GAIN
 from stoker.planning.slow_links import recommend
@@ -151,7 +150,7 @@ class Layouts:
         with users_code("the model or the loss", self.planner.prepared.entry):
             ranked = planning.rank(local, device, forecasts, name=place.name, is_here=place.is_here,
                                    is_limited=place.is_limited)  # fmt: skip
-        best = min((one for one in ranked if not one.plan.captured), key=lambda one: run_pace(one.forecast))
+        best = min((one for one in ranked if not one.plan.captured), key=lambda one: one.forecast.seconds_per_sample)
         self._favourite = self._favourite or best.plan
         plan = dataclasses.replace(best.plan, layout=layout)
         return dataclasses.replace(
@@ -230,9 +229,9 @@ def _in_order(found: list[Candidate]) -> tuple[Candidate, ...]:
     """The fastest first; a simpler layout goes before one that is faster by no more than the noise of a trial."""
     best = found[0]
     for one in found[1:]:
-        if run_pace(one.forecast) < (1 - LEAST_GAIN) * run_pace(best.forecast):
+        if one.forecast.seconds_per_sample < (1 - LEAST_GAIN) * best.forecast.seconds_per_sample:
             best = one
-    return (best, *sorted((one for one in found if one is not best), key=lambda one: run_pace(one.forecast)))
+    return (best, *sorted((one for one in found if one is not best), key=lambda one: one.forecast.seconds_per_sample))
 
 
 def plain(plan: Plan) -> Plan:

@@ -9,7 +9,6 @@ from stoker import planning
 from stoker.devices import PUE_DATA_CENTRE, PUE_HERE, Place, cheapest, grid_of
 from stoker.flow.layouts import Layouts, plain
 from stoker.flow.planner import Planner
-from stoker.planning.forecast import run_pace
 from stoker.planning.spread_words import why_slower, words_on_messages
 from stoker.records import Candidate, Decision, Plan, Price, Rejection
 
@@ -50,7 +49,7 @@ def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decisio
 
 
 def _times(one: Candidate, chosen: Candidate) -> str:
-    return f"{run_pace(one.forecast) / run_pace(chosen.forecast):.2f}x the time"
+    return f"{one.forecast.seconds_per_sample / chosen.forecast.seconds_per_sample:.2f}x the time"
 
 
 def _priced(layouts: Layouts, candidate: Candidate) -> Candidate:

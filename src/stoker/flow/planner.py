@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -180,18 +181,21 @@ class Planner:
     def _try_promising(self, search: planning.Search, place: Place, *, are_forecast: bool) -> None:
         """Try plans until none is expected to pay back its trial; of those that were forecast more is known before."""
         while (plan := search.next_plan()) is not None:
-            if are_forecast and (lack := self._lack_of_memory(place, plan)) is not None:
+            if are_forecast and (lack := self._lack_of_memory(place, plan, search.candidates)) is not None:
                 search.reject(plan, lack, for_memory=True)
                 continue
             found = self._tried(search, plan)
             if found and found.compile_s and found.not_compiled is None and are_forecast:
                 self._remember_compiling(place, found)
 
-    def _lack_of_memory(self, place: Place, plan: Plan) -> str | None:
+    def _lack_of_memory(self, place: Place, plan: Plan, candidates: Sequence[Candidate]) -> str | None:
         """Why a plan is not even tried: it is forecast to need more memory than may be used. None where it is not.
 
-        Plans that were ranked fit; of the others, which are guesses, nobody has asked.
+        Plans that were ranked fit; of the others, which are guesses, nobody has asked. Where there is plenty, nobody
+        need: a trace takes longer than a trial.
         """
+        if not self.failures(place) and planning.has_plenty(plan, candidates, place.device):
+            return None
         forecasts = self._heeding(place)
         try:
             if forecasts.probability_it_fits(plan) >= SURE_ENOUGH:

@@ -8,7 +8,7 @@ from stoker.planning.derivation import NotDerivable, derived
 from stoker.planning.expansion import expanded
 from stoker.planning.explanation import explain, why_not_compiled
 from stoker.planning.forecast import Extents, forecast
-from stoker.planning.guesses import unforecast
+from stoker.planning.guesses import has_plenty, unforecast
 from stoker.planning.limits import Limits, Objective, parse_duration, parse_memory, parse_money
 from stoker.planning.money import assumptions, co2_kg, cost_usd
 from stoker.planning.past_errors import errors_so_far
@@ -22,6 +22,6 @@ __all__ = [
     "ENOUGH_S", "Extents", "Limits", "Needs", "NotDerivable", "Objective", "Remedy", "RunTimes", "Search",
     "TracedForecasts", "Traces", "UpdateBounds", "adding_up", "advice", "as_profiled", "assumptions", "choose",
     "co2_kg", "cost_usd", "crowded", "derived", "errors_so_far", "expanded", "explain", "find_bottleneck", "forecast",
-    "least_demanding", "parse_duration", "parse_memory", "parse_money", "rank", "rental_advice", "unforecast",
-    "update_bounds", "why_not_compiled", "words_on_others",
+    "has_plenty", "least_demanding", "parse_duration", "parse_memory", "parse_money", "rank", "rental_advice",
+    "unforecast", "update_bounds", "why_not_compiled", "words_on_others",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ kernel over settings); expected improvement as in D. R. Jones, M. Schonlau and W
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +29,15 @@ OWN_ERROR = 0.04
 COMPILED_ERROR = 0.2
 """Prior spread of the error that compiling brings in, at least: nobody sees the kernels before they are compiled."""
 
+GUESSED_ERROR = 0.15
+"""Prior spread of the error that a setting brings in of which no plan was traced."""
+
 TRIAL_NOISE = 0.03
 """Spread of a trial's pace on a machine that is not ours alone."""
+
+
+Setting = tuple[str, Hashable]
+"""A setting of plans and one of its values."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,12 @@ class Beliefs:
     """Forecasts of pace, and how they err.
 
     `setting_error` is the prior spread of the error that one setting brings in: small where the forecast rests on
-    measured operations, large where it rests on a datasheet.
+    measured operations, large where it rests on a datasheet. What settings bring in that no forecast was made of, those
+    not in `forecast`, is known as a rule only; None: forecasts were made of all.
     """
 
     setting_error: float
+    forecast: frozenset[Setting] | None = None
 
     def improvements(
         self, tried: Sequence[tuple[Plan, float, float]], untried: Sequence[tuple[Plan, float]]
@@ -84,8 +93,11 @@ class Beliefs:
 
     def _variance(self, setting: str, value: Hashable) -> float:
         """Of the error that one setting brings in."""
-        is_compiled = setting == "compile" and value is True
-        return (max(self.setting_error, COMPILED_ERROR) if is_compiled else self.setting_error) ** 2
+        if setting == "compile" and value is True:
+            return max(self.setting_error, COMPILED_ERROR) ** 2
+        if self.forecast is not None and (setting, value) not in self.forecast:
+            return max(self.setting_error, GUESSED_ERROR) ** 2
+        return self.setting_error**2
 
 
 def expected_gain(mean: float, spread: float) -> float:
@@ -105,6 +117,11 @@ _SETTINGS = ("precision", "memory_format", "optimizer_implementation", "threads"
 
 def _normal(x: float) -> float:
     return (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+def settings_of(plans: Iterable[Plan]) -> frozenset[Setting]:
+    """All settings that any of the plans has."""
+    return frozenset(item for plan in plans for item in _settings(plan).items())
 
 
 def _settings(plan: Plan) -> dict[str, Hashable]:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 
 from stoker.errors import DoesNotFit
-from stoker.planning.forecast import run_pace
 from stoker.planning.limits import Limits, Objective
 from stoker.records import Candidate, Rejection
 from stoker.units import format_money, format_seconds
@@ -58,14 +57,14 @@ def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
     """
     here_s = chosen.forecast.total_s.value
     priced = [c for c in rentable if c.forecast.cost_usd is not None]
-    faster = [c for c in priced if run_pace(c.forecast) * WORTH_RENTING < run_pace(chosen.forecast)]
+    faster = [c for c in priced if c.forecast.seconds_per_sample * WORTH_RENTING < chosen.forecast.seconds_per_sample]
     if here_s <= ENOUGH_S or not faster:
         why = "" if here_s <= ENOUGH_S else ", and nothing for rent would be much faster"
         return f"What is here is enough: done in {format_seconds(here_s)}{why}."
     cheapest = min(faster, key=_cost)
-    fastest = min(faster, key=lambda c: run_pace(c.forecast))
+    fastest = min(faster, key=lambda c: c.forecast.seconds_per_sample)
     text = f"It runs here in {format_seconds(here_s)}; {_deal(cheapest)}{_samples(cheapest, chosen)}"
-    if run_pace(fastest.forecast) * 1.5 < run_pace(cheapest.forecast):
+    if fastest.forecast.seconds_per_sample * 1.5 < cheapest.forecast.seconds_per_sample:
         text += f", or {_deal(fastest)}{_samples(fastest, chosen)}"
     return text + "."
 
@@ -81,7 +80,7 @@ def rental_advice(why_not_here: str, rentable: Sequence[Candidate]) -> str:
 def _key(candidate: Candidate, objective: Objective) -> tuple[float, ...]:
     """What is to be least, then time; what nobody knows comes last."""
     forecast = candidate.forecast
-    time = (run_pace(forecast), forecast.total_s.value)
+    time = (forecast.seconds_per_sample, forecast.total_s.value)
     if objective == "money":
         return _cost(candidate), *time
     if objective == "energy":
@@ -107,7 +106,7 @@ def _why_best(keeping: Sequence[Candidate], limits: Limits, objective: Objective
 
 def _against(candidate: Candidate, best: Candidate) -> str:
     """How another compares with the best: `2.1x the time, 0.8x the cost`."""
-    words = [_ratio(run_pace(candidate.forecast) / run_pace(best.forecast), "the time", "as fast")]
+    words = [_ratio(candidate.forecast.seconds_per_sample / best.forecast.seconds_per_sample, "the time", "as fast")]
     mine, theirs = _cost(candidate), _cost(best)
     if 0 < theirs < float("inf") and 0 < mine < float("inf"):
         words.append(_ratio(mine / theirs, "the cost", "cheaper"))

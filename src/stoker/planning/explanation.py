@@ -24,10 +24,12 @@ def explain(
     device: Device,
     measured: Sequence[Measurement],
     rejected: Sequence[Rejection],
+    *,
+    is_given: bool = False,
 ) -> tuple[str, ...]:
     """Five lines: the plan, what the contract allows, what each setting gave, the memory, and the time to finish.
 
-    A sixth says what that time is made of, where it is not mostly updates.
+    A sixth says what that time is made of, where it is not mostly updates. `is_given`: somebody asked for this plan.
     """
     plan, forecast = chosen.plan, chosen.forecast
     total = forecast.total_s
@@ -37,7 +39,7 @@ def explain(
     return (
         f"{_hardware(device)}: {plan.in_words()}",
         _legality(profile),
-        _gains(chosen, measured, rejected),
+        _gains(chosen, measured, rejected, is_given=is_given),
         _memory(chosen, device),
         f"to finish: {format_seconds(total.value)} ({interval}) for {samples} samples in {updates}",
         *_made_of(chosen),
@@ -117,7 +119,7 @@ def _legality(profile: Profile) -> str:
     return f"samples are coupled by {through}: a micro-batch is {rule} of {coupling.group} samples"
 
 
-def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequence[Rejection]) -> str:
+def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequence[Rejection], *, is_given: bool) -> str:
     """What the chosen settings gave against the plans that differ in one of them."""
     if not measured:
         return f"speed: forecast from a trace of one update, {chosen.forecast.step_s.basis}; nothing was run"
@@ -133,7 +135,9 @@ def _gains(chosen: Candidate, measured: Sequence[Measurement], rejected: Sequenc
     error = chosen.forecast.gradient_error
     if error is not None:
         parts.append(f"gradient {error:.1%} from fp32's")
-    if len(measured) == 1 and not rejected:
+    if is_given:
+        parts.insert(0, "the plan that was given was tried, and no other")
+    elif len(measured) == 1 and not rejected:
         parts.insert(0, "nothing else was tried, it would not have paid back")
     elif not compared and len(measured) > 1:
         parts.insert(0, f"the fastest of {len(measured)} plans that were tried")

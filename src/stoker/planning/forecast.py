@@ -73,15 +73,6 @@ def pace(measured: Measurement) -> float:
     return statistics.mean(times[: max(1, len(times) // 2)]) / measured.samples_per_update
 
 
-def run_pace(forecast: Forecast) -> float:
-    """Time of the whole run for each sample that it trains on [s].
-
-    By this plans and devices compare: where a run lasts a stated time, all of them take as long, and the faster ones
-    train on more samples.
-    """
-    return forecast.total_s.value / max(1, forecast.total_samples)
-
-
 def _from_samples(times_s: tuple[float, ...]) -> Estimate:
     """The median of single updates, between its quartiles widened by drift."""
     middle = statistics.median(times_s)

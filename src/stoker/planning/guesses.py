@@ -1,4 +1,4 @@
-"""Candidates without a forecast: the order in which to try them, and nothing more."""
+"""Candidates that were not traced: what is known as a rule, for an order in which to try them and nothing more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from stoker.planning.space import execution_settings, saving_memory
+from stoker.planning.space import execution_settings, saving_memory, saving_of
 from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 
 _COPIES_OF_PARAMETERS = 4
@@ -14,6 +14,8 @@ _COPIES_OF_PARAMETERS = 4
 _AS_A_RULE = {"fp32": 1.6, "contiguous": 1.1, "half the micro-batch": 1.05, "half the threads": 1.5,
               "checkpointed": 1.3, "default": 1.1, "mapped": 1.2, "inline": 1.2}  # fmt: skip
 """How much longer an update takes with each of these than without, for an order in which to try plans."""
+_PLENTY = 3.0
+_OPTIMIZERS_AS_A_RULE = {"fused": 1.0, "foreach": 1.05, "default": 1.1}
 
 
 def unforecast(
@@ -26,27 +28,42 @@ def unforecast(
 ) -> tuple[Candidate, ...]:
     """Legal plans, those first that are fast as a rule: reduced precision, large micro-batches, all cores.
 
-    Their paces are guesses, basis `unknown`: a search learns from trials which hold.
+    Their paces are guesses, basis `unknown`: a search learns from trials which hold. Where others have a forecast, a
+    guess is that of the plan most like it, and what the settings in which they differ give as a rule.
 
     Args:
         profile: the job's facts.
         device: where it is to run.
         name: what the device is called.
         plans: these alone.
-        after: candidates that have a forecast; the others are given, and guessed to be slower than any of these.
+        after: candidates that have a forecast; the others are given. Of what saves memory they have no more than these,
+            which have just enough to fit: it costs time.
     """
-    slowest_s = max((1 / c.forecast.samples_per_s.value for c in after), default=1.0)
-    known = {c.plan for c in after}
-    chosen = [plan for plan in plans or _legal(profile, device) if plan not in known]
+    bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
+    known, ways = {c.plan for c in after}, {saving_of(c.plan) for c in after}
+    legal = plans or (plan for plan in _legal(profile, device) if not ways or saving_of(plan) in ways)
+    chosen = [plan for plan in legal if plan not in known]
     return tuple(
         Candidate(
             device=name,
             plan=plan,
-            forecast=_guess(plan, profile, slowest_s * _slowness(plan, profile, device)),
+            forecast=_guess(plan, profile, _pace_like(plan, bases, profile, device)),
             memory_bytes=device.memory_bytes,
         )
         for plan in chosen
     )
+
+
+def has_plenty(plan: Plan, candidates: Sequence[Candidate], device: Device) -> bool:
+    """Whether a plan fits for sure: a traced one that passes as many samples at once takes a third of the memory.
+
+    What a guess may differ in beside, such as fp32 for bf16, takes twice as much at most.
+    """
+    alike = (
+        c for c in candidates if c.forecast.peak_bytes.basis != "unknown" and c.plan.micro_batch >= plan.micro_batch
+    )
+    most = device.memory_bytes / _PLENTY
+    return any(saving_of(c.plan) == saving_of(plan) and c.forecast.peak_bytes.value <= most for c in alike)
 
 
 def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
@@ -60,6 +77,19 @@ def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
         yield from way
 
 
+def _pace_like(plan: Plan, bases: Sequence[Candidate], profile: Profile, device: Device) -> float:
+    """Seconds for each sample, by the forecast of the plan that shares most settings; 1 for the fastest if none is."""
+    slowness = _slowness(plan, profile, device)
+    if not bases:
+        return slowness
+    nearest = max(bases, key=lambda one: (_num_shared(plan, one.plan), one.forecast.samples_per_s.value))
+    return slowness / _slowness(nearest.plan, profile, device) / nearest.forecast.samples_per_s.value
+
+
+def _num_shared(one: Plan, other: Plan) -> int:
+    return sum(getattr(one, field.name) == getattr(other, field.name) for field in dataclasses.fields(Plan))
+
+
 def _slowness(plan: Plan, profile: Profile, device: Device) -> float:
     """How much longer it takes than what is fast as a rule."""
     words: set[str] = {plan.precision, plan.memory_format, plan.malloc, plan.loader}
@@ -69,7 +99,8 @@ def _slowness(plan: Plan, profile: Profile, device: Device) -> float:
         "half the threads": math.log2(device.cores / plan.threads) if device.kind == "cpu" else 0.0,
     }
     powers = {word: 1.0 for word in words if word in _AS_A_RULE} | halvings
-    return math.exp(sum(math.log(_AS_A_RULE[word]) * power for word, power in powers.items()))
+    settings = math.exp(sum(math.log(_AS_A_RULE[word]) * power for word, power in powers.items()))
+    return settings * _OPTIMIZERS_AS_A_RULE[plan.optimizer_implementation]
 
 
 def _guess(plan: Plan, profile: Profile, pace_s: float) -> Forecast:

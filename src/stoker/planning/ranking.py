@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from stoker.errors import DoesNotFit
-from stoker.planning.forecast import run_pace
 from stoker.planning.memory import largest_that_fits
 from stoker.planning.space import execution_settings, saving_memory
 from stoker.records import Candidate, Device, Forecast, Plan, Profile
@@ -237,4 +236,4 @@ def _pace(candidate: Candidate) -> float:
 
 
 def _fastest(found: list[Candidate]) -> Candidate:
-    return min(found, key=lambda c: run_pace(c.forecast))
+    return min(found, key=lambda c: c.forecast.seconds_per_sample)

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from stoker.errors import DoesNotFit
-from stoker.planning.beliefs import Beliefs
+from stoker.planning.beliefs import Beliefs, settings_of
 from stoker.planning.forecast import Extents, forecast, pace, samples_per_s, taken_bytes
 from stoker.planning.ranking import LEAST_GAIN
 from stoker.records import (
@@ -79,7 +79,9 @@ class Search:
         self.spent_s = 0.0
         self._forecasts = {c.plan: 1 / c.forecast.samples_per_s.value for c in candidates}
         self._expected_compiling = {c.plan: c.forecast.compile_s for c in candidates}
-        self._beliefs = Beliefs(SETTING_ERRORS[candidates[0].forecast.step_s.basis])
+        traced = [c.plan for c in candidates if c.forecast.step_s.basis != "unknown"]
+        error = SETTING_ERRORS[candidates[0].forecast.step_s.basis]
+        self._beliefs = Beliefs(error, settings_of(traced) if traced else None)
         self._inexact: set[Precision] = set()
         self._can_capture = True
         self._can_compile, self._spent_compiling_s = True, 0.0

@@ -95,6 +95,11 @@ def saving_memory(plan: Plan, profile: Profile) -> Iterator[Plan]:
             yield dataclasses.replace(plan, checkpointed_blocks=count, loss_chunks=chunks, malloc=malloc)
 
 
+def saving_of(plan: Plan) -> tuple[int, int, Malloc]:
+    """What the plan does of what `saving_memory` thinks of."""
+    return plan.checkpointed_blocks, plan.loss_chunks, plan.malloc
+
+
 def loaders(profile: Profile, device: Device) -> tuple[tuple[Loader, int], ...]:
     """Loaders with their workers."""
     if profile.is_in_memory:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stoker.planning.communication import Passing
-from stoker.planning.forecast import run_pace
 from stoker.planning.spread_forecast import SpreadUpdate
 from stoker.records import Forecast
 from stoker.records.links import Links
@@ -41,7 +40,7 @@ def words_on_message(one: Passing) -> str:
 
 def why_slower(spread: SpreadUpdate, forecast: Forecast, best: Forecast) -> str:
     """What a layout loses by: `1.40x the time: 12 ms of messages show, 3 ms of stages waiting`."""
-    ratio = run_pace(forecast) / run_pace(best)
+    ratio = forecast.seconds_per_sample / best.seconds_per_sample
     parts = [
         (spread.exposed_s - (best.exposed_s.value if best.exposed_s is not None else 0.0), "more of messages show"),
         (spread.bubble_s, "of stages waiting"),

@@ -5,11 +5,13 @@ alike. A turn counts by its median, and a call by its best turn but one of three
 slow it down. Operands come from ever other memory (`operations.Pool`). Nothing here knows a model.
 
 On a CPU a call that is made over and over finds its code and its operands in the nearest caches, which in an update it
-does not. So with several threads calls of all kinds are also made once each, one after another, a few times over (with
-one, times of updates are nearer to turns alone, see docs/log.md). What moves many bytes and multiplies none counts by
-these passes alone; what is small by the geometric mean of both, since a small update leaves more in the caches; large
-products and convolutions by their turns, which passes hardly differ from. And anchors are timed now and then among the
-calls, so that a later look at them tells how fast the machine was meanwhile.
+does not. So calls of many kinds are also made once each, one after another, a few times over. With several threads,
+what moves many bytes and multiplies none counts by these passes alone; what is small by a mean of both, since a small
+update leaves more in the caches; large products and convolutions by their turns, which passes hardly differ from. And
+anchors are timed now and then among the calls, so that a later look at them tells how fast the machine was meanwhile.
+
+What was timed in one round alone is not worth much: one reading in ten is then off by a factor of two. On a slow
+machine fewer calls are timed, and all of them twice.
 """
 
 from __future__ import annotations
@@ -52,6 +54,23 @@ _ANCHORS_EVERY_S = 0.5
 _GOLDEN = (5**0.5 - 1) / 2
 
 
+@dataclass(frozen=True)
+class _Shares:
+    """How far a call's time [logarithm] is that after others, and not that over and over [fraction].
+
+    Of what is `small`, and of `traffic`: what is large, and takes as long as its operands take to come and go.
+    """
+
+    small: float = 0.0
+    traffic: float = 0.0
+
+
+_ON_ALL_CORES = _Shares(small=0.5, traffic=1.0)
+_ON_ONE_CORE = _Shares(small=0.3)
+"""Those by which updates come out right, on two kinds of CPUs (docs/log.md, 2026-11-22). A core by itself fetches what
+comes next as fast as it is asked for."""
+
+
 @dataclass
 class _Timed:
     """A call, its record, how long it took in each turn so far, and when it came after all the others [s]."""
@@ -60,36 +79,36 @@ class _Timed:
     operation: Operation
     turns: list[float] = field(default_factory=list)
     passes: list[float] = field(default_factory=list)
-    is_on_cpu: bool = False
-    counts_passes: bool = True
+    shares: _Shares = _Shares()
 
     @property
     def seconds(self) -> float:
+        after_others = statistics.median(self.passes) if self.passes else math.nan
+        if self.share_of_passes == 1 and self.passes:
+            return after_others
         over_and_over = sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
-        if not self.passes or (self.is_large and not self.is_traffic):
+        if not self.passes:
             return over_and_over
-        after_others = statistics.median(self.passes)
-        return after_others if self.is_traffic else math.sqrt(over_and_over * after_others)
+        return float(over_and_over ** (1 - self.share_of_passes) * after_others**self.share_of_passes)
 
     @property
-    def is_large(self) -> bool:
-        """Whether it finds its operands out of the caches, in updates of any size."""
-        return self.is_on_cpu and self.operation.bytes_read + self.operation.bytes_written >= _LARGE_BYTES
-
-    @property
-    def is_traffic(self) -> bool:
-        """Whether it is large, and takes as long as its operands take to come and go."""
-        return self.is_large and not self.operation.flops
+    def share_of_passes(self) -> float:
+        """How far its time after others counts."""
+        if self.is_of_memory:
+            return 0.0
+        if self.operation.bytes_read + self.operation.bytes_written < _LARGE_BYTES:
+            return self.shares.small
+        return 0.0 if self.operation.flops else self.shares.traffic
 
     @property
     def is_usable(self) -> bool:
         """Not where time was over before its passes: large results were then had from the system in its one turn."""
-        return not self.counts_passes or bool(self.passes) or self.is_of_memory or not self.is_traffic
+        return self.share_of_passes < 1 or bool(self.passes)
 
     @property
     def is_of_memory(self) -> bool:
         """Whether it is there to show what memory costs that is had from the system each time."""
-        return self.is_on_cpu and self.operation.name == "zeros"
+        return self.operation.name == "zeros"
 
 
 def measure_operations(
@@ -163,11 +182,14 @@ def _timed(
 ) -> list[_Timed]:
     """All calls in an order that mixes their kinds, and round after round, until the deadline.
 
-    A machine that is too slow, or too busy, for one round leaves some of every kind out.
+    A machine that is too slow, or too busy, for two rounds leaves some of every kind out.
     """
     mixed = sorted(range(len(calls)), key=lambda index: index * _GOLDEN % 1)
     timed: list[_Timed] = []
+    shares, began_s = _shares(pace), watch.clock()
     for start in range(0, len(mixed), _TOGETHER):
+        if timed and not _has_time_twice(len(timed), watch.clock() - began_s, deadline_s - began_s):
+            break
         group: list[_Timed] = []
         for index in mixed[start : start + _TOGETHER]:
             if (timed or group) and watch.clock() >= deadline_s:
@@ -175,11 +197,11 @@ def _timed(
             # Kernels are compiled, chosen or loaded at the first call: it does not count.
             caller, (args, keywords), result = prepare(calls[index], pool)
             record = operation_of(calls[index].function, args, keywords, result)
-            group.append(_Timed(caller, record, is_on_cpu=pool.device == "cpu", counts_passes=_counts_passes(pace)))
+            group.append(_Timed(caller, record, shares=shares))
             del result
             _take_turn(group[-1], watch, pace)
         timed += group
-        _pass_by(group, watch, deadline_s, pace)
+        _pass_by(group, watch, deadline_s)
     for _ in range(ROUNDS - 1):
         for start in range(0, len(timed), _TOGETHER):
             group = timed[start : start + _TOGETHER]
@@ -187,14 +209,26 @@ def _timed(
                 if watch.clock() >= deadline_s:
                     return timed
                 _take_turn(one, watch, pace)
-            _pass_by(group, watch, deadline_s, pace)
+            _pass_by(group, watch, deadline_s)
     return timed
 
 
-def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float, pace: _PaceKeeper | None) -> None:
-    """On a CPU, all calls once each, a few times over: each after others, as in an update."""
-    calls = [one for one in group if not one.is_of_memory]
-    for number in range(1 + _PASSES if _counts_passes(pace) else 0):
+def _has_time_twice(num_timed: int, spent_s: float, budget_s: float) -> bool:
+    """Whether there is time for another group of calls, and for a second round of all of them."""
+    return 2 * spent_s * (1 + _TOGETHER / num_timed) <= budget_s
+
+
+def _shares(pace: _PaceKeeper | None) -> _Shares:
+    """What counts passes: nothing on a GPU, which keeps no pace."""
+    if pace is None:
+        return _Shares()
+    return _ON_ALL_CORES if torch.get_num_threads() > 1 else _ON_ONE_CORE
+
+
+def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float) -> None:
+    """Calls whose passes count once each, a few times over: each after others, as in an update."""
+    calls = [one for one in group if one.share_of_passes]
+    for number in range(1 + _PASSES if calls else 0):
         if watch.clock() >= deadline_s:
             return
         for one in calls:
@@ -204,19 +238,10 @@ def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float, pace:
                 one.passes.append(seconds)
 
 
-def _counts_passes(pace: _PaceKeeper | None) -> bool:
-    """Whether calls are timed after others, too.
-
-    On one thread loops are nearer to updates: by passes an MLP came out 34 %, a MobileNet 30 % and an LSTM 22 % too
-    slow, by loops 25 % too fast, 5 % too fast and 4 % too fast.
-    """
-    return pace is not None and torch.get_num_threads() > 1
-
-
 def _take_turn(one: _Timed, watch: Stopwatch, pace: _PaceKeeper | None) -> None:
     if pace:
         pace.look()
-    if _counts_passes(pace) and one.is_traffic and not one.is_of_memory:
+    if one.share_of_passes == 1:
         if not one.turns:
             one.turns.append(watch.seconds(one.caller))
             one.caller.forget()

@@ -132,6 +132,15 @@ class Forecast:
     communication_bytes: int | None = None
     """What a process tells the others in an update [bytes]; None for one process. `peak_bytes` is that of one."""
 
+    @property
+    def seconds_per_sample(self) -> float:
+        """Time of the whole run for each sample that it trains on [s].
+
+        By this plans and devices compare: where a run lasts a stated time, all of them take as long, and the faster
+        ones train on more samples.
+        """
+        return self.total_s.value / max(1, self.total_samples)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:

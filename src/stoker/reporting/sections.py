@@ -239,7 +239,8 @@ def _forecast_cells(row: ForecastRow) -> Sequence[Markup]:
 
 def _candidate_cells(candidate: Candidate, chosen: Candidate) -> Sequence[Markup]:
     forecast = candidate.forecast
-    slower = forecast.total_s.value / chosen.forecast.total_s.value if chosen.forecast.total_s.value else 1.0
+    whole = chosen.forecast.seconds_per_sample
+    slower = forecast.seconds_per_sample / whole if whole else 1.0
     return (
         escaped(plan_in_difference(candidate.plan, chosen.plan)),
         escaped(format_seconds(forecast.total_s.value)),

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stoker.cli.options import AsJson, Debug
+from stoker.cli.options import AsJson, Debug, Settings
 from stoker.cli.terminal import load_job, output, print_document, reported, waiting
+from stoker.errors import BadJob
 
 
 def export(
@@ -60,6 +61,7 @@ def compress(
     job_file: Annotated[
         Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")
     ] = None,
+    settings: Settings = None,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="FILE", help="Rows instead, .npz or .parquet: inputs and target.")
     ] = None,
@@ -87,9 +89,11 @@ def compress(
         from stoker import flow
         from stoker.cli.compressions import compression_document, fine_tuning, render_compression, silence, teller
 
+        if settings and job_file is None:
+            raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
         with output(for_json=as_json):
             found = flow.compress(
-                model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, None)[0], data=data,
+                model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, settings)[0], data=data,
                 metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
                 keep_all=keep_all, prune=prune, fine_tune=fine_tuning(fine_tune, prune=prune),
                 tell=teller(Console(stderr=True), quiet=as_json), sink=silence if as_json else None,
