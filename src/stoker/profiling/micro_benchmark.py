@@ -186,16 +186,19 @@ def _timed(
     """
     mixed = sorted(range(len(calls)), key=lambda index: index * _GOLDEN % 1)
     timed: list[_Timed] = []
-    shares, began_s = _shares(pace), watch.clock()
+    shares, began_s, preparing_s = _shares(pace), watch.clock(), 0.0
     for start in range(0, len(mixed), _TOGETHER):
-        if timed and not _has_time_twice(len(timed), watch.clock() - began_s, deadline_s - began_s):
+        both_s = 2 * (watch.clock() - began_s) - preparing_s  # of the rounds of what is timed so far
+        if timed and both_s * (1 + _TOGETHER / len(timed)) > deadline_s - began_s:
             break
         group: list[_Timed] = []
         for index in mixed[start : start + _TOGETHER]:
             if (timed or group) and watch.clock() >= deadline_s:
                 return [*timed, *group]
             # Kernels are compiled, chosen or loaded at the first call: it does not count.
+            preparing_s -= watch.clock()
             caller, (args, keywords), result = prepare(calls[index], pool)
+            preparing_s += watch.clock()
             record = operation_of(calls[index].function, args, keywords, result)
             group.append(_Timed(caller, record, shares=shares))
             del result
@@ -211,11 +214,6 @@ def _timed(
                 _take_turn(one, watch, pace)
             _pass_by(group, watch, deadline_s)
     return timed
-
-
-def _has_time_twice(num_timed: int, spent_s: float, budget_s: float) -> bool:
-    """Whether there is time for another group of calls, and for a second round of all of them."""
-    return 2 * spent_s * (1 + _TOGETHER / num_timed) <= budget_s
 
 
 def _shares(pace: _PaceKeeper | None) -> _Shares:

@@ -23,9 +23,6 @@ from stoker.units import MIB
 
 _FOUR_IN_FIVE = 1.2816
 """Standard deviations on either side that hold 8 cases in 10 of a normal distribution."""
-_ALIKE = 0.1
-"""Correlation of the errors of two operations of the same name; of different names, none. As intervals show that hold
-what was measured: with 0.5 those of 80 % held 95 to 98 % of updates (docs/log.md, 2026-11-22)."""
 _DRIFT = 0.05
 """Of a machine that was not looked at since it was measured, one standard deviation [fraction]."""
 _OF_COMPILED = 0.2
@@ -259,13 +256,11 @@ def _fresh_s(work: Work, hardware: Hardware, malloc: str) -> float:
 
 
 def _variance(parts: Sequence[_Part]) -> float:
-    """Of the sum of all parts [s^2]."""
-    by_name: defaultdict[str, list[float]] = defaultdict(list)
+    """Of the sum of all parts [s^2]: an operation errs alike wherever it is executed, others by themselves."""
+    by_operation: defaultdict[int, float] = defaultdict(float)
     for part in parts:
-        by_name[part.operation.name].append(part.total_s * part.error)
-    return sum(
-        _ALIKE * sum(errors) ** 2 + (1 - _ALIKE) * sum(error**2 for error in errors) for errors in by_name.values()
-    )
+        by_operation[id(part.operation)] += part.total_s * part.error
+    return sum(error**2 for error in by_operation.values())
 
 
 def _power(parts: Sequence[_Part], hardware: Hardware, total_s: float) -> Estimate | None:
