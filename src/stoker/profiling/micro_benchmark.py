@@ -47,7 +47,7 @@ POOL_BYTES = 96 * MIB
 _TOGETHER = 64
 """Calls that are made one after another: about as many kinds as an update has, and few enough that none is compiled
 anew, since oneDNN keeps 1024 compiled kernels, of which a convolution needs several."""
-_PASSES = 3
+_PASSES = 2
 _LARGE_BYTES = MIB
 """Operands that, read and written, are more than a CPU's second cache holds beside others."""
 _ANCHORS_EVERY_S = 0.5
@@ -58,14 +58,17 @@ _GOLDEN = (5**0.5 - 1) / 2
 class _Shares:
     """How far a call's time [logarithm] is that after others, and not that over and over [fraction].
 
-    Of what is `small`, and of `traffic`: what is large, and takes as long as its operands take to come and go.
+    Of what is `small`, and of `traffic`: what is large, and takes as long as its operands take to come and go. Large
+    products have none; `among_products`: they are made between the others all the same, and drive these's operands out
+    of the caches, as in updates.
     """
 
     small: float = 0.0
     traffic: float = 0.0
+    among_products: bool = False
 
 
-_ON_ALL_CORES = _Shares(small=0.5, traffic=1.0)
+_ON_ALL_CORES = _Shares(small=0.5, traffic=1.0, among_products=True)
 _ON_ONE_CORE = _Shares(small=0.3)
 """Those by which updates come out right, on two kinds of CPUs (docs/log.md, 2026-11-22). A core by itself fetches what
 comes next as fast as it is asked for."""
@@ -87,7 +90,7 @@ class _Timed:
         if self.share_of_passes == 1 and self.passes:
             return after_others
         over_and_over = sorted(self.turns)[min(1, len(self.turns) - 1) if len(self.turns) > 2 else 0]
-        if not self.passes:
+        if not self.passes or not self.share_of_passes:
             return over_and_over
         return float(over_and_over ** (1 - self.share_of_passes) * after_others**self.share_of_passes)
 
@@ -224,8 +227,8 @@ def _shares(pace: _PaceKeeper | None) -> _Shares:
 
 
 def _pass_by(group: Sequence[_Timed], watch: Stopwatch, deadline_s: float) -> None:
-    """Calls whose passes count once each, a few times over: each after others, as in an update."""
-    calls = [one for one in group if one.share_of_passes]
+    """Calls once each, a few times over: each after others, as in an update."""
+    calls = [one for one in group if one.share_of_passes or (one.shares.among_products and not one.is_of_memory)]
     for number in range(1 + _PASSES if calls else 0):
         if watch.clock() >= deadline_s:
             return
