@@ -117,6 +117,8 @@ def test_a_quantised_model_is_not_quantised_again(model: Artifact) -> None:
         (("--seconds", "0"), "wanted a positive number"),
         (("--batch", "0"), "batch sizes are 1 or more"),
         (("--keep-all", "models"), "models is not empty"),
+        (("--set", "epochs=1"), "--set is for the job of --job"),
+        (("--job", "a_job.py", "--set", "epoch=1"), "'epoch'"),
     ],
 )
 @pytest.mark.usefixtures("model")
@@ -130,6 +132,7 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     Path("raises.py").write_text("def metric(outputs, targets):\n    return 1 / 0\n")
     Path("mean.py").write_text("def metric(outputs, targets):\n    return (outputs.argmax(1) == targets).mean()\n")
     Path("empty.py").write_text("")
+    Path("a_job.py").write_text("def job(epochs=1.0):\n    raise AssertionError\n")
     outcome = compress(*options)
     assert (outcome.code, says in " ".join(outcome.err.split())) == (2, True), outcome.err
     assert read("models/tiny").version == 1

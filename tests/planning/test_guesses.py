@@ -78,6 +78,7 @@ def test_a_guess_is_that_of_the_plan_most_like_it() -> None:
     assert not {BF16, half} & found.keys()
     assert found[dataclasses.replace(BF16, precision="fp32")] == pytest.approx(1.6)
     assert found[dataclasses.replace(half, precision="fp32")] == pytest.approx(7.0 * 1.6)
+    assert found[dataclasses.replace(BF16, optimizer_implementation="default")] > found.get(BF16, 1.0)
 
 
 def test_no_guess_saves_memory_that_no_forecast_saves() -> None:

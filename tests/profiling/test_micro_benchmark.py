@@ -76,6 +76,14 @@ def test_a_slow_machine_times_fewer_calls_and_all_of_them_twice() -> None:
     assert all(len(one.turns) >= 2 for one in timed)
 
 
+def test_of_the_host_the_quieter_look_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at before and after the operations; a burst makes one of them too long."""
+    looks = iter([{"forward": 5e-6, "update": 1e-4}, {"forward": 3e-6, "update": 9e-4}])
+    monkeypatch.setattr("stoker.profiling.micro_benchmark.host_seconds", lambda _clock: next(looks))
+    measured = measure_operations(CPU, threads=1, budget_s=1e6, calls=small_calls())
+    assert measured.host_s == {"forward": 3e-6, "update": 1e-4}
+
+
 def of_bytes(num_bytes: int, flops: int = 0) -> Operation:
     """An operation on so many."""
     return Operation(name="relu", inputs=(), outputs=(), flops=flops, bytes_read=num_bytes, bytes_written=0)

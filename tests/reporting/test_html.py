@@ -127,6 +127,17 @@ def test_a_page_of_less_than_a_whole_run_is_sensible(report: Report, expected: s
     assert not re.search(r"\bnan\b", text.replace("loss is nan", ""))
 
 
+def test_plans_of_a_stated_time_compare_by_what_they_learn_in_it() -> None:
+    """All of them take as long; the slower one trains on half the samples."""
+    report = story.report(story.whole_run())
+    assert report.decision is not None
+    chosen = report.decision.candidates[0]
+    fewer = dataclasses.replace(chosen.forecast, total_samples=chosen.forecast.total_samples // 2)
+    slower = dataclasses.replace(chosen, plan=dataclasses.replace(chosen.plan, threads=1), forecast=fewer)
+    decision = dataclasses.replace(report.decision, candidates=(chosen, slower))
+    assert "2.00× the time" in page(dataclasses.replace(report, decision=decision)).text
+
+
 def test_a_run_without_charts_carries_no_plotly() -> None:
     """A page with nothing to draw is small."""
     assert len(render_html(story.report([], status="failed", failure="x", has_plan=False))) < 50_000

@@ -31,6 +31,12 @@ def test_quotes_are_sound_where_a_strict_reader_finds_no_fault(text: str, delimi
     assert found == is_read(text, delimiter)
 
 
+@pytest.mark.parametrize("chunk_bytes", range(1, 12))
+def test_a_quote_within_a_field_begins_none_at_a_chunk(chunk_bytes: int) -> None:
+    """It is a letter there, wherever the file is cut."""
+    assert are_quotes_sound(io.BytesIO(b'a,b\nxyz"w,1\n2,3\n'), ",", chunk_bytes=chunk_bytes)
+
+
 def test_a_byte_order_mark_is_not_what_a_field_begins_with() -> None:
     """The quote after it is."""
     assert are_quotes_sound(io.BytesIO(b'\xef\xbb\xbf"x, y",z\n1,2\n'), ",", chunk_bytes=2)
