@@ -23,7 +23,7 @@ def installed_with_constraints() -> list[str]:
 
 @pytest.mark.parametrize("name", installed_with_constraints())
 def test_what_is_installed_under_constraints_keeps_to_them(name: str) -> None:
-    """pip refuses the whole file for one version that is another."""
+    """Pip refuses the whole file for one version that is another."""
     constraints, wanted = pinned(ROOT / "constraints.txt"), pinned(ROOT / name)
     assert wanted
     assert {name: version for name, version in wanted.items() if constraints.get(name, version) != version} == {}
