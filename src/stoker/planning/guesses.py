@@ -7,15 +7,17 @@ import math
 from collections.abc import Iterator, Sequence
 
 from stoker.planning.space import execution_settings, saving_memory, saving_of
-from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
+from stoker.records import Candidate, Device, Estimate, Forecast, Malloc, Plan, Profile
 
 _COPIES_OF_PARAMETERS = 4
 
 _AS_A_RULE = {"fp32": 1.6, "contiguous": 1.1, "half the micro-batch": 1.05, "half the threads": 1.5,
               "checkpointed": 1.3, "default": 1.1, "mapped": 1.2, "inline": 1.2}  # fmt: skip
 """How much longer an update takes with each of these than without, for an order in which to try plans."""
-_PLENTY = 3.0
 _OPTIMIZERS_AS_A_RULE = {"fused": 1.0, "foreach": 1.05, "default": 1.1}
+
+_PLENTY = 3.0
+"""Times what a plan takes that is enough for any other of as many samples."""
 
 
 def unforecast(
@@ -36,13 +38,14 @@ def unforecast(
         device: where it is to run.
         name: what the device is called.
         plans: these alone.
-        after: candidates that have a forecast; the others are given. Of what saves memory they have no more than these,
-            which have just enough to fit: it costs time.
+        after: candidates that have a forecast; the others are given. They save no more memory than these, which save just
+            enough to fit: it costs time.
     """
     bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
-    known, ways = {c.plan for c in after}, {saving_of(c.plan) for c in after}
-    legal = plans or (plan for plan in _legal(profile, device) if not ways or saving_of(plan) in ways)
-    chosen = [plan for plan in legal if plan not in known]
+    known = {c.plan for c in after}
+    chosen = [
+        plan for plan in plans or _legal(profile, device, [saving_of(c.plan) for c in after]) if plan not in known
+    ]
     return tuple(
         Candidate(
             device=name,
@@ -66,15 +69,19 @@ def has_plenty(plan: Plan, candidates: Sequence[Candidate], device: Device) -> b
     return any(saving_of(c.plan) == saving_of(plan) and c.forecast.peak_bytes.value <= most for c in alike)
 
 
-def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
-    """All plans; those that save memory last."""
+def _legal(profile: Profile, device: Device, enough: Sequence[tuple[int, int, Malloc]]) -> Iterator[Plan]:
+    """All plans that save no more memory than the one of what is `enough` that saves most; those that save it last."""
     by_settings = [
         tuple(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))
         for size in profile.coupling.legal_micro_batches(profile.batch)
         for settings in execution_settings(profile, device)
     ]
+    left = set(enough)
     for way in zip(*by_settings, strict=True):
         yield from way
+        left.discard(saving_of(way[0]))
+        if enough and not left:
+            return
 
 
 def _pace_like(plan: Plan, bases: Sequence[Candidate], profile: Profile, device: Device) -> float:

@@ -59,7 +59,7 @@ class _Shares:
     """How far a call's time [logarithm] is that after others, and not that over and over [fraction].
 
     Of what is `small`, and of `traffic`: what is large, and takes as long as its operands take to come and go. Large
-    products have none; `among_products`: they are made between the others all the same, and drive these's operands out
+    products have none; `among_products`: they are made between the others all the same, and drive what these need out
     of the caches, as in updates.
     """
 
