@@ -43,9 +43,8 @@ def unforecast(
     """
     bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
     known = {c.plan for c in after}
-    chosen = [
-        plan for plan in plans or _legal(profile, device, [saving_of(c.plan) for c in after]) if plan not in known
-    ]
+    legal = plans or _legal(profile, device, [saving_of(c.plan) for c in after])
+    chosen = [plan for plan in legal if plan not in known]
     return tuple(
         Candidate(
             device=name,
