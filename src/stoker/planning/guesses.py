@@ -38,8 +38,8 @@ def unforecast(
         device: where it is to run.
         name: what the device is called.
         plans: these alone.
-        after: candidates that have a forecast; the others are given. They save no more memory than these, which save just
-            enough to fit: it costs time.
+        after: candidates that have a forecast; the others are given. They save no more memory than these, which save
+            just enough to fit: it costs time.
     """
     bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
     known = {c.plan for c in after}
