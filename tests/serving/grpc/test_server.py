@@ -162,7 +162,7 @@ def test_a_deadline_and_a_cancel_reach_the_service() -> None:
     asked(act, service, log=lines.append)
     (request,) = service.requests
     assert request.deadline_s is not None
-    assert 0 < request.deadline_s <= 0.3
+    assert 0 < request.deadline_s < 0.31  # gRPC rounds up to whole milliseconds
     assert [line.status for line in lines] == ["CANCELLED"]
 
 
