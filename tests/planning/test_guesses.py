@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.planning import has_plenty, unforecast
-from stoker.records import Candidate, Estimate, Malloc, Plan
+from stoker.planning.guesses import last_resorts
+from stoker.records import Candidate, Estimate, Plan
 from tests.planning.trials import CPU, GPU, candidate, profile
 
 
@@ -82,14 +83,26 @@ def test_a_guess_is_that_of_the_plan_most_like_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("malloc", "others"), [("retained", {"retained"}), ("mapped", {"retained", "default", "mapped"})]
+    ("traced", "others"),
+    [
+        ((BF16,), {("retained", 512)}),
+        (
+            (dataclasses.replace(BF16, malloc="mapped", micro_batch=256),),
+            {(malloc, size) for malloc in ("retained", "default", "mapped") for size in (512, 256)},
+        ),
+    ],
 )
-def test_no_guess_saves_more_memory_than_any_forecast(malloc: Malloc, others: set[Malloc]) -> None:
-    """What was forecast saves just enough to fit, and saving more costs time; fewer samples may fit with less."""
-    known = dataclasses.replace(BF16, malloc=malloc)
-    rest = unforecast(profile(num_blocks=4), CPU, name="cpu", after=[forecast_as(known, pace_s=1.0)])
-    assert {one.plan.malloc for one in rest} == others
-    assert {one.plan.checkpointed_blocks for one in rest} == {0}
+def test_what_saves_more_memory_than_any_forecast_is_a_last_resort(
+    traced: tuple[Plan, ...], others: set[tuple[str, int]]
+) -> None:
+    """What was forecast saves just enough to fit, and saving more costs time; nothing is left out for good."""
+    about = profile(num_blocks=4)
+    plans = [one.plan for one in unforecast(about, CPU, name="cpu", after=[forecast_as(p, pace_s=1.0) for p in traced])]
+    spare = last_resorts(plans, traced, about)
+    assert {(plan.malloc, plan.micro_batch) for plan in plans if plan not in spare} == others
+    assert {plan.checkpointed_blocks for plan in plans if plan not in spare} == {0}
+    assert {plan.checkpointed_blocks for plan in spare} >= {2, 4}
+    assert last_resorts(plans, (), about) == frozenset()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,19 @@ def at(pace: float, plan: Plan, **changes) -> Measurement:
     return measurement(plan, pace * 512, evaluate_s_per_sample=0.0, took_s=1.0, **changes)
 
 
+def test_a_last_resort_is_tried_where_nothing_else_works_and_only_there() -> None:
+    """A guess of one sample at a time that promises half the time, beside a plan that was traced."""
+    guess = dataclasses.replace(FIRST, micro_batch=1)
+    found = [*candidates({FIRST: 1e-3}), *candidates({guess: 5e-4}, basis="unknown", peak_bytes=1.0)]
+    long = Extents(total_samples=10**9, total_updates=10**6, evaluations=5)
+    works, fails = (Search(found, profile(), CPU, lambda _rate: long) for _ in range(2))
+    assert works.next_plan() == fails.next_plan() == FIRST
+    works.record(at(1e-3, FIRST))
+    fails.reject(FIRST, "it took all memory", for_memory=True)
+    assert works.next_plan() is None
+    assert fails.next_plan() == guess
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[dict[Plan, float], dict[Plan, float]]:
     """Forecast and true pace of plans, which err by a factor for each setting."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from stoker.planning.space import execution_settings, saving_memory, saving_of
-from stoker.records import Candidate, Device, Estimate, Forecast, Malloc, Plan, Profile
+from stoker.records import Candidate, Device, Estimate, Forecast, Plan, Profile
 
 _COPIES_OF_PARAMETERS = 4
 
@@ -38,13 +38,11 @@ def unforecast(
         device: where it is to run.
         name: what the device is called.
         plans: these alone.
-        after: candidates that have a forecast; the others are given. They save no more memory than these, which save
-            just enough to fit: it costs time.
+        after: candidates that have a forecast; the others are given.
     """
     bases = [c for c in after if not (c.plan.captured or c.plan.compile)]
     known = {c.plan for c in after}
-    legal = plans or _legal(profile, device, [saving_of(c.plan) for c in after])
-    chosen = [plan for plan in legal if plan not in known]
+    chosen = [plan for plan in plans or _legal(profile, device) if plan not in known]
     return tuple(
         Candidate(
             device=name,
@@ -68,19 +66,29 @@ def has_plenty(plan: Plan, candidates: Sequence[Candidate], device: Device) -> b
     return any(saving_of(c.plan) == saving_of(plan) and c.forecast.peak_bytes.value <= most for c in alike)
 
 
-def _legal(profile: Profile, device: Device, enough: Sequence[tuple[int, int, Malloc]]) -> Iterator[Plan]:
-    """All plans that save no more memory than the one of what is `enough` that saves most; those that save it last."""
+def last_resorts(plans: Sequence[Plan], traced: Sequence[Plan], profile: Profile) -> frozenset[Plan]:
+    """Those of the plans that save more memory than any that was traced, or pass fewer samples at once.
+
+    By forecast those save just enough to fit, and more costs time; if the forecast is wrong, these are what is left.
+    """
+    if not traced:
+        return frozenset()
+    ways = [saving_of(way) for way in saving_memory(traced[0], profile)]
+    places = [ways.index(way) for way in map(saving_of, traced) if way in ways]
+    beyond = set(ways[1 + max(places, default=len(ways)) :])
+    smallest = min(plan.micro_batch for plan in traced)
+    return frozenset(plan for plan in plans if plan.micro_batch < smallest or saving_of(plan) in beyond)
+
+
+def _legal(profile: Profile, device: Device) -> Iterator[Plan]:
+    """All plans; those that save memory last."""
     by_settings = [
         tuple(saving_memory(dataclasses.replace(settings, micro_batch=size), profile))
         for size in profile.coupling.legal_micro_batches(profile.batch)
         for settings in execution_settings(profile, device)
     ]
-    left = set(enough)
     for way in zip(*by_settings, strict=True):
         yield from way
-        left.discard(saving_of(way[0]))
-        if enough and not left:
-            return
 
 
 def _pace_like(plan: Plan, bases: Sequence[Candidate], profile: Profile, device: Device) -> float:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from stoker.errors import DoesNotFit
 from stoker.planning.beliefs import Beliefs, settings_of
 from stoker.planning.forecast import Extents, forecast, pace, samples_per_s, taken_bytes
+from stoker.planning.guesses import last_resorts
 from stoker.planning.ranking import LEAST_GAIN
 from stoker.records import (
     LARGEST_GRADIENT_ERROR,
@@ -82,6 +83,7 @@ class Search:
         traced = [c.plan for c in candidates if c.forecast.step_s.basis != "unknown"]
         error = SETTING_ERRORS[candidates[0].forecast.step_s.basis]
         self._beliefs = Beliefs(error, settings_of(traced) if traced else None)
+        self._last_resorts = last_resorts([c.plan for c in candidates], traced, profile)
         self._inexact: set[Precision] = set()
         self._can_capture = True
         self._can_compile, self._spent_compiling_s = True, 0.0
@@ -95,7 +97,7 @@ class Search:
         if not self.measured:  # what others are compared with should not cost a compilation, nor a long capture
             return next((plan for plan in left if self._is_begun_soon(plan)), left[0])
         best_s, most_s = self._total_s(self._best), self._most_s()
-        left = [plan for plan in left if self.spent_s + self._compile_s(plan) <= most_s]
+        left = [p for p in left if p not in self._last_resorts and self.spent_s + self._compile_s(p) <= most_s]
         if not left or self.spent_s > most_s:
             return None
         gains = self._beliefs.improvements(
