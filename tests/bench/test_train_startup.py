@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench.train.equal_accuracy import compared
+from bench.train.cases import CASES, quick
+from bench.train.equal_accuracy import compared, in_fp32, share_of_rate, under_plan
 from bench.train.flops import flops_per_sample
 from bench.train.gpu_cases import GPU_CASES
+from bench.train.material import prepare, read
 from bench.train.startup import is_met, summary
+from stoker.records import Plan
 
 
 def _starts(*seconds: float, others: float = 0.0, **notes: float) -> list[dict[str, Any]]:
@@ -47,6 +52,23 @@ def test_what_was_learned_is_compared_seed_by_seed() -> None:
     found = compared(runs, "loss")
     assert found["difference"] == pytest.approx(0.1)
     assert found["deviation_of_seeds"] == pytest.approx(0.5**0.5)
+
+
+def test_both_sides_are_trained_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights, batches and rates: under a plan in fp32 Stoker's side learns what the plain loop learns."""
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
+    case, updates = quick(CASES["gpt"]), 8
+    prepare(case, tmp_path)
+    material = read(case, tmp_path)
+    plain = in_fp32(material, updates).state_dict()
+    plan = Plan(device="cpu", micro_batch=case.batch, threads=1)
+    for name, learned in under_plan(material, plan, updates, seed=0).state_dict().items():
+        torch.testing.assert_close(learned, plain[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_rate_rises_and_falls_to_nothing() -> None:
+    """From a tenth over the first twentieth, then straight down."""
+    assert [share_of_rate(at) for at in (0.0, 0.05, 0.525, 1.0)] == pytest.approx([0.1, 1.0, 0.5, 0.0])
 
 
 @pytest.mark.parametrize(("name", "gflop"), [("resnet50", 24.3), ("gpt2", 875.2), ("cnn", 1.644)])

@@ -45,12 +45,12 @@ class Beliefs:
     """Forecasts of pace, and how they err.
 
     `setting_error` is the prior spread of the error that one setting brings in: small where the forecast rests on
-    measured operations, large where it rests on a datasheet. What settings bring in that no forecast was made of, those
-    not in `forecast`, is known as a rule only; None: forecasts were made of all.
+    measured operations, large where it rests on a datasheet. What settings bring in that no plan was `traced` with is
+    known as a rule only; None: all were traced.
     """
 
     setting_error: float
-    forecast: frozenset[Setting] | None = None
+    traced: frozenset[Setting] | None = None
 
     def improvements(
         self, tried: Sequence[tuple[Plan, float, float]], untried: Sequence[tuple[Plan, float]]
@@ -95,7 +95,7 @@ class Beliefs:
         """Of the error that one setting brings in."""
         if setting == "compile" and value is True:
             return max(self.setting_error, COMPILED_ERROR) ** 2
-        if self.forecast is not None and (setting, value) not in self.forecast:
+        if self.traced is not None and (setting, value) not in self.traced:
             return max(self.setting_error, GUESSED_ERROR) ** 2
         return self.setting_error**2
 

@@ -70,8 +70,7 @@ class _Shares:
 
 _ON_ALL_CORES = _Shares(small=0.5, traffic=1.0, among_products=True)
 _ON_ONE_CORE = _Shares(small=0.3)
-"""Those by which updates come out right, on two kinds of CPUs (docs/log.md, 2026-11-22). A core by itself fetches what
-comes next as fast as it is asked for."""
+"""Those by which updates come out right (docs/log.md, 2026-11-22); of one core as measured on an Intel CPU."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ def target_of(word: str) -> Target:
     _require_package(name)
     if where and "://" not in where and name in _IN_FOLDERS:
         # Away from here, a relative folder would be another one when the run is continued; shells leave `csv=~` as is.
-        where = os.path.abspath(os.path.expanduser(where))  # noqa: PTH100, PTH111 - need not exist
+        where = os.path.abspath(os.path.expanduser(where))  # noqa: PTH100, PTH111 - Path raises at `~nobody`
     return Target(name, where or None)
 
 
