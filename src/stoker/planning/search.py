@@ -43,6 +43,9 @@ LEAST_PLANNING_S = 2.0
 SETTING_ERRORS = {"measured here": 0.05, "calibrated": 0.08, "roofline": 0.25, "datasheet": 0.25, "unknown": 0.4}
 """How far one setting's share of a forecast may be off [logarithm], by what the forecast rests on."""
 
+_NEAR, _MOST_NEAR = 0.06, 3
+"""Two trials of one plan differ by so much now and then [fraction]; so many plans are tried twice for it."""
+
 _MOST_TOLD = 6
 """Plans whose reasons are told where none works."""
 
@@ -117,13 +120,15 @@ class Search:
         return next((m.gradient_error for m in alike), None)
 
     def in_doubt(self) -> tuple[Plan, ...]:
-        """Plans to be tried once more before the decision: the first one, where another seemed faster, and that one.
+        """Plans to be tried once more before the decision: the first, and those that noise does not tell from the best.
 
         On a machine that is not ours alone, a burst of other work in one trial would else decide the whole run.
         """
-        if not self.measured or self._best is self.measured[0] or self.spent_s > self._most_s():
+        if not self.measured or self.spent_s > self._most_s():
             return ()
-        return (self.measured[0].plan, self._best.plan)
+        near = [m for m in sorted(self.measured, key=pace) if pace(m) < pace(self._best) * (1 + _NEAR)][:_MOST_NEAR]
+        doubtful = dict.fromkeys([self.measured[0].plan, self._best.plan, *(m.plan for m in near)])
+        return tuple(doubtful) if len(doubtful) > 1 else ()
 
     def record(self, measurement: Measurement) -> None:
         """Take a trial's result into account; of two trials of a plan the faster, since others only slow one down."""
