@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from stoker.records import Position
 from stoker.units import Duration
@@ -25,7 +26,7 @@ class Extent:
     num_train: int
     batch: int
 
-    @property
+    @cached_property
     def updates_per_epoch(self) -> int:
         """Updates in one pass over the data, the ragged one included."""
         return math.ceil(self.num_train / self.batch)

@@ -52,7 +52,7 @@ class Pipeline:
             draw = Draw(self.seed, epoch, indices, self.device)
             content = self.fields.map_inputs(content, lambda x: self._augmented(x, draw))
         prepared = self.prepare(content)
-        if any(isinstance(transform, Normalize) for transform in self.augment):
+        if self.augment and any(isinstance(transform, Normalize) for transform in self.augment):
             self._require_unprepared(content, prepared)
         if self.dtype is not None or self.channels_last:
             prepared = map_tensors(prepared, self._converted)
@@ -82,8 +82,7 @@ class Pipeline:
         return tensor.to(dtype)
 
 
-def _nobody() -> Indices:
-    return np.empty(0, np.int64)
+_NOBODY: Indices = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Batch:
     whole: int | None = None
     pairing: Pairing | None = None
     """Whom they are mixed with; None: as in the first update, among themselves."""
-    along: Indices = field(default_factory=_nobody)
+    along: Indices = field(default_factory=lambda: _NOBODY)
     """Partners that were fetched along with them, and come behind them in `content`."""
 
     @property
@@ -191,8 +190,9 @@ class BatchSource:
                 content = self.reader.taken(samples, found)
                 pairing = self._pairing(update)
                 own = len(indices) - (0 if pairing is None else len(pairing.extra))
-                here, along = indices[:own], indices[own:]
-                yield Batch(content, here, epoch, self.pipeline, self.split, self._whole(update), pairing, along)
+                whole = own if self.split.parts == 1 else self._whole(update)
+                here, along = (indices, _NOBODY) if pairing is None else (indices[:own], indices[own:])
+                yield Batch(content, here, epoch, self.pipeline, self.split, whole, pairing, along)
 
     def _fetched(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
         """Raw batches, where they are wanted as soon as they can be."""
@@ -224,7 +224,8 @@ class BatchSource:
 
     def _places(self, updates: Iterable[int]) -> Iterator[Place]:
         for update in updates:
-            position, size = self.extent.position(update), self._whole(update)
+            position = self.extent.position(update)
+            size = self.extent.batch_at(position)
             indices = self.order.indices(position.epoch, position.cursor, position.cursor + size)
             own = indices if self.split.parts == 1 else indices[self.split.held(size)]
             pairing = self._pairing(update)

@@ -6,7 +6,6 @@ in Python for single keys and in NumPy for many.
 
 from __future__ import annotations
 
-import functools
 from enum import IntEnum
 
 import numpy as np
@@ -36,19 +35,14 @@ class Stream(IntEnum):
 
 def key_of(stream: Stream, *parts: int) -> int:
     """A 64-bit key of `stream` and whole numbers of any size: equal parts, equal key."""
-    return extended(_mix_part(stream), *parts)
+    return extended(_SMALL[stream], *parts)
 
 
 def extended(key: int, *parts: int) -> int:
     """The key with more parts: `extended(key_of(stream, a), b) == key_of(stream, a, b)`."""
     for part in parts:
-        key = _mix((key + _GOLDEN) ^ _mix_part(part))
+        key = _mix((key + _GOLDEN) ^ (_SMALL[part] if 0 <= part < len(_SMALL) else _mix(part + _GOLDEN)))
     return key
-
-
-@functools.lru_cache(maxsize=256)
-def _mix_part(part: int) -> int:
-    return _mix(part + _GOLDEN)
 
 
 def _mix(x: int) -> int:
@@ -56,6 +50,10 @@ def _mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
+
+
+_SMALL = tuple(_mix(part + _GOLDEN) for part in range(64))
+"""Small parts mixed, which recur: streams, first samples, zeros."""
 
 
 def mix_keys(keys: Keys) -> Keys:

@@ -6,6 +6,7 @@ Settings and costs: `stoker.jobs.token_batch`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class TokenExtent(Extent):
 
     layout: TokenLayout
 
-    @property
+    @cached_property
     def updates_per_epoch(self) -> int:
         """Updates in one pass over the data; as many in each."""
         return len(self.layout.sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Literal
 
 from stoker.records.profile import Coupling
@@ -37,7 +38,7 @@ class Layout:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """Processes in all."""
         return self.stages * self.replicas * self.shards * self.tensor

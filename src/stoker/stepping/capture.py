@@ -68,7 +68,8 @@ class CapturedPass:
         Raises:
             RunFailed: the pass cannot be captured, or no longer does what an ordinary one does.
         """
-        leaves, form = _leaves(content), _form_of(content)
+        leaves: list[torch.Tensor] = []
+        form = _form_of(content, leaves)
         if self._repeat is None:
             with _in_capture():
                 self._form, self._repeat = form, self._captured(content, leaves)
@@ -203,14 +204,18 @@ def _leaves(content: Content) -> list[torch.Tensor]:
     return leaves
 
 
-def _form_of(content: Any) -> tuple[Any, ...]:
-    """All that is captured of a batch beside its tensors' values: a pass is repeated for batches alike in this."""
+def _form_of(content: Any, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
+    """All that is captured of a batch beside its tensors' values: a pass is repeated for batches alike in this.
+
+    Its tensors are added to `leaves`.
+    """
     if isinstance(content, torch.Tensor):
+        leaves.append(content)
         return content.shape, content.dtype, content.stride()
     if isinstance(content, Mapping):
-        return tuple((key, _form_of(item)) for key, item in content.items())
+        return tuple([(key, _form_of(item, leaves)) for key, item in content.items()])
     if isinstance(content, list | tuple):
-        return tuple(map(_form_of, content))
+        return tuple([_form_of(item, leaves) for item in content])
     return type(content), content if isinstance(content, _PLAIN) else repr(content)
 
 
