@@ -10,7 +10,7 @@ import torch
 
 from stoker.jobs import AdamW
 from stoker.stepping import Step, step
-from stoker.stepping.denormals import EVERY, flush_denormals
+from stoker.stepping.denormals import FLUSH_EVERY, flush_denormals
 from tests.stepping.driving import SEPARABLE, plan_of, train
 from tests.stepping.models import make_job, mlp, vectors
 
@@ -28,7 +28,7 @@ def _num_denormal(values: torch.Tensor) -> int:
 def _a_step(optimizer: object, begin: int) -> Step:
     """One that has made update `begin`, some of whose moments have not got a gradient for long."""
     made = Step(make_job(mlp, data=vectors(64), optimizer=optimizer), plan_of(16), SEPARABLE)
-    train(made.job, made, 1, begin=begin, of=2 * EVERY)
+    train(made.job, made, 1, begin=begin, of=2 * FLUSH_EVERY)
     first = next(iter(made.optimizer.state.values()))
     first["exp_avg"][:, 0] = 3e-39
     first["exp_avg"][:, 1] = -3e-39
@@ -49,10 +49,10 @@ def test_moments_without_a_gradient_do_not_stay_denormal_and_weights_are_the_sam
     swept, unswept = (_a_step(AdamW(lr=1e-2), begin) for _ in range(2))
     for made in (swept, unswept):
         _without_gradient(made)
-    to_the_sweep = EVERY - 1 - begin
-    train(swept.job, swept, to_the_sweep, begin=begin + 1, of=2 * EVERY)
+    to_the_sweep = FLUSH_EVERY - 1 - begin
+    train(swept.job, swept, to_the_sweep, begin=begin + 1, of=2 * FLUSH_EVERY)
     with mock.patch.object(step, "flush_denormals"):
-        train(unswept.job, unswept, to_the_sweep, begin=begin + 1, of=2 * EVERY)
+        train(unswept.job, unswept, to_the_sweep, begin=begin + 1, of=2 * FLUSH_EVERY)
     assert _num_denormal(_moments(swept)) == 0
     assert _num_denormal(_moments(unswept)) > 0
     pairs = zip(swept.model.parameters(), unswept.model.parameters(), strict=True)
@@ -63,17 +63,17 @@ def test_before_the_hundred_and_twenty_eighth_update_nothing_is_swept() -> None:
     """Sweeps come with the update's number, so that all processes and all continuations make the same ones."""
     made = _a_step(AdamW(lr=1e-2), 0)
     with mock.patch.object(step, "flush_denormals") as sweep:
-        train(made.job, made, EVERY - 2, begin=1, of=2 * EVERY)
+        train(made.job, made, FLUSH_EVERY - 2, begin=1, of=2 * FLUSH_EVERY)
         assert not sweep.called
-        train(made.job, made, 1, begin=EVERY - 1, of=2 * EVERY)
+        train(made.job, made, 1, begin=FLUSH_EVERY - 1, of=2 * FLUSH_EVERY)
         assert sweep.call_count == 1
 
 
 def test_a_users_own_optimiser_keeps_what_it_has() -> None:
     """What it means by its state nobody here knows."""
-    made = _a_step(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, betas=(0.99, 0.99)), EVERY - 2)
+    made = _a_step(lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, betas=(0.99, 0.99)), FLUSH_EVERY - 2)
     _without_gradient(made)
-    train(made.job, made, 1, begin=EVERY - 1, of=2 * EVERY)
+    train(made.job, made, 1, begin=FLUSH_EVERY - 1, of=2 * FLUSH_EVERY)
     assert _num_denormal(_moments(made)) > 0
 
 

@@ -52,7 +52,7 @@ class Pipeline:
             draw = Draw(self.seed, epoch, indices, self.device)
             content = self.fields.map_inputs(content, lambda x: self._augmented(x, draw))
         prepared = self.prepare(content)
-        if self.augment and any(isinstance(transform, Normalize) for transform in self.augment):
+        if any(isinstance(transform, Normalize) for transform in self.augment):
             self._require_unprepared(content, prepared)
         if self.dtype is not None or self.channels_last:
             prepared = map_tensors(prepared, self._converted)

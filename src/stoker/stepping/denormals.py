@@ -15,7 +15,7 @@ import torch
 
 from stoker.stepping.local_tensors import local
 
-EVERY = 128
+FLUSH_EVERY = 128
 """Updates between two sweeps: in fewer a moment that is halfway there hardly becomes denormal (0.9^128 = 1e-6)."""
 
 

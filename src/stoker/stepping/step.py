@@ -40,7 +40,7 @@ from stoker.stepping.capture import CapturedPass
 from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.chunked_loss import in_chunks
 from stoker.stepping.compiling import compile_in_place, uncompiled
-from stoker.stepping.denormals import EVERY, flush_denormals
+from stoker.stepping.denormals import FLUSH_EVERY, flush_denormals
 from stoker.stepping.freezing import Thawing
 from stoker.stepping.fused_update import fused_update
 from stoker.stepping.layouts import spread
@@ -170,7 +170,7 @@ class Step:
             self.is_moving = True
             self._update()
             # What a user's own optimiser keeps is not touched.
-            if update % EVERY == EVERY - 1 and isinstance(self.job.optimizer, Optimizer):
+            if update % FLUSH_EVERY == FLUSH_EVERY - 1 and isinstance(self.job.optimizer, Optimizer):
                 flush_denormals(self.optimizer)
         self._forget_gradients()
         if self.average is not None:
