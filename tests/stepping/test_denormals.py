@@ -77,16 +77,30 @@ def test_a_users_own_optimiser_keeps_what_it_has() -> None:
     assert _num_denormal(_moments(made)) > 0
 
 
+@pytest.mark.parametrize("name", ["momentum_buffer", "exp_avg"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_what_is_normal_stays_and_what_is_no_number_too(dtype: torch.dtype) -> None:
+def test_what_is_normal_stays_and_what_is_no_number_too(dtype: torch.dtype, name: str) -> None:
     """In place, in every dtype of a state; not a number and infinity are others' to find."""
     tiny = torch.finfo(dtype).tiny
     weight = torch.nn.Parameter(torch.zeros(8, dtype=dtype))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     kept = torch.tensor([tiny / 4, -tiny / 4, 2 * tiny, -2 * tiny, 1.0, math.inf, math.nan, 0.0], dtype=dtype)
-    optimizer.state[weight] = {"momentum_buffer": kept, "step": torch.tensor(3.0), "name": "one", "nothing": None}
+    optimizer.state[weight] = {name: kept, "step": torch.tensor(3.0)}
     flush_denormals(optimizer)
     expected = torch.tensor([0.0, 0.0, 2 * tiny, -2 * tiny, 1.0, math.inf, math.nan, 0.0], dtype=dtype)
-    assert optimizer.state[weight]["momentum_buffer"] is kept
+    assert optimizer.state[weight][name] is kept
     assert torch.equal(kept.nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
     assert optimizer.state[weight]["step"] == 3
+
+
+def test_second_moments_stay_for_a_tiny_epsilon() -> None:
+    """Gradients of 1e-20 have denormal squares; with a root of 0 below them, one update would go to infinity."""
+    made = _a_step(AdamW(lr=1e-2, eps=1e-30), FLUSH_EVERY - 2)
+    for state in made.optimizer.state.values():
+        state["exp_avg"].fill_(1e-20)
+        state["exp_avg_sq"].fill_(1e-40)
+    flush_denormals(made.optimizer)
+    for weight in made.model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    made.optimizer.step()
+    assert max(float(weight.detach().abs().max()) for weight in made.model.parameters()) < 10
