@@ -35,6 +35,19 @@ def test_links_of_a_node_are_those_of_the_row_and_between_nodes_they_are_assumed
         assert between.seconds("all-reduce", 1e9) > inside.seconds("all-reduce", 1e9)
 
 
+def test_a_ring_over_nodes_uses_the_cards_of_all_its_devices_in_a_node() -> None:
+    """64 neighbours share eight cards a node, 8 that are eight apart have one; what one device sends has its own."""
+    (h100,) = KNOWN.find("h100")
+    flat, strided = catalogue_links(h100, 64), catalogue_links(h100, 8, stride=8)
+    for collective in ("all-reduce", "all-gather", "reduce-scatter"):
+        per_byte = flat.cost(collective).beta_s_per_byte / (63 / 64), strided.cost(collective).beta_s_per_byte / (7 / 8)
+        assert per_byte[0] == pytest.approx(per_byte[1] / 8)
+    for collective in ("all-to-all", "point-to-point"):
+        assert flat.cost(collective).beta_s_per_byte == pytest.approx(
+            strided.cost(collective).beta_s_per_byte, rel=0.15
+        )
+
+
 def test_a_bridge_joins_two_and_no_more() -> None:
     """Four A40 meet over PCI Express, and the note says that this is assumed."""
     (a40,) = KNOWN.find("a40")

@@ -79,6 +79,22 @@ def test_time_on_a_gpu_belongs_to_who_started_it() -> None:
     assert [(kernel.operation, kernel.device_s) for kernel in found[:2]] == [("addmm", 500e-6), ("add", 70e-6)]
 
 
+def test_flops_of_transposed_convolutions_are_counted_by_their_input() -> None:
+    """Each position of the input meets all weights; the gradients take as much each."""
+    settings = ["", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "2"]
+    image, weight, output = [2, 6, 9, 9], [6, 2, 3, 3], [2, 4, 19, 19]
+    backward = ["", "", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "2", "[True, True, False]"]
+    calls = operation_calls([
+        event("aten::convolution", 20, 60, **{"Input Dims": [image, weight, []], "Concrete Inputs": settings}),
+        event("aten::convolution_backward", 100, 40,
+              **{"Input Dims": [output, image, weight], "Concrete Inputs": backward}),
+    ])  # fmt: skip
+    rates = {kernel.operation: kernel.flops_per_s for kernel in kernels(calls)}
+    forward = 2 * 2 * 9 * 9 * 6 * 2 * 3 * 3
+    assert rates["convolution"] == pytest.approx(forward / 60e-6)
+    assert rates["convolution_backward"] == pytest.approx(2 * forward / 40e-6)
+
+
 def test_flops_are_counted_where_the_time_is() -> None:
     """A product's by its operands, a convolution's with the library's kernel that it calls, its gradients' by two."""
     settings = ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]

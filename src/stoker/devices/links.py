@@ -35,13 +35,18 @@ _BRIDGED = 2
 
 @dataclass(frozen=True)
 class Wire:
-    """What joins neighbours: one direction's rate [bytes/s], what a step takes [s], and how sure that is (a factor)."""
+    """What joins neighbours: one direction's rate [bytes/s], what a step takes [s], and how sure that is (a factor).
+
+    `pooled` is how many devices' network cards carry a ring from one node to the next: NCCL opens a ring over each.
+    What one device sends to another, or to all others, goes through its own card.
+    """
 
     name: str
     bytes_per_s: float
     hop_s: float
     spread: float
     note: str = ""
+    pooled: int = 1
 
 
 def catalogue_links(entry: CatalogueEntry | None, size: int, stride: int = 1) -> Links:
@@ -62,7 +67,8 @@ def catalogue_links(entry: CatalogueEntry | None, size: int, stride: int = 1) ->
 def ring_costs(wire: Wire, size: int) -> tuple[LinkCost, ...]:
     """Times of collectives over a ring of `size` devices; see this module for the source."""
     steps, share = size - 1, (size - 1) / size
-    once_s = 1 / wire.bytes_per_s
+    own_s = 1 / wire.bytes_per_s
+    once_s = own_s / wire.pooled
     half_s = _START_S + steps * wire.hop_s if steps else 0.0
     return (
         LinkCost(
@@ -70,17 +76,19 @@ def ring_costs(wire: Wire, size: int) -> tuple[LinkCost, ...]:
         ),
         LinkCost(collective="all-gather", alpha_s=half_s, beta_s_per_byte=share * once_s),
         LinkCost(collective="reduce-scatter", alpha_s=half_s, beta_s_per_byte=share * once_s),
-        LinkCost(collective="all-to-all", alpha_s=half_s, beta_s_per_byte=share * once_s),
-        LinkCost(collective="point-to-point", alpha_s=_START_S + wire.hop_s, beta_s_per_byte=once_s),
+        LinkCost(collective="all-to-all", alpha_s=half_s, beta_s_per_byte=share * own_s),
+        LinkCost(collective="point-to-point", alpha_s=_START_S + wire.hop_s, beta_s_per_byte=own_s),
     )  # fmt: skip
 
 
 def _wire(entry: CatalogueEntry | None, size: int, stride: int) -> Wire:
     if (size - 1) * stride >= NODE_DEVICES or (entry is not None and entry.kind == "cpu"):
         rate = f"{_NETWORK_GB_PER_S:g} GB/s each way"
+        is_cpu = entry is not None and entry.kind == "cpu"
         return Wire(
             "network", _NETWORK_GB_PER_S * 1e9 * 0.8, 5e-6, 3.0,
             f"the network between nodes of {NODE_DEVICES} is not known: {rate} for each device is assumed",
+            pooled=1 if is_cpu else max(1, NODE_DEVICES // stride),
         )  # fmt: skip
     cell = None if entry is None else entry.cells.get("link_gb_per_s")
     if cell is not None and ("bridge" not in cell.note.lower() or size * stride <= _BRIDGED):

@@ -19,7 +19,7 @@ from stoker.loading import map_tensors
 from stoker.records import Coupling, Trace, TraceSettings, digest
 from stoker.store import TraceCache, cache_root
 
-TRACE_LAYOUT = 1
+TRACE_LAYOUT = 2
 """Raised when what a trace says of the same job changes."""
 
 _SIZES = (2, 4)

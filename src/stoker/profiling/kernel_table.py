@@ -74,13 +74,16 @@ def _count_flops(call: OperationCall, rows: dict[tuple[str, str, str], _Row], ro
     if call.name in _PRODUCTS:
         row.flops += _product_flops(sizes[_PRODUCTS[call.name] :])
     elif call.name == "aten::convolution_backward":
-        wanted = sum(str(call.arguments.get("Concrete Inputs", [""])[-1]).count(word) for word in ("True", "true"))
-        row.flops += min(2, wanted or 2) * _convolution_flops(sizes[0], sizes[2])
+        inputs = call.arguments.get("Concrete Inputs") or [""]
+        gradients = sum(str(inputs[-1]).count(word) for word in ("True", "true"))
+        positions = sizes[1] if _is_transposed(inputs, 7) else sizes[0]
+        row.flops += min(2, gradients or 2) * _convolution_flops(positions, sizes[2])
     elif call.name == "aten::convolution":
         doing = _busiest(call)
         key = doing.name.removeprefix("aten::"), doing.where, doing.phase
-        output = _output_size(sizes, call.arguments.get("Concrete Inputs") or [])
-        rows.setdefault(key, _Row()).flops += _convolution_flops(output, sizes[1])
+        inputs = call.arguments.get("Concrete Inputs") or []
+        positions = sizes[0] if _is_transposed(inputs, 6) else _output_size(sizes, inputs)
+        rows.setdefault(key, _Row()).flops += _convolution_flops(positions, sizes[1])
 
 
 def _busiest(call: OperationCall) -> OperationCall:
@@ -95,15 +98,22 @@ def _product_flops(operands: Sequence[Sequence[int]]) -> float:
     return 2.0 * math.prod(operands[0]) * operands[1][-1]
 
 
-def _convolution_flops(output: Sequence[int], weight: Sequence[int]) -> float:
-    """FLOPs of a convolution with output [N, C_out, ...] and weight [C_out, C_in / groups, ...], one pass of it."""
-    return 2.0 * math.prod(output) * math.prod(weight[1:]) if output and weight else 0.0
+def _convolution_flops(positions: Sequence[int], weight: Sequence[int]) -> float:
+    """FLOPs of one pass of a convolution with output [N, C_out, ...] and weight [C_out, C_in / groups, ...].
+
+    Of a transposed one `positions` is the size of its input [N, C_in, ...], its weight [C_in, C_out / groups, ...].
+    """
+    return 2.0 * math.prod(positions) * math.prod(weight[1:]) if positions and weight else 0.0
+
+
+def _is_transposed(inputs: Sequence[Any], index: int) -> bool:
+    return len(inputs) > index and str(inputs[index]).lower() in ("true", "1")
 
 
 def _output_size(sizes: Sequence[Sequence[int]], inputs: Sequence[Any]) -> list[int]:
-    """Size of a convolution's output; empty where its settings are not in the trace, or it is transposed."""
+    """Size of the output of a convolution that is not transposed; empty where its settings are not in the trace."""
     settings = [_numbers(text) for text in inputs[3:6]]
-    if len(settings) < 3 or not all(settings) or str(inputs[6]) not in ("False", "0"):
+    if len(settings) < 3 or not all(settings):
         return []
     image, weight = sizes[0], sizes[1]
     spatial = [

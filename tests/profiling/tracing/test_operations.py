@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stoker.planning.time.products import product_sizes
 from stoker.profiling.tracing import trace_step
 from stoker.records import Operation, TensorShape
 from tests.profiling.tracing.jobs import settings
@@ -49,6 +52,79 @@ def test_products_tell_how_their_operands_lie():
     assert (product.attribute("transpose_a"), product.attribute("transpose_b")) == (False, True)
     assert product.flops == 2 * 8 * 16 * 4
     assert product.inputs == (TensorShape(shape=(8, 16), dtype="fp32"), TensorShape(shape=(16, 4), dtype="fp32"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "multiply_adds"),
+    [
+        (nn.Conv2d(6, 12, 3, bias=False), 2 * 7 * 7 * 12 * 6 * 9),
+        (nn.Conv2d(6, 12, 3, stride=2, padding=1, groups=3, bias=False), 2 * 5 * 5 * 12 * 2 * 9),
+        (nn.Conv2d(6, 6, 3, groups=6, bias=False), 2 * 7 * 7 * 6 * 9),
+        (nn.Conv1d(6, 8, 3, groups=2, bias=False), 2 * 79 * 8 * 3 * 3),
+        (nn.Conv3d(6, 4, 2, groups=2, bias=False), 2 * 2 * 2 * 8 * 4 * 3 * 8),
+        (nn.ConvTranspose2d(6, 4, 3, stride=2, bias=False), 2 * 9 * 9 * 6 * 4 * 9),
+        (nn.ConvTranspose2d(6, 4, 3, stride=2, groups=2, bias=False), 2 * 9 * 9 * 6 * 2 * 9),
+    ],
+    ids=["plain", "grouped", "depthwise", "1d", "3d", "transposed", "transposed and grouped"],
+)
+def test_flops_of_convolutions_are_the_closed_form(layer, multiply_adds):
+    """Positions x weights for the result, and as many again for each gradient, whatever the groups."""
+    shape = {3: (2, 6, 81), 4: (2, 6, 9, 9), 5: (2, 6, 3, 3, 9)}[layer.weight.dim()]
+
+    def step(images):
+        layer(images).sum().backward()
+
+    flops = {one.name: one.flops for one in _operations(step, torch.ones(shape, requires_grad=True)) if one.flops}
+    assert flops == {"convolution": 2 * multiply_adds, "convolution_backward": 4 * multiply_adds}
+    only_weight = {one.name: one.flops for one in _operations(step, torch.ones(shape)) if one.flops}
+    assert only_weight["convolution_backward"] == 2 * multiply_adds
+
+
+def test_flops_of_products_without_a_formula_in_pytorch_are_the_closed_form():
+    """Matrix by vector, dot, summed and grouped products: two for each multiply-add."""
+    matrix, vector = torch.ones(5, 7), torch.ones(7)
+    a, b = torch.ones(3, 4, 6), torch.ones(3, 6, 2)
+    cases = [
+        (lambda m, v: m @ v, (matrix, vector), 2 * 5 * 7),
+        (lambda m, v: torch.addmv(torch.ones(5, device=m.device), m, v), (matrix, vector), 2 * 5 * 7),
+        (lambda v, w: v @ w, (vector, torch.ones(7)), 2 * 7),
+        (lambda x, y: torch.addbmm(torch.ones(4, 2, device=x.device), x, y), (a, b), 2 * 3 * 4 * 6 * 2),
+    ]
+    for step, tensors, flops in cases:
+        assert sum(one.flops for one in _operations(step, *tensors)) == flops
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "sizes"),
+    [((64, 32), (4, 32, 16), (4, 16, 16, 32)), ((4, 8, 32), (4, 32, 16), (4, 8, 16, 32)),
+     ((32, 64), (64, 16), (4, 32, 16, 16))],
+)  # fmt: skip
+def test_grouped_products_of_experts_have_flops_and_sizes(a, b, sizes):
+    """Mixtures of experts multiply by `_grouped_mm`: rows, or the depth in the weight's gradient, are divided by groups."""
+    ends = None if len(a) == len(b) == 3 else torch.tensor([16, 32, 48, 64], dtype=torch.int32)
+
+    def step(x, y, *given):
+        return torch._grouped_mm(x, y, offs=given[0] if given else None)
+
+    given = () if ends is None else (ends,)
+    found = _operations(step, torch.ones(a, dtype=torch.bfloat16), torch.ones(b, dtype=torch.bfloat16), *given)
+    (product,) = [one for one in found if one.name == "_grouped_mm"]
+    assert product_sizes(product) == sizes
+    assert product.flops == 2 * math.prod(sizes)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_flops_of_fused_attention_are_two_products_forward_and_five_backward(target):
+    """Fused attention counts all pairs of queries and keys, with fewer heads of keys than of queries too."""
+    heads, queries, keys, width = 4, 32, 16, 8
+
+    def step(q, k, v):
+        F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    tensors = [torch.ones(2, heads, n, width, requires_grad=True) for n in (queries, keys, keys)]
+    found = [one for one in _operations(step, *tensors, target=target) if "attention" in one.name]
+    pair = 2 * 2 * heads * queries * keys * width
+    assert [one.flops for one in found] == [2 * pair, 5 * pair]
 
 
 def test_convolutions_tell_their_geometry():

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import resource
 from collections import Counter
@@ -10,9 +11,10 @@ from stoker.errors import BadJob
 from stoker.jobs import SGD, Loss
 from stoker.loading import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
+from stoker.planning.time.update import counted
 from stoker.profiling.tracing import trace_update
 from stoker.records import Trace, dumps, loads
-from stoker.zoo import ResNet9
+from stoker.zoo import GPT, ResNet9
 from tests.profiling.tracing.jobs import (
     BATCH,
     JOBS,
@@ -295,3 +297,22 @@ def test_batch_statistics_of_groups_are_traced_group_by_group():
         names = [trace.operations[one.operation].name for one in trace.occurrences]
         counts.append(names.count("native_batch_norm"))
     assert counts[1] == 2 * counts[0] > 0
+
+
+def test_micro_batches_are_counted_right_under_a_loss_in_chunks():
+    """A chunk's own backward pass does not begin the next micro-batch: n micro-batches take n times the FLOPs of one."""
+    tokens = torch.zeros(16, 32, dtype=torch.int64)
+    job = make_job(lambda: GPT(2, 32, 2, 32, 512), (tokens, tokens), loss="token_cross_entropy")
+
+    def flops(parts, micro_batches, chunks):
+        given = dataclasses.replace(settings("cuda", micro_batch=2), parts=parts, loss_chunks=chunks)
+        work = counted(trace_update(job, datasets_of(job), SEPARABLE, given), micro_batches)
+        sums = {"forward": 0.0, "backward": 0.0}
+        for operation, phase, _, count in work.counts:
+            if phase in sums:
+                sums[phase] += work.trace.operations[operation].flops * count
+        return sums
+
+    for chunks in (1, 8):
+        one = flops(1, 1, chunks)
+        assert flops(2, 4, chunks) == {phase: 4 * value for phase, value in one.items()}, chunks

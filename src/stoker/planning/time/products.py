@@ -9,7 +9,7 @@ from stoker.records.trace import Operation
 Sizes = tuple[int, int, int, int]
 
 SINGLE = ("mm", "addmm", "linear", "_addmm_activation")
-BATCHED = ("bmm", "baddbmm")
+BATCHED = ("bmm", "baddbmm", "_grouped_mm")
 
 
 def product_sizes(operation: Operation) -> Sizes | None:
@@ -21,9 +21,24 @@ def product_sizes(operation: Operation) -> Sizes | None:
     if len(matrices) < 2:
         return None
     a, b = matrices[-2:]
+    if operation.name == "_grouped_mm":
+        return _grouped_sizes(a, b, operation.outputs[0].shape)
     if operation.name in BATCHED and len(a) == len(b) == 3:
         return a[0], a[1], b[2], a[2]
     return (1, a[0], b[1], a[1]) if len(a) == len(b) == 2 else None
+
+
+def _grouped_sizes(a: tuple[int, ...], b: tuple[int, ...], result: tuple[int, ...]) -> Sizes:
+    """Products of groups as if all were of one size: the rows, columns or depth that have no groups are divided."""
+    groups = next((shape[0] for shape in (a, b, result) if len(shape) == 3), 1)
+    rows, columns, depth = a[-2], b[-1], a[-1]
+    if len(a) == len(b) == 2:
+        depth = max(1, depth // groups)
+    elif len(a) == 2:
+        rows = max(1, rows // groups)
+    elif len(b) == 2:
+        columns = max(1, columns // groups)
+    return groups, rows, columns, depth
 
 
 def convolution_products(operation: Operation) -> list[list[tuple[Sizes, float]]] | None:

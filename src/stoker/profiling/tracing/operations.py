@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch.utils.flop_counter import flop_registry
 
 from stoker.profiling.tracing.recurrent import recurrent_flops
 from stoker.records import Operation, TensorShape
+
+aten = torch.ops.aten
 
 _DTYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -151,8 +154,56 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    own = _FLOPS.get(func.overloadpacket)
+    if own is not None:
+        return own(*args)
     formula = flop_registry.get(func.overloadpacket)
     return recurrent_flops(func, args, out) if formula is None else int(formula(*args, **kwargs, out_val=out))
+
+
+def _convolution_backward_flops(*args: Any) -> int:
+    """Each gradient asked for takes the multiply-adds of the forward pass: positions times weights, for each sample.
+
+    Positions are those of the output, or of the input where the convolution is transposed. PyTorch's formula ignores
+    groups in the weight's gradient, which makes it too high by their number: 384 times for a depthwise convolution of
+    384 channels.
+    """
+    output, image, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+    positions = math.prod((image if transposed else output).shape[2:])
+    num_gradients = bool(mask[0]) + bool(mask[1])
+    return 2 * int(image.shape[0]) * positions * int(weight.numel()) * num_gradients
+
+
+def _grouped_product_flops(a: torch.Tensor, b: torch.Tensor, *_: Any) -> int:
+    """Matrices [.., M, K] by [.., K, N]; rows, columns or the depth of what has no groups are divided by them."""
+    groups = a.shape[0] if a.dim() == b.dim() == 3 else 1
+    return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> int:
+    """Two products of all pairs; PyTorch's kernel on a CPU computes those that a causal mask hides, too."""
+    return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward_flops(
+    _gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
+) -> int:
+    """Five products: the scores again, and the gradients of scores, values, queries and keys."""
+    return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+_FLOPS: dict[Any, Callable[..., int]] = {
+    aten.convolution_backward: _convolution_backward_flops,
+    aten._grouped_mm: _grouped_product_flops,  # noqa: SLF001 - ATen's own names, as in the next two
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,  # noqa: SLF001
+    aten.addbmm: lambda _sum, a, b, *_: 2 * a.numel() * b.shape[-1],
+    aten.mv: lambda matrix, _vector: 2 * matrix.numel(),
+    aten.addmv: lambda _sum, matrix, *_: 2 * matrix.numel(),
+    aten.dot: lambda a, _b: 2 * a.numel(),
+    aten.vdot: lambda a, _b: 2 * a.numel(),
+}
+"""FLOPs of operations for which PyTorch has no formula or a wrong one; a multiply-add counts as two."""
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -160,11 +160,8 @@ class Recorder(TorchDispatchMode):
             owners = self.storages.owners_of_results(args, len(outputs))
             if not takes_list:
                 module = self._place_of_name.get(owners[0] if owners else self.storages.owner_of_first(args), 0)
-        part = max(0, len(recording.backward_starts) - in_backward)
         phase: Phase = "backward" if in_backward else "forward"
-        recording.occurrences.append(
-            Occurrence(operation=operation, phase=phase, part=part, module=module, source=source)
-        )
+        recording.occurrences.append(Occurrence(operation=operation, phase=phase, part=0, module=module, source=source))
         for tensor, owner in zip(outputs, owners, strict=True):
             if any(tensor is one for one in fresh):
                 life = self.storages.follow(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import time
 import warnings
@@ -141,12 +142,16 @@ def _executed(recording: Recording) -> list[object]:
 
 def _trace(recording: Recording, session: Session, took_s: float) -> Trace:
     phases = _phases(recording)
-    last_part = session.settings.parts - 1
+    last_part, starts = session.settings.parts - 1, _micro_batch_starts(recording)
     occurrences = tuple(
         Occurrence(
-            operation=one.operation, phase=phase, part=min(one.part, last_part), module=one.module, source=one.source
+            operation=one.operation,
+            phase=phase,
+            part=min(bisect.bisect_right(starts, index), last_part),
+            module=one.module,
+            source=one.source,
         )
-        for one, phase in zip(recording.occurrences, phases, strict=True)
+        for index, (one, phase) in enumerate(zip(recording.occurrences, phases, strict=True))
     )
     storages = tuple(
         Storage(
@@ -178,6 +183,16 @@ def _phases(recording: Recording) -> list[Phase]:
             break
         found[place] = "optimizer"
     return found
+
+
+def _micro_batch_starts(recording: Recording) -> list[int]:
+    """Where micro-batches after the first begin: behind the last backward operation of the one before.
+
+    Backward operations alone would not tell: a loss in chunks begins a backward pass of its own for each chunk.
+    """
+    backward = [index for index, one in enumerate(recording.occurrences) if one.phase == "backward"]
+    ends = {bisect.bisect_left(backward, start) for start in recording.micro_batch_starts} - {0}
+    return [backward[end - 1] + 1 for end in sorted(ends)]
 
 
 def _category(born: int, died: int | None, phases: list[Phase], backward_starts: list[int]) -> Category:

@@ -50,6 +50,8 @@ class Recording:
     lives: list[Life] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     backward_starts: list[int] = field(default_factory=list)
+    micro_batch_starts: list[int] = field(default_factory=list)
+    """How many occurrences there were whenever samples were made ready for a pass."""
     uses: list[TensorUse] = field(default_factory=list)
     """Whose tensors each occurrence takes and gives."""
     nodes: list[int] = field(default_factory=list)

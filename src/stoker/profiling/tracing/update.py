@@ -121,22 +121,29 @@ def _fake_step(job: Job, coupling: Coupling, traced: Session, shortening: Shorte
 
 @dataclass(frozen=True)
 class _WatchedPipeline(Pipeline):
-    """A pipeline whose results are known to be inputs."""
+    """A pipeline whose results are known to be inputs, and whose calls are known to begin a micro-batch."""
 
+    begin: Callable[[], None] = lambda: None
     mark: Callable[[Iterable[torch.Tensor]], None] = lambda _tensors: None
 
     def __call__(self, content: Content, epoch: int, indices: Indices) -> Content:
+        self.begin()
         ready = super().__call__(content, epoch, indices)
         self.mark(tensors_of(ready))
         return ready
 
 
 def _watched(pipeline: Pipeline, traced: Session) -> Pipeline:
+    def begin() -> None:
+        recording = traced.recorder.storages.recording
+        if recording is not None:
+            recording.micro_batch_starts.append(len(recording.occurrences))
+
     def mark(tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             traced.recorder.storages.hold(tensor, "input")
 
-    return _WatchedPipeline(**vars(pipeline), mark=mark)
+    return _WatchedPipeline(**vars(pipeline), begin=begin, mark=mark)
 
 
 def _widened(fetched: Content, traced: Session, size: int) -> Content:
