@@ -23,6 +23,10 @@ def test_a_quiet_well_set_machine_has_no_cautions():
             {"environment": {"OMP_NUM_THREADS": "16"}},
             "OMP_NUM_THREADS=16 makes other libraries use more threads than the 2",
         ),
+        (
+            {"environment": {"OMP_NUM_THREADS": "1"}},
+            "OMP_NUM_THREADS=1 keeps plans and other libraries on 1 of 2 cores. `--threads` is",
+        ),
         ({"environment": {"MKL_NUM_THREADS": "1"}}, "MKL_NUM_THREADS=1 keeps other libraries on 1 of 2 cores"),
         ({"environment": {"OMP_THREAD_LIMIT": "1"}}, "OMP_THREAD_LIMIT=1 keeps PyTorch on 1 of 2 cores"),
         ({"torch": None}, "PyTorch is not installed"),

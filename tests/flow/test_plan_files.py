@@ -89,7 +89,7 @@ def test_a_run_that_is_continued_says_that_it_heeds_no_limit_of_memory() -> None
     heard = Heard()
     run = stoker.train(blobs_job(), memory="6GB", sink=heard)
     assert plan_of(run) == PLAN
-    assert any("goes on under its own plan, which no limit of memory changes" in one["message"]
+    assert any("goes on under its own plan, which --memory does not change" in one["message"]
                for one in heard.of("warned"))  # fmt: skip
 
 

@@ -158,3 +158,25 @@ def test_cores_that_nobody_of_ours_could_use_are_no_loss() -> None:
     machine.granted, machine.others = 2, 5.0
     machine.run(60, rate=10.0)
     assert machine.events == []
+
+
+def test_a_run_planned_among_others_begins_with_the_threads_they_left_and_takes_the_rest_later() -> None:
+    """Where others used 91 % of two CPUs during planning, one thread begins at once; two compute once it is quiet."""
+    machine = Simulated(others_share=0.91)
+    machine.others = 1.8
+    machine.keeper.start(Position())
+    assert machine.threads == 1
+    (event,) = machine.events
+    assert "other processes use 91% of the CPU" in event["why"]
+    machine.run(10)
+    assert machine.threads == 1
+    machine.others = 0.0
+    machine.run(PATIENCE_S + 2 * WINDOW_S)
+    assert machine.threads == 2
+
+
+def test_a_run_that_must_be_bit_equal_begins_with_all_its_threads_among_others_too() -> None:
+    """What may not be given up is not given up at the start either."""
+    machine = Simulated(others_share=0.91, is_free=False)
+    machine.keeper.start(Position())
+    assert (machine.threads, machine.events) == (2, [])

@@ -24,6 +24,10 @@ PlanFile = Annotated[
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BYTES", help="The most of a device's memory to use, such as 6GB.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", metavar="N", help="The most threads on a CPU; without it OMP_NUM_THREADS, or the cores."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 DeviceWord = Annotated[

@@ -91,7 +91,7 @@ def _load_cautions(load: CpuLoad | None) -> list[str]:
 
 
 def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
-    """Of variables that set numbers of threads. A plan sets PyTorch's itself; only a limit is stronger than that."""
+    """Of variables that set numbers of threads. A plan sets PyTorch's itself, up to OMP_NUM_THREADS or `--threads`."""
     found = []
     for name in (*_THREAD_VARIABLES, _THREAD_LIMIT):
         value = environment.get(name, "")
@@ -101,7 +101,9 @@ def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
         elif name != _THREAD_LIMIT and wanted > cores:
             found.append(f"{name}={value} makes other libraries use more threads than the {cores} cores. Unset it.")
         elif name != _THREAD_LIMIT and 0 < wanted < cores:
-            found.append(f"{name}={value} keeps other libraries on {value} of {cores} cores. Unset it.")
+            whom = "plans and other libraries" if name == "OMP_NUM_THREADS" else "other libraries"
+            remedy = "`--threads` is stronger." if name == "OMP_NUM_THREADS" else "Unset it."
+            found.append(f"{name}={value} keeps {whom} on {value} of {cores} cores. {remedy}")
     return found
 
 

@@ -6,6 +6,7 @@ Source: proc(5), `/proc/stat`: time spent in each state, in ticks of 1/sysconf(_
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import time
@@ -18,6 +19,10 @@ from stoker.devices.cpu import usable_cpus
 MOST_OTHERS, MOST_STOLEN = 0.10, 0.05
 """Fractions above which measurements are not to be trusted: a thread that waits for a core holds up all the others, so
 that a neighbour on half of two cores was seen to slow products of matrices 2 to 10 times."""
+
+
+PARTLY_BUSY = 0.4
+"""A neighbour that uses less than this share of a core leaves it to us; one that competes with us for it gets half."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,15 @@ def others_cores(before: CpuSample, after: CpuSample, elapsed_s: float) -> float
         return 0.0
     load = load_between(before, after)
     return (load.others + load.stolen) * (after.total_s - before.total_s) / elapsed_s
+
+
+def free_cores(cpus: float, others: float) -> int:
+    """How many threads find a core each, of `cpus` CPUs of which other processes use `others`; at least 1.
+
+    >>> free_cores(2, 0.3), free_cores(2, 1.8), free_cores(8, 3.5)
+    (2, 1, 4)
+    """
+    return max(1, math.floor(cpus - others + PARTLY_BUSY))
 
 
 def sample_cpu() -> CpuSample | None:

@@ -49,14 +49,19 @@ class Place:
         """Memory for each process [bytes]: a share of this machine's, or a device's own."""
         return self.device.memory_bytes // self.count if self.is_shared else self.device.memory_bytes
 
-    def limited_to(self, memory_bytes: float | None) -> Place:
-        """The same place with at most so much of its memory to be used; None: all there is."""
-        there = self.device.memory_bytes
-        if memory_bytes is None or 0 < there <= memory_bytes:
-            return self
-        device = dataclasses.replace(self.device, memory_bytes=int(memory_bytes))
-        hardware = dataclasses.replace(self.hardware, device=device)
-        return dataclasses.replace(self, device=device, hardware=hardware, is_limited=True)
+    def limited_to(self, memory_bytes: float | None, threads: int | None = None) -> Place:
+        """The same place with at most so much of its memory to be used, and on a CPU so many threads; None: all.
+
+        Threads limit `device.cores` alone: `hardware` stays the whole machine's, which its measurements are of.
+        """
+        place, there = self, self.device.memory_bytes
+        if memory_bytes is not None and not 0 < there <= memory_bytes:
+            device = dataclasses.replace(self.device, memory_bytes=int(memory_bytes))
+            hardware = dataclasses.replace(self.hardware, device=device)
+            place = dataclasses.replace(self, device=device, hardware=hardware, is_limited=True)
+        if threads is None or not self.is_shared or threads >= self.device.cores:
+            return place
+        return dataclasses.replace(place, device=dataclasses.replace(place.device, cores=max(1, threads)))
 
 
 def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None = None) -> Device:

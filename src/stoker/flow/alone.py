@@ -27,6 +27,7 @@ def train_alone(
     sinks: Sequence[Sink],
     *,
     profile: bool = False,
+    others_share: float = 0.0,
     on_update: Callable[[training.Update], None] | None = None,
 ) -> Run:
     """Train, test and report the run in `directory`, whose lock is held, from where it is.
@@ -38,6 +39,7 @@ def train_alone(
         chosen: what it begins under, and how samples influence each other.
         sinks: receive every event, the run's own log among them.
         profile: run a few updates under PyTorch's profiler.
+        others_share: of the CPU, that other processes used just now, while the plan was chosen [0 to 1].
         on_update: looks on at every update.
 
     Raises:
@@ -67,7 +69,7 @@ def train_alone(
             session.loop.on_update = on_update
             session.loop.threads = training.thread_keeper(
                 session.step, session.loop.telemetry.emit,
-                usual_samples_per_s=decision.chosen.forecast.samples_per_s.value,
+                usual_samples_per_s=decision.chosen.forecast.samples_per_s.value, others_share=others_share,
             )  # fmt: skip
             return session
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from stoker import planning, records
 from stoker.devices import Place, attached_devices, catalogue, planned_devices, sample_cpu
+from stoker.devices.cpu import attached_cpu
+from stoker.devices.load import free_cores
 from stoker.errors import BadJob, DoesNotFit, NoDevice, nearest
-from stoker.flow.kept_plans import keep_decision, kept_decision, used_by_others
+from stoker.flow.kept_plans import keep_decision, kept_decision
 from stoker.flow.many import on_many
 from stoker.flow.misfits import fits_nowhere, words_on_misfits
 from stoker.flow.planner import Planner, errors_so_far, failures_so_far, losers_of
@@ -21,6 +24,7 @@ from stoker.flow.pricing import assumptions, price_of, priced
 from stoker.jobs import Entry, Job
 from stoker.planning import Limits, Objective
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
+from stoker.training.threads import may_give_up_threads
 
 STARTING_S = 120.0
 """Until a rented machine is there, with Python, data and device started [s]: a judgement."""
@@ -34,6 +38,7 @@ def plan(
     deadline: float | str | None = None,
     objective: Objective | None = None,
     memory: float | str | None = None,
+    threads: int | None = None,
     entry: Entry | None = None,
 ) -> Decision:
     """Choose device and settings for `job`, and forecast what it needs there.
@@ -46,6 +51,7 @@ def plan(
         deadline: the longest it may take [s]; a number, or `12h`.
         objective: what should be least: `time`, `money` or `energy` (default: time; money where there is a deadline).
         memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
+        threads: the most that compute on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
         entry: the job file it came from.
 
     Raises:
@@ -59,7 +65,7 @@ def plan(
     )
     started = time.perf_counter()
     places, unplanned = _places(on)
-    places = tuple(place.limited_to(memory_limit(memory)) for place in places)
+    places = tuple(place.limited_to(memory_limit(memory), most_threads(threads)) for place in places)
     planner = Planner(prepare(job, entry), is_all_elsewhere=not any(place.is_here for place in places))
     decision = compare(planner, places, limits, objective)
     if unplanned:
@@ -98,17 +104,41 @@ def memory_limit(memory: float | str | None) -> float | None:
     return limit
 
 
+def most_threads(threads: int | None) -> int | None:
+    """The most threads that may compute on the CPU here: as asked for, else as OMP_NUM_THREADS says; None: no limit.
+
+    Raises:
+        BadJob: it is below 1, or more than there are cores.
+    """
+    if threads is None:
+        said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        return int(said) if said.isdigit() and int(said) > 0 else None
+    cores = attached_cpu().cores
+    if not 1 <= threads <= cores:
+        raise BadJob(
+            f"--threads {threads}: this process may use {cores} {'core' if cores == 1 else 'cores'}",
+            remedy=f"Give a number from 1 to {cores}, or leave it out.",
+        )
+    return threads
+
+
 def decide(
-    prepared: Prepared, device: Device, only: Plan | None = None, *, memory_bytes: float | None = None
+    prepared: Prepared,
+    device: Device,
+    only: Plan | None = None,
+    *,
+    memory_bytes: float | None = None,
+    threads: int | None = None,
 ) -> tuple[Decision, Coupling]:
     """The plan to run on a device that is here, confirmed by trials: now, or before where nothing has changed since.
 
-    With `only`, that plan is tried and taken. `memory_bytes` is the most of the device's memory that may be used.
+    With `only`, that plan is tried and taken. `memory_bytes` is the most of the device's memory that may be used,
+    `threads` the most threads on a CPU (None: as OMP_NUM_THREADS says).
     """
     if only is not None:
         _require_usable(only, prepared, device)
     started, planner = time.perf_counter(), Planner(prepared)
-    place = planned_devices(device.torch_name, (device,))[0].limited_to(memory_bytes)
+    place = planned_devices(device.torch_name, (device,))[0].limited_to(memory_bytes, most_threads(threads))
     kept = kept_decision(prepared, place) if only is None else None
     if kept is not None:
         return dataclasses.replace(kept[0], took_s=time.perf_counter() - started), kept[1]
@@ -200,7 +230,7 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
     began = sample_cpu()
     search, untraced = planner.confirmed(place, only)
     found = search.chosen()
-    others = used_by_others(began) if place.device.kind == "cpu" else 0.0
+    others = planner.others_share() if place.device.kind == "cpu" else 0.0
     if others:
         found = dataclasses.replace(found, forecast=planning.crowded(found.forecast, others))
     chosen = priced(planner, place, found)
@@ -209,7 +239,7 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         is_given=only is not None,
     )  # fmt: skip
     if others:
-        lines = (*lines, planning.words_on_others(others))
+        lines = (*lines, planning.words_on_others(others), *_words_on_threads(chosen.plan, others))
     if untraced:
         lines = (*lines, f"no forecast before the trials: {untraced}")
     rejected = search.losers()
@@ -222,10 +252,20 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         explanation=(*planner.prepared.notes, *lines, *failures_so_far(planner, place), *errors_so_far(place)),
         took_s=0.0,
         breakdown=None if untraced or only is not None else _breakdown(planner, place, chosen),
+        others_share=others,
     )
     if only is None and not others:
         keep_decision(planner.prepared, place, decision, planner.coupling, began)
     return decision
+
+
+def _words_on_threads(plan: Plan, others: float) -> tuple[str, ...]:
+    """That a run begins with fewer threads than its plan has, where other processes use the cores."""
+    cores = attached_cpu().cores
+    free = free_cores(cores, others * cores)
+    if free >= plan.threads or not may_give_up_threads(plan):
+        return ()
+    return (f"tried with {free} of {plan.threads} threads, and begun so: the rest join once the machine is quiet",)
 
 
 def _breakdown(planner: Planner, place: Place, chosen: Candidate) -> Breakdown:

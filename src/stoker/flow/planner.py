@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 import torch
 
 from stoker import planning, profiling
-from stoker.devices import Place, cache_key, installed_torch
+from stoker.devices import Place, cache_key, installed_torch, sample_cpu
 from stoker.devices.cpu import attached_cpu
+from stoker.devices.load import free_cores
 from stoker.devices.malloc import give_back, resident_bytes
 from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.flow.kept_plans import used_by_others
 from stoker.flow.memory_failures import known_failures
 from stoker.flow.pacing import pace_now
 from stoker.flow.preparation import Prepared, users_code
@@ -28,6 +30,7 @@ from stoker.records.out_of_memory import OutOfMemory
 from stoker.stepping import bytes_of, coupling_by_types, find_coupling
 from stoker.stepping.compiling import compiler_missing
 from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
+from stoker.training.threads import may_give_up_threads
 from stoker.units import MIB, Duration, format_bytes
 
 TRIAL_S = 1.0
@@ -48,7 +51,7 @@ class Planner:
     """What is known of a job before it runs; each fact is found when first asked for."""
 
     def __init__(self, prepared: Prepared, *, is_all_elsewhere: bool = False) -> None:
-        self.prepared, self._is_all_elsewhere = prepared, is_all_elsewhere
+        self.prepared, self._is_all_elsewhere, self._began = prepared, is_all_elsewhere, sample_cpu()
         self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[_Where, planning.TracedForecasts] = {}
         self._failures: dict[_Where, tuple[OutOfMemory, ...]] = {}
@@ -213,7 +216,15 @@ class Planner:
         """
         job, data, known = self.prepared.job, self.prepared.data, search.known_gradient_error(plan)
         try:
-            found = profiling.try_plan(job, plan, self.coupling, data, budget_s=TRIAL_S, known_error=known)
+            found = profiling.try_plan(
+                job,
+                plan,
+                self.coupling,
+                data,
+                budget_s=TRIAL_S,
+                known_error=known,
+                most_threads=self._free_threads(plan),
+            )
         except DoesNotFit as error:
             search.reject(plan, str(error), for_memory=True)
         except RunFailed as error:
@@ -226,6 +237,17 @@ class Planner:
         finally:
             give_back()  # what one trial had of the heap is not to be counted as the next one's, or the run's
         return None
+
+    def others_share(self) -> float:
+        """What other processes used of the CPU since planning began [0 to 1]; 0 where it is too little to matter."""
+        return used_by_others(self._began)
+
+    def _free_threads(self, plan: Plan) -> int | None:
+        """How many threads a trial may compute with: those that other processes leave, as a run would begin."""
+        if plan.device != "cpu" or not may_give_up_threads(plan):
+            return None
+        cores = attached_cpu().cores
+        return free_cores(cores, self.others_share() * cores)
 
     def _remember_compiling(self, place: Place, found: Measurement) -> None:
         """Keep what compiling took beside its forecast, for the next plan."""
@@ -288,14 +310,14 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
     A CPU is measured on one thread and on all cores; of numbers in between nothing better is known than of all. It is
     looked at again now, since its speed changes from hour to hour.
     """
-    build = installed_torch()
+    build, whole = installed_torch(), place.hardware.device  # which has all cores, however few threads are allowed
     if not place.is_here or build is None:
         return place.hardware
-    cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(place.device, build.version)
+    cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(whole, build.version)
     if place.device.kind != "cpu" or threads is None:
         return _at_its_pace(dataclasses.replace(place.hardware, benchmark=cache.read(key)))
     some = cache.read(key, threads)
-    share = threads / max(1, place.device.cores)
+    share = threads / max(1, whole.cores)
     hardware = dataclasses.replace(
         place.hardware,
         device=dataclasses.replace(place.device, cores=threads),

@@ -10,7 +10,7 @@ from stoker import launching, records, reporting
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place
 from stoker.errors import BadJob, NoDevice, StokerError
 from stoker.flow.alone import train_alone
-from stoker.flow.decision import decide, decide_many, given_plan, memory_limit
+from stoker.flow.decision import decide, decide_many, given_plan, memory_limit, most_threads
 from stoker.flow.finishing import failed
 from stoker.flow.job_again import keep_sources
 from stoker.flow.members import follow, lead
@@ -48,6 +48,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     fork: str | None = None,
     checkpoint_every: Duration | None = None,
     memory: float | str | None = None,
+    threads: int | None = None,
     profile: bool = False,
     entry: Entry | None = None,
     sink: Sink | None = None,
@@ -68,6 +69,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
         memory: the most of the device's memory that may be used [bytes]; a number, or `6GB`. For the plan of a new run:
             one that is continued keeps its own.
+        threads: the most that compute on a CPU, in all processes together (default: OMP_NUM_THREADS if it is set, else
+            one for each core). For the plan of a new run, likewise.
         profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
         entry: the job file it came from.
         sink: receives every event (default: a display on standard error; `lambda event: None` for silence).
@@ -99,7 +102,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     _require_possible(entry, place, member, looking, profile=profile)
     parent = find_run(runs_root(), fork) if fork is not None else None
     directory, because = choose(prepared, run_dir, resume, parent, new=new)
-    given, early = given_plan(plan), list[Event]()
+    given, early, others_share = given_plan(plan), list[Event](), 0.0
     with ExitStack() as stack:
         shown: list[Sink] = [stack.enter_context(reporting.choose_display()) if sink is None else sink]
         if hooks:
@@ -107,15 +110,16 @@ def train(  # noqa: PLR0913 - what the command line offers
         if because is not None:
             tell(shown, "warned", message=because)
         if not directory.is_run:
-            decision, coupling = _decided(prepared, device, place, given, memory_limit(memory), [early.append, *shown])
-            decision = saving_every(checkpoint_every, decision)
+            limits = memory_limit(memory), threads
+            decision, coupling = _decided(prepared, device, place, given, limits, [early.append, *shown])
+            decision, others_share = saving_every(checkpoint_every, decision), decision.others_share
             _tell_plan(decision, device, directory.name, [early.append, *shown])
             stack.enter_context(directory.locked())
             create(directory, prepared, device, decision, coupling, parent)
             _keep_what_it_came_of(directory, prepared.entry, early)
         else:
             stack.enter_context(directory.locked())
-            _require_its_plan(directory, given, memory_limit(memory), shown)
+            _require_its_plan(directory, given, memory=memory, threads=threads, shown=shown)
             device = device_of(directory, device, _one_of(on))
             keep_sources(directory, prepared.entry)  # a kill may have come before they were there
         told: list[Sink] = [directory.append_event, *shown]
@@ -129,7 +133,7 @@ def train(  # noqa: PLR0913 - what the command line offers
             if place is not None:
                 return train_supervised(prepared, directory, chosen[0], sinks)
             return train_alone(
-                prepared, directory, device, chosen, sinks, profile=profile,
+                prepared, directory, device, chosen, sinks, profile=profile, others_share=others_share,
                 on_update=looking.updated if looking.see_updates else None,
             )  # fmt: skip
 
@@ -169,13 +173,19 @@ def _require_possible(
 
 
 def _require_its_plan(
-    directory: RunDirectory, given: Plan | None, memory_bytes: float | None, shown: Sequence[Sink]
+    directory: RunDirectory,
+    given: Plan | None,
+    *,
+    memory: float | str | None,
+    threads: int | None,
+    shown: Sequence[Sink],
 ) -> None:
-    """A run that exists goes on under its own plan: refuse another one, and say that no limit of memory changes it."""
+    """A run that exists goes on under its own plan: refuse another one, and say that limits do not change it."""
     require_same_plan(directory, given)
-    if memory_bytes is not None:
-        words = f"{directory.name} goes on under its own plan, which no limit of memory changes; --new plans anew"
-        tell(shown, "warned", message=words)
+    for option, value, limit in (("memory", memory, memory_limit(memory)), ("threads", threads, most_threads(threads))):
+        if value is not None and limit is not None:
+            message = f"{directory.name} goes on under its own plan, which --{option} does not change; use --new"
+            tell(shown, "warned", message=message)
 
 
 def _trackers(words: Sequence[str]) -> list[Target]:
@@ -227,14 +237,14 @@ def _decided(
     device: Device,
     place: Place | None,
     given: Plan | None,
-    memory_bytes: float | None,
+    limits: tuple[float | None, int | None],
     sinks: list[Sink],
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
         tell(sinks, "noted", message=prepared.data.note)
     if place is not None:
-        return decide_many(prepared, place.limited_to(memory_bytes), given)
-    return decide(prepared, device, given, memory_bytes=memory_bytes)
+        return decide_many(prepared, place.limited_to(limits[0], most_threads(limits[1])), given)
+    return decide(prepared, device, given, memory_bytes=limits[0], threads=limits[1])
 
 
 def _tell_plan(decision: Decision, device: Device, run: str, sinks: list[Sink]) -> None:

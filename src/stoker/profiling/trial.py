@@ -38,11 +38,13 @@ def try_plan(
     *,
     budget_s: float,
     known_error: float | None = None,
+    most_threads: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
     """Train a throw-away model under `plan` for about `budget_s` seconds, at least three updates where there are three.
 
-    `known_error` is the gradient's error where it is known: comparing costs several updates, in fp32 too.
+    `known_error` is the gradient's error where it is known: comparing costs several updates, in fp32 too. At most
+    `most_threads` compute, where the plan has more.
 
     Raises:
         RunFailed: the loss is not finite.
@@ -52,7 +54,7 @@ def try_plan(
     started, job = clock(), thawed(job)  # with all its gradients and states, which have to fit
     apply_malloc(plan.malloc)
     gc.collect()  # models whose blocks are checkpointed refer to themselves, and stay for the collector
-    with threads(plan.threads), PeakMemory(plan.device) as peak:
+    with threads(min(plan.threads, most_threads or plan.threads)), PeakMemory(plan.device) as peak:
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = _evaluation_time(step, data, clock)

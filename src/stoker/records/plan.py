@@ -218,7 +218,8 @@ class Decision:
     """The planner's answer: the chosen plan first, why, and what was rejected.
 
     `candidates` has one plan for each device, or for each layout over several, best first. `advice` is one sentence for
-    somebody who asks which device to take.
+    somebody who asks which device to take. `others_share` is what other processes used of the CPU meanwhile [0 to 1],
+    where that was enough to matter: plans were then tried with the threads that they left free.
     """
 
     schema: ClassVar[int] = 2
@@ -229,6 +230,7 @@ class Decision:
     took_s: float
     advice: str = ""
     breakdown: Breakdown | None = None
+    others_share: float = 0.0
 
     @property
     def chosen(self) -> Candidate:

@@ -13,7 +13,6 @@ plans, whose code is made for one number of threads: both keep theirs, unless fe
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from stoker.devices.cpu import attached_cpu
-from stoker.devices.load import CpuSample, others_cores, sample_cpu
+from stoker.devices.load import CpuSample, free_cores, others_cores, sample_cpu
 from stoker.records import Plan, Position
 from stoker.stepping import Step
 from stoker.training.recovery import Replanned, Tell, tell_replanned
@@ -31,9 +30,6 @@ WINDOW_S = 2.0
 
 SLOWED = 0.75
 """Below this share of the usual rate a neighbour is worth evading."""
-
-PARTLY_BUSY = 0.4
-"""A neighbour that uses less than this share of a core leaves it to us; one that competes with us for it gets half."""
 
 PATIENCE_S = 20.0
 """How long the machine has to be quiet before threads are taken back [s]; twice as long after each time."""
@@ -76,6 +72,7 @@ class ThreadKeeper:
         tell: sends events.
         usual_samples_per_s: the rate that the plan was chosen for.
         is_free: whether threads may be given up to neighbours, and not only to a smaller grant.
+        others_share: of the CPU, that other processes used while the plan was chosen [0 to 1].
         machine: what is looked at.
 
     Attributes:
@@ -89,10 +86,11 @@ class ThreadKeeper:
         *,
         usual_samples_per_s: float,
         is_free: bool = True,
+        others_share: float = 0.0,
         machine: Machine | None = None,
     ) -> None:
         self._plan, self._tell, self._machine = plan, tell, machine or Machine()
-        self._usual, self._is_free = usual_samples_per_s, is_free
+        self._usual, self._is_free, self._others_share = usual_samples_per_s, is_free, others_share
         self.threads = plan().threads
         self._before, self._began, self._rates = self._machine.sample(), self._machine.clock(), list[float]()
         self._held, self._quiet_s, self._patience_s, self._changes = 0, 0.0, PATIENCE_S, 0
@@ -100,9 +98,13 @@ class ThreadKeeper:
         """After a reduction: the threads before it, the rate under them, and the windows until it is judged."""
 
     def start(self, position: Position) -> None:
-        """Begin with the plan's threads, or as many as there are cores granted."""
+        """Begin with the plan's threads, or as many as cores are granted, or as others left free during planning."""
         self._machine.set_threads(self.threads)
         self._keep_to_the_grant(position)
+        granted = self._machine.granted()
+        free = free_cores(granted, self._others_share * granted)
+        if self._is_free and free < self.threads:
+            self._change(free, f"other processes use {self._others_share:.0%} of the CPU", position)
 
     def look(self, samples_per_s: float, position: Position) -> None:
         """Take note of the rate just reported; every `WINDOW_S` seconds, look at the machine and decide."""
@@ -132,7 +134,7 @@ class ThreadKeeper:
         if self._on_trial is not None:
             self._judge(seen, position)
             return
-        free = max(1, math.floor(seen.cpus - seen.others + PARTLY_BUSY))
+        free = free_cores(seen.cpus, seen.others)
         planned = self._plan().threads
         wanted = min(planned, self._machine.granted(), free)
         if not self._is_free or self._changes >= MOST_CHANGES:
@@ -178,12 +180,21 @@ class ThreadKeeper:
         tell_replanned(self._tell, change, position.samples)
 
 
-def thread_keeper(step: Step, tell: Tell, *, usual_samples_per_s: float) -> ThreadKeeper | None:
+def thread_keeper(
+    step: Step, tell: Tell, *, usual_samples_per_s: float, others_share: float = 0.0
+) -> ThreadKeeper | None:
     """The keeper of the threads of a run; None for one that is not on a CPU."""
     if step.plan.device != "cpu":
         return None
-    is_free = not step.plan.compile and not torch.are_deterministic_algorithms_enabled()
-    return ThreadKeeper(lambda: step.plan, tell, usual_samples_per_s=usual_samples_per_s, is_free=is_free)
+    return ThreadKeeper(
+        lambda: step.plan, tell, usual_samples_per_s=usual_samples_per_s, is_free=may_give_up_threads(step.plan),
+        others_share=others_share,
+    )  # fmt: skip
+
+
+def may_give_up_threads(plan: Plan) -> bool:
+    """Whether a run under `plan` may compute with fewer threads while other processes use the CPU."""
+    return not plan.compile and not torch.are_deterministic_algorithms_enabled()
 
 
 def _cores(count: int) -> str:

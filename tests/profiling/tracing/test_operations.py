@@ -100,7 +100,7 @@ def test_flops_of_products_without_a_formula_in_pytorch_are_the_closed_form():
      ((32, 64), (64, 16), (4, 32, 16, 16))],
 )  # fmt: skip
 def test_grouped_products_of_experts_have_flops_and_sizes(a, b, sizes):
-    """Mixtures of experts multiply by `_grouped_mm`: rows, or the depth in the weight's gradient, are divided by groups."""
+    """Mixtures of experts multiply by `_grouped_mm`, whose groups divide the rows, or the depth of a gradient."""
     ends = None if len(a) == len(b) == 3 else torch.tensor([16, 32, 48, 64], dtype=torch.int32)
 
     def step(x, y, *given):

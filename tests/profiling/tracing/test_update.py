@@ -300,7 +300,7 @@ def test_batch_statistics_of_groups_are_traced_group_by_group():
 
 
 def test_micro_batches_are_counted_right_under_a_loss_in_chunks():
-    """A chunk's own backward pass does not begin the next micro-batch: n micro-batches take n times the FLOPs of one."""
+    """A chunk's own backward pass does not begin the next micro-batch: n of them take n times the FLOPs of one."""
     tokens = torch.zeros(16, 32, dtype=torch.int64)
     job = make_job(lambda: GPT(2, 32, 2, 32, 512), (tokens, tokens), loss="token_cross_entropy")
 

@@ -156,7 +156,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     own = _FLOPS.get(func.overloadpacket)
     if own is not None:
-        return own(*args)
+        return int(own(*args))
     formula = flop_registry.get(func.overloadpacket)
     return recurrent_flops(func, args, out) if formula is None else int(formula(*args, **kwargs, out_val=out))
 
@@ -169,7 +169,7 @@ def _convolution_backward_flops(*args: Any) -> int:
     384 channels.
     """
     output, image, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
-    positions = math.prod((image if transposed else output).shape[2:])
+    positions = int(math.prod((image if transposed else output).shape[2:]))
     num_gradients = bool(mask[0]) + bool(mask[1])
     return 2 * int(image.shape[0]) * positions * int(weight.numel()) * num_gradients
 
