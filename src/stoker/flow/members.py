@@ -1,8 +1,9 @@
 """A run on several processes, as one of them lives it: meet, train, meet again after a loss, finish together.
 
 An update is atomic: whoever loses another process within one drops it. Where every process holds all of the state,
-those that are left go on from what they hold, and the furthest gives its state to the others; else all go on from the
-last checkpoint. In both cases the batches stay the Job's, cut for as many processes as there are now.
+those that are left go on from what they hold, and the furthest gives its state to the others. Sites that make updates
+of their own each go on from their own state and what they share; one that comes takes over a living one's. Else all go
+on from the last checkpoint. The batches stay the Job's, cut for as many processes as there are now.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     except Called:
         assert session is not None
         why = "called"
-        life.carried = Carried.of(session.loop) if session.step.is_replicated else None
+        life.carried = Carried.of(session.loop) if session.step.holds_enough else None
     except (training.Together, training.RollBack) as request:
         why = request.change.why
         notes = {"plan": records.to_json(request.change.new), "why": why}
@@ -276,10 +277,7 @@ def _kept(life: _Life, session: Session | None) -> Carried | None:
     """What a process can go on from after an update that came to nothing; None where only a checkpoint will do."""
     if session is None:
         return life.carried  # it was not yet handed over
-    loop = session.loop
-    is_complete = loop.unevaluated is not None  # the update is made; what is due after it is not
-    is_whole = is_complete or (loop.recovery is not None and loop.recovery.drop())
-    return Carried.of(loop) if is_whole and session.step.is_replicated else None
+    return Carried.of(session.loop) if session.step.holds_enough and session.loop.is_between_updates() else None
 
 
 def _evaluate(session: Session) -> None:

@@ -154,6 +154,16 @@ class Loop:
             self._report_progress(position)
         return position
 
+    def is_between_updates(self) -> bool:
+        """After an error: whether the state is that after some update; one that came to nothing is put back.
+
+        Where a site's exchange failed, its update before that is made: it counts, and what is due after it is not done.
+        """
+        outer = self.step.outer
+        if outer is not None and outer.shared.update == self.reached.updates:
+            self.unevaluated, self.reached = self.reached, self.extent.position(self.reached.updates + 1)
+        return self.unevaluated is not None or (self.recovery is not None and self.recovery.drop())
+
     def is_complete(self, position: Position) -> bool:
         """Whether nothing is left to train: the end is reached, or it came before its time."""
         return position.updates == self.total_updates or self.course.verdict is not None
@@ -184,7 +194,7 @@ class Loop:
 
     def _keep_for_the_next_meeting(self, position: Position) -> None:
         """Save a state that no single process holds; where each does, it carries it over itself."""
-        if not self.step.is_replicated:
+        if not self.step.holds_enough:
             self._save(position, is_best=False)
             self._announce(self.checkpointer.collect(wait=True))
 
@@ -192,6 +202,8 @@ class Loop:
         """Do what was due after the update that led here, and did not come to an end."""
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
+            if is_last:
+                self.step.settle()
             is_best = self._evaluate_if_due(self.unevaluated, position, recovery, is_last=is_last)
             if is_best or is_last or self._ends_early():
                 self._save(position, is_best=is_best)
