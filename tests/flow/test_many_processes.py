@@ -79,26 +79,23 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
 SITES = f"{LONG}\nsettings['sync'] = stoker.DiLoCo(every=stoker.updates(10), outer=stoker.SGD(lr=0.7))"
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_lost_site_does_not_send_the_others_back(lost: int) -> None:
-    """SIGKILL of one of three sites: the others go on from what they hold, and it joins by what they give it."""
+def test_a_lost_site_does_not_send_the_others_back() -> None:
+    """SIGKILL of the first of three sites: the others go on from what they hold, and it joins them again."""
     path, plan = job_file(SITES), plan_over(Layout(replicas=3))
-    settings = ("--set", "epochs=600", "--on", "3xhere", "--plan", plan, "--run-dir", "run", "--checkpoint-every", "1e6")
+    settings = ("--set", "epochs=1e5", "--on", "3xhere", "--plan", plan, "--run-dir", "run", "--checkpoint-every", "1e6")
     with Running("train", path, *settings) as run:
+        reached = run.until("progress", 2)["samples"]
+        os.kill(workers_of(run.process.pid)[0], signal.SIGKILL)
+        assert run.until("recovered", 2)["samples"] >= reached  # two go on, and then three again
         run.until("progress", 2)
-        reached = run.events[-1]["samples"]
-        os.kill(workers_of(run.process.pid)[lost], signal.SIGKILL)
-        run.until("recovered", 2)  # two go on, and then three again
-        ended = run.end()
-    assert ended.code == 0, ended.err
+        ended = run.end(signal.SIGINT)
+    assert ended.code == 130, ended.err
     assert not ended.of("resumed")
     assert len(ended.of("started")) == 1
     progress = [event["samples"] for event in ended.of("progress")]
     assert progress == sorted(progress)
-    assert min(event["samples"] for event in ended.of("recovered")) >= reached
     assert [change["new"]["layout"]["replicas"] for change in ended.of("replanned")] == [2, 3]
-    record = stoker.load("run").record
-    assert (record.status, record.samples) == ("finished", 600 * 80)
+    assert stoker.load("run").record.samples >= progress[-1]
 
 
 def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:

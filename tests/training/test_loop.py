@@ -14,9 +14,11 @@ from stoker.errors import RunFailed
 from stoker.jobs.extent import Extent
 from stoker.loading import datasets_of
 from stoker.records import Event, Plan, Position
+from stoker.stepping.outer.exchange import Sending
 from stoker.store import CheckpointStore
 from stoker.testing import FakeClock
 from stoker.training import Best, Checkpointer, Loop, StopRequest, Telemetry, restore
+from stoker.training.carrying import Carried, given_by_the_furthest
 from stoker.training.loop import evaluation_is_due
 from stoker.units import Duration
 from tests.training.builders import assert_bit_equal, everything_of, source_of, step_of, tiny_job
@@ -110,6 +112,42 @@ def test_a_loss_that_breaks_leaves_the_checkpoint_under_way_whole(tmp_path: Path
     assert training.store.names()[-1] == "000000000032"
     assert training.of("checkpointed") == [16, 32]
     assert not list(tmp_path.glob(".writing-*"))
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("broken", range(3))
+def test_a_site_whose_exchange_fails_goes_on_from_the_update_before_it(
+    broken: int, overlap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever exchange it is, the last one too: the update counts once, and the run ends where an unbroken one does."""
+    job = tiny_job(sync=stoker.DiLoCo(every=stoker.updates(4), overlap=overlap), valid=stoker.holdout(0.2))
+    whole = Training(job, tmp_path / "whole")
+    whole.loop.run(Position())
+    training = Training(job, tmp_path / "broken")
+    outer = training.loop.step.outer
+    assert outer is not None
+    calls = []
+    received = Sending.received
+
+    def failing(sending: Sending) -> object:
+        calls.append(outer.shared.update + 1)
+        if len(calls) == broken + 1:
+            raise RuntimeError("Connection closed by peer")
+        return received(sending)
+
+    monkeypatch.setattr(Sending, "received", failing)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        training.loop.run(Position())
+    assert training.loop.is_between_updates()
+    carried = Carried.of(training.loop)
+    assert carried.position.updates == calls[-1]
+    again = Training(job, tmp_path / "broken")
+    given = given_by_the_furthest(again.loop.step, carried)
+    assert given is not None
+    again.loop.unevaluated = given.unevaluated
+    again.loop.run(given.position)
+    assert_bit_equal(everything_of(again.loop.step), everything_of(whole.loop.step))
+    assert (training.of("evaluated") + again.of("evaluated")) == whole.of("evaluated")
 
 
 def test_a_position_at_the_end_is_left_as_it_is(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from stoker.records import Layout, Position
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore
 from stoker.testing.ranks import on_ranks
-from stoker.training import kept_weights, model_weights, restore
+from stoker.training import Carried, kept_weights, model_weights, restore
+from stoker.training.carrying import given_by_the_furthest
+from stoker.training.snapshots import snapshot_of
 from stoker.units import updates
 from tests.stepping.outer.sites import Learned, ended, gpt_job, make_step, train
 from tests.training.legs import save
@@ -50,6 +52,38 @@ def test_sites_go_on_each_from_its_own_state(tmp_path: Path) -> None:
         restore(step, *found)
         live = step.model.state_dict()
         assert all(torch.equal(live[name], weight) for name, weight in shared.items())
+
+
+def came_anew(world: World) -> tuple[bool, bool, int, float]:
+    """Site 1 comes anew after 7 updates of site 0's; what it takes over is of site 0, and its weights are the shared.
+
+    Gives whether its inner optimiser has site 0's state, whether it has the shared weights, how far it is, and the
+    norm of the outer momentum.
+    """
+    step = make_step(world, gpt_job(SYNC))
+    train(step, 0, 7)
+    carried = Carried(Position(samples=100, updates=7), None, {}, snapshot_of(step), step.outer.state())
+    if world.rank == 1:
+        step, carried = make_step(world, gpt_job(SYNC)), None
+    given = given_by_the_furthest(step, carried)
+    assert given is not None
+    moments = torch.cat([state["exp_avg_sq"].flatten() for state in step.optimizer.state.values()])
+    theirs = moments.clone()
+    torch.distributed.broadcast(theirs, src=0)
+    live, shared = step.model.state_dict(), step.whole_weights()
+    is_shared = all(torch.equal(live[name], shared[name]) for name in live)
+    momentum = float(sum(row.norm() for row in step.outer.shared.momentum))
+    return torch.equal(theirs, moments), is_shared, given.position.updates, momentum
+
+
+def test_a_site_that_comes_takes_over_the_state_of_a_living_one() -> None:
+    """Without a checkpoint: the moments of its inner optimiser, the shared weights, their momentum, the position."""
+    (_, was_shared, there, momentum), (has_moments, is_shared, here, taken) = on_ranks(Layout(replicas=2), came_anew)
+    assert not was_shared  # a living site keeps weights of its own
+    assert has_moments
+    assert is_shared
+    assert there == here == 7
+    assert momentum == taken > 0
 
 
 def test_sites_do_not_go_on_from_processes_in_lockstep(tmp_path: Path) -> None:
