@@ -28,14 +28,14 @@ from stoker.flow.opening import over, tell
 from stoker.flow.preparation import Prepared, prepare, users_code
 from stoker.flow.recovering import in_force, noting, with_plan
 from stoker.flow.runs import Run
-from stoker.flow.starting import Session, ready
+from stoker.flow.starting import Session, ready, slowest_s
 from stoker.jobs import Entry, Job
 from stoker.launching import INTERRUPTED, Dismissed, Meeting, Member
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.records.codec import JSON
-from stoker.stepping.world import PATIENCE_S, SITES_PATIENCE_S, World, is_broken, join, leave
+from stoker.stepping.world import World, is_broken, join, leave
 from stoker.store import RunDirectory
-from stoker.training import Called, Carried, Replanned, Sink, StopRequest
+from stoker.training import Called, Carried, Patience, Replanned, Sink, StopRequest
 from stoker.training.rank_times import rank_clock
 
 
@@ -57,6 +57,11 @@ class _Life:
     def plan(self) -> Plan:
         """What it trains under now."""
         return self.decision.chosen.plan
+
+    @property
+    def patience_s(self) -> float:
+        """How long it waits for another one that does not answer [s]."""
+        return Patience.of(slowest_s(self.prepared.job, self.decision)).others_s
 
 
 _WHERE = "run"
@@ -167,7 +172,7 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     session: Session | None = None
     notes: dict[str, JSON] = {}
     try:
-        life.member.require_same(_facts(life.prepared))
+        life.member.require_same(_facts(life.prepared), patience_s=life.patience_s)
         _adapt(life, meeting)
         world = _joined(life, meeting)
         clock = rank_clock(
@@ -208,12 +213,12 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
 
 def _joined(life: _Life, meeting: Meeting) -> World:
     """The world of those who met."""
-    patience_s = PATIENCE_S if life.prepared.job.sync is None else SITES_PATIENCE_S
     device = torch.device(life.device.torch_name)
     with life.member.joining():
         return join(
-            life.plan.layout, meeting.rank, life.member.store, device=device, name=meeting.name, patience_s=patience_s
-        )
+            life.plan.layout, meeting.rank, life.member.store, device=device, name=meeting.name,
+            patience_s=life.patience_s,
+        )  # fmt: skip
 
 
 def _facts(prepared: Prepared) -> dict[str, str]:

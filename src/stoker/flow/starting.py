@@ -144,8 +144,8 @@ def ready(  # noqa: PLR0913 - what a session is made of
         ),
         watchdog=training.Watchdog(
             telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
-            dumps=directory.dumps, update_s=decision.chosen.forecast.step_s.value,
-            is_writing=lambda: checkpointer.is_writing,
+            dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
+            is_writing=lambda: checkpointer.is_writing, least_s=training.patience_s(processes=world.layout.world_size),
         ),
         unevaluated=None if given is None else given.unevaluated,
         course=_course(prepared.job, step, progress),
@@ -158,6 +158,12 @@ def ready(  # noqa: PLR0913 - what a session is made of
     if given is None:
         _tell_start(session, device)
     return session
+
+
+def slowest_s(job: Job, decision: Decision) -> float:
+    """What the slowest phase of the run takes by forecast [s]; see `slowest_phase_s`."""
+    updates_apart = 1 if job.sync is None else job.sync.interval(job.batch)
+    return training.slowest_phase_s(decision.chosen.forecast, updates_apart)
 
 
 def stoker_version() -> str:
