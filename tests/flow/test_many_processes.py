@@ -106,7 +106,7 @@ SITES = f"{LONG}\nsettings['sync'] = stoker.DiLoCo(every=stoker.updates(10), out
 def test_a_lost_site_does_not_send_the_others_back() -> None:
     """SIGKILL of the first of three sites: the others go on from what they hold, and it joins them again."""
     path, plan = job_file(SITES), plan_over(Layout(replicas=3))
-    settings = ("--set", "epochs=1e5", "--on", "3xhere", "--plan", plan, "--run-dir", "run", "--checkpoint-every", "1e6")
+    settings = ("--set", "epochs=1e5", "--on", "3xhere", "--plan", plan, "--run-dir", "run")
     with Running("train", path, *settings) as run:
         reached = run.until("progress", 2)["samples"]
         os.kill(workers_of(run.process.pid)[0], signal.SIGKILL)

@@ -119,7 +119,7 @@ def test_a_loss_that_breaks_leaves_the_checkpoint_under_way_whole(tmp_path: Path
 def test_a_site_whose_exchange_fails_goes_on_from_the_update_before_it(
     broken: int, overlap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever exchange it is, the last one too: the update counts once, and the run ends where an unbroken one does."""
+    """Whichever exchange it is, the last one too: the update counts once, and the run ends as an unbroken one does."""
     job = tiny_job(sync=stoker.DiLoCo(every=stoker.updates(4), overlap=overlap), valid=stoker.holdout(0.2))
     whole = Training(job, tmp_path / "whole")
     whole.loop.run(Position())

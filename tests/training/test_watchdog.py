@@ -119,7 +119,7 @@ def test_patience_follows_what_updates_take() -> None:
 
 
 def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
-    """Half a minute of a disk is no loss; nor are minutes where an evaluation, or an interval of sites, takes as long."""
+    """Half a minute of a disk is no loss; nor are minutes where an evaluation, or an interval of sites, takes long."""
     step_s, evaluate_s, checkpoint_s = (
         Estimate(value=value, low=0.0, high=1e3, unit="s", basis="roofline") for value in (2.0, 50.0, 1.0)
     )

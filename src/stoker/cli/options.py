@@ -24,6 +24,12 @@ PlanFile = Annotated[
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BYTES", help="The most of a device's memory to use, such as 6GB.")
 ]
+DeviceMtbf = Annotated[
+    float | None,
+    typer.Option(
+        "--device-mtbf", metavar="HOURS", help="Mean time of one device between two failures: how often to save."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 DeviceWord = Annotated[

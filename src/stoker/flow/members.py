@@ -179,7 +179,7 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
             world, worker=life.member.worker, device=torch.device(life.device.torch_name),
             write=life.directory.write_rank_times,
         )  # fmt: skip
-        session = _begin(life, dataclasses.replace(world, mark=clock.mark))
+        session = _begin(life, dataclasses.replace(world, mark=clock.mark), meeting.age_s)
         clock.first_update = session.position.updates
         session.loop.telemetry.on_lap = clock.lap
         with clock.running():
@@ -261,7 +261,7 @@ def _who_is_here(before: int, now: int) -> str:
     return f"{now} processes are here, not {before} any more"
 
 
-def _begin(life: _Life, world: World) -> Session:
+def _begin(life: _Life, world: World, age_s: float) -> Session:
     """The session of this process in `world`, from what was carried over or from the last checkpoint."""
 
     def sink(event: Event) -> None:
@@ -271,7 +271,7 @@ def _begin(life: _Life, world: World) -> Session:
     session = ready(
         life.prepared, life.directory, life.device, decision=life.decision, coupling=life.coupling,
         sink=sink if world.is_first else _silent, stop=life.stop, replanned=_unexpected, world=world,
-        carried=life.carried,
+        carried=life.carried, age_s=age_s,
     )  # fmt: skip
     life.carried = None
     session.loop.is_called = life.member.is_called

@@ -10,7 +10,7 @@ from stoker import launching, records, reporting
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place
 from stoker.errors import BadJob, NoDevice, StokerError
 from stoker.flow.alone import train_alone
-from stoker.flow.decision import decide, decide_many, given_plan, memory_limit
+from stoker.flow.decision import decide, decide_many, given_plan, memory_limit, require_mtbf
 from stoker.flow.finishing import failed
 from stoker.flow.job_again import keep_sources
 from stoker.flow.members import follow, lead
@@ -37,7 +37,7 @@ from stoker.training import Hook, Hooks, Sink
 from stoker.units import Duration
 
 
-def train(  # noqa: PLR0913 - what the command line offers
+def train(  # noqa: PLR0913, PLR0915 - what the command line offers, from top to bottom
     job: Job,
     *,
     on: str = "here",
@@ -47,6 +47,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     resume: str | None = None,
     fork: str | None = None,
     checkpoint_every: Duration | None = None,
+    device_mtbf_h: float | None = None,
     memory: float | str | None = None,
     profile: bool = False,
     entry: Entry | None = None,
@@ -66,6 +67,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         resume: continue this run, and no other.
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
+        device_mtbf_h: mean time of one device between two failures [h], from which, with what saving takes, the time
+            between checkpoints follows; None: as stated in `stoker.devices.failures`.
         memory: the most of the device's memory that may be used [bytes]; a number, or `6GB`. For the plan of a new run:
             one that is continued keeps its own.
         profile: run a few updates under PyTorch's profiler; its trace, tables and timeline go to the run's directory.
@@ -88,6 +91,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     """
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
+    require_mtbf(device_mtbf_h)
     targets = _trackers(track)
     prepared = prepare(job, entry)
     member = launching.Member.from_environment()
@@ -107,8 +111,10 @@ def train(  # noqa: PLR0913 - what the command line offers
         if because is not None:
             tell(shown, "warned", message=because)
         if not directory.is_run:
-            decision, coupling = _decided(prepared, device, place, given, memory_limit(memory), [early.append, *shown])
-            decision = saving_every(checkpoint_every, decision)
+            decision, coupling = _decided(
+                prepared, device, place, given, memory_limit(memory), device_mtbf_h, [early.append, *shown]
+            )
+            decision = saving_every(checkpoint_every, device_mtbf_h, decision)
             _tell_plan(decision, device, directory.name, [early.append, *shown])
             stack.enter_context(directory.locked())
             create(directory, prepared, device, decision, coupling, parent)
@@ -122,7 +128,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         followers = tracked(directory, targets, lambda words: tell(told, "warned", message=words))
         sinks = [*told, *stack.enter_context(followers)]
         count = 1 if place is None else place.count
-        chosen = spread_over(directory, prepared.job, chosen_plan(directory, checkpoint_every), count, device, sinks)
+        began = chosen_plan(directory, checkpoint_every, device_mtbf_h)
+        chosen = spread_over(directory, prepared.job, began, count, device, sinks)
         with _told_of_failure(directory, sinks):
             if member is not None and meeting is not None:
                 return lead(prepared, directory, device, member, meeting, sinks)
@@ -228,13 +235,14 @@ def _decided(
     place: Place | None,
     given: Plan | None,
     memory_bytes: float | None,
+    device_mtbf_h: float | None,
     sinks: list[Sink],
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
         tell(sinks, "noted", message=prepared.data.note)
     if place is not None:
-        return decide_many(prepared, place.limited_to(memory_bytes), given)
-    return decide(prepared, device, given, memory_bytes=memory_bytes)
+        return decide_many(prepared, place.limited_to(memory_bytes), given, device_mtbf_h=device_mtbf_h)
+    return decide(prepared, device, given, memory_bytes=memory_bytes, device_mtbf_h=device_mtbf_h)
 
 
 def _tell_plan(decision: Decision, device: Device, run: str, sinks: list[Sink]) -> None:

@@ -116,7 +116,7 @@ class Supervisor:
         self._called: set[tuple[int, bool]] = set()
         self._silent: dict[int, float] = {}
         """Workers that were named for their silence, and how long it is [s]."""
-        self._num_causeless, self._formed_at = 0, 0.0
+        self._num_causeless, self._formed_at, self._first_formed_at = 0, 0.0, 0.0
         self._asked: list[int] = []
         self._code: int | None = None
         """What the run ends with, from when it is over."""
@@ -330,11 +330,12 @@ class Supervisor:
             ))  # fmt: skip
             return
         self._formed_at = time.monotonic()
+        self._first_formed_at = self._first_formed_at or self._formed_at
         self._called.clear()
         for rank, worker in enumerate(formed.workers):
             self._crew.send(
                 worker, "meeting", number=formed.number, rank=rank, size=len(formed.workers), notes=formed.notes,
-                num_veterans=formed.num_veterans,
+                num_veterans=formed.num_veterans, age_s=self._formed_at - self._first_formed_at,
             )  # fmt: skip
         self._tell("met", {
             "generation": formed.number, "workers": list(formed.workers),

@@ -17,8 +17,8 @@ from stoker.training.watchdog import Patience, Watchdog, patience_s, slowest_pha
 
 __all__ = [
     "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Listening", "Loop", "Patience",
-    "Recovery", "Replanned", "RollBack", "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Update", "Watchdog",
-    "evaluate", "evaluation_batch", "given_by_the_furthest", "kept_weights", "load_weights", "model_weights",
-    "newest_together", "on", "patience_s", "require_seen_by_all", "restore", "slowest_phase_s", "stop_on_signals",
-    "tell_replanned", "thread_keeper",
+    "Recovery", "Replanned", "RollBack", "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Update",
+    "Watchdog", "evaluate", "evaluation_batch", "given_by_the_furthest", "kept_weights", "load_weights",
+    "model_weights", "newest_together", "on", "patience_s", "require_seen_by_all", "restore", "slowest_phase_s",
+    "stop_on_signals", "tell_replanned", "thread_keeper",
 ]  # fmt: skip

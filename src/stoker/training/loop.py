@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker.devices.failures import checkpoint_interval_s
 from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Samples, WorkerDeath
 from stoker.records import Position
@@ -56,7 +57,8 @@ class Loop:
     """Everything the loop needs, made ready elsewhere.
 
     `is_called` says whether a process waits to be let in. `unevaluated` is where the last update began, if what was due
-    after it did not come to an end.
+    after it did not come to an end. `unsaved_s` is how long ago the run's last checkpoint was saved, whichever
+    processes trained since [s].
     """
 
     step: Step
@@ -77,6 +79,9 @@ class Loop:
     threads: ThreadKeeper | None = None
     is_called: Callable[[], bool] = _nobody_waits
     unevaluated: Position | None = None
+    unsaved_s: float = 0.0
+    save_every_s: float = field(default=math.nan)
+    """Time between checkpoints [s]: the plan's, until saving was measured."""
     course: Course = field(default_factory=Course)
     """What evaluations have decided about the rate and the end."""
     on_update: Callable[[Update], None] | None = None
@@ -117,7 +122,9 @@ class Loop:
 
     def _train(self, position: Position, recovery: Recovery) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
-        next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
+        saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
+        if math.isnan(self.save_every_s):
+            self.save_every_s = self.step.plan.checkpoint_every_s
         self._make_up(position, recovery)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self.source.batches(position, end):
@@ -139,10 +146,10 @@ class Loop:
             is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
             is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
             is_over = is_last or self._ends_early()
-            is_due = self._agreed("save", mine=telemetry.wall_s >= next_save_s)
+            is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
             if is_best or is_over or is_stopping or is_due:
                 self._save(position, is_best=is_best)
-                next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
+                saved_s = telemetry.wall_s
             self.unevaluated = None
             self._announce(self.checkpointer.collect())
             if is_stopping or (is_over and not is_last):  # the last batch's source comes to its own end
@@ -281,6 +288,7 @@ class Loop:
         return {
             "wall_s": self.telemetry.wall_s,
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
+            **({} if self.step.plan.device_mtbf_h is None else {"save_every_s": self.save_every_s}),
             **self.source.reader.kept(),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
@@ -292,6 +300,10 @@ class Loop:
         self.telemetry.lap("checkpoint")
 
     def _announce(self, written: list[Written]) -> None:
+        plan = self.step.plan
+        if written and plan.device_mtbf_h is not None:
+            mtbf_s = 3600 * plan.device_mtbf_h / plan.layout.world_size
+            self.save_every_s = checkpoint_interval_s(written[-1].blocked_s, written[-1].write_s, mtbf_s)
         for one in written:
             self.telemetry.emit(
                 "checkpointed", samples=one.position.samples, bytes=one.num_bytes, blocked_s=one.blocked_s,

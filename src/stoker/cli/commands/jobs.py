@@ -12,7 +12,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.options import AsJson, Debug, JobFile, Memory, Objective, Place, Places, PlanFile, Settings
+from stoker.cli.options import (
+    AsJson,
+    Debug,
+    DeviceMtbf,
+    JobFile,
+    Memory,
+    Objective,
+    Place,
+    Places,
+    PlanFile,
+    Settings,
+)
 from stoker.cli.terminal import INTERRUPTED, load_job, output, print_document, reported, waiting
 from stoker.errors import BadJob, RunFailed
 from stoker.records import to_json
@@ -33,6 +44,7 @@ def plan(
         typer.Option("--objective", help="What should be least (default: time; money where there is a deadline)."),
     ] = None,
     memory: Memory = None,
+    device_mtbf: DeviceMtbf = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
@@ -55,6 +67,7 @@ def plan(
                 entry=entry,
                 objective=objective,
                 memory=memory,
+                device_mtbf_h=device_mtbf,
             )
         if as_json:
             print_document(to_json(decision))
@@ -80,6 +93,7 @@ def train(
     checkpoint_every: Annotated[
         float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
     ] = None,
+    device_mtbf: DeviceMtbf = None,
     memory: Memory = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few updates, line by line; see the report.")
@@ -109,8 +123,8 @@ def train(
             with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
                 run = flow.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                    checkpoint_every=every, memory=memory, profile=profile, entry=entry, sink=display,
-                    track=track or (),
+                    checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, profile=profile, entry=entry,
+                    sink=display, track=track or (),
                 )  # fmt: skip
         if run.status == "unfinished":
             raise typer.Exit(INTERRUPTED)
