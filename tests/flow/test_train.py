@@ -384,3 +384,15 @@ def test_of_sites_too_the_best_weights_are_kept_and_measured() -> None:
     assert run.metrics["valid/loss"] == pytest.approx(losses[0])
     found = F.cross_entropy(run.model()(inputs), 1 - targets).detach()
     assert float(found) == pytest.approx(losses[0])
+
+
+def test_sites_that_come_together_too_seldom_are_said_to() -> None:
+    """15 updates with an exchange after every 5: the outer optimiser is chosen for that, told, and part of the run."""
+    heard = Heard()
+    run = stoker.train(blobs_job(sync=stoker.DiLoCo(every=stoker.updates(5))), plan=PLAN, sink=heard)
+    assert any("has 3 exchanges between sites" in fields["message"] for fields in heard.of("warned"))
+    sync = run.directory.read_spec().settings["sync"]
+    assert (sync["outer"]["lr"], sync["outer"]["momentum"]) == (1.0, 0.0)
+    heard.clear()
+    stoker.train(blobs_job(sync=stoker.DiLoCo(every=stoker.updates(1)), until=stoker.updates(120)), plan=PLAN, sink=heard)
+    assert not heard.of("warned")

@@ -20,8 +20,8 @@ from stoker.stepping.outer.exchange import Sending
 from stoker.store import CheckpointStore
 from stoker.testing import FakeClock
 from stoker.training import Best, Checkpointer, Loop, StopRequest, Telemetry, restore
-from stoker.training.checkpoints import Written
 from stoker.training.carrying import Carried, given_by_the_furthest
+from stoker.training.checkpoints import Written
 from stoker.training.loop import evaluation_is_due
 from stoker.units import Duration
 from tests.training.builders import assert_bit_equal, everything_of, source_of, step_of, tiny_job
@@ -101,7 +101,7 @@ def test_the_interval_follows_what_saving_takes_here(tmp_path: Path) -> None:
         training = Training(tiny_job(until=stoker.updates(1)), tmp_path / f"{mtbf_h}", plan)
         loop = training.loop
         loop.save_every_s = plan.checkpoint_every_s
-        loop._announce([written])  # noqa: SLF001 - what a checkpoint of a large model would tell
+        loop._announce([written])
         assert loop.save_every_s == expected
         assert loop.progress().get("save_every_s") == (None if mtbf_h is None else expected)
         loop.run(Position())

@@ -190,7 +190,7 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     except Called:
         assert session is not None
         why = "called"
-        life.carried = Carried.of(session.loop) if session.step.holds_enough else None
+        life.carried = Carried.of(session.loop) if session.step.plan.layout.is_replicated else None
     except (training.Together, training.RollBack) as request:
         why = request.change.why
         notes = {"plan": records.to_json(request.change.new), "why": why}
@@ -282,7 +282,8 @@ def _kept(life: _Life, session: Session | None) -> Carried | None:
     """What a process can go on from after an update that came to nothing; None where only a checkpoint will do."""
     if session is None:
         return life.carried  # it was not yet handed over
-    return Carried.of(session.loop) if session.step.holds_enough and session.loop.is_between_updates() else None
+    can_go_on = session.step.plan.layout.is_replicated and session.loop.is_between_updates()
+    return Carried.of(session.loop) if can_go_on else None
 
 
 def _evaluate(session: Session) -> None:

@@ -130,6 +130,8 @@ def train(  # noqa: PLR0913, PLR0915 - what the command line offers, from top to
         count = 1 if place is None else place.count
         began = chosen_plan(directory, checkpoint_every, device_mtbf_h)
         chosen = spread_over(directory, prepared.job, began, count, device, sinks)
+        for words in _warnings(prepared, chosen[0]):
+            tell(sinks, "warned", message=words)
         with _told_of_failure(directory, sinks):
             if member is not None and meeting is not None:
                 return lead(prepared, directory, device, member, meeting, sinks)
@@ -139,6 +141,15 @@ def train(  # noqa: PLR0913, PLR0915 - what the command line offers, from top to
                 prepared, directory, device, chosen, sinks, profile=profile,
                 on_update=looking.updated if looking.see_updates else None,
             )  # fmt: skip
+
+
+def _warnings(prepared: Prepared, decision: Decision) -> tuple[str, ...]:
+    """What of the job is likely to learn badly; of a run that is seconds long it is known only now."""
+    job = prepared.job
+    if job.sync is None or job.until.unit != "seconds":
+        return prepared.warnings
+    words = job.sync.for_run(job.batch, decision.chosen.forecast.total_updates)[1]
+    return () if words is None else (words,)
 
 
 @contextmanager

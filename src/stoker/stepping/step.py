@@ -183,12 +183,7 @@ class Step:
     @property
     def is_replicated(self) -> bool:
         """Whether every process holds all of the state: not where each learns by itself between exchanges."""
-        return self.holds_enough and self.job.sync is None
-
-    @property
-    def holds_enough(self) -> bool:
-        """Whether every process can go on without the others: it holds all of the state, or is a site of its own."""
-        return self.plan.layout.is_replicated
+        return self.plan.layout.is_replicated and self.job.sync is None
 
     def settle(self) -> None:
         """End training: where sites make updates of their own, they come together for the last time.

@@ -201,7 +201,7 @@ class Loop:
 
     def _keep_for_the_next_meeting(self, position: Position) -> None:
         """Save a state that no single process holds; where each does, it carries it over itself."""
-        if not self.step.holds_enough:
+        if not self.step.plan.layout.is_replicated:
             self._save(position, is_best=False)
             self._announce(self.checkpointer.collect(wait=True))
 

@@ -85,7 +85,7 @@ class Outer:
         self._fragments = fragments_of((p for p in model.parameters() if p.requires_grad), sync.fragments)
         start = [fragment.read() for fragment in self._fragments]
         self._statistics = Statistics(model, start[0].dtype, start[0].device)
-        self.shared = Shared(sync.outer, start, self._statistics.read())
+        self.shared = Shared(sync.outer_optimizer, start, self._statistics.read())
         sizes = [self.shared.statistics.numel()] + [0] * (sync.fragments - 1)
         self._forms = [
             Form(codec_of(sync.compress), size, one.numel(), one.dtype) for size, one in zip(sizes, start, strict=True)
