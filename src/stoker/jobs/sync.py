@@ -149,7 +149,7 @@ class Sync:
         if is_short:
             taken = chosen.outer_optimizer
             settings = f"lr={taken.lr:g}" + (f", momentum={taken.momentum:g}, nesterov=True" if taken.momentum else "")
-            return chosen, f"{words}. outer was not given: stoker.SGD({settings}) is taken, which ended 2 to 4 % above"
+            return chosen, f"{words}. outer was not given: stoker.SGD({settings}) is taken, which ended 1 to 3 % above"
         return (
             chosen,
             f"{words}. outer=stoker.SGD(lr=1.0) without overlap takes their average; or come together {remedy}",
