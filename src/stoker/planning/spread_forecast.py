@@ -160,7 +160,7 @@ class SpreadForecasts(TracedForecasts):
         )  # fmt: skip
         self._spread: dict[Plan, tuple[SpreadUpdate, UpdateTime]] = {}
         self._whole_needs = Needs(traces)
-        self._saved: dict[TraceSettings, float] = {}
+        self._saved: dict[str, float] = {}
 
     def spread(self, plan: Plan) -> SpreadUpdate:
         """What an update is made of."""
@@ -200,10 +200,10 @@ class SpreadForecasts(TracedForecasts):
 
         A site that makes updates of its own writes all of its state, with what all share and their momentum.
         """
-        settings = self._settings(plan)
-        if settings not in self._saved:
-            self._saved[settings] = self._part_saved(settings)
-        return self._saved[settings]
+        implementation = plan.optimizer_implementation  # of a plan's settings the state follows from this alone
+        if implementation not in self._saved:
+            self._saved[implementation] = self._part_saved(self._settings(plan))
+        return self._saved[implementation]
 
     def _part_saved(self, settings: TraceSettings) -> float:
         layout, whole = self.layout, self._whole_needs.kept(settings)
