@@ -80,12 +80,14 @@ class Loop:
     is_called: Callable[[], bool] = _nobody_waits
     unevaluated: Position | None = None
     unsaved_s: float = 0.0
-    save_every_s: float = field(default=math.nan)
+    save_every_s: float = math.nan
     """Time between checkpoints [s]: the plan's, until saving was measured."""
     course: Course = field(default_factory=Course)
     """What evaluations have decided about the rate and the end."""
     on_update: Callable[[Update], None] | None = None
     """Who looks on at every update."""
+    _least_blocked_s: float = field(default=math.inf, init=False)
+    _least_write_s: float = field(default=math.inf, init=False)
     _is_told_not_compiled: bool = field(default=False, init=False)
 
     def run(self, position: Position) -> Position:
@@ -302,8 +304,11 @@ class Loop:
     def _announce(self, written: list[Written]) -> None:
         plan = self.step.plan
         if written and plan.device_mtbf_h is not None:
+            # The least so far: one checkpoint that met a busy disk must not put off the next for long.
+            self._least_blocked_s = min(self._least_blocked_s, *(one.blocked_s for one in written))
+            self._least_write_s = min(self._least_write_s, *(one.write_s for one in written))
             mtbf_s = 3600 * plan.device_mtbf_h / plan.layout.world_size
-            self.save_every_s = checkpoint_interval_s(written[-1].blocked_s, written[-1].write_s, mtbf_s)
+            self.save_every_s = checkpoint_interval_s(self._least_blocked_s, self._least_write_s, mtbf_s)
         for one in written:
             self.telemetry.emit(
                 "checkpointed", samples=one.position.samples, bytes=one.num_bytes, blocked_s=one.blocked_s,
