@@ -56,5 +56,5 @@ def same_execution(one: Plan, other: Plan) -> bool:
 
 
 def _what_counts(plan: Plan) -> dict[str, object]:
-    left_out = ("loader", "num_workers", "prefetch_batches", "checkpoint_every_s")
+    left_out = ("loader", "num_workers", "prefetch_batches", "checkpoint_every_s", "device_mtbf_h")
     return {name: value for name, value in asdict(plan).items() if name not in left_out}

@@ -1,6 +1,7 @@
 """Where the loss of sites that train apart comes from, one cause at a time.
 
     python -m bench.many.site_losses [--size small|slow_link] [--cases NAME …] [--updates N] [--seed N]
+    python -m bench.many.site_losses --exchanges 7 16 62 150 --cases …    runs of so many exchanges, one every 16
 
 DiLoCo written by hand: all sites take turns in one process, each a row of weights with an AdamW of its own, without
 network and without Stoker's code for it, so that things can be tried that Stoker does not have (averaging the
@@ -11,6 +12,7 @@ that of the shared weights on text held out. Each case is written to bench/resul
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -100,6 +102,8 @@ CASES = {
     ),
     "lockstep, rate x 2": Case(every=0, rate=2.0),
     "outer 0.7 and 0.9, overlap 4, rate x 2": Case(outer=PUBLISHED, overlap=4, is_int8=True, rate=2.0),
+    "outer 0.7 and 0.9": Case(outer=PUBLISHED),
+    "outer 1.0 and 0.4": Case(outer=(1.0, 0.4)),
     "outer 1.0 and 0.8, overlap 4, rate x 1.4": Case(outer=(1.0, 0.8), overlap=4, is_int8=True, rate=HIGHER),
 }
 
@@ -236,20 +240,22 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--updates", type=int)
+    parser.add_argument("--exchanges", type=int, nargs="+", help="instead of updates: runs of so many exchanges")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     size = SIZES[arguments.size]
-    size = replace(size, updates=arguments.updates or size.updates, seed=arguments.seed)
+    lengths = [16 * count for count in arguments.exchanges or ()] or [arguments.updates or size.updates]
     head = document(
         "loss of two sites that train apart, one change at a time, beside lockstep at equal samples",
         "python -m bench.many.site_losses --size small, or slow_link; --updates, --seed",
         {"torch": torch.__version__, "stoker": version("stoker")},
     )
     path = RESULTS / f"site_losses_{head['date']}.json"
-    setting = f"GPT {size.layers} x {size.width}, context {size.context}, rate {size.rate:g}, {size.updates} updates"
-    setting += f", seed {size.seed}" if size.seed else ""
-    for name in arguments.cases:
+    for updates, name in itertools.product(lengths, arguments.cases):
+        size = replace(size, updates=updates, seed=arguments.seed)
+        setting = f"GPT {size.layers} x {size.width}, context {size.context}, rate {size.rate:g}, {updates} updates"
+        setting += f", seed {size.seed}" if size.seed else ""
         found = learned(size, CASES[name])
         print(f"{setting}: {name}: {found['loss']:.4f}", flush=True)
         kept: dict[str, Any] = {**read(path), **head}

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,51 @@ def test_a_run_goes_on_when_a_process_is_killed() -> None:
         assert (record.status, record.samples) == ("finished", 250 * 80)
         progress = [event["samples"] for event in ended.of("progress")]
         assert progress == sorted(progress)
+
+
+@pytest.mark.slow  # half a minute of standing still
+def test_a_stall_is_not_a_death() -> None:
+    """A process of two shards stands still for half a minute: it is named, and all go on from where they were."""
+    path, plan = job_file(LONG), plan_over(Layout(shards=2))
+    settings = ("--set", "epochs=1e5", "--on", "2xhere", "--plan", plan, "--run-dir", "run")
+    with Running("train", path, *settings) as run:
+        run.until("progress", 2)
+        stalled = workers_of(run.process.pid)[1]
+        os.kill(stalled, signal.SIGSTOP)
+        assert "the others wait for it" in run.until("warned")["message"]
+        time.sleep(25)
+        os.kill(stalled, signal.SIGCONT)
+        assert "is back after" in run.until("warned")["message"]
+        run.until("progress", 2)
+        assert stalled in workers_of(run.process.pid)
+        ended = run.end(signal.SIGINT)
+    assert ended.code == 130, ended.err
+    assert not ended.of("recovered")
+    assert not ended.of("resumed")
+    progress = [event["samples"] for event in ended.of("progress")]
+    assert progress == sorted(progress)
+
+
+SITES = f"{LONG}\nsettings['sync'] = stoker.DiLoCo(every=stoker.updates(10), outer=stoker.SGD(lr=0.7))"
+
+
+def test_a_lost_site_does_not_send_the_others_back() -> None:
+    """SIGKILL of the first of three sites: the others go on from what they hold, and it joins them again."""
+    path, plan = job_file(SITES), plan_over(Layout(replicas=3))
+    settings = ("--set", "epochs=1e5", "--on", "3xhere", "--plan", plan, "--run-dir", "run")
+    with Running("train", path, *settings) as run:
+        reached = run.until("progress", 2)["samples"]
+        os.kill(workers_of(run.process.pid)[0], signal.SIGKILL)
+        assert run.until("recovered", 2)["samples"] >= reached  # two go on, and then three again
+        run.until("progress", 2)
+        ended = run.end(signal.SIGINT)
+    assert ended.code == 130, ended.err
+    assert not ended.of("resumed")
+    assert len(ended.of("started")) == 1
+    progress = [event["samples"] for event in ended.of("progress")]
+    assert progress == sorted(progress)
+    assert [change["new"]["layout"]["replicas"] for change in ended.of("replanned")] == [2, 3]
+    assert stoker.load("run").record.samples >= progress[-1]
 
 
 def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:

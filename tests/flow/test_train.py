@@ -16,7 +16,7 @@ from torch import nn
 
 import stoker
 from stoker import reporting
-from stoker.errors import BadRun, RunFailed
+from stoker.errors import BadJob, BadRun, RunFailed
 from stoker.flow.examples import read_examples
 from stoker.records import Event, Plan
 from stoker.store import CheckpointStore
@@ -384,3 +384,30 @@ def test_of_sites_too_the_best_weights_are_kept_and_measured() -> None:
     assert run.metrics["valid/loss"] == pytest.approx(losses[0])
     found = F.cross_entropy(run.model()(inputs), 1 - targets).detach()
     assert float(found) == pytest.approx(losses[0])
+
+
+def test_sites_that_come_together_too_seldom_are_said_to() -> None:
+    """15 updates with an exchange after every 5: the outer optimiser is chosen for that, told, and part of the run."""
+    heard = Heard()
+    run = stoker.train(blobs_job(sync=stoker.DiLoCo(every=stoker.updates(5))), plan=PLAN, sink=heard)
+    assert any("has 3 exchanges between sites" in fields["message"] for fields in heard.of("warned"))
+    sync = run.directory.read_spec().settings["sync"]
+    assert (sync["outer"]["lr"], sync["outer"]["momentum"]) == (1.0, 0.0)
+    heard.clear()
+    stoker.train(
+        blobs_job(sync=stoker.DiLoCo(every=stoker.updates(1)), until=stoker.updates(120)), plan=PLAN, sink=heard
+    )
+    assert not heard.of("warned")
+
+
+def test_the_rate_of_failures_may_be_stated() -> None:
+    """It is kept in the plan, from which the time between checkpoints follows; what is no time is refused."""
+    run = stoker.train(blobs_job(), plan=PLAN, device_mtbf_h=50.0, sink=lambda _: None)
+    decision = run.directory.read_decision()
+    assert decision is not None
+    assert decision.chosen.plan.device_mtbf_h == 50.0
+    planned = stoker.plan(blobs_job(), device_mtbf_h=50.0).chosen
+    assert planned.plan.device_mtbf_h == 50.0
+    assert planned.plan.checkpoint_every_s == planned.forecast.checkpoint_every_s == 30.0
+    with pytest.raises(BadJob, match="device_mtbf_h must be a positive number of hours, got 0"):
+        stoker.train(blobs_job(), device_mtbf_h=0.0)

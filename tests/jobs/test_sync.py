@@ -119,3 +119,47 @@ def test_the_average_of_sites_is_as_noisy_as_lockstep_and_goes_as_far(parts: lis
     way = sum(w * rate * (part / batch) ** 0.5 for w, rate, part in zip(weights, rates, parts, strict=True))
     assert noise == pytest.approx(1)
     assert way == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "settings", "outer", "words"),
+    [
+        (5000, {}, SGD(lr=0.7, momentum=0.9, nesterov=True), None),
+        (
+            620,
+            {},
+            SGD(lr=1.0, momentum=0.4, nesterov=True),
+            "has 62 exchanges between sites before its end (620 updates",
+        ),
+        (70, {}, SGD(lr=1.0), "outer was not given: stoker.SGD(lr=1) is taken"),
+        (70, {"outer": SGD(lr=0.7, momentum=0.9)}, SGD(lr=0.7, momentum=0.9), "overshoots in runs of fewer than 100"),
+        (70, {"outer": SGD(lr=1.0)}, SGD(lr=1.0), None),
+        (70, {"overlap": 4}, SGD(lr=0.7, momentum=0.9, nesterov=True), "without overlap takes their average"),
+        (9, {}, SGD(lr=1.0), "has 0 exchanges between sites before its end (9 updates, one after every 10): each site"),
+        (99, {"early": (updates(1), updates(99))}, SGD(lr=1.0, momentum=0.4, nesterov=True), "has 99 exchanges"),
+        (101, {"early": (updates(1), updates(101))}, SGD(lr=0.7, momentum=0.9, nesterov=True), None),
+    ],
+)
+def test_a_short_run_does_not_get_the_published_momentum_in_silence(
+    num_updates: int, settings: dict[str, Any], outer: SGD, words: str | None
+) -> None:
+    """What was not given is chosen by the number of exchanges; what was given stays, and what it costs is said."""
+    chosen, said = DiLoCo(every=updates(10), **settings).for_run(64, num_updates)
+    assert chosen.outer == outer
+    if words is None:
+        assert said is None
+    else:
+        assert words in (said or "")
+
+
+def test_an_average_needs_no_warning_unless_there_is_none() -> None:
+    """Local SGD has no momentum; but sites that never come together are said to."""
+    assert LocalSGD(every=updates(10)).for_run(64, 70) == (LocalSGD(every=updates(10)), None)
+    assert "has 0 exchanges" in (LocalSGD(every=updates(10)).for_run(64, 7)[1] or "")
+
+
+def test_long_runs_keep_the_spec_that_they_had() -> None:
+    """Their identity has the published optimiser in it, as it had when that was the setting's own default."""
+    chosen, _ = DiLoCo(every=updates(10)).for_run(64, 5000)
+    given = DiLoCo(every=updates(10), outer=SGD(lr=0.7, momentum=0.9, nesterov=True))
+    assert describe_settings(job(sync=chosen)) == describe_settings(job(sync=given))

@@ -75,16 +75,22 @@ def test_a_worker_that_stands_still_is_named_and_left_out(tmp_path: Path) -> Non
     assert told.of("met")[1]["workers"] == [0]
 
 
-def test_a_worker_that_stood_still_for_a_moment_goes_on(tmp_path: Path) -> None:
-    """Slow is not dead: continued within the silence, nothing is lost."""
+def test_a_worker_that_stood_still_for_a_moment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow is not dead: it is named, and so is its return; continued within the patience, nothing is lost."""
+    monkeypatch.setattr(supervisor_module, "NAMED_S", 1.0)
     with supervised(tmp_path, *LONG, workers=2, silence_s=30.0) as told:
         told.wait(lambda: met(told, 1))
         told.signal(1, signal.SIGSTOP)
-        time.sleep(0.3)
+        told.wait(lambda: told.of("silent"))
         seen = len(told.lines)
         told.signal(1, signal.SIGCONT)
+        told.wait(lambda: told.of("awake"))
         told.wait(lambda: len(told.lines) > seen + 10)
         assert told.of("lost") == []
+    (silent,), (awake,) = told.of("silent"), told.of("awake")
+    assert (silent["worker"], silent["rank"], silent["is_stopped"], silent["patience_s"]) == (1, 1, True, 30.0)
+    assert (awake["worker"], awake["rank"]) == (1, 1)
+    assert awake["seconds"] >= silent["seconds"] >= 1.0
 
 
 HANGS = """
@@ -313,11 +319,11 @@ HELD_UP = """
 
 
 def test_a_call_that_holds_the_interpreter_is_given_time(tmp_path: Path) -> None:
-    """No sign of life can come from it, and it is not stopped: it is killed much later."""
-    with supervised(tmp_path, 700_000, script=script(tmp_path, HELD_UP), workers=1, silence_s=0.4) as told:
+    """No sign of life can come from it: it is killed when the patience with it is over, and not before."""
+    with supervised(tmp_path, 700_000, script=script(tmp_path, HELD_UP), workers=1, silence_s=1.6) as told:
         told.wait(told.over)
     assert (told.code, told.of("lost")) == (0, [])
-    settings = {"workers": 2, "silence_s": 0.4, "answer_s": 60.0, "most_returns": 0}
+    settings = {"workers": 2, "silence_s": 1.6, "answer_s": 60.0, "most_returns": 0}
     with supervised(tmp_path, 60_000_000, script=script(tmp_path, HELD_UP), **settings) as told:
         told.wait(told.over)
     (lost,) = told.of("lost")

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.slow_links import MOST_SHARE, recommend, rounded_up, stated_link
+import stoker
+from stoker.planning.slow_links import MOST_EVERY, MOST_SHARE, recommend, rounded_up, stated_link
 from stoker.records.links import Links
 
 MBIT = 1e6 / 8
@@ -37,6 +38,35 @@ def test_the_interval_is_no_longer_than_it_must_be() -> None:
     found = recommend(slow(), gradient_bytes=4e6, step_s=0.01)
     smaller = max(number for number in range(1, found.every) if rounded_up(number) == number)
     assert found.exchange_s / (found.exchange_s + smaller * 0.01) > MOST_SHARE
+
+
+def test_no_interval_is_longer_than_published_ones() -> None:
+    """Fewer bits come first, then exchanges beside updates; the sentence says what would have been needed."""
+    as_usual = recommend(slow(), gradient_bytes=4e6, step_s=0.01)
+    assert (as_usual.compress, as_usual.is_in_background, as_usual.interval) == ("int8", False, as_usual.every)
+    fewer_bits = recommend(slow(), gradient_bytes=100e6, step_s=0.03)
+    assert (fewer_bits.compress, fewer_bits.is_in_background) == ("int4", False)
+    assert fewer_bits.interval <= MOST_EVERY
+    assert 'compress="int4"' in fewer_bits.in_words()
+    large = recommend(slow(), gradient_bytes=32e9, step_s=2.0)  # eight billion parameters
+    assert large.every > MOST_EVERY
+    assert large.interval <= MOST_EVERY
+    assert large.waiting_share == 0.0
+    words = large.in_words()
+    assert f"{large.every:,} updates between two, and published intervals end at about 500" in words
+    assert f'stoker.DiLoCo(every=stoker.updates({large.interval}), overlap={large.overlap}, compress="int4")' in words
+    assert "all beside updates" in words
+    assert "fragments=" in words
+
+
+def test_where_even_that_is_not_enough_it_is_said() -> None:
+    """Sites wait for most of the time, at the longest interval that is published; and the settings can be meant."""
+    found = recommend(slow(), gradient_bytes=320e9, step_s=0.5)
+    assert found.interval == MOST_EVERY
+    assert 0.5 < found.waiting_share < 1
+    assert f"but for {100 * found.waiting_share:.0f} % of the time" in found.in_words()
+    sync = eval(found.settings, {"stoker": stoker})  # noqa: S307 - what the user is to write
+    assert sync.interval(32) == MOST_EVERY
 
 
 def test_a_fast_link_needs_none_of_it() -> None:

@@ -150,6 +150,27 @@ def test_shards_hold_less_and_stages_too() -> None:
     )
 
 
+def test_each_process_is_charged_its_part_of_a_checkpoint() -> None:
+    """Shards and stages divide the state, replicas write it once between them; a site writes all and what is shared."""
+
+    def written(layout: Layout, **changes: Any) -> float:
+        found = forecasts(layout, **changes)
+        return found._saved_bytes(PLAN)
+
+    whole = alone()._saved_bytes(PLAN)
+    trained = PARTS.trained_bytes
+    assert whole >= trained
+    assert written(Layout(shards=2)) == pytest.approx(whole / 2, rel=0.1)
+    assert written(Layout(replicas=2)) == pytest.approx(whole / 2, rel=0.01)
+    assert written(Layout(replicas=2, shards=2)) == pytest.approx(whole / 4, rel=0.1)
+    assert whole / 2 <= written(Layout(stages=2)) < 0.9 * whole
+    apart = SpreadForecasts(
+        Layout(replicas=2), FACTS, PARTS, lambda _threads: hardware("cuda"), trace, lambda _rate: RUN,
+        lambda _size, _stride: links(), is_apart=True,
+    )  # fmt: skip
+    assert apart._saved_bytes(PLAN) == whole + 3 * trained
+
+
 def test_batch_statistics_are_messages_too() -> None:
     """Of coupled samples; none here, since the toy has no norms, but their kinds are spoken of."""
     found = forecasts(Layout(replicas=2), coupling=NORMS).traffic(PLAN)

@@ -30,7 +30,7 @@ def places(world: World, folder: Path) -> list[tuple[Any, ...]]:
             leave()
             store = FileStore(str(folder / "again"), 2)
             store.set_timeout(timedelta(seconds=PATIENCE_S))
-            world = join(TWO, rank, store, device=torch.device("cpu"), name="again")
+            world = join(TWO, rank, store, device=torch.device("cpu"), name="again", patience_s=PATIENCE_S)
         layer = torch.nn.Linear(4, 7)
         fully_shard(layer, mesh=world.mesh["shards"])  # type: ignore[index]  # there are two
         state = torch.zeros_like(layer.weight)

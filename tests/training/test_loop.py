@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,17 @@ import pytest
 import torch
 
 import stoker
+from stoker.devices.failures import checkpoint_interval_s
 from stoker.errors import RunFailed
 from stoker.jobs.extent import Extent
 from stoker.loading import datasets_of
 from stoker.records import Event, Plan, Position
+from stoker.stepping.outer.exchange import Sending
 from stoker.store import CheckpointStore
 from stoker.testing import FakeClock
 from stoker.training import Best, Checkpointer, Loop, StopRequest, Telemetry, restore
+from stoker.training.carrying import Carried, given_by_the_furthest
+from stoker.training.checkpoints import Written
 from stoker.training.loop import evaluation_is_due
 from stoker.units import Duration
 from tests.training.builders import assert_bit_equal, everything_of, source_of, step_of, tiny_job
@@ -73,6 +78,38 @@ def test_checkpoints_come_by_the_clock(tmp_path: Path) -> None:
     assert training.store.names() == ("000000000048", "000000000064")
 
 
+def test_the_interval_counts_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
+    """Processes that meet again go on counting: a checkpoint that was nearly due is not put off by the meeting."""
+    plan = Plan(device="cpu", micro_batch=16, checkpoint_every_s=100.0)
+
+    def saved(unsaved_s: float) -> list[int]:
+        training = Training(tiny_job(until=stoker.updates(4)), tmp_path / f"{unsaved_s}", plan)
+        training.loop.unsaved_s = unsaved_s
+        training.loop.run(Position())
+        return training.of("checkpointed")
+
+    assert saved(0.0) == [64]
+    assert saved(99.5) == [16, 64]
+
+
+def test_the_interval_follows_what_saving_takes_here(tmp_path: Path) -> None:
+    """Once it is measured, if a rate of failures is given; it is kept with the state. Else it stays the plan's."""
+    given = Plan(device="cpu", micro_batch=16, checkpoint_every_s=77.0)
+    written = Written(tmp_path, Position(samples=16), num_bytes=1, blocked_s=1.0, write_s=5.0, best=False)
+    for mtbf_h, expected in ((None, 77.0), (99.0, checkpoint_interval_s(1.0, 5.0, 99 * 3600.0))):
+        plan = dataclasses.replace(given, device_mtbf_h=mtbf_h)
+        training = Training(tiny_job(until=stoker.updates(1)), tmp_path / f"{mtbf_h}", plan)
+        loop = training.loop
+        loop.save_every_s = plan.checkpoint_every_s
+        loop._announce([written])
+        assert loop.save_every_s == expected
+        assert loop.progress().get("save_every_s") == (None if mtbf_h is None else expected)
+        loop.run(Position())
+        measured = [event for event in training.events if event.kind == "checkpointed"][-1].fields
+        if mtbf_h is not None:  # the last one is of this tiny model
+            assert loop.save_every_s == checkpoint_interval_s(measured["blocked_s"], measured["write_s"], 99 * 3600.0)
+
+
 def test_a_request_to_stop_ends_after_the_update_with_its_state_saved(tmp_path: Path) -> None:
     """What is restored from there is the state at that point, and goes on to the same end."""
     whole = Training(tiny_job(), tmp_path / "whole")
@@ -110,6 +147,42 @@ def test_a_loss_that_breaks_leaves_the_checkpoint_under_way_whole(tmp_path: Path
     assert training.store.names()[-1] == "000000000032"
     assert training.of("checkpointed") == [16, 32]
     assert not list(tmp_path.glob(".writing-*"))
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+@pytest.mark.parametrize("broken", range(3))
+def test_a_site_whose_exchange_fails_goes_on_from_the_update_before_it(
+    broken: int, overlap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever exchange it is, the last one too: the update counts once, and the run ends as an unbroken one does."""
+    job = tiny_job(sync=stoker.DiLoCo(every=stoker.updates(4), overlap=overlap), valid=stoker.holdout(0.2))
+    whole = Training(job, tmp_path / "whole")
+    whole.loop.run(Position())
+    training = Training(job, tmp_path / "broken")
+    outer = training.loop.step.outer
+    assert outer is not None
+    calls = []
+    received = Sending.received
+
+    def failing(sending: Sending) -> object:
+        calls.append(outer.shared.update + 1)
+        if len(calls) == broken + 1:
+            raise RuntimeError("Connection closed by peer")
+        return received(sending)
+
+    monkeypatch.setattr(Sending, "received", failing)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        training.loop.run(Position())
+    assert training.loop.is_between_updates()
+    carried = Carried.of(training.loop)
+    assert carried.position.updates == calls[-1]
+    again = Training(job, tmp_path / "broken")
+    given = given_by_the_furthest(again.loop.step, carried)
+    assert given is not None
+    again.loop.unevaluated = given.unevaluated
+    again.loop.run(given.position)
+    assert_bit_equal(everything_of(again.loop.step), everything_of(whole.loop.step))
+    assert (training.of("evaluated") + again.of("evaluated")) == whole.of("evaluated")
 
 
 def test_a_position_at_the_end_is_left_as_it_is(tmp_path: Path) -> None:

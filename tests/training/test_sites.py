@@ -13,7 +13,9 @@ from stoker.records import Layout, Position
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore
 from stoker.testing.ranks import on_ranks
-from stoker.training import kept_weights, model_weights, restore
+from stoker.training import Carried, kept_weights, model_weights, restore
+from stoker.training.carrying import given_by_the_furthest
+from stoker.training.snapshots import snapshot_of
 from stoker.units import updates
 from tests.stepping.outer.sites import Learned, ended, gpt_job, make_step, train
 from tests.training.legs import save
@@ -50,6 +52,45 @@ def test_sites_go_on_each_from_its_own_state(tmp_path: Path) -> None:
         restore(step, *found)
         live = step.model.state_dict()
         assert all(torch.equal(live[name], weight) for name, weight in shared.items())
+
+
+def came_anew(world: World, num_updates: int) -> tuple[bool, bool, int, float]:
+    """Site 1 comes anew after so many updates of a run that began at other weights than the job's.
+
+    Gives whether its inner optimiser has site 0's state, whether it has the shared weights, how far it is, and the
+    norm of what is shared.
+    """
+    step = make_step(world, gpt_job(SYNC))
+    with torch.no_grad():
+        next(step.model.parameters()).add_(1.0)  # as in a fork
+    step.begin_at_weights()
+    train(step, 0, num_updates)
+    position = Position(samples=16 * num_updates, updates=num_updates)
+    carried = Carried(position, None, {}, snapshot_of(step), step.outer.state())
+    if world.rank == 1:
+        step, carried = make_step(world, gpt_job(SYNC)), None
+    given = given_by_the_furthest(step, carried)
+    assert given is not None
+    moments = torch.cat([state["exp_avg_sq"].flatten() for state in step.optimizer.state.values()])
+    theirs = moments.clone()
+    torch.distributed.broadcast(theirs, src=0)
+    live, shared = step.model.state_dict(), step.whole_weights()
+    is_shared = all(torch.equal(live[name], shared[name]) for name in live)
+    norm = float(sum(row.norm() for row in step.outer.shared.tensors()))
+    return torch.equal(theirs, moments), is_shared, given.position.updates, norm
+
+
+@pytest.mark.parametrize("num_updates", [1, 7])
+def test_a_site_that_comes_takes_over_the_state_of_a_living_one(num_updates: int) -> None:
+    """Without a checkpoint, before and after a first exchange: moments, the shared weights and theirs, the position."""
+    (_, was_shared, there, norm), (has_moments, is_shared, here, taken) = on_ranks(
+        Layout(replicas=2), came_anew, num_updates
+    )  # fmt: skip
+    assert not was_shared  # a living site keeps weights of its own
+    assert has_moments
+    assert is_shared
+    assert there == here == num_updates
+    assert norm == taken > 0
 
 
 def test_sites_do_not_go_on_from_processes_in_lockstep(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from stoker.errors import RunFailed
 from stoker.loading import WorkerWatch
+from stoker.records import Estimate
 from stoker.training import StopRequest, Watchdog, stop_on_signals
-from stoker.training.watchdog import PATIENCE_VARIABLE, patience_s
+from stoker.training.watchdog import PATIENCE_VARIABLE, Patience, patience_s, slowest_phase_s
+from tests.reporting.story import forecast
 
 SOON_S = 0.05
 
@@ -110,15 +113,29 @@ def test_patience_follows_what_updates_take() -> None:
 
     assert of(Laps()) == 60
     assert of(Laps(longest_s=30)) == 300
-    assert of(Laps(), update_s=100.0) == 1000
+    assert of(Laps(), slowest_s=100.0) == 1000
     assert of(Laps(num_laps=2)) == 1200
     assert of(Laps(), is_writing=lambda: True) == 1200
+
+
+def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
+    """Half a minute of a disk is no loss; nor are minutes where an evaluation, or an interval of sites, takes long."""
+    step_s, evaluate_s, checkpoint_s = (
+        Estimate(value=value, low=0.0, high=1e3, unit="s", basis="roofline") for value in (2.0, 50.0, 1.0)
+    )
+    slow = dataclasses.replace(forecast(), step_s=step_s, evaluate_s=evaluate_s, checkpoint_s=checkpoint_s)
+    assert (slowest_phase_s(slow), slowest_phase_s(slow, updates_apart=100)) == (50.0, 200.0)
+    assert Patience.of(0.1, {}) == Patience(others_s=300.0, answer_s=20.0)
+    assert Patience.of(50.0, {}) == Patience(others_s=500.0, answer_s=500.0)
+    assert Patience.of(0.1, {PATIENCE_VARIABLE: "3"}) == Patience(others_s=3.0, answer_s=3.0)
+    assert Patience.of(0.1, {PATIENCE_VARIABLE: "0"}).others_s > 86_400
 
 
 def test_the_environment_sets_the_patience() -> None:
     """In seconds; 0 switches the watchdog off, and what is no number is passed over."""
     found = [patience_s({PATIENCE_VARIABLE: given}) for given in ("5", "0", "-1", "soon", "")]
     assert found == [5.0, 0.0, 0.0, 60.0, 60.0]
+    assert patience_s({}, processes=2) == 300.0
     before = threading.active_count()
     with watching(Heard(), least_s=0):
         assert threading.active_count() == before

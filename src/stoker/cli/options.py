@@ -28,6 +28,12 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", help="The most threads on a CPU; without it OMP_NUM_THREADS, or the cores."),
 ]
+DeviceMtbf = Annotated[
+    float | None,
+    typer.Option(
+        "--device-mtbf", metavar="HOURS", help="Mean time of one device between two failures: how often to save."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 DeviceWord = Annotated[

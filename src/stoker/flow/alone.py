@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from stoker import profiling, training
@@ -58,12 +59,13 @@ def train_alone(
         profiling.threads(plan.threads), training.stop_on_signals() as stop,
         users_code("training", prepared.entry, RunFailed), profiling.PeakMemory(plan.device) as peak,
     ):  # fmt: skip
-        note = noting(prepared, directory, device, decision)
+        note, began = noting(prepared, directory, device, decision), time.monotonic()
 
         def begin(chosen: Decision) -> Session:
             session = ready(
-                prepared, directory, device, decision=chosen, coupling=coupling, sink=sink, stop=stop, replanned=note
-            )
+                prepared, directory, device, decision=chosen, coupling=coupling, sink=sink, stop=stop, replanned=note,
+                age_s=time.monotonic() - began,
+            )  # fmt: skip
             if profile:
                 profile_updates(session)
             session.loop.on_update = on_update

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from stoker.flow.preparation import Prepared, prepare
 from stoker.flow.pricing import assumptions, price_of, priced
 from stoker.jobs import Entry, Job
 from stoker.planning import Limits, Objective
+from stoker.planning.checkpointing import settled
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
 from stoker.training.threads import may_give_up_threads
 
@@ -39,6 +41,7 @@ def plan(
     objective: Objective | None = None,
     memory: float | str | None = None,
     threads: int | None = None,
+    device_mtbf_h: float | None = None,
     entry: Entry | None = None,
 ) -> Decision:
     """Choose device and settings for `job`, and forecast what it needs there.
@@ -52,6 +55,7 @@ def plan(
         objective: what should be least: `time`, `money` or `energy` (default: time; money where there is a deadline).
         memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
         threads: the most that compute on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
+        device_mtbf_h: mean time of one device between two failures [h]; None: as stated in `stoker.devices.failures`.
         entry: the job file it came from.
 
     Raises:
@@ -66,13 +70,23 @@ def plan(
     started = time.perf_counter()
     places, unplanned = _places(on)
     places = tuple(place.limited_to(memory_limit(memory), most_threads(threads)) for place in places)
-    planner = Planner(prepare(job, entry), is_all_elsewhere=not any(place.is_here for place in places))
+    planner = Planner(
+        prepare(job, entry), is_all_elsewhere=not any(place.is_here for place in places),
+        device_mtbf_h=require_mtbf(device_mtbf_h),
+    )  # fmt: skip
     decision = compare(planner, places, limits, objective)
     if unplanned:
         decision = dataclasses.replace(decision, explanation=(*decision.explanation, *unplanned))
     if all(place.is_here and place.count == 1 for place in places):
         decision = dataclasses.replace(decision, advice=_advice(planner, decision.chosen))
-    return dataclasses.replace(decision, took_s=time.perf_counter() - started)
+    return dataclasses.replace(settled(decision), took_s=time.perf_counter() - started)
+
+
+def require_mtbf(hours: float | None) -> float | None:
+    """A mean time between failures [h], or none; raises BadJob where it is no time."""
+    if hours is not None and not 0 < hours < math.inf:
+        raise BadJob(f"device_mtbf_h must be a positive number of hours, got {hours}")
+    return hours
 
 
 def _places(on: str) -> tuple[tuple[Place, ...], tuple[str, ...]]:
@@ -129,27 +143,33 @@ def decide(
     *,
     memory_bytes: float | None = None,
     threads: int | None = None,
+    device_mtbf_h: float | None = None,
 ) -> tuple[Decision, Coupling]:
     """The plan to run on a device that is here, confirmed by trials: now, or before where nothing has changed since.
 
     With `only`, that plan is tried and taken. `memory_bytes` is the most of the device's memory that may be used,
-    `threads` the most threads on a CPU (None: as OMP_NUM_THREADS says).
+    `threads` the most threads on a CPU (None: as OMP_NUM_THREADS says), `device_mtbf_h` its mean time between two
+    failures [h], if that is known.
     """
     if only is not None:
         _require_usable(only, prepared, device)
-    started, planner = time.perf_counter(), Planner(prepared)
+    started, planner = time.perf_counter(), Planner(prepared, device_mtbf_h=device_mtbf_h)
     place = planned_devices(device.torch_name, (device,))[0].limited_to(memory_bytes, most_threads(threads))
-    kept = kept_decision(prepared, place) if only is None else None
+    kept = kept_decision(prepared, place) if only is None and device_mtbf_h is None else None
     if kept is not None:
-        return dataclasses.replace(kept[0], took_s=time.perf_counter() - started), kept[1]
+        return dataclasses.replace(settled(kept[0]), took_s=time.perf_counter() - started), kept[1]
     if planner.is_too_large_here is not None:
         planner.ranked(place)  # says what it needs
-    decision = _confirmed(planner, place, only)
+    decision = settled(_confirmed(planner, place, only))
     return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
 
 
-def decide_many(prepared: Prepared, place: Place, only: Plan | None = None) -> tuple[Decision, Coupling]:
+def decide_many(
+    prepared: Prepared, place: Place, only: Plan | None = None, *, device_mtbf_h: float | None = None
+) -> tuple[Decision, Coupling]:
     """The plan to run on several devices that are here, by forecast; with `only`, that plan is taken.
+
+    `device_mtbf_h` is the mean time of one of them between two failures [h], if that is known.
 
     Raises:
         BadJob: the job cannot be spread over so many processes, or `only` does not go with it.
@@ -157,8 +177,8 @@ def decide_many(prepared: Prepared, place: Place, only: Plan | None = None) -> t
     """
     if only is not None:
         _require_usable(only, prepared, place.device)
-    started, planner = time.perf_counter(), Planner(prepared)
-    decision = on_many(planner, place, only)
+    started, planner = time.perf_counter(), Planner(prepared, device_mtbf_h=device_mtbf_h)
+    decision = settled(on_many(planner, place, only))
     return dataclasses.replace(decision, took_s=time.perf_counter() - started), planner.coupling
 
 
@@ -254,7 +274,7 @@ def _confirmed(planner: Planner, place: Place, only: Plan | None = None) -> Deci
         breakdown=None if untraced or only is not None else _breakdown(planner, place, chosen),
         others_share=others,
     )
-    if only is None and not others:
+    if only is None and not others and planner.device_mtbf_h is None:
         keep_decision(planner.prepared, place, decision, planner.coupling, began)
     return decision
 

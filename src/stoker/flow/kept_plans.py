@@ -25,7 +25,7 @@ def kept_decision(prepared: Prepared, place: Place) -> tuple[Decision, Coupling]
     """What was decided for this very job on this device, if that still holds."""
     key = _key(prepared, place)
     found = None if key is None else _cache().read(key)
-    if found is None:
+    if found is None or found.decision.chosen.plan.device_mtbf_h is None:  # of a version with a fixed interval
         return None
     line = f"planned on {found.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
     return dataclasses.replace(found.decision, explanation=(*found.decision.explanation, line)), found.coupling

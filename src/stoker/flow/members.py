@@ -1,8 +1,9 @@
 """A run on several processes, as one of them lives it: meet, train, meet again after a loss, finish together.
 
 An update is atomic: whoever loses another process within one drops it. Where every process holds all of the state,
-those that are left go on from what they hold, and the furthest gives its state to the others; else all go on from the
-last checkpoint. In both cases the batches stay the Job's, cut for as many processes as there are now.
+those that are left go on from what they hold, and the furthest gives its state to the others. Sites that make updates
+of their own each go on from their own state and what they share; one that comes takes over a living one's. Else all go
+on from the last checkpoint. The batches stay the Job's, cut for as many processes as there are now.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from stoker.flow.opening import over, tell
 from stoker.flow.preparation import Prepared, prepare, users_code
 from stoker.flow.recovering import in_force, noting, with_plan
 from stoker.flow.runs import Run
-from stoker.flow.starting import Session, ready
+from stoker.flow.starting import Session, ready, slowest_s
 from stoker.jobs import Entry, Job
 from stoker.launching import INTERRUPTED, Dismissed, Meeting, Member
 from stoker.records import Coupling, Decision, Device, Event, Plan
 from stoker.records.codec import JSON
-from stoker.stepping.world import PATIENCE_S, SITES_PATIENCE_S, World, is_broken, join, leave
+from stoker.stepping.world import World, is_broken, join, leave
 from stoker.store import RunDirectory
-from stoker.training import Called, Carried, Replanned, Sink, StopRequest
+from stoker.training import Called, Carried, Patience, Replanned, Sink, StopRequest
 from stoker.training.rank_times import rank_clock
 
 
@@ -56,6 +57,11 @@ class _Life:
     def plan(self) -> Plan:
         """What it trains under now."""
         return self.decision.chosen.plan
+
+    @property
+    def patience_s(self) -> float:
+        """How long it waits for another one that does not answer [s]."""
+        return Patience.of(slowest_s(self.prepared.job, self.decision)).others_s
 
 
 _WHERE = "run"
@@ -166,14 +172,14 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     session: Session | None = None
     notes: dict[str, JSON] = {}
     try:
-        life.member.require_same(_facts(life.prepared))
+        life.member.require_same(_facts(life.prepared), patience_s=life.patience_s)
         _adapt(life, meeting)
         world = _joined(life, meeting)
         clock = rank_clock(
             world, worker=life.member.worker, device=torch.device(life.device.torch_name),
             write=life.directory.write_rank_times,
         )  # fmt: skip
-        session = _begin(life, dataclasses.replace(world, mark=clock.mark))
+        session = _begin(life, dataclasses.replace(world, mark=clock.mark), meeting.age_s)
         clock.first_update = session.position.updates
         session.loop.telemetry.on_lap = clock.lap
         with clock.running():
@@ -184,7 +190,7 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
     except Called:
         assert session is not None
         why = "called"
-        life.carried = Carried.of(session.loop) if session.step.is_replicated else None
+        life.carried = Carried.of(session.loop) if session.step.plan.layout.is_replicated else None
     except (training.Together, training.RollBack) as request:
         why = request.change.why
         notes = {"plan": records.to_json(request.change.new), "why": why}
@@ -207,12 +213,12 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
 
 def _joined(life: _Life, meeting: Meeting) -> World:
     """The world of those who met."""
-    patience_s = PATIENCE_S if life.prepared.job.sync is None else SITES_PATIENCE_S
     device = torch.device(life.device.torch_name)
     with life.member.joining():
         return join(
-            life.plan.layout, meeting.rank, life.member.store, device=device, name=meeting.name, patience_s=patience_s
-        )
+            life.plan.layout, meeting.rank, life.member.store, device=device, name=meeting.name,
+            patience_s=life.patience_s,
+        )  # fmt: skip
 
 
 def _facts(prepared: Prepared) -> dict[str, str]:
@@ -255,7 +261,7 @@ def _who_is_here(before: int, now: int) -> str:
     return f"{now} processes are here, not {before} any more"
 
 
-def _begin(life: _Life, world: World) -> Session:
+def _begin(life: _Life, world: World, age_s: float) -> Session:
     """The session of this process in `world`, from what was carried over or from the last checkpoint."""
 
     def sink(event: Event) -> None:
@@ -265,7 +271,7 @@ def _begin(life: _Life, world: World) -> Session:
     session = ready(
         life.prepared, life.directory, life.device, decision=life.decision, coupling=life.coupling,
         sink=sink if world.is_first else _silent, stop=life.stop, replanned=_unexpected, world=world,
-        carried=life.carried,
+        carried=life.carried, age_s=age_s,
     )  # fmt: skip
     life.carried = None
     session.loop.is_called = life.member.is_called
@@ -276,10 +282,8 @@ def _kept(life: _Life, session: Session | None) -> Carried | None:
     """What a process can go on from after an update that came to nothing; None where only a checkpoint will do."""
     if session is None:
         return life.carried  # it was not yet handed over
-    loop = session.loop
-    is_complete = loop.unevaluated is not None  # the update is made; what is due after it is not
-    is_whole = is_complete or (loop.recovery is not None and loop.recovery.drop())
-    return Carried.of(loop) if is_whole and session.step.is_replicated else None
+    can_go_on = session.step.plan.layout.is_replicated and session.loop.is_between_updates()
+    return Carried.of(session.loop) if can_go_on else None
 
 
 def _evaluate(session: Session) -> None:

@@ -60,18 +60,25 @@ def require_same_plan(directory: RunDirectory, given: Plan | None) -> None:
     if given is None or decision is None:
         return
     began = decision.chosen.plan
-    if dataclasses.replace(given, checkpoint_every_s=began.checkpoint_every_s) != began:
+    alike = dataclasses.replace(
+        given, checkpoint_every_s=began.checkpoint_every_s, device_mtbf_h=began.device_mtbf_h
+    )  # fmt: skip
+    if alike != began:
         raise BadRun(
             f"{directory.name} began under another plan and goes on under it: {began.in_words()}",
             remedy="Drop --plan to continue it, or start another run with --new.",
         )
 
 
-def saving_every(interval: Duration | None, decision: Decision) -> Decision:
-    """The decision with this time between checkpoints in its plan."""
-    if interval is None:
+def saving_every(interval: Duration | None, device_mtbf_h: float | None, decision: Decision) -> Decision:
+    """The decision with this time between checkpoints in its plan, or what it follows from; as it is without either."""
+    if interval is None and device_mtbf_h is None:
         return decision
-    plan = dataclasses.replace(decision.chosen.plan, checkpoint_every_s=interval.value)
+    plan = decision.chosen.plan
+    if interval is not None:
+        plan = dataclasses.replace(plan, checkpoint_every_s=interval.value, device_mtbf_h=None)
+    else:
+        plan = dataclasses.replace(plan, device_mtbf_h=device_mtbf_h)
     candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
     return dataclasses.replace(decision, candidates=candidates)
 
@@ -128,12 +135,18 @@ def device_of(directory: RunDirectory, asked: Device, on: str) -> Device:
     return found
 
 
-def chosen_plan(directory: RunDirectory, checkpoint_every: Duration | None) -> tuple[Decision, Coupling]:
-    """What the run was begun under, with checkpoints as often as asked for now."""
+def chosen_plan(
+    directory: RunDirectory, checkpoint_every: Duration | None, device_mtbf_h: float | None = None
+) -> tuple[Decision, Coupling]:
+    """What the run was begun under, with checkpoints as often as asked for now, which other processes read there."""
     decision, coupling = directory.read_decision(), directory.read_coupling()
     if decision is None or coupling is None:
         raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
-    return saving_every(checkpoint_every, in_force(directory, decision)), coupling
+    found = in_force(directory, decision)
+    asked = saving_every(checkpoint_every, device_mtbf_h, found)
+    if asked != found:
+        directory.write_changed_plan(asked.chosen.plan)
+    return asked, coupling
 
 
 def over(layout: Layout, plan: Plan, coupling: Coupling, job: Job) -> Plan:

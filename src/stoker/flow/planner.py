@@ -50,8 +50,11 @@ _Where = tuple[str, int]
 class Planner:
     """What is known of a job before it runs; each fact is found when first asked for."""
 
-    def __init__(self, prepared: Prepared, *, is_all_elsewhere: bool = False) -> None:
-        self.prepared, self._is_all_elsewhere, self._began = prepared, is_all_elsewhere, sample_cpu()
+    def __init__(
+        self, prepared: Prepared, *, is_all_elsewhere: bool = False, device_mtbf_h: float | None = None
+    ) -> None:
+        self.prepared, self._is_all_elsewhere, self.device_mtbf_h = prepared, is_all_elsewhere, device_mtbf_h
+        self._began = sample_cpu()
         self._profiles: dict[str, Profile] = {}
         self._forecasts: dict[_Where, planning.TracedForecasts] = {}
         self._failures: dict[_Where, tuple[OutOfMemory, ...]] = {}
@@ -91,9 +94,8 @@ class Planner:
         """The job's facts, for devices of this kind."""
         prepared = self.prepared
         if kind not in self._profiles:
-            self._profiles[kind] = profiling.profile(
-                prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind
-            )
+            found = profiling.profile(prepared.job, prepared.data, self.coupling, prepared.model, device_kind=kind)
+            self._profiles[kind] = dataclasses.replace(found, device_mtbf_h=self.device_mtbf_h)
         return self._profiles[kind]
 
     def extents(self, samples_per_s: float) -> planning.Extents:

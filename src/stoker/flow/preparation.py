@@ -45,6 +45,8 @@ class Prepared:
     """On PyTorch's meta device: sizes and types, no weights."""
     batch_choice: BatchChoice | None = None
     """How the batch and the learning rate came about, where the job left the batch open."""
+    warnings: tuple[str, ...] = ()
+    """What of the job is likely to learn badly, one sentence each."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ class Prepared:
         frozen = what_is_trained(self.job, self.model)
         batch = None if self.batch_choice is None else self.batch_choice.in_words()
         early = "Job(stop=…) may end the run before its time: what is forecast is the whole" if self.job.stop else None
-        return tuple(note for note in (batch, frozen, early) if note is not None)
+        return (*(note for note in (batch, frozen, early) if note is not None), *self.warnings)
 
     @property
     def extent(self) -> Extent:
@@ -109,10 +111,24 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
         job = counted(with_batch_in_samples(job, data.train), data.extent(job))
     prepared = Prepared(job, entry, data, model)
     if not isinstance(job.batch, AutoBatch):
-        return prepared
+        return _with_outer(prepared)
     with users_code('choosing the batch (batch="auto")', entry):
         job, choice = with_batch(job, data, prepared.spec.digest())
-    return dataclasses.replace(prepared, job=job, batch_choice=choice)
+    return _with_outer(dataclasses.replace(prepared, job=job, batch_choice=choice))
+
+
+def _with_outer(prepared: Prepared) -> Prepared:
+    """With the outer optimiser of sites settled by how often they come together in the run.
+
+    Not where the run is so many seconds long: nobody knows yet how many updates that is.
+    """
+    job = prepared.job
+    if job.sync is None or job.until.unit == "seconds":
+        return prepared
+    sync, words = job.sync.for_run(job.batch, prepared.extent.updates_in(job.until))
+    return dataclasses.replace(
+        prepared, job=dataclasses.replace(job, sync=sync), warnings=() if words is None else (words,)
+    )
 
 
 def require_room(prepared: Prepared) -> None:

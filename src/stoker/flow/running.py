@@ -10,7 +10,7 @@ from stoker import launching, records, reporting
 from stoker.devices import Place, attached_devices, planned_devices, resolve_place
 from stoker.errors import BadJob, NoDevice, StokerError
 from stoker.flow.alone import train_alone
-from stoker.flow.decision import decide, decide_many, given_plan, memory_limit, most_threads
+from stoker.flow.decision import decide, decide_many, given_plan, memory_limit, most_threads, require_mtbf
 from stoker.flow.finishing import failed
 from stoker.flow.job_again import keep_sources
 from stoker.flow.members import follow, lead
@@ -37,7 +37,7 @@ from stoker.training import Hook, Hooks, Sink
 from stoker.units import Duration
 
 
-def train(  # noqa: PLR0913 - what the command line offers
+def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
     job: Job,
     *,
     on: str = "here",
@@ -47,6 +47,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     resume: str | None = None,
     fork: str | None = None,
     checkpoint_every: Duration | None = None,
+    device_mtbf_h: float | None = None,
     memory: float | str | None = None,
     threads: int | None = None,
     profile: bool = False,
@@ -67,6 +68,8 @@ def train(  # noqa: PLR0913 - what the command line offers
         resume: continue this run, and no other.
         fork: start from this run's last checkpoint, under a job that may have changed.
         checkpoint_every: `stoker.seconds(…)` between checkpoints, instead of the plan's.
+        device_mtbf_h: mean time of one device between two failures [h], from which, with what saving takes, the time
+            between checkpoints follows; None: as stated in `stoker.devices.failures`.
         memory: the most of the device's memory that may be used [bytes]; a number, or `6GB`. For the plan of a new run:
             one that is continued keeps its own.
         threads: the most that compute on a CPU, in all processes together (default: OMP_NUM_THREADS if it is set, else
@@ -91,6 +94,7 @@ def train(  # noqa: PLR0913 - what the command line offers
     """
     if checkpoint_every is not None and checkpoint_every.unit != "seconds":
         raise BadJob(f"checkpoints are counted in seconds, not {checkpoint_every.unit}")
+    require_mtbf(device_mtbf_h)
     targets = _trackers(track)
     prepared = prepare(job, entry)
     member = launching.Member.from_environment()
@@ -110,9 +114,11 @@ def train(  # noqa: PLR0913 - what the command line offers
         if because is not None:
             tell(shown, "warned", message=because)
         if not directory.is_run:
-            limits = memory_limit(memory), threads
-            decision, coupling = _decided(prepared, device, place, given, limits, [early.append, *shown])
-            decision, others_share = saving_every(checkpoint_every, decision), decision.others_share
+            decision, coupling = _decided(
+                prepared, device, place, given, memory_limit(memory), threads, device_mtbf_h, [early.append, *shown]
+            )
+            others_share = decision.others_share
+            decision = saving_every(checkpoint_every, device_mtbf_h, decision)
             _tell_plan(decision, device, directory.name, [early.append, *shown])
             stack.enter_context(directory.locked())
             create(directory, prepared, device, decision, coupling, parent)
@@ -126,7 +132,10 @@ def train(  # noqa: PLR0913 - what the command line offers
         followers = tracked(directory, targets, lambda words: tell(told, "warned", message=words))
         sinks = [*told, *stack.enter_context(followers)]
         count = 1 if place is None else place.count
-        chosen = spread_over(directory, prepared.job, chosen_plan(directory, checkpoint_every), count, device, sinks)
+        began = chosen_plan(directory, checkpoint_every, device_mtbf_h)
+        chosen = spread_over(directory, prepared.job, began, count, device, sinks)
+        for words in _warnings(prepared, chosen[0]):
+            tell(sinks, "warned", message=words)
         with _told_of_failure(directory, sinks):
             if member is not None and meeting is not None:
                 return lead(prepared, directory, device, member, meeting, sinks)
@@ -136,6 +145,15 @@ def train(  # noqa: PLR0913 - what the command line offers
                 prepared, directory, device, chosen, sinks, profile=profile, others_share=others_share,
                 on_update=looking.updated if looking.see_updates else None,
             )  # fmt: skip
+
+
+def _warnings(prepared: Prepared, decision: Decision) -> tuple[str, ...]:
+    """What of the job is likely to learn badly; of a run that is seconds long it is known only now."""
+    job = prepared.job
+    if job.sync is None or job.until.unit != "seconds":
+        return prepared.warnings
+    words = job.sync.for_run(job.batch, decision.chosen.forecast.total_updates)[1]
+    return () if words is None else (words,)
 
 
 @contextmanager
@@ -237,14 +255,17 @@ def _decided(
     device: Device,
     place: Place | None,
     given: Plan | None,
-    limits: tuple[float | None, int | None],
+    memory_bytes: float | None,
+    threads: int | None,
+    device_mtbf_h: float | None,
     sinks: list[Sink],
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
         tell(sinks, "noted", message=prepared.data.note)
     if place is not None:
-        return decide_many(prepared, place.limited_to(limits[0], most_threads(limits[1])), given)
-    return decide(prepared, device, given, memory_bytes=limits[0], threads=limits[1])
+        place = place.limited_to(memory_bytes, most_threads(threads))
+        return decide_many(prepared, place, given, device_mtbf_h=device_mtbf_h)
+    return decide(prepared, device, given, memory_bytes=memory_bytes, threads=threads, device_mtbf_h=device_mtbf_h)
 
 
 def _tell_plan(decision: Decision, device: Device, run: str, sinks: list[Sink]) -> None:

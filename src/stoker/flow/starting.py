@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -92,11 +93,14 @@ def ready(  # noqa: PLR0913 - what a session is made of
     replanned: Callable[[training.Replanned], None],
     world: World = ALONE,
     carried: training.Carried | None = None,
+    age_s: float = 0.0,
 ) -> Session:
     """The run in `directory` with its state restored; its lock must be held.
 
     Among several processes each of them calls this. What they carried over from before they met goes first: the
-    furthest gives its state to the others; if nobody carries anything, all start from the last checkpoint.
+    furthest gives its state to the others; if nobody carries anything, all start from the last checkpoint. `age_s` is
+    how long the run has been trained by this command, also by processes that are gone [s]: losses that come faster than
+    checkpoints are due must not put them off for ever.
 
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
@@ -144,12 +148,15 @@ def ready(  # noqa: PLR0913 - what a session is made of
         ),
         watchdog=training.Watchdog(
             telemetry, source.watch, stop, tell=lambda words: telemetry.emit("warned", message=words),
-            dumps=directory.dumps, update_s=decision.chosen.forecast.step_s.value,
-            is_writing=lambda: checkpointer.is_writing,
+            dumps=directory.dumps, slowest_s=slowest_s(prepared.job, decision),
+            is_writing=lambda: checkpointer.is_writing, least_s=training.patience_s(processes=world.layout.world_size),
         ),
         unevaluated=None if given is None else given.unevaluated,
+        unsaved_s=_unsaved_s(store, age_s),
         course=_course(prepared.job, step, progress),
     )  # fmt: skip
+    if plan.device_mtbf_h is not None:
+        loop.save_every_s = float(progress.get("save_every_s", plan.checkpoint_every_s))
     session = Session(prepared, directory, decision, store, loop, position)
     for problem in store.problems:
         telemetry.emit("warned", message=problem)
@@ -160,9 +167,23 @@ def ready(  # noqa: PLR0913 - what a session is made of
     return session
 
 
+def slowest_s(job: Job, decision: Decision) -> float:
+    """What the slowest phase of the run takes by forecast [s]; see `slowest_phase_s`."""
+    updates_apart = 1 if job.sync is None else job.sync.interval(job.batch)
+    return training.slowest_phase_s(decision.chosen.forecast, updates_apart)
+
+
 def stoker_version() -> str:
     """The version of the installed package."""
     return version("stoker")
+
+
+def _unsaved_s(store: CheckpointStore, age_s: float) -> float:
+    """How long ago this command saved a checkpoint, or began where it has not [s]."""
+    names = store.names()
+    if not names:
+        return age_s
+    return min(age_s, max(0.0, time.time() - (store.directory / names[-1]).stat().st_mtime))
 
 
 def _telemetry(
@@ -222,7 +243,7 @@ def _taken_over(progress: dict[str, JSON], *, with_plateau: bool) -> dict[str, J
 
     Its time and its best are its own, and it waits anew for what ends it before time, which may have ended its parent.
     """
-    taken = {key: value for key, value in progress.items() if key not in ("wall_s", "best", "course")}
+    taken = {key: value for key, value in progress.items() if key not in ("wall_s", "best", "course", "save_every_s")}
     if with_plateau and "course" in progress:
         taken["course"] = {**progress["course"], "verdict": None, "stops": None}
     return taken

@@ -11,12 +11,14 @@ from stoker.errors import BadJob, BadRun, DoesNotFit, NoDevice, RunFailed, Stoke
 from stoker.flow.opening import tell
 from stoker.flow.preparation import Prepared
 from stoker.flow.runs import Run
+from stoker.flow.starting import slowest_s
 from stoker.jobs import Entry
 from stoker.launching.breakup import CALLED
 from stoker.records import Decision, Event
-from stoker.stepping.world import PATIENCE_S
 from stoker.store import RunDirectory
-from stoker.training import Sink
+from stoker.training import Patience, Sink
+from stoker.training.watchdog import PATIENCE_VARIABLE
+from stoker.units import format_seconds
 
 
 def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Decision, sinks: Sequence[Sink]) -> Run:
@@ -40,10 +42,11 @@ def train_supervised(prepared: Prepared, directory: RunDirectory, decision: Deci
     command = [sys.executable, "-m", "stoker", "take-part", str(directory.path), str(entry.path), *settings]
 
     listener, words = Listener(sinks), _Words()
+    patience = Patience.of(slowest_s(prepared.job, decision))
     code = launching.Supervisor(
         command, workers=plan.layout.world_size, usable=plan.layout.usable,
         environment={"OMP_NUM_THREADS": str(plan.threads)}, on_line=listener.on_line, tell=listener.on_loss,
-        show=words.show, answer_s=PATIENCE_S,
+        show=words.show, silence_s=patience.others_s, answer_s=patience.answer_s,
     ).run()  # fmt: skip
     if code not in (0, launching.INTERRUPTED):
         raise words.as_error(code)
@@ -85,8 +88,16 @@ class Listener:
         sinks = [*self._log, *self._shown]
         match what:
             case "lost":
-                who = f"process {fields['worker']}" + (f" (rank {fields['rank']})" if fields["rank"] >= 0 else "")
-                tell(sinks, "warned", message=f"{who} is lost: {fields['why']}")
+                tell(sinks, "warned", message=f"{_who(fields)} is lost: {fields['why']}")
+            case "silent":
+                who, what = _who(fields), "is stopped" if fields["is_stopped"] else "shows no sign of life"
+                tell(
+                    sinks, "warned", message=f"{who} {what} since {format_seconds(fields['seconds'])}; the others wait "
+                    f"for it, {format_seconds(fields['patience_s'])} at most ({PATIENCE_VARIABLE}=SECONDS sets that)",
+                )  # fmt: skip
+            case "awake":
+                message = f"{_who(fields)} is back after {format_seconds(fields['seconds'])}, and nothing is lost"
+                tell(sinks, "warned", message=message)
             case "restarted":
                 tell(sinks, "warned", message=f"process {fields['worker']} is started again")
             case "left_out":
@@ -99,6 +110,11 @@ class Listener:
                     what="one process goes on" if count == 1 else f"{count} processes go on",
                     why="another one is back" if fields["why"] == CALLED else fields["why"], took_s=fields["seconds"],
                 )  # fmt: skip
+
+
+def _who(fields: dict[str, Any]) -> str:
+    """A process, with its rank if it has one."""
+    return f"process {fields['worker']}" + (f" (rank {fields['rank']})" if fields["rank"] >= 0 else "")
 
 
 class _Words:

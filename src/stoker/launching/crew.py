@@ -73,12 +73,14 @@ class Crew:
         for worker in [one for one in self._workers.values() if one.code is not None]:
             yield from self._ended(worker, leader)
 
-    def silent(self, silence_s: float) -> Iterator[tuple[int, float, bool]]:
+    def silent(self, silence_s: float) -> list[tuple[int, float, bool]]:
         """Workers without a sign of life for so long [s]: for how long [s], and whether the process was stopped."""
         now = time.monotonic()
-        for number, worker in self._workers.items():
-            if now - worker.heard_at > silence_s:
-                yield number, now - worker.heard_at, worker.is_stopped
+        return [
+            (number, now - worker.heard_at, worker.is_stopped)
+            for number, worker in self._workers.items()
+            if now - worker.heard_at > silence_s
+        ]
 
     def close(self) -> None:
         """End whoever still runs."""

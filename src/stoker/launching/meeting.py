@@ -19,6 +19,7 @@ class Meeting:
             word of the lowest rank counts.
         num_veterans: so many ranks, from 0, come straight from the generation before and have its weights; the others
             have none. 0: nobody has, as at the start of a run.
+        age_s: time since the first generation of the run met [s].
     """
 
     number: int
@@ -27,6 +28,7 @@ class Meeting:
     name: str
     notes: dict[str, Any] = field(default_factory=dict)
     num_veterans: int = 0
+    age_s: float = 0.0
 
 
 class Dismissed(Exception):

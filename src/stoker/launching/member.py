@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.launching.agreement import require_same
+from stoker.launching.agreement import PATIENCE_S, require_same
 from stoker.launching.connections import Connections
 from stoker.launching.launched import Launched
 from stoker.launching.meeting import Meeting
@@ -144,10 +144,14 @@ class Member:
         """Say that all is done here; of rank 0, that the run is."""
         self._link.finished()
 
-    def require_same(self, facts: Mapping[str, str]) -> None:
+    def require_same(self, facts: Mapping[str, str], *, patience_s: float = PATIENCE_S) -> None:
         """Compare facts, such as versions and the job's digest, with those of all members of this generation.
 
         Every member calls it after each meeting, before anything else is done together.
+
+        Args:
+            facts: of this member, by name.
+            patience_s: longest that they wait for each other's [s].
 
         Raises:
             BadJob: they differ; on rank 0.
@@ -156,4 +160,4 @@ class Member:
             RuntimeError: the generation broke meanwhile, as a collective call would say it: see `lost`.
         """
         assert self._meeting is not None, "meet first"
-        require_same(self.store, self._meeting, facts)
+        require_same(self.store, self._meeting, facts, patience_s=patience_s)

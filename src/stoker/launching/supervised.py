@@ -116,7 +116,7 @@ class Supervised:
         self._number = answer["number"]
         return Meeting(
             number=answer["number"], rank=answer["rank"], size=answer["size"], name=str(answer["number"]),
-            notes=answer["notes"], num_veterans=answer["num_veterans"],
+            notes=answer["notes"], num_veterans=answer["num_veterans"], age_s=answer.get("age_s", 0.0),
         )  # fmt: skip
 
     def _beat(self) -> None:

@@ -40,8 +40,8 @@ LEAVING_S = 30.0
 STARTING_S = 300.0
 """Longest silence of a worker that starts [s]: it imports, and may read data in one long call."""
 
-HELD_UP = 4.0
-"""So many times longer may a process be silent that is not stopped: some call may not let go of the interpreter."""
+NAMED_S = 5.0
+"""A worker without a sign of life for so long [s] is named, and waited for until the patience with it is over."""
 
 STEADY_S = 600.0
 """A worker that ran for so long [s] has not failed repeatedly: its returns are counted anew."""
@@ -75,9 +75,10 @@ class Supervisor:
         on_line: called with each line that members send as events, in order.
         tell: called with what happens: "met" (generation, workers by rank, spares, why the one before was over,
             seconds since), "lost" (the fields of a Loss, and the generation), "restarted" and "left_out" (worker,
-            returns so far, most_returns).
-        silence_s: a worker that is stopped, without a sign of life for so long, is killed [s]; one that runs, after
-            HELD_UP times as long.
+            returns so far, most_returns), "silent" (worker, rank, seconds, is_stopped, and patience_s, after which it
+            counts as lost), "awake" (worker, rank and seconds).
+        silence_s: a worker without a sign of life for so long is killed [s]: it is stopped, or some call does not let
+            go of the interpreter. One that shows life again before is no loss.
         answer_s: likewise one that shows life, but does not heed for so long that others have lost the generation [s]:
             the longest that it may be busy without talking to them. None: as silence_s.
         most_returns: so often is a worker started again, if none of its processes lasts for STEADY_S.
@@ -113,7 +114,9 @@ class Supervisor:
         """Workers to be started again, with when and with what they ended."""
         self._breakup = Breakup()
         self._called: set[tuple[int, bool]] = set()
-        self._num_causeless, self._formed_at = 0, 0.0
+        self._silent: dict[int, float] = {}
+        """Workers that were named for their silence, and how long it is [s]."""
+        self._num_causeless, self._formed_at, self._first_formed_at = 0, 0.0, 0.0
         self._asked: list[int] = []
         self._code: int | None = None
         """What the run ends with, from when it is over."""
@@ -194,10 +197,9 @@ class Supervisor:
 
     def _lose(self, worker: int, code: int, why: str) -> None:
         """Name a worker that is lost, and see to its return."""
-        rank = self._roster.rank_of(worker)
-        loss = Loss(worker=worker, rank=-1 if rank is None else rank, why=why)
+        loss = Loss(worker=worker, rank=self._rank_of(worker), why=why)
         self._tell("lost", {**asdict(loss), "generation": self._roster.generation.number})
-        if rank is not None:
+        if loss.rank >= 0:
             self._breakup.explain(f"worker {worker} {why}")
         is_back = self._returns[worker] < self._most_returns
         self._roster.died(worker, returns=is_back)
@@ -211,9 +213,7 @@ class Supervisor:
 
     def _advance(self) -> None:
         """Do what follows from all that was heard."""
-        for worker, silence_s, is_stopped in self._crew.silent(self._silence_s):
-            if silence_s > self._longest_silence_s(worker, is_stopped=is_stopped):
-                self._crew.kill(worker, f"silent for {silence_s:.1f} s" + (" (stopped)" if is_stopped else ""))
+        self._look_for_silence()
         if self._asked and self._code is None:
             self._end(INTERRUPTED)
         if self._roster.is_done and self._code in {None, INTERRUPTED}:
@@ -225,6 +225,31 @@ class Supervisor:
             for worker in self._crew.running:
                 self._crew.kill(worker, f"still there {format_seconds(LEAVING_S)} after the run was over")
 
+    def _look_for_silence(self) -> None:
+        """Name workers without a sign of life, and those that are back; kill whom the patience is over with."""
+        silent = self._crew.silent(min(NAMED_S, self._silence_s))
+        now_silent = {worker: silence_s for worker, silence_s, _ in silent}
+        for worker in [worker for worker in self._silent if worker not in now_silent]:
+            seconds = self._silent.pop(worker)
+            if worker in self._crew.running:
+                self._tell("awake", {"worker": worker, "rank": self._rank_of(worker), "seconds": seconds})
+        for worker, silence_s, is_stopped in silent:
+            patience_s = self._longest_silence_s(worker, is_stopped=is_stopped)
+            if silence_s > patience_s:
+                self._crew.kill(worker, f"silent for {silence_s:.1f} s" + (" (stopped)" if is_stopped else ""))
+            elif self._roster.states[worker] is State.MEMBER:
+                if worker not in self._silent:
+                    self._tell("silent", {
+                        "worker": worker, "rank": self._rank_of(worker), "seconds": silence_s,
+                        "is_stopped": is_stopped, "patience_s": patience_s,
+                    })  # fmt: skip
+                self._silent[worker] = silence_s
+
+    def _rank_of(self, worker: int) -> int:
+        """A worker's rank in the present generation; -1: none."""
+        rank = self._roster.rank_of(worker)
+        return -1 if rank is None else rank
+
     def _longest_silence_s(self, worker: int, *, is_stopped: bool) -> float:
         """For how long a worker may show no sign of life [s]."""
         match self._roster.states[worker]:
@@ -233,9 +258,9 @@ class Supervisor:
             case _ if is_stopped:
                 return self._silence_s
             case State.STARTING:
-                return STARTING_S
+                return max(STARTING_S, self._silence_s)
             case _:
-                return HELD_UP * self._silence_s
+                return self._silence_s
 
     def _end(self, code: int, failure: RunFailed | None = None) -> None:
         """The run is over. Members that have nothing to say of it are dismissed when they lose the others."""
@@ -305,11 +330,12 @@ class Supervisor:
             ))  # fmt: skip
             return
         self._formed_at = time.monotonic()
+        self._first_formed_at = self._first_formed_at or self._formed_at
         self._called.clear()
         for rank, worker in enumerate(formed.workers):
             self._crew.send(
                 worker, "meeting", number=formed.number, rank=rank, size=len(formed.workers), notes=formed.notes,
-                num_veterans=formed.num_veterans,
+                num_veterans=formed.num_veterans, age_s=self._formed_at - self._first_formed_at,
             )  # fmt: skip
         self._tell("met", {
             "generation": formed.number, "workers": list(formed.workers),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from stoker.planning.checkpointing import checkpoint_estimate
+from stoker.planning.checkpointing import saving
 from stoker.records import Estimate, Forecast, Measurement, Profile
 
 _DRIFT = 0.10
@@ -31,10 +31,12 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
     evaluated = extents.evaluations * profile.num_valid + profile.num_test
     evaluate_s = _around(measured.evaluate_s_per_sample * max(profile.num_valid, profile.num_test), _DRIFT, "s")
     training = per_sample.scaled(extents.total_samples, "s")
-    saves = extents.evaluations + training.value / measured.plan.checkpoint_every_s
     unsaved = training.value + measured.evaluate_s_per_sample * evaluated
-    checkpoint_s = checkpoint_estimate(measured.state_bytes, unsaved / saves)
-    total = unsaved + saves * checkpoint_s.value
+    saved = saving(
+        measured.plan, measured.state_bytes, training_s=training.value, unsaved_s=unsaved,
+        evaluations=extents.evaluations,
+    )  # fmt: skip
+    total = unsaved + saved.total_s
     spread = (training.low / training.value, training.high / training.value)
     return Forecast(
         step_s=update_s,
@@ -43,7 +45,7 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
             basis="measured here",
         ),
         evaluate_s=evaluate_s,
-        checkpoint_s=checkpoint_s,
+        checkpoint_s=saved.one,
         total_s=Estimate(value=total, low=total * spread[0], high=total * spread[1], unit="s", basis="measured here"),
         peak_bytes=_around(float(taken_bytes(measured)), 0.15, "bytes"),
         total_samples=extents.total_samples,
@@ -51,6 +53,8 @@ def forecast(measured: Measurement, profile: Profile, extents: Extents) -> Forec
         evaluations=extents.evaluations,
         gradient_error=measured.gradient_error,
         compile_s=_around(measured.compile_s, 0.5, "s") if measured.compile_s else None,
+        checkpoint_every_s=saved.every_s,
+        lost_s=saved.lost_s,
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ or stated as bandwidth and latency, and then costs are those of a ring.
 Assumes that gradients are summed after the backward pass (overlap hides at most the backward pass, two thirds of an
 update), that all links are alike, and that nothing else uses them. Not modelled: TCP's slow start, which adds some
 round trips to an exchange after a pause.
-Source: ring all-reduce as in Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.
+Sources: ring all-reduce as in Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002; intervals in
+Douillard et al. 2023, https://arxiv.org/abs/2311.08105, section 3.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from stoker.jobs.sync import Compression
 from stoker.records.links import LinkCost, Links
 from stoker.units import format_bytes, format_seconds
 
 MOST_SHARE = 0.1
 """Of a site's time, exchanges are to take no more than this."""
 
-INT8_BYTES = 1 + 4 / 1024
-"""What a parameter comes to in a compressed exchange: one byte, and a scale for each 1,024 of them."""
+MOST_EVERY = 500
+"""Updates between two exchanges that published results end at, about: the interval of DiLoCo's main result; its longer
+ones lose more. No more are recommended."""
+
+BYTES_EACH: dict[Compression, float] = {"int8": 1 + 4 / 1024, "int4": 0.5 + 4 / 128}
+"""What a parameter comes to in a compressed exchange: its bits, and a scale for each 1,024, or 128, of them."""
 
 _ROUND = (1, 2, 3, 4, 5, 6, 8, 10)
 _BACKWARD = 2 / 3
@@ -60,10 +66,10 @@ class Recommendation:
     """Lockstep beside coming together after an interval, over one link.
 
     `sync_s` is what summing gradients takes in each update, `slowdown` how many times longer an update takes with it,
-    at best (its backward pass hides a part) and at worst. `exchange_s` is one exchange of compressed weights, `every`
-    the least round number of updates after which it takes no more than MOST_SHARE of the time. With exchanges in the
-    background, `overlap` is how many updates one lasts, and `overlapped_every` the least round number of updates of
-    which it takes at most half, so that links that are slower at times do not hold sites up.
+    at best (its backward pass hides a part) and at worst. `exchange_s` is one exchange of weights under `compress`,
+    `every` the least round number of updates after which it takes no more than MOST_SHARE of the time. With exchanges
+    in the background, `overlap` is how many updates one lasts, and `overlapped_every` the least round number of updates
+    of which it takes at most half, so that links that are slower at times do not hold sites up. Neither is capped.
     """
 
     step_s: float
@@ -75,6 +81,34 @@ class Recommendation:
     overlapped_every: int
     sync_bytes: float
     exchange_bytes: float
+    compress: Compression = "int8"
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether exchanges have to go on beside updates, lest sites come together less often than is published."""
+        return self.every > MOST_EVERY
+
+    @property
+    def interval(self) -> int:
+        """Updates between two exchanges that are recommended, MOST_EVERY at most."""
+        return min(MOST_EVERY, self.overlapped_every if self.is_in_background else self.every)
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of its time that a site waits for exchanges at `interval`."""
+        hidden_s = min(self.overlap, self.interval - 1) * self.step_s if self.is_in_background else 0.0
+        waiting_s = max(0.0, self.exchange_s - hidden_s)
+        return waiting_s / (waiting_s + self.interval * self.step_s)
+
+    @property
+    def settings(self) -> str:
+        """The job's `sync` in words of Python."""
+        words = [f"every=stoker.updates({self.interval})"]
+        if self.is_in_background:
+            words.append(f"overlap={min(self.overlap, self.interval - 1)}")
+        if self.compress != "int8":
+            words.append(f'compress="{self.compress}"')
+        return f"stoker.DiLoCo({', '.join(words)})"
 
     @property
     def is_needed(self) -> bool:
@@ -84,7 +118,7 @@ class Recommendation:
     @property
     def fewer_bytes(self) -> float:
         """How many times fewer bytes go over the link."""
-        return self.sync_bytes * self.every / self.exchange_bytes
+        return self.sync_bytes * self.interval / self.exchange_bytes
 
     def in_words(self) -> str:
         """A sentence for the user."""
@@ -96,12 +130,26 @@ class Recommendation:
                 "need not train apart."
             )
         factor = f"{fast} to {slow} times" if fast != slow else f"{fast} times"
-        return (
+        words = (
             f"In lockstep {cost}, which makes it {factor} as long as the {format_seconds(self.step_s)} of one alone. "
-            f"With sync=stoker.DiLoCo(every=stoker.updates({self.every})) an exchange takes "
-            f"{format_seconds(self.exchange_s)} after every {self.every} updates: at most {100 * MOST_SHARE:g} % of "
-            f"the time, and {self.fewer_bytes:,.0f} times fewer bytes. It changes what is learned."
         )
+        if self.is_in_background:
+            words += (
+                f"Waiting for exchanges for no more than {100 * MOST_SHARE:g} % of the time would take {self.every:,} "
+                f"updates between two, and published intervals end at about {MOST_EVERY}. "
+            )
+        words += (
+            f"With sync={self.settings} an exchange takes {format_seconds(self.exchange_s)} after every "
+            f"{self.interval} updates: {self._waiting_in_words()}, and {self.fewer_bytes:,.0f} times fewer bytes. "
+            "It changes what is learned."
+        )
+        return f"{words} fragments=… spreads the bytes evenly." if self.is_in_background else words
+
+    def _waiting_in_words(self) -> str:
+        if not self.is_in_background:
+            return f"at most {100 * MOST_SHARE:g} % of the time"
+        share = self.waiting_share
+        return f"beside updates, but for {100 * share:.0f} % of the time" if share >= 0.005 else "all beside updates"
 
 
 def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommendation:
@@ -119,9 +167,12 @@ def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommen
     if not (0 < gradient_bytes < math.inf and 0 < step_s < math.inf):
         raise ValueError(f"wanted gradients and the time of an update, got {gradient_bytes} bytes and {step_s} s")
     sites = links.world_size
-    message_bytes = gradient_bytes / 4 * INT8_BYTES
     sync_s = links.seconds("all-reduce", gradient_bytes)
-    exchange_s = links.seconds("all-gather", sites * message_bytes)
+    taking = {name: links.seconds("all-gather", sites * gradient_bytes / 4 * each) for name, each in BYTES_EACH.items()}
+    intervals = {name: rounded_up(one * (1 - MOST_SHARE) / (MOST_SHARE * step_s)) for name, one in taking.items()}
+    # The coarser one only where sites would meet too seldom with the finer.
+    compress: Compression = next((name for name in taking if intervals[name] <= MOST_EVERY), "int4")
+    exchange_s, message_bytes = taking[compress], gradient_bytes / 4 * BYTES_EACH[compress]
     exposed_s = max(0.0, sync_s - _BACKWARD * step_s)
     overlap = math.ceil(exchange_s / step_s)
     return Recommendation(
@@ -129,11 +180,12 @@ def recommend(links: Links, *, gradient_bytes: float, step_s: float) -> Recommen
         sync_s=sync_s,
         slowdown=((step_s + exposed_s) / step_s, (step_s + sync_s) / step_s),
         exchange_s=exchange_s,
-        every=rounded_up(exchange_s * (1 - MOST_SHARE) / (MOST_SHARE * step_s)),
+        every=intervals[compress],
         overlap=overlap,
         overlapped_every=rounded_up(2 * overlap),
         sync_bytes=2 * (sites - 1) / sites * gradient_bytes,
         exchange_bytes=(sites - 1) * message_bytes,
+        compress=compress,
     )
 
 

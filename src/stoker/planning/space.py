@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from stoker.devices.failures import mtbf_h
 from stoker.records import Device, Loader, Malloc, Plan, Precision, Profile
 from stoker.records.trace import TraceSettings
 
@@ -20,18 +21,11 @@ HOST_WORKERS = (8, 4)
 MOST_BLOCKS_CUT = 12
 """Models of more repeated blocks checkpoint none of them or all."""
 
-CHECKPOINT_BYTES_PER_S = 2e9
-"""What copying a state for a checkpoint reaches at least; a floor, for so small a share that it is not measured."""
-
 _MALLOCS: tuple[Malloc, ...] = ("retained", "default", "mapped")
 """The fastest first, which is also the one that takes the most memory."""
 
 DATA_SHARE = 0.1
 """Training data are kept in a GPU's memory where they take at most this share of it."""
-
-_CHECKPOINT_SHARE = 0.01
-_LEAST_INTERVAL_S = 30.0
-"""Checkpoints are saved this far apart [s], or further, so that they hold training up for at most a hundredth of it."""
 
 MemoryFormat = Literal["contiguous", "channels_last"]
 OptimizerImplementation = Literal["default", "foreach", "fused"]
@@ -57,18 +51,8 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
         yield Plan(
             device=device.torch_name, micro_batch=1, precision=precision, memory_format=memory_format,
             optimizer_implementation=implementation, compile=is_compiled, threads=count, loader=loader,
-            num_workers=workers, checkpoint_every_s=checkpoint_interval_s(profile),
+            num_workers=workers, device_mtbf_h=mtbf_h(device.kind, profile.device_mtbf_h),
         )  # fmt: skip
-
-
-def state_bytes(profile: Profile) -> int:
-    """What a checkpoint holds: weights, average and two moments."""
-    return 4 * profile.parameter_bytes
-
-
-def checkpoint_interval_s(profile: Profile) -> float:
-    """Time between checkpoints [s]."""
-    return max(_LEAST_INTERVAL_S, float(round(state_bytes(profile) / CHECKPOINT_BYTES_PER_S / _CHECKPOINT_SHARE)))
 
 
 def _implementations(profile: Profile, device: Device) -> tuple[OptimizerImplementation, ...]:

@@ -159,6 +159,8 @@ class SpreadForecasts(TracedForecasts):
             fetch_s=fetch_s / layout.data_size,
         )  # fmt: skip
         self._spread: dict[Plan, tuple[SpreadUpdate, UpdateTime]] = {}
+        self._whole_needs = Needs(traces)
+        self._saved: dict[str, float] = {}
 
     def spread(self, plan: Plan) -> SpreadUpdate:
         """What an update is made of."""
@@ -189,6 +191,31 @@ class SpreadForecasts(TracedForecasts):
         """What a process keeps from update to update."""
         moments = Moments.of(self._whole(self._settings(plan)), self.parts)
         return rank_state(self.parts, self.layout, rank, moments, self._cuts)
+
+    def _with_layout(self, plan: Plan) -> Plan:
+        return dataclasses.replace(plan, layout=self.layout, captured=False)
+
+    def _saved_bytes(self, plan: Plan) -> float:
+        """Of the whole state the part that a process holds, of which those that hold the same write in turns.
+
+        A site that makes updates of its own writes all of its state, with what all share and their momentum.
+        """
+        implementation = plan.optimizer_implementation  # of a plan's settings the state follows from this alone
+        if implementation not in self._saved:
+            self._saved[implementation] = self._part_saved(self._settings(plan))
+        return self._saved[implementation]
+
+    def _part_saved(self, settings: TraceSettings) -> float:
+        layout, whole = self.layout, self._whole_needs.kept(settings)
+        if self._is_apart:
+            return whole + 3 * self.parts.trained_bytes
+        moments = Moments.of(self._whole(settings), self.parts)
+        each = layout.data_size * layout.tensor
+        held = [rank_state(self.parts, layout, stage * each, moments, self._cuts) for stage in range(layout.stages)]
+        parameters = sum(one.num_bytes for one in self.parts.parameters)
+        all_of_it = parameters + moments.like * self.parts.trained_bytes
+        share = max(one.parameters + one.optimizer for one in held) / max(1, all_of_it)
+        return whole * min(1.0, share) / layout.replicas
 
     def breakdown(self, plan: Plan) -> Breakdown:
         """Where bytes and time of an update go in the first process, messages that show among them."""

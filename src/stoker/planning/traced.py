@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from stoker.planning import memory
-from stoker.planning.checkpointing import checkpoint_estimate
+from stoker.planning.checkpointing import saving
 from stoker.planning.forecast import Extents
 from stoker.planning.money import energy_kwh
-from stoker.planning.space import state_bytes, trace_settings
+from stoker.planning.space import trace_settings
 from stoker.planning.time import OperationTimes, operation_times
 from stoker.planning.time.compilation import as_measured_before
 from stoker.planning.time.update import UpdateTime, Work, counted, update_time
@@ -137,10 +137,12 @@ class TracedForecasts:
         evaluated = extents.evaluations * profile.num_valid + profile.num_test
         # What is evaluated is fetched by the process that computes, whoever fetches for training.
         evaluate = step_s.scaled((update.forward_s / samples + self._fetch_s) / step_s.value)
-        saves = extents.evaluations + training.value / plan.checkpoint_every_s
         unsaved = training.value + evaluate.value * evaluated
-        saving = checkpoint_estimate(state_bytes(profile), unsaved / saves)
-        total = unsaved + saves * saving.value
+        saved = saving(
+            self._with_layout(plan), self._saved_bytes(plan), training_s=training.value, unsaved_s=unsaved,
+            evaluations=extents.evaluations, link_bytes_per_s=self._hardware.host_link_bytes_per_s,
+        )  # fmt: skip
+        total = unsaved + saved.total_s
         total_s, compile_s = training.scaled(total / training.value), None
         if update.compile_s is not None:
             known = self._calibrations if plan.compile else ()  # of capturing nothing is remembered
@@ -152,7 +154,7 @@ class TracedForecasts:
             step_s=step_s,
             samples_per_s=per_s,
             evaluate_s=evaluate.scaled(max(profile.num_valid, profile.num_test)),
-            checkpoint_s=saving,
+            checkpoint_s=saved.one,
             total_s=total_s,
             peak_bytes=memory.needed(allocated, self._residuals),
             reserved_bytes=memory.needed(reserved, self._residuals) if cuda else None,
@@ -161,6 +163,8 @@ class TracedForecasts:
             total_updates=extents.total_updates,
             evaluations=extents.evaluations,
             compile_s=compile_s,
+            checkpoint_every_s=saved.every_s,
+            lost_s=saved.lost_s,
         )
 
     def energy_kwh(self, plan: Plan, forecast: Forecast, *, pue: float) -> Estimate | None:
@@ -185,6 +189,14 @@ class TracedForecasts:
         if plan not in self._updates:
             self._updates[plan] = self._update_by(plan, self._needs, *self._times_with(plan.threads))
         return self._updates[plan]
+
+    def _with_layout(self, plan: Plan) -> Plan:
+        """The plan with the layout that these forecasts are for: one process."""
+        return plan
+
+    def _saved_bytes(self, plan: Plan) -> float:
+        """What the process writes at a checkpoint that has the most to write [bytes]."""
+        return self._needs.kept(self._settings(plan))
 
     def _update_by(self, plan: Plan, needs: Needs, hardware: Hardware, times: OperationTimes) -> UpdateTime:
         """The time of an update that does what `needs` says."""

@@ -36,7 +36,9 @@ class Plan:
     again in the backward pass. `loss_chunks` is in how many parts a micro-batch's tokens go through output layer and
     loss. `malloc` is how the host's memory is had: `retained` keeps what the system gave once, `mapped` asks for each
     large tensor and gives it back at once. `captured` repeats the operations of a pass as they were noted once, without
-    autograd. `checkpoint_every_s` is the time between checkpoints [s].
+    autograd. `checkpoint_every_s` is the time between checkpoints [s]; where `device_mtbf_h` is given, the mean time of
+    one device between two failures [h], it is a forecast, and follows from that and what saving takes once that is
+    measured.
     """
 
     schema: ClassVar[int] = 1
@@ -55,6 +57,7 @@ class Plan:
     num_workers: int = 0
     prefetch_batches: int = 2
     checkpoint_every_s: float = 30.0
+    device_mtbf_h: float | None = None
     layout: Layout = ONE_PROCESS
 
     def __post_init__(self) -> None:
@@ -71,6 +74,8 @@ class Plan:
             raise ValueError("a captured pass is one process's")
         if not self.checkpoint_every_s > 0:
             raise ValueError(f"checkpoint_every_s must be positive, got {self.checkpoint_every_s}")
+        if self.device_mtbf_h is not None and not self.device_mtbf_h > 0:
+            raise ValueError(f"device_mtbf_h must be positive, got {self.device_mtbf_h}")
 
     def in_words(self) -> str:
         """The choices on one line: `bf16 · micro-batch 512 · channels-last · 2 threads`."""
@@ -96,7 +101,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a plan will need. `total_s` is training, evaluation and checkpoints together, after planning.
+    """What a plan will need. `total_s` is training, evaluation, checkpoints and failures together, after planning.
 
     `step_s` is the time of one update. `peak_bytes` is the resident memory of the whole process on a CPU, allocated
     memory on a GPU, where `reserved_bytes` is what the allocator then holds of the device; `probability_it_fits` is
@@ -131,6 +136,10 @@ class Forecast:
     """What of them passes beside arithmetic [s], and is no part of `step_s`."""
     communication_bytes: int | None = None
     """What a process tells the others in an update [bytes]; None for one process. `peak_bytes` is that of one."""
+    checkpoint_every_s: float | None = None
+    """The time between checkpoints that `total_s` rests on [s]."""
+    lost_s: float | None = None
+    """What failures are expected to cost [s], part of `total_s`; None where that is too little to matter."""
 
     @property
     def seconds_per_sample(self) -> float:

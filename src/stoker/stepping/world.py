@@ -28,13 +28,6 @@ gradients and losses are the same in all processes."""
 AXES = ("stages", "replicas", "shards", "tensor")
 """Names of the mesh's dimensions, as in `Layout`."""
 
-PATIENCE_S = 20.0
-"""Longest that a process waits for the others within one call [s]; whoever has not come then counts as lost."""
-
-SITES_PATIENCE_S = 600.0
-"""The same where processes meet only now and then, and one may be slower than another over all the time between [s]."""
-
-
 SIGNALS = ("stop", "save", "meet")
 """What a process can tell the others with each update: that it was asked to stop, that a checkpoint is due, that
 somebody waits to be let in."""
@@ -126,7 +119,7 @@ def join(
     *,
     device: torch.device,
     name: str = "0",
-    patience_s: float = PATIENCE_S,
+    patience_s: float,
 ) -> World:
     """Meet the other processes of `layout`; `leave` before joining again.
 
@@ -136,7 +129,8 @@ def join(
         store: where all of them can be found.
         device: this process's.
         name: of this meeting, which no other one in the store has.
-        patience_s: see PATIENCE_S.
+        patience_s: longest that a process waits for the others within one call [s]; whoever has not come then counts
+            as lost. A process that has ended is noticed at once.
 
     Raises:
         RuntimeError: somebody does not come in time.

@@ -13,11 +13,12 @@ from stoker.training.resuming import kept_weights, model_weights, newest_togethe
 from stoker.training.snapshots import load_weights
 from stoker.training.telemetry import Sink, Telemetry
 from stoker.training.threads import ThreadKeeper, thread_keeper
-from stoker.training.watchdog import Watchdog
+from stoker.training.watchdog import Patience, Watchdog, patience_s, slowest_phase_s
 
 __all__ = [
-    "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Listening", "Loop", "Recovery",
-    "Replanned", "RollBack", "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Update", "Watchdog",
-    "evaluate", "evaluation_batch", "given_by_the_furthest", "kept_weights", "load_weights", "model_weights",
-    "newest_together", "on", "require_seen_by_all", "restore", "stop_on_signals", "tell_replanned", "thread_keeper",
+    "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Listening", "Loop", "Patience",
+    "Recovery", "Replanned", "RollBack", "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Update",
+    "Watchdog", "evaluate", "evaluation_batch", "given_by_the_furthest", "kept_weights", "load_weights",
+    "model_weights", "newest_together", "on", "patience_s", "require_seen_by_all", "restore", "slowest_phase_s",
+    "stop_on_signals", "tell_replanned", "thread_keeper",
 ]  # fmt: skip

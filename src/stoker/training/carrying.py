@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,35 +20,46 @@ class Carried:
     """A state between two updates, and how far it is.
 
     `unevaluated` is where the last update began, if what was due after it did not come to an end; `progress` is what is
-    kept with a checkpoint; `state` is None once it is in the step.
+    kept with a checkpoint; `state` is None once it is in the step. `outer` is what a site shares with others, and its
+    own part of it (`Outer.state`).
     """
 
     position: Position
     unevaluated: Position | None
     progress: dict[str, JSON]
     state: Snapshot | None = None
+    outer: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, loop: Loop) -> Carried:
-        """What `loop` leaves behind; its step is between two updates, and holds all of the state."""
-        return cls(loop.reached, loop.unevaluated, loop.progress(), snapshot_of(loop.step))
+        """What `loop` leaves behind; its step is between two updates, and this process can go on without the others."""
+        outer = None if loop.step.outer is None else loop.step.outer.state()
+        return cls(loop.reached, loop.unevaluated, loop.progress(), snapshot_of(loop.step), outer)
 
 
 def given_by_the_furthest(step: Step, carried: Carried | None) -> Carried | None:
     """Put the furthest process's state into every process's step; None where nobody carries any.
 
-    Called by all of them; a process that carries nothing has just come.
+    Called by all of them; a process that carries nothing has just come. Sites that make updates of their own keep
+    their states; only those that have just come take over one, with the weights that all share in it.
+
+    Raises:
+        RunFailed: what a site sent after the loss is not finite.
     """
     if step.world.layout.world_size == 1 and carried is None:
         return None
     if carried is not None and carried.state is not None:
         restore_snapshot(step, carried.state)
-    mine = None if carried is None else replace(carried, state=None)
+    mine = None if carried is None else replace(carried, state=None, outer=None)
     everybodys: list[Carried | None] = [mine] * step.world.layout.world_size
     if step.world.layout.world_size > 1:
         dist.all_gather_object(everybodys, mine)
     reached = [-1 if one is None else one.position.updates for one in everybodys]
     furthest = reached.index(max(reached))
-    if min(reached) < reached[furthest]:
+    if step.outer is not None and max(reached) >= 0:
+        if min(reached) < 0:
+            broadcast_state(step, furthest, is_taken=carried is None)
+        step.outer.regroup(None if carried is None else carried.outer)
+    elif min(reached) < reached[furthest]:
         broadcast_state(step, furthest)
     return everybodys[furthest]

@@ -17,8 +17,10 @@ _CHUNK_BYTES = 64 * 2**20
 """How much goes in one message."""
 
 
-def broadcast_state(step: Step, giver: int) -> None:
+def broadcast_state(step: Step, giver: int, *, is_taken: bool = True) -> None:
     """Put the state of process `giver` into the step of every other one; each of them calls this.
+
+    `is_taken`: this process takes it, unless it gives it; a site that has a state of its own only passes it on.
 
     Every process holds all of the state, and is of the same job; optimisers need not have made a step.
 
@@ -31,8 +33,10 @@ def broadcast_state(step: Step, giver: int) -> None:
         raise ValueError(f"no process holds all of the state in a layout of {step.world.layout.in_words()}")
     if step.world.rank == giver:
         _give(snapshot_of(step), giver, step.device)
-    else:
-        restore_snapshot(step, _taken(giver, step.device))
+        return
+    taken = _taken(giver, step.device)
+    if is_taken:
+        restore_snapshot(step, taken)
 
 
 def _give(snapshot: Snapshot, giver: int, device: torch.device) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stoker.devices.failures import checkpoint_interval_s
 from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Samples, WorkerDeath
 from stoker.records import Position
@@ -56,7 +57,8 @@ class Loop:
     """Everything the loop needs, made ready elsewhere.
 
     `is_called` says whether a process waits to be let in. `unevaluated` is where the last update began, if what was due
-    after it did not come to an end.
+    after it did not come to an end. `unsaved_s` is how long ago the run's last checkpoint was saved, whichever
+    processes trained since [s].
     """
 
     step: Step
@@ -77,10 +79,15 @@ class Loop:
     threads: ThreadKeeper | None = None
     is_called: Callable[[], bool] = _nobody_waits
     unevaluated: Position | None = None
+    unsaved_s: float = 0.0
+    save_every_s: float = math.nan
+    """Time between checkpoints [s]: the plan's, until saving was measured."""
     course: Course = field(default_factory=Course)
     """What evaluations have decided about the rate and the end."""
     on_update: Callable[[Update], None] | None = None
     """Who looks on at every update."""
+    _least_blocked_s: float = field(default=math.inf, init=False)
+    _least_write_s: float = field(default=math.inf, init=False)
     _is_told_not_compiled: bool = field(default=False, init=False)
 
     def run(self, position: Position) -> Position:
@@ -117,7 +124,9 @@ class Loop:
 
     def _train(self, position: Position, recovery: Recovery) -> Position:
         telemetry, total = self.telemetry, self.extent.position(self.total_updates).samples
-        next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
+        saved_s, is_first = telemetry.wall_s - self.unsaved_s, self.step.world.is_first
+        if math.isnan(self.save_every_s):
+            self.save_every_s = self.step.plan.checkpoint_every_s
         self._make_up(position, recovery)
         end = self.total_updates if self.course.verdict is None else position.updates
         for batch in self.source.batches(position, end):
@@ -139,10 +148,10 @@ class Loop:
             is_stopping = self._agreed("stop", mine=self.stop.reason is not None)
             is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
             is_over = is_last or self._ends_early()
-            is_due = self._agreed("save", mine=telemetry.wall_s >= next_save_s)
+            is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
             if is_best or is_over or is_stopping or is_due:
                 self._save(position, is_best=is_best)
-                next_save_s = telemetry.wall_s + self.step.plan.checkpoint_every_s
+                saved_s = telemetry.wall_s
             self.unevaluated = None
             self._announce(self.checkpointer.collect())
             if is_stopping or (is_over and not is_last):  # the last batch's source comes to its own end
@@ -153,6 +162,16 @@ class Loop:
         if telemetry.has_news:
             self._report_progress(position)
         return position
+
+    def is_between_updates(self) -> bool:
+        """After an error: whether the state is that after some update; one that came to nothing is put back.
+
+        Where a site's exchange failed, its update before that is made: it counts, and what is due after it is not done.
+        """
+        outer = self.step.outer
+        if outer is not None and outer.shared.update == self.reached.updates:
+            self.unevaluated, self.reached = self.reached, self.extent.position(self.reached.updates + 1)
+        return self.unevaluated is not None or (self.recovery is not None and self.recovery.drop())
 
     def is_complete(self, position: Position) -> bool:
         """Whether nothing is left to train: the end is reached, or it came before its time."""
@@ -184,7 +203,7 @@ class Loop:
 
     def _keep_for_the_next_meeting(self, position: Position) -> None:
         """Save a state that no single process holds; where each does, it carries it over itself."""
-        if not self.step.is_replicated:
+        if not self.step.plan.layout.is_replicated:
             self._save(position, is_best=False)
             self._announce(self.checkpointer.collect(wait=True))
 
@@ -192,6 +211,8 @@ class Loop:
         """Do what was due after the update that led here, and did not come to an end."""
         if self.unevaluated is not None:
             is_last = position.updates == self.total_updates
+            if is_last:
+                self.step.settle()
             is_best = self._evaluate_if_due(self.unevaluated, position, recovery, is_last=is_last)
             if is_best or is_last or self._ends_early():
                 self._save(position, is_best=is_best)
@@ -269,6 +290,7 @@ class Loop:
         return {
             "wall_s": self.telemetry.wall_s,
             "best": {"name": self.best.name, "value": self.best.value, "samples": self.best.samples},
+            **({} if self.step.plan.device_mtbf_h is None else {"save_every_s": self.save_every_s}),
             **self.source.reader.kept(),
             **({"course": course} if course else {}),
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
@@ -280,6 +302,13 @@ class Loop:
         self.telemetry.lap("checkpoint")
 
     def _announce(self, written: list[Written]) -> None:
+        plan = self.step.plan
+        if written and plan.device_mtbf_h is not None:
+            # The least so far: one checkpoint that met a busy disk must not put off the next for long.
+            self._least_blocked_s = min(self._least_blocked_s, *(one.blocked_s for one in written))
+            self._least_write_s = min(self._least_write_s, *(one.write_s for one in written))
+            mtbf_s = 3600 * plan.device_mtbf_h / plan.layout.world_size
+            self.save_every_s = checkpoint_interval_s(self._least_blocked_s, self._least_write_s, mtbf_s)
         for one in written:
             self.telemetry.emit(
                 "checkpointed", samples=one.position.samples, bytes=one.num_bytes, blocked_s=one.blocked_s,

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from typing import Protocol, Self
 
 from stoker.errors import RunFailed
 from stoker.loading import WorkerWatch
+from stoker.records import Forecast
 from stoker.training.interrupts import StopRequest
 from stoker.units import format_seconds
 
@@ -31,8 +33,19 @@ PATIENCE_VARIABLE = "STOKER_WATCHDOG"
 """Environment variable: the least time without progress that counts as a hang [s]; 0 switches the watchdog off."""
 
 LEAST_PATIENCE_S = 60.0
+LEAST_PATIENCE_TOGETHER_S = 300.0
+"""The same of several processes, each of which may stall by itself: on a cold disk, or stopped and continued. One that
+has ended is noticed at once, so that only hangs wait for it. NCCL's own is 600 s."""
+
 PATIENCE_FACTOR = 10.0
-"""So many times the longest lap so far, or the forecast time of an update, is a hang, and never less than the floor."""
+"""So many times the longest lap so far, or the forecast time of the slowest phase, is a hang, and never less than the
+floor."""
+
+ANSWER_S = 20.0
+"""How long a process may go on by itself, at the least, after others have lost touch with it [s]."""
+
+NEVER_S = 7 * 24 * 3600.0
+"""In place of a patience that has no end: a week."""
 
 UNSEEN_PATIENCE_FACTOR = 20.0
 """The floor is so many times higher until two updates were made, and while a checkpoint is written to the disk: what
@@ -49,15 +62,46 @@ class Laps(Protocol):
     longest_s: float
 
 
-def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ) -> float:
-    """The least time without progress that counts as a hang [s]: `$STOKER_WATCHDOG`, or 60; 0 for no watchdog."""
+def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ, *, processes: int = 1) -> float:
+    """The least time without progress that counts as a hang [s], of so many processes; 0 for no watchdog.
+
+    It is `$STOKER_WATCHDOG`; where that is not set, 60 s, or 300 s where processes wait for each other.
+    """
+    default = LEAST_PATIENCE_S if processes == 1 else LEAST_PATIENCE_TOGETHER_S
     given = environ.get(PATIENCE_VARIABLE)
     if not given:
-        return LEAST_PATIENCE_S
+        return default
     try:
         return max(0.0, float(given))
     except ValueError:
-        return LEAST_PATIENCE_S
+        return default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Of processes with each other [s].
+
+    `others_s` is how long one waits for the others within one call, or may show no sign of life; `answer_s` how long it
+    may go on by itself after others have lost touch with it. A stall that is over sooner costs its time and no more.
+    """
+
+    others_s: float
+    answer_s: float
+
+    @classmethod
+    def of(cls, slowest_s: float, environ: dict[str, str] | os._Environ[str] = os.environ) -> Patience:
+        """Where the slowest phase of a run takes so long by forecast [s]."""
+        least_s, longest_s = patience_s(environ, processes=2) or NEVER_S, PATIENCE_FACTOR * slowest_s
+        return cls(others_s=max(least_s, longest_s), answer_s=max(min(least_s, ANSWER_S), longest_s))
+
+
+def slowest_phase_s(forecast: Forecast, updates_apart: int = 1) -> float:
+    """What the slowest phase of a run takes by forecast [s].
+
+    That is an update with its loading, an evaluation, or the copy of a checkpoint. Sites hear of each other after so
+    many updates, between which one may be slower than another.
+    """
+    return max(updates_apart * forecast.step_s.value, forecast.evaluate_s.value, forecast.checkpoint_s.value)
 
 
 class Watchdog:
@@ -69,7 +113,7 @@ class Watchdog:
         stop: by which the main thread is ended.
         tell: called with a sentence, in the watchdog's thread.
         dumps: directory for stacks; None: they are not written.
-        update_s: forecast time of an update [s].
+        slowest_s: forecast time of the slowest phase [s].
         is_writing: whether a checkpoint is being written, which training may have to wait for.
         least_s: the least time without progress that counts as a hang [s]; 0: nothing is watched.
         leave: ends the process.
@@ -83,13 +127,13 @@ class Watchdog:
         *,
         tell: Callable[[str], None],
         dumps: Path | None = None,
-        update_s: float = 0.0,
+        slowest_s: float = 0.0,
         is_writing: Callable[[], bool] = lambda: False,
         least_s: float | None = None,
         leave: Callable[[int], None] = os._exit,
     ) -> None:
         self._laps, self._workers, self._stop, self._tell, self._dumps = laps, workers, stop, tell, dumps
-        self._update_s, self._is_writing, self._leave = update_s, is_writing, leave
+        self._slowest_s, self._is_writing, self._leave = slowest_s, is_writing, leave
         self._least_s = patience_s() if least_s is None else least_s
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -117,7 +161,7 @@ class Watchdog:
         """How long nothing may be heard now [s]."""
         is_known = self._laps.num_laps >= _LAPS_SEEN and not self._is_writing()
         floor = self._least_s if is_known else self._least_s * UNSEEN_PATIENCE_FACTOR
-        return max(floor, PATIENCE_FACTOR * max(self._laps.longest_s, self._update_s))
+        return max(floor, PATIENCE_FACTOR * max(self._laps.longest_s, self._slowest_s))
 
     def _watch(self) -> None:
         pause_s = min(1.0, self._least_s / 10)

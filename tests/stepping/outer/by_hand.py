@@ -79,7 +79,7 @@ class ByHand:
 
     def take_over(self, update: int) -> None:
         """Nesterov's step on the shared weights, and its result into the sites', of what is due."""
-        outer, keep = self.sync.outer, self.sync.keep if self.sync.overlap else 0.0
+        outer, keep = self.sync.outer_optimizer, self.sync.keep if self.sync.overlap else 0.0
         for one in [waiting for waiting in self.waiting if waiting[0] <= update]:
             self.waiting.remove(one)
             _, fragment, mean = one

@@ -125,9 +125,10 @@ def rejoined(world: World, syncs: list[DiLoCo]) -> list[tuple[Learned, bool]]:
     for sync in syncs:
         step = make_step(world, gpt_job(sync))
         train(step, 0, 7)
+        carried = step.outer.state()
         if world.rank == 1:
-            step = make_step(world, gpt_job(sync))
-        step.outer.regroup(world)
+            step, carried = make_step(world, gpt_job(sync)), None
+        step.outer.regroup(carried)
         is_shared = equal(dict(step.model.state_dict()), step.whole_weights())
         assert step.outer.shared.update == 6
         found.append((ended(step, train(step, 7, UPDATES)), is_shared))
@@ -143,6 +144,14 @@ def test_a_site_that_comes_anew_takes_over_what_is_shared() -> None:
         assert equal(one.shared, other.shared)
 
 
+def made_again(step: Step, world: World) -> Step:
+    """A step of another world with this one's model and inner optimiser."""
+    again = make_step(world, step.job)
+    again.model.load_state_dict(step.model.state_dict())
+    again.optimizer.load_state_dict(step.optimizer.state_dict())
+    return again
+
+
 def bereaved(world: World) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | None:
     """Site 1 is lost while an exchange is on its way, and site 0 goes on alone.
 
@@ -154,10 +163,11 @@ def bereaved(world: World) -> tuple[dict[str, torch.Tensor], dict[str, torch.Ten
     train(step, 4, 5)
     if world.rank == 1:
         return None
-    step.outer.regroup(ALONE)
-    assert step.split().parts == 1
-    train(step, 5, 7)
-    return own, step.whole_weights()
+    left = made_again(step, ALONE)
+    left.outer.regroup(step.outer.state())
+    assert left.split().parts == 1
+    train(left, 5, 7)
+    return own, left.whole_weights()
 
 
 def test_a_site_that_is_left_goes_on_from_its_own() -> None:

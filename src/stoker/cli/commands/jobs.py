@@ -12,7 +12,19 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stoker.cli.options import AsJson, Debug, JobFile, Memory, Objective, Place, Places, PlanFile, Settings, Threads
+from stoker.cli.options import (
+    AsJson,
+    Debug,
+    DeviceMtbf,
+    JobFile,
+    Memory,
+    Objective,
+    Place,
+    Places,
+    PlanFile,
+    Settings,
+    Threads,
+)
 from stoker.cli.terminal import INTERRUPTED, load_job, output, print_document, reported, waiting
 from stoker.errors import BadJob, RunFailed
 from stoker.records import to_json
@@ -34,6 +46,7 @@ def plan(
     ] = None,
     memory: Memory = None,
     threads: Threads = None,
+    device_mtbf: DeviceMtbf = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
     ] = False,
@@ -57,6 +70,7 @@ def plan(
                 objective=objective,
                 memory=memory,
                 threads=threads,
+                device_mtbf_h=device_mtbf,
             )
         if as_json:
             print_document(to_json(decision))
@@ -82,6 +96,7 @@ def train(
     checkpoint_every: Annotated[
         float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
     ] = None,
+    device_mtbf: DeviceMtbf = None,
     memory: Memory = None,
     threads: Threads = None,
     profile: Annotated[
@@ -112,8 +127,8 @@ def train(
             with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
                 run = flow.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
-                    checkpoint_every=every, memory=memory, threads=threads, profile=profile, entry=entry, sink=display,
-                    track=track or (),
+                    checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
+                    entry=entry, sink=display, track=track or (),
                 )  # fmt: skip
         if run.status == "unfinished":
             raise typer.Exit(INTERRUPTED)

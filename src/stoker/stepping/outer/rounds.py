@@ -85,7 +85,7 @@ class Outer:
         self._fragments = fragments_of((p for p in model.parameters() if p.requires_grad), sync.fragments)
         start = [fragment.read() for fragment in self._fragments]
         self._statistics = Statistics(model, start[0].dtype, start[0].device)
-        self.shared = Shared(sync.outer, start, self._statistics.read())
+        self.shared = Shared(sync.outer_optimizer, start, self._statistics.read())
         sizes = [self.shared.statistics.numel()] + [0] * (sync.fragments - 1)
         self._forms = [
             Form(codec_of(sync.compress), size, one.numel(), one.dtype) for size, one in zip(sizes, start, strict=True)
@@ -118,7 +118,8 @@ class Outer:
         """Take note of update number `update` on `samples` of this site's, of mean `loss`, and exchange what is due.
 
         Raises:
-            RuntimeError: another site does not answer, or is gone. The update is made: go on by `regroup`.
+            RuntimeError: another site does not answer, or is gone. The update is made: carry `state` over to the next
+                world, and go on by `regroup`.
             RunFailed: what a site sent is not finite.
         """
         now = self._clock()
@@ -188,38 +189,42 @@ class Outer:
             ValueError: the state is of another model, or of another number of fragments.
             RuntimeError: as `after`.
         """
-        self.shared.load(state["shared"])
-        site = state.get("site")
-        if site is None:
-            self._begin_anew()
-        else:
-            device = self._done.loss_sum.device
-            self._done, *self._done_before = (Done.of(one, device) for one in (site["done"], *site["before"]))
-        messages = {} if site is None else site["messages"]
-        self._send_again({int(number): one.to(self._done.loss_sum.device) for number, one in messages.items()})
+        self._send_again(self._put_back(state))
         self._left_at = self._clock()
 
     @torch.no_grad()
-    def regroup(self, world: World) -> None:
-        """Go on with the sites of `world`, some of which may have come anew; all of them call this.
+    def regroup(self, carried: dict[str, Any] | None) -> None:
+        """Go on with the sites of this world, after model and inner optimiser; all of them call this.
 
         The shared weights are those of the site that is furthest. What was on its way is sent again, by those that are
         as far; the others begin from the shared weights, and what they did since counts for nothing.
 
+        Args:
+            carried: the `state` of this site in the world before; None: it was not there.
+
         Raises:
             RuntimeError, RunFailed: as `after`.
         """
-        self._world = world
-        self.shares = self._equal_shares()
-        applied = self.shared.applied
-        messages = {number: sending.message for number, sending in self._sendings.items()}
-        self._follow_furthest()
+        messages = {} if carried is None else self._put_back(carried)
+        applied = NEVER if carried is None else self.shared.applied
+        self._follow_furthest(applied)
         if applied < self.shared.applied:
             self._begin_anew()
             messages = {}
         self._send_again(messages)
         self._advance()
         self._left_at = self._clock()
+
+    def _put_back(self, state: dict[str, Any]) -> dict[int, torch.Tensor]:
+        """Take over what `state` gave; the messages of this site that were on their way, by fragment."""
+        self.shared.load(state["shared"])
+        site = state.get("site")
+        if site is None:
+            self._begin_anew()
+            return {}
+        device = self._done.loss_sum.device
+        self._done, *self._done_before = (Done.of(one, device) for one in (site["done"], *site["before"]))
+        return {int(number): message.to(device) for number, message in site["messages"].items()}
 
     @property
     def _num_sites(self) -> int:
@@ -281,13 +286,16 @@ class Outer:
         self._adopt()
         self._done_before = [self._done] * len(self._fragments)
 
-    def _follow_furthest(self) -> None:
-        """Take over what is shared from the site that is furthest; nothing long is sent where all are as far."""
+    def _follow_furthest(self, applied: int) -> None:
+        """Take over what is shared from the site that is furthest; nothing long is sent where all are as far.
+
+        `applied` is how many exchanges this site has taken over; NEVER where it has just come.
+        """
         shared, group = self.shared, self._world.data
         if group is None:
             return
         device = self._done.loss_sum.device
-        mine = torch.tensor([shared.applied, shared.update], dtype=torch.int64, device=device)
+        mine = torch.tensor([applied, shared.update], dtype=torch.int64, device=device)
         found = [torch.empty_like(mine) for _ in range(self._num_sites)]
         dist.all_gather(found, mine, group=group)
         places = [tuple(one.tolist()) for one in found]
@@ -295,7 +303,7 @@ class Outer:
         dates = torch.tensor(shared.calendar(), dtype=torch.int64, device=device)
         dist.broadcast(dates, group=group, group_src=source)
         shared.set_calendar(dates.tolist())
-        if len({applied for applied, _ in places}) > 1:
+        if len({number for number, _ in places}) > 1:
             for tensor in shared.tensors():
                 dist.broadcast(tensor, group=group, group_src=source)
 
