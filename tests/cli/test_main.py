@@ -89,7 +89,7 @@ def test_plan_explains_itself_to_people() -> None:
     """The plan, its forecast and the reasons; what lost by what is there for the asking."""
     outcome = stoker_here("plan", job_file(), "--explain")
     assert outcome.code == 0
-    for words in ("memory", "to finish", "samples are separable", "threads"):
+    for words in ("memory", "to finish", "samples are separable", "1 thread"):
         assert words in outcome.out
 
 

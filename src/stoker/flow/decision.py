@@ -32,7 +32,7 @@ STARTING_S = 120.0
 """Until a rented machine is there, with Python, data and device started [s]: a judgement."""
 
 
-def plan(
+def plan(  # noqa: PLR0913 - what the command line offers
     job: Job,
     *,
     on: str = "here",
