@@ -1,0 +1,135 @@
+"""Forecasts of whole training steps on GPUs that are not here, against step times that others published.
+
+    python -m bench.forecast.published CASES.csv [--json] [--out FILE] [--only TEXT]
+
+A line of `CASES.csv` names a job file (`job`, relative to the CSV), its parameters (`set`, JSON), the devices (`on`),
+the plan to pin (`plan`, JSON: fields of a Plan, `layout` among them), `what` was timed (`step`, or the `forward` pass
+alone), `measured_step_ms`, its `group` and `id`; other columns are not read. Nothing is searched and nothing runs: the
+given plan is traced and forecast. `fits` is the probability that it fits the device's memory. Cases that cannot be
+forecast are named with the reason, and counted. Jobs may need packages of their own, such as timm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import functools
+import json
+import platform
+import statistics
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.devices import attached_devices, planned_devices
+from stoker.errors import StokerError
+from stoker.flow.layouts import Layouts, plain
+from stoker.flow.planner import Planner
+from stoker.flow.preparation import prepare
+from stoker.jobs import load_job
+from stoker.records import Layout, Plan
+from stoker.stepping import coupling_by_types
+
+GIB = 2**30
+
+
+def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
+    """One case's forecast beside its measurement.
+
+    Raises:
+        StokerError: the job or the plan cannot be forecast.
+    """
+    job, entry = load_job(folder / case["job"], {name: str(value) for name, value in json.loads(case["set"]).items()})
+    (place,) = planned_devices(case["on"], attached_devices())
+    planner = Planner(prepare(job, entry), is_all_elsewhere=True)
+    # What the samples share is stated by the types of layers: the probe would run the model here.
+    vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
+    fields = json.loads(case["plan"])
+    layout = Layout(**fields.pop("layout", {}))
+    plan = Plan(device=place.device.torch_name, **{"optimizer_implementation": "fused", "loader": "device"} | fields)
+    forecasts: Any
+    if layout.world_size > 1:
+        forecasts, plan = Layouts(planner, place).forecasts(layout), plain(dataclasses.replace(plan, layout=layout))
+    else:
+        forecasts = planner.forecasts(place)
+    update = forecasts.update(plan)
+    step_s = update.step_s
+    if case["what"] == "forward":
+        step_s = step_s.scaled(update.forward_s / step_s.value)
+    measured_ms, forecast_ms = float(case["measured_step_ms"]), 1e3 * step_s.value
+    return {
+        "id": case["id"], "group": case["group"], "forecast_ms": forecast_ms, "measured_ms": measured_ms,
+        "low_ms": 1e3 * step_s.low, "high_ms": 1e3 * step_s.high, "error": forecast_ms / measured_ms - 1,
+        "inside": step_s.low <= measured_ms / 1e3 <= step_s.high,
+        "needed_gib": forecasts.needed_bytes(plan) / GIB, "fits": forecasts.probability_it_fits(plan),
+    }  # fmt: skip
+
+
+def statistics_of(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Median and mean absolute error [fractions], how many lie inside their interval, and how many are said to fit."""
+    errors = [case["error"] for case in cases]
+    return {
+        "cases": len(cases), "median_error": statistics.median(errors),
+        "mean_absolute_error": statistics.fmean(map(abs, errors)), "inside": sum(case["inside"] for case in cases),
+        "said_to_fit": sum(case["fits"] >= 0.5 for case in cases),
+    }  # fmt: skip
+
+
+def _line(one: dict[str, Any]) -> str:
+    """A case for people: measured, forecast, error, memory."""
+    inside = "inside" if one["inside"] else ""
+    times = f"{one['measured_ms']:>10,.0f} ms {one['forecast_ms']:>10,.0f} ms {one['error']:>+7.0%}"
+    return f"{one['id']:<34}{times}  {inside:<6} {one['needed_gib']:>6.1f} GiB, fits {one['fits']:.2f}"
+
+
+def main() -> int:
+    """Forecast all cases, print them, and write the document if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    parser.add_argument("--out", type=Path, help="write the document here, too")
+    parser.add_argument("--only", default="", help="cases whose id contains this")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    say = functools.partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
+    found, failed = [], []
+    with options.cases.open(newline="", encoding="utf-8") as file:
+        for case in csv.DictReader(file):
+            if options.only not in case["id"]:
+                continue
+            try:
+                one = forecast(case, options.cases.parent)
+            except StokerError as error:
+                failed.append({"id": case["id"], "problem": error.message})
+                say(f"{case['id']:<34} cannot be forecast: {error.message}")
+                continue
+            found.append(one)
+            say(_line(one))
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in found:
+        groups[one["group"]].append(one)
+    document = {
+        "command": f"python -m bench.forecast.published {options.cases.name}",
+        "at": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__,
+        "python": platform.python_version(), "cases": found, "failed": failed,
+        "overall": statistics_of(found) if found else {},
+        "groups": {name: statistics_of(members) for name, members in groups.items()},
+    }  # fmt: skip
+    text = json.dumps(document, indent=1)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    say(json.dumps(document["overall"]))
+    if options.json:
+        print(text)
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
