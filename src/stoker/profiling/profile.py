@@ -35,7 +35,7 @@ def profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, d
         parameter_bytes=bytes_of(model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in model.modules()),
         is_in_memory=data.train.is_in_memory,
-        optimizer_implementations=implementations(job, device_kind),
+        optimizer_implementations=implementations(job, model, device_kind),
         coupling=coupling,
         num_blocks=num_blocks(model),
         loss_chunks=worthwhile_chunks(job, model, data.train),

@@ -70,10 +70,25 @@ def require_sizes(model: nn.Module) -> None:
 
 def placed(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:
     """`model` on the plan's device in its memory format, ready to be trained; in `dtype`, or as it is."""
-    model = model.to(device=torch.device(plan.device), dtype=dtype)
+    model = in_dtype(model.to(device=torch.device(plan.device)), dtype)
     if plan.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
     return to_training(model)
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """`model` with its real weights and buffers in `dtype` and its complex ones as precise; None: as it is."""
+    if dtype is None:
+        return model
+    if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(dtype)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():  # `Module.to` would drop the imaginary part
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return model._apply(cast)  # what `Module.to`, which knows of one dtype only, is made of
 
 
 def weights_digest(model: nn.Module) -> str:
