@@ -31,6 +31,7 @@ from stoker.flow.supervising import require_file, train_supervised
 from stoker.flow.tracking import tracked
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, find_run, runs_root
 from stoker.tracking import Target, target_of
 from stoker.training import Hook, Hooks, Sink
@@ -232,9 +233,10 @@ def _decided(
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
         tell(sinks, "noted", message=prepared.data.note)
-    if place is not None:
-        return decide_many(prepared, place.limited_to(memory_bytes), given)
-    return decide(prepared, device, given, memory_bytes=memory_bytes)
+    with unchanged(prepared.model, prepared.job.loss):  # a loss that counts its calls begins where it was given
+        if place is not None:
+            return decide_many(prepared, place.limited_to(memory_bytes), given)
+        return decide(prepared, device, given, memory_bytes=memory_bytes)
 
 
 def _tell_plan(decision: Decision, device: Device, run: str, sinks: list[Sink]) -> None:

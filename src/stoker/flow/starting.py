@@ -256,6 +256,9 @@ def _tell_start(session: Session, device: Device) -> None:
         level = "same mathematics on resume: the environment has changed"
         changes = _changes(was, now)
         telemetry.emit("warned", message=f"the run began elsewhere; it goes on exactly up to rounding ({changes})")
+    if unsaved := session.loop.step.coupling.unsaved:
+        level = f"none on resume: checkpoints do not hold {' and '.join(unsaved)}, from which the next pass goes on"
+        telemetry.emit("warned", message=f"{level}; keep it in a buffer (register_buffer)")
     spec, data = prepared.spec, prepared.data
     sizes = {name: 0 if part is None else len(part) for name, part in
              (("train", data.train), ("valid", data.valid), ("test", data.test))}  # fmt: skip

@@ -23,6 +23,7 @@ from stoker.records import Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of, ran_out_of_memory
 from stoker.stepping.freezing import thawed
 from stoker.stepping.held_out import evaluating
+from stoker.stepping.local_tensors import as_real
 
 _FEWEST, _MOST = 3, 30
 _COMPARED_BATCHES = 3
@@ -165,7 +166,7 @@ def _source(step: Step, data: Datasets, plan: Plan) -> BatchSource:
 
 def _gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
     step.gradients(batch, update)
-    gradients = [p.grad.reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
+    gradients = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
     step.optimizer.zero_grad(set_to_none=True)
     return torch.cat(gradients)
 

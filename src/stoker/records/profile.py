@@ -14,7 +14,9 @@ class Coupling:
 
     `separable`: any micro-batch is legal. `batch_norm`: only through batch statistics, so a micro-batch is any whole
     number of groups. `whole_group`: through something that must see each group alone, so a micro-batch is one group.
-    `group` is the number of samples in a group (None when separable).
+    `group` is the number of samples in a group (None when separable). `tried` is the largest batch that was compared
+    with its parts [samples] (None: nobody says). `unsaved` names what a pass leaves for the next one where no
+    checkpoint holds it, such as tensors in plain attributes.
     """
 
     schema: ClassVar[int] = 1
@@ -22,6 +24,8 @@ class Coupling:
     group: int | None
     causes: tuple[str, ...]
     evidence: str
+    tried: int | None = None
+    unsaved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.kind == "separable") != (self.group is None) or (self.group is not None and self.group < 1):

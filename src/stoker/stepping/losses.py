@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,8 @@ IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
+
+Found = TypeVar("Found")
 
 Compared = Callable[[], tuple[Any, Any]]
 """Gives the scores and the target of a batch, by a pass through the model if there was none with them yet.
@@ -92,8 +94,15 @@ class Objective:
         self._needs_output = bool(self._stateful) or not all(measure.takes_model for measure in self._all)
         self._observer: Observer | None = None
         self._entries: Entries | None = None
+        self._differentiates = False
         if job.mix is not None and losses:
             self._entries = entries_of(job, losses[0].function, takes_model=losses[0].takes_model)
+
+    @property
+    def loss_object(self) -> object:
+        """The loss as it is called here: of a module or of another object a copy."""
+        loss = self._measured("loss")
+        return None if loss is None else loss.function
 
     @contextlib.contextmanager
     def observed_by(self, observer: Observer | None) -> Iterator[None]:
@@ -138,13 +147,27 @@ class Objective:
     def run(self, model: Callable[..., Any], content: Content) -> None:
         """Pass a batch through the model as the loss does; nothing comes of it but what the model notes for itself."""
         loss = self._measured("loss")
-        if loss is not None and loss.takes_model:
-            loss.function(model, content)
-        else:
-            self._output(model, content)
+        own = loss.function if loss is not None and loss.takes_model else None
+        self._without_graph(lambda: self._output(model, content) if own is None else own(model, content))
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
+        found = self._without_graph(lambda: self._measures(model, content, size))
+        return {name: Loss(value.sum.detach(), value.count) for name, value in found.items()}
+
+    def _without_graph(self, compute: Callable[[], Found]) -> Found:
+        """What `compute` gives where no graph is kept; with one where a loss or a model takes derivatives itself."""
+        if torch.is_grad_enabled() or not self._differentiates:
+            try:
+                return compute()
+            except Exception as error:
+                if torch.is_grad_enabled() or not _needs_graph(error):
+                    raise
+            self._differentiates = True
+        with torch.enable_grad():
+            return compute()
+
+    def _measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
             return {"loss": self._chunked(self._in_chunks, model, content)}
         output = self._needed_output(model, content) if self._needs_output else None
@@ -244,9 +267,9 @@ class Objective:
         output = output if self._needs_output else self._output(model, content)
         target = self.fields.target_of(content)
         if self._own is None or target is None:
-            return in_full_precision(scores(output)), target
+            return _without_history(in_full_precision(scores(output))), target
         found, target = self._own.aligned(model, output, target)
-        return in_full_precision(found), target
+        return _without_history(in_full_precision(found)), target
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
@@ -260,6 +283,20 @@ class Objective:
             if not isinstance(value, torch.Tensor)
             else f"{name} returned a {value.dtype} tensor, wanted floating point"
         )
+
+
+def _without_history(output: Any) -> Any:
+    return output.detach() if isinstance(output, torch.Tensor) else output
+
+
+def _needs_graph(error: BaseException | None) -> bool:
+    """Whether a derivative was asked for of what had no graph."""
+    seen = 0
+    while error is not None and seen < 8:
+        if "does not require grad" in str(error):
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
 
 
 def measure_name(measure: str | Callable[..., Any]) -> str:

@@ -88,7 +88,8 @@ def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
             return tensor.to(dtype.to_complex())
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return model._apply(cast)  # what `Module.to`, which knows of one dtype only, is made of
+    model._apply(cast)  # noqa: SLF001 - what `Module.to`, which knows of one dtype only, is made of
+    return model
 
 
 def weights_digest(model: nn.Module) -> str:

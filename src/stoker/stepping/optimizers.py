@@ -56,8 +56,11 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
         if isinstance(job.optimizer, (*_OURS, Muon)):
-            _require_real(type(job.optimizer).__name__, trainable, "Use stoker.AdamW or SGD, or hold its real and "
-                          "imaginary parts apart.")
+            _require_real(
+                type(job.optimizer).__name__,
+                trainable,
+                "Use stoker.AdamW or SGD, or hold its real and imaginary parts apart.",
+            )
         elif plan.optimizer_implementation == "fused":
             _require_real("a fused optimiser", trainable, 'Set optimizer_implementation of the plan to "foreach".')
         chosen = _arguments_of(plan, job.optimizer)

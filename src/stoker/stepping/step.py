@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from stoker.loading import (
 )
 from stoker.loading.transforms import for_evaluation
 from stoker.records import Coupling, Plan
+from stoker.records.codec import JSON
 from stoker.stepping.averages import average_of
 from stoker.stepping.batch_norm import GroupedBatchNorm
 from stoker.stepping.capture import CapturedPass
@@ -56,6 +57,7 @@ from stoker.stepping.optimizers import build_optimizer, needs_closure
 from stoker.stepping.outer import Outer, samples_here
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
+from stoker.stepping.python_state import plain_changes, put_plain, python_state
 from stoker.stepping.rates import factor_at
 from stoker.stepping.world import ALONE, World
 
@@ -77,6 +79,8 @@ class Step:
         DoesNotFit: the plan is compiled, and there is no compiler here.
     """
 
+    repeats_captured = True
+    """Off while a profile looks at ordinary passes."""
     _penalty: torch.Tensor | float = 0.0
     """The job's penalty where gradients were taken last."""
 
@@ -128,7 +132,7 @@ class Step:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
         self._captured = self._capture() if plan.captured else None
-        self.repeats_captured = True  # a profile looks at ordinary passes
+        self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
         own = job.step
         self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
@@ -328,6 +332,14 @@ class Step:
                 yield measure
             finally:
                 restore_generators(states)
+
+    def python_changes(self) -> dict[str, JSON]:
+        """The plain values in attributes of the model and the loss that are others than when this step was made."""
+        return plain_changes(self.model, self.objective.loss_object, self._python)
+
+    def put_python(self, kept: Mapping[str, JSON]) -> None:
+        """Put back what `python_changes` gave."""
+        put_plain(self.model, self.objective.loss_object, kept)
 
     def split(self) -> Split:
         """What of each batch this process takes."""
