@@ -122,3 +122,28 @@ def test_training_goes_on_when_nobody_reads_its_output_any_more() -> None:
         assert running.process.wait() == 0
     assert running.errors.read_text() == ""
     assert stoker.load("latest").status == "finished"
+
+
+COUNTER = """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes = nn.Linear(6, 2), 0
+    def forward(self, x):
+        self.passes += self.training
+        return self.layer(x) * (1.0 if self.passes < 1990 else 1.5)
+settings.update(model=Counting, until=stoker.updates(2000))
+"""
+
+
+def test_a_count_in_the_model_survives_a_kill() -> None:
+    """A plain number that every pass moves, and the learning depends on: after a kill the same bits as without."""
+    arguments: list[str | Path] = ["train", job_file(COUNTER), "--plan", plan_file(), "--run-dir", "killed"]
+    arguments += ["--checkpoint-every", "0.01"]
+    with Running(*arguments) as running:
+        running.until("checkpointed")
+        running.kill()
+    outcome = stoker_here(*arguments, "--json")
+    assert outcome.code == 0
+    assert 0 < outcome.of("resumed")[0]["updates"] < 1990
+    assert_equal_weights(stoker.load("killed"), trained_at_once(*arguments[1:4]))

@@ -158,7 +158,7 @@ COUPLED = {
     ),
     "a capacity above the rounds' batches": (
         lambda: make_job(lambda: models.Limited(12)),
-        "the model or the loss: something that shows in larger batches only",
+        "something in the model or the loss that shows in larger batches only",
     ),
     "spectral norm": (
         lambda: make_job(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))),

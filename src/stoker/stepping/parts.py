@@ -74,7 +74,7 @@ def compare_large(probe: Probe, size: int) -> Agreement:
     if not sums > probe.tolerance:
         return Agreement(sums)
     problem = f"the sums or counts of two halves of a batch of {size} differ from the whole's by {sums:.1e} of it"
-    return Agreement(sums, problem, "the model or the loss: something that shows in larger batches only")
+    return Agreement(sums, problem, "something in the model or the loss that shows in larger batches only")
 
 
 def compare_groups(probe: Probe) -> Agreement:

@@ -62,7 +62,11 @@ class PythonState:
 
     def changed_since(self, before: PythonState) -> set[tuple[str, str]]:
         """The places whose values are others than before, or new."""
-        return {place for place, value in self.values.items() if before.values.get(place, _OPAQUE) != value}
+        return {
+            place
+            for place, value in self.values.items()
+            if value is not _OPAQUE and before.values.get(place, _OPAQUE) != value
+        }
 
     def is_plain(self, place: tuple[str, str]) -> bool:
         """Whether a checkpoint can hold the value there."""
