@@ -19,7 +19,7 @@ from stoker.loading import Batch, BatchSource, Datasets, in_order
 from stoker.loading.token_batches import mean_samples
 from stoker.profiling.memory import PeakMemory
 from stoker.profiling.thread_count import threads
-from stoker.records import Coupling, Measurement, Plan, Position
+from stoker.records import FULL_PRECISIONS, Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of, ran_out_of_memory
 from stoker.stepping.freezing import thawed
 from stoker.stepping.held_out import evaluating
@@ -57,7 +57,7 @@ def try_plan(
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = _evaluation_time(step, data, clock)
-            is_as_written = plan.precision == "fp32" and not plan.compile
+            is_as_written = plan.precision in FULL_PRECISIONS and not plan.compile
             error = None if is_as_written else known_error
             if error is None and not is_as_written:
                 error = gradient_error(job, plan, coupling, data)

@@ -65,7 +65,7 @@ class Profile:
     looked). `has_own_step`: the job makes its updates itself. `most_workers` is how many processes may fetch (None: any
     number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
-    as far as can be told.
+    as far as can be told. `is_double`: all weights are in float64.
     """
 
     schema: ClassVar[int] = 2
@@ -86,3 +86,4 @@ class Profile:
     most_workers: int | None = None
     mean_batch: float | None = None
     has_one_shape: bool = True
+    is_double: bool = False

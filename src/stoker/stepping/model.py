@@ -107,6 +107,12 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def is_double(model: nn.Module) -> bool:
+    """Whether all trainable weights are in float64 (or complex128)."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    return bool(dtypes) and dtypes <= {torch.float64, torch.complex128}
+
+
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the tensors' elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
