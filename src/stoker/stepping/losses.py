@@ -6,7 +6,8 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -30,6 +31,8 @@ IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
+
+_WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
 
 Found = TypeVar("Found")
 
@@ -257,7 +260,12 @@ class Objective:
                 return mixed_loss(self._entries, output, target)
             value = measure.function(output, target)
         except (IndexError, RuntimeError, ValueError) as error:
-            raise BadJob(_misfit(measure.name, output, target, error)) from error
+            message, remedy = _misfit(measure.name, output, target, error)
+            raise BadJob(message, remedy=remedy) from error
+        except (AttributeError, TypeError) as error:
+            if not measure.takes_scores or (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+                raise
+            raise _no_tensor(measure.name, output, target) from error
         if isinstance(value, torch.Tensor) and value.dim() and not self._is_of_batch:
             require_by_sample(measure.name, value, output, target)
         return value
@@ -436,8 +444,25 @@ def _require_classes(output: torch.Tensor, target: torch.Tensor) -> None:
         raise ValueError("wanted scores [B, classes, ...] with labels [B, ...]; for one logit there is binary_accuracy")
 
 
-def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:
-    """What is wrong between output and target, with their shapes, or the label that is out of range."""
+def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
+    """What to say where a loss or metric that compares two tensors is given something else."""
+    if not isinstance(output, torch.Tensor):
+        has = f" with the entries {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
+        return BadJob(
+            f"{name} compares a tensor of scores with targets, and the model returned a {type(output).__name__}{has}",
+            remedy="Return the scores alone, or in a dict under 'logits'; or give loss=… a function of "
+            "(output, target) that picks them out.",
+        )
+    shown = target[0] if isinstance(target, list | tuple) and target else target
+    return BadJob(
+        f"{name} needs targets as numbers, and they are a {type(target).__name__} of {type(shown).__name__}s, "
+        f"such as {shown!r}",
+        remedy="Number the classes in the dataset, as by classes.index(label); loss=… may be a function of your own.",
+    )
+
+
+def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
+    """What is wrong between output and target, with their shapes, or the label that is out of range; and a remedy."""
     shapes = f"output {_shape(output)}, target {_shape(target)}"
     is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
     if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
@@ -445,8 +470,15 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:
         labels = target[target != IGNORED_TARGET]
         low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
-            return f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
-    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
+            words = f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
+            return words, None
+    if _WANTS_CLASSES.search(str(error)) and isinstance(target, torch.Tensor):
+        kind = str(target.dtype).removeprefix("torch.")
+        return (
+            f"{name}: a cross-entropy compares with class numbers, and targets are {kind} ({shapes})",
+            "Give class numbers as int64 (labels.long(), .astype('int64')); to learn numbers themselves, loss=\"mse\".",
+        )
+    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})", None
 
 
 def _shape(value: Any) -> str:
