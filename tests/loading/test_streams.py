@@ -331,7 +331,7 @@ def test_a_stream_that_ends_early_says_after_how_many(buffer: int | None) -> Non
 @pytest.mark.parametrize("kind", [Counted, Drawing, Stateful])
 @pytest.mark.parametrize("buffer", [None, 4])
 def test_a_stream_of_unknown_length_is_read_again_where_it_ends(kind: type[Any], buffer: int | None) -> None:
-    """A run of 33 samples goes over its 10 more than three times; from a batch in the middle on as from the beginning."""
+    """A run of 33 samples goes over its 10 more than three times; from a batch in the middle on as from the first."""
 
     class Unsized(kind):  # type: ignore[misc]
         __len__ = None

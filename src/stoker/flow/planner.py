@@ -227,7 +227,7 @@ class Planner:
         except DoesNotFit as error:
             search.reject(plan, str(error), for_memory=True)
         except RunFailed as error:
-            if plan.precision in FULL_PRECISIONS and not plan.captured:
+            if plan.precision in FULL_PRECISIONS and not (plan.captured or plan.compile):
                 raise BadJob(error.message, remedy=error.remedy) from error
             search.reject(plan, error.message)
         else:

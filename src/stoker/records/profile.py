@@ -16,7 +16,7 @@ class Coupling:
     number of groups. `whole_group`: through something that must see each group alone, so a micro-batch is one group.
     `group` is the number of samples in a group (None when separable). `tried` is the largest batch that was compared
     with its parts [samples] (None: nobody says). `unsaved` names what a pass leaves for the next one where no
-    checkpoint holds it, such as tensors in plain attributes.
+    checkpoint holds it, such as tensors in plain attributes. `notices` say what is probably a mistake in the job.
     """
 
     schema: ClassVar[int] = 1
@@ -26,6 +26,7 @@ class Coupling:
     evidence: str
     tried: int | None = None
     unsaved: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.kind == "separable") != (self.group is None) or (self.group is not None and self.group < 1):

@@ -51,7 +51,7 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     probe.require_by_sample()
     is_repeatable, probe = probe.repeated()
     found = _probed(job, probe, len(samples), is_repeatable=is_repeatable, began_s=began_s)
-    return replace(found, unsaved=probe.carried.unsaved)
+    return replace(found, unsaved=probe.carried.unsaved, notices=() if probe.notice is None else (probe.notice,))
 
 
 def _probed(job: Job, probe: Probe, num_samples: int, *, is_repeatable: bool, began_s: float) -> Coupling:

@@ -32,6 +32,8 @@ IGNORED_TARGET = -100
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
 
+_SHAPING = ("View", "UnsafeView", "Reshape", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Clone", "Alias")
+"""Operations, by the beginnings of their names in a graph, that leave values as they are."""
 _WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
 
 Found = TypeVar("Found")
@@ -320,6 +322,29 @@ def without_values() -> Iterator[None]:
         yield
     finally:
         _WITHOUT_VALUES.reset(token)
+
+
+def normalised_twice(loss: object, output: Any) -> str | None:
+    """What to tell of a loss that normalises scores itself and is given probabilities; None where it is not.
+
+    Told by the operation that made `output`, which has its graph. A logarithm of probabilities does no harm: that of
+    its softmax is the same again.
+    """
+    of_classes = loss in ("cross_entropy", "token_cross_entropy") or loss is F.cross_entropy
+    of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
+    of_pairs = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
+    if not (of_classes or of_pairs or isinstance(loss, nn.BCEWithLogitsLoss)):
+        return None
+    node = getattr(scores(output), "grad_fn", None)
+    while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
+        node = node.next_functions[0][0]
+    function = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}.get("" if node is None else node.name())
+    if function is None:
+        return None
+    return (
+        f"the model ends in {function}, and the loss normalises scores itself: gradients are small, and it cannot get "
+        f"near 0. Return what goes into {function}, and apply it where probabilities are wanted"
+    )
 
 
 def require_scalar(loss: Loss, name: str) -> Loss:

@@ -25,7 +25,7 @@ from stoker.jobs import Job
 from stoker.loading import Batch, Samples, Stream, key_of, seed_generators
 from stoker.loading.order import Indices
 from stoker.stepping.local_tensors import as_real
-from stoker.stepping.losses import LossForm, Objective, require_scalar
+from stoker.stepping.losses import LossForm, Objective, normalised_twice, require_scalar
 from stoker.stepping.model import build_model, default_dtype, in_dtype
 from stoker.stepping.pool import Pool, Quad, pool_of
 from stoker.stepping.python_state import is_shared, python_state
@@ -111,6 +111,8 @@ class Probe:
     """The loss of the first round's samples, once it is known."""
     drew: Draws | None = None
     """What that pass drew."""
+    notice: str | None = None
+    """What is probably a mistake in how the model's output meets the loss."""
     few: tuple[int, float] = (0, 0.0)
     """A number of samples, and what one loss of them takes [s of CPU]."""
     carried: Carried = field(default_factory=Carried)
@@ -340,7 +342,7 @@ def _quick(probe: Probe, model: nn.Module) -> Probe:
     half = min(_HALF, probe.job.batch // 2)
     if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
         slow = _probe(probe.job, probe.samples, model, torch.float32, probe.sizes)
-        probe = replace(slow, differentiates=probe.differentiates, few=probe.few)
+        probe = replace(slow, differentiates=probe.differentiates, few=probe.few, notice=probe.notice)
     if seconds > _SLOW_S:
         return replace(probe, rounds=_ROUNDS_IF_SLOW)
     return probe if sum(probe.sizes) == probe.job.batch else replace(probe, sizes=(half, half))
@@ -350,7 +352,12 @@ def _warm(probe: Probe) -> tuple[Probe, float]:
     """The probe with a graph if its loss needs one, and how long one loss takes, not counting the first call [s]."""
     model, quad = next(probe.quads())
     with_graph = replace(probe, differentiates=True)
-    value = with_graph.value(model, quad.first, quad.second)
+    watched, outputs = fresh(model), list[Any]()
+    handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    batch = probe.pool.batch(quad.first, quad.second)
+    value = with_graph.value_of(watched, batch, 0, batch.size)
+    handle.remove()
+    notice = normalised_twice(probe.job.loss, outputs[-1]) if outputs else None
     for tried in (probe, with_graph):
         started, cpu_started_s = time.perf_counter(), time.process_time()
         try:
@@ -362,7 +369,7 @@ def _warm(probe: Probe) -> tuple[Probe, float]:
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
         if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
             break
-    return replace(tried, few=(sum(probe.sizes), cpu_s)), seconds
+    return replace(tried, few=(sum(probe.sizes), cpu_s), notice=notice), seconds
 
 
 def fresh(model: nn.Module) -> nn.Module:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from stoker.errors import RunFailed
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.jobs.mixing import mixes_of
 from stoker.loading import (
@@ -40,7 +41,7 @@ from stoker.stepping.batch_norm import GroupedBatchNorm
 from stoker.stepping.capture import CapturedPass
 from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.chunked_loss import in_chunks
-from stoker.stepping.compiling import compile_in_place, uncompiled
+from stoker.stepping.compiling import compile_in_place, is_double_backward, uncompiled
 from stoker.stepping.denormals import FLUSH_EVERY, flush_denormals
 from stoker.stepping.freezing import Thawing
 from stoker.stepping.fused_update import fused_update
@@ -209,6 +210,13 @@ class Step:
                 return self._gradients(batch, update)
         except CheckpointError as problem:
             raise not_repeatable(problem) from problem
+        except RuntimeError as problem:
+            if self.compilation is None or not is_double_backward(problem):
+                raise
+            raise RunFailed(
+                "the plan is compiled, and the loss takes derivatives of what the model computes, which compiled "
+                "passes do not allow", remedy="Use a plan with compile false.",
+            ) from problem  # fmt: skip
 
     def _gradients(self, batch: Batch, update: int) -> torch.Tensor:
         mean = self._repeated(batch, update)
