@@ -169,9 +169,8 @@ def test_a_model_returns_its_own_loss_in_any_usual_form(form: str) -> None:
         target = {"target": "targets"} if isinstance(data, dict) else {}
         heard = Heard()
         plan = dataclasses.replace(PLAN, micro_batch=5)
-        run = stoker.train(
-            blobs_job(**settings, **target, data=data, valid=data, test=None), plan=plan, sink=heard, new=True
-        )
+        job = blobs_job(**settings, **target, data=data, valid=data, test=None)
+        run = stoker.train(job, plan=plan, sink=heard, new=True)
         assert run.metrics.keys() == {"valid/loss", *(f"valid/{name}" for name in metrics)}
 
 
