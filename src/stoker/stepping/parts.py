@@ -65,7 +65,7 @@ def compare_large(probe: Probe, size: int) -> Agreement:
     with RandomDraws(silenced=True):
         try:
             whole, first, second = (
-                probe.value_of(fresh(probe.model), batch, start, stop)
+                probe.value_of(probe.fresh(probe.model), batch, start, stop)
                 for start, stop in ((0, size), (0, half), (half, size))
             )
         except Exception:  # noqa: BLE001 - memory, or a size that is not the model's
@@ -105,13 +105,13 @@ def compare_groups(probe: Probe) -> Agreement:
 
 def _compare(probe: Probe, model: nn.Module, batch: Batch, at: int) -> Agreement:
     """Compare `batch` with its parts before and after sample `at`."""
-    whole = _pass(probe, fresh(model), batch, 0, batch.size)
+    whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
     if not math.isfinite(whole.value.sum):
         return Agreement(math.nan)
     try:
-        first = _pass(probe, fresh(model), batch, 0, at)
+        first = _pass(probe, probe.fresh(model), batch, 0, at)
         second = _pass(probe, first.model, batch, at, batch.size)
-        second_alone = probe.value_of(fresh(model), batch, at, batch.size)
+        second_alone = probe.value_of(probe.fresh(model), batch, at, batch.size)
     except Exception as error:  # noqa: BLE001 - whatever the model raises for a size that is not its own
         cause = f"the model or the loss: it takes only batches of {batch.size} samples"
         return Agreement(math.nan, f"smaller ones raise {type(error).__name__}: {error}", cause)

@@ -111,6 +111,8 @@ class Probe:
     """The loss of the first round's samples, once it is known."""
     drew: Draws | None = None
     """What that pass drew."""
+    leaves_no_trace: bool = False
+    """Whether a pass was seen to change nothing in the model, so that the next one needs no fresh copy."""
     notice: str | None = None
     """What is probably a mistake in how the model's output meets the loss."""
     few: tuple[int, float] = (0, 0.0)
@@ -133,8 +135,12 @@ class Probe:
             yield self.models[turn // 3 % 2], quad
 
     def value(self, model: nn.Module, *rows: Indices, seed: int = 0) -> Value:
-        """The loss of the batch of these rows, on a fresh copy of `model`."""
-        return self.value_of(fresh(model), self.pool.batch(*rows), 0, sum(map(len, rows)), seed=seed)
+        """The loss of the batch of these rows, on `model` as it is now."""
+        return self.value_of(self.fresh(model), self.pool.batch(*rows), 0, sum(map(len, rows)), seed=seed)
+
+    def fresh(self, model: nn.Module) -> nn.Module:
+        """A copy of `model` for a pass or several; `model` itself where passes leave no trace."""
+        return model if self.leaves_no_trace else fresh(model)
 
     def value_of(self, model: nn.Module, batch: Batch, start: int, stop: int, *, seed: int = 0) -> Value:
         """The loss of samples start..stop of `batch` on `model` itself, which keeps what the pass leaves in it."""
@@ -187,7 +193,9 @@ class Probe:
         is_same = not gap(first, value, first) > self.tolerance
         after = python_state(copy_, loss)
         if not (changed := after.changed_since(before)):
-            return is_same, self
+            buffers = zip(copy_.buffers(), model.buffers(), strict=True)
+            is_traceless = copy_ is not model and all(torch.equal(mine, initial) for mine, initial in buffers)
+            return is_same, replace(self, leaves_no_trace=is_traceless)
         twin = fresh(model)
         self.value_of(twin, batch, 0, batch.size)
         at_twin = python_state(twin, loss)
