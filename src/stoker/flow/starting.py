@@ -282,7 +282,8 @@ def _doubts(session: Session) -> Iterator[str]:
     """What is probably a mistake in the job."""
     yield from session.step.coupling.notices
     optimizer, schedule = session.prepared.job.optimizer, session.prepared.job.schedule
-    if isinstance(optimizer, Optimizer):
+    # A schedule of the user's is not called but where it is used: it may count its calls, or raise.
+    if isinstance(optimizer, Optimizer) and type(schedule).__module__.startswith("stoker."):
         highest = max(abs(float(schedule(part / _LOOKS))) for part in range(_LOOKS))
         if (doubt := optimizer.doubt(highest)) is not None:
             yield doubt

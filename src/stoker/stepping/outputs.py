@@ -103,9 +103,18 @@ class OwnLoss:
         self._fields = fields
 
     def call(self, model: Callable[..., Any], content: Content) -> Any:
-        """The model's output for a batch with its labels."""
+        """The model's output for a batch with its labels.
+
+        Raises:
+            BadJob: the model is one of Hugging Face's, whose arguments have another order, and samples are no dicts.
+        """
         chosen = self._fields.inputs
         if not isinstance(content, Mapping):
+            if loss_kind(model) is not None:
+                raise BadJob(
+                    'loss="own" hands samples to such a model by name, labels included, and these are no dicts',
+                    remedy='Give data as {"input_ids": …, "labels": …}, by the names of the model\'s arguments.',
+                )
             if chosen is None:
                 return model(*content) if isinstance(content, tuple | list) else model(content)
             return self._fields.call(lambda *inputs: model(*inputs, self._fields.target_of(content)), content)
