@@ -137,7 +137,7 @@ class Counting(nn.Module):
             Path("once").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return self.layer(x) * (1.0 if self.passes < 300 else 1.5)
-settings.update(model=Counting, until=stoker.updates(400), select="last", evaluate_every=stoker.updates(50))
+settings.update(model=Counting, until=stoker.updates(400), select="last", evaluate_every=stoker.updates(200))
 """
 
 
