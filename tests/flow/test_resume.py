@@ -125,25 +125,41 @@ def test_training_goes_on_when_nobody_reads_its_output_any_more() -> None:
 
 
 COUNTER = """
-import os, signal
-from pathlib import Path
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()
         self.layer, self.passes = nn.Linear(6, 2), 0
     def forward(self, x):
+        global PASSES
         self.passes += self.training
+        PASSES += self.training
         if self.passes > 100 and not Path("once").exists() and any(Path("killed/checkpoints").glob("[0-9]*")):
             Path("once").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.layer(x) * (1.0 if self.passes < 300 else 1.5)
+        return self.layer(x) * (1.0 if self.passes < 300 else 1.5) * (1.0 if PASSES < 310 else 1.5)
 settings.update(model=Counting, until=stoker.updates(400), select="last", evaluate_every=stoker.updates(200))
 """
 
 
+COUNTED = """\
+import os
+import signal
+from pathlib import Path
+
+PASSES = 0
+"""
+
+
 def test_a_count_in_the_model_survives_a_kill() -> None:
-    """A plain number that every pass moves, and the learning depends on: after a kill the same bits as without."""
-    arguments: list[str | Path] = ["train", job_file(COUNTER), "--plan", plan_file(), "--run-dir", "killed"]
+    """Plain numbers that every pass moves, in the model and around it: after a kill the same bits as without."""
+    arguments: list[str | Path] = [
+        "train",
+        job_file(COUNTER, head=COUNTED),
+        "--plan",
+        plan_file(),
+        "--run-dir",
+        "killed",
+    ]
     assert stoker_process(*arguments).code == -signal.SIGKILL
     outcome = stoker_here(*arguments, "--json")
     assert outcome.code == 0

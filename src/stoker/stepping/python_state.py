@@ -1,9 +1,9 @@
 """What a model and its loss keep in Python between passes: counters, factors, lists of numbers.
 
-What: attributes of modules, of other objects of the user's that they hold (three levels deep) and of a loss that is an
-object; the variables outside a function that its code names, for `forward` and the loss. Plain values (numbers, texts,
-None, and lists, tuples, dicts, sets and deques of them) that training changed are kept in checkpoints and put back;
-tensors and arrays in attributes can only be noticed.
+What: attributes of modules, of a loss that is an object, and of objects of the user's own classes that these hold
+(three levels deep); variables outside `forward` and the loss that their code names. Plain values (numbers, texts, None,
+and lists, tuples, dicts, sets and deques of them) that training changed are kept in checkpoints and put back; tensors
+and arrays in attributes can only be noticed.
 Use when: a step is made, saved and restored, and when a job is probed. Costs: a walk over the modules for each
 checkpoint, nothing in an update.
 Does not see: collections of more than 10,000 items, modules that are not registered, iterators, objects of C.
@@ -19,12 +19,14 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from stoker.jobs.source import is_installed, name_of
 from stoker.records.codec import JSON
 from stoker.stepping.local_tensors import as_real
 
@@ -149,7 +151,7 @@ def _holders(model: nn.Module, loss: object) -> Iterator[_Holder]:
     functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - it is wanted, not asked for
     functions.append(loss.func if isinstance(loss, functools.partial) else loss)
     for function in functions:
-        if isinstance(function, types.FunctionType) and str(function.__module__).split(".")[0] not in _NOT_USERS:
+        if isinstance(function, types.FunctionType) and _is_own_code(function.__module__):
             yield _outside(function)
 
 
@@ -179,13 +181,21 @@ def _outside(function: types.FunctionType) -> _Holder:
         else:
             names[key] = value
 
-    return _Holder(f"{function.__module__}.{function.__qualname__}()", function.__qualname__, values, put)
+    return _Holder(f"{name_of(function)}()", function.__qualname__, values, put)
 
 
 def _is_users(value: object) -> bool:
     """Whether it is an object, with attributes, of a class of the user's."""
     is_other = isinstance(value, type | types.FunctionType | types.ModuleType | torch.Tensor | np.ndarray)
-    return not is_other and hasattr(value, "__dict__") and type(value).__module__.split(".")[0] not in _NOT_USERS
+    return not is_other and hasattr(value, "__dict__") and _is_own_code(type(value).__module__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_own_code(module: str | None) -> bool:
+    """Whether a module of that name is the user's: neither Python's, nor Stoker's, nor installed."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    is_known = (module or "").split(".")[0] in _NOT_USERS
+    return not (is_known or (file is not None and is_installed(Path(file))))
 
 
 def _form(value: Any, *, with_tensors: bool) -> Any:
@@ -215,7 +225,7 @@ def _form(value: Any, *, with_tensors: bool) -> Any:
 def _form_of_tensor(tensor: Any) -> Any:
     """Sums over a tensor or an array; nothing of an activation that is only kept to be looked at, with its graph."""
     if isinstance(tensor, np.ndarray):
-        if tensor.dtype.kind not in "biufc" or tensor.dtype.name in ("float128", "complex256"):
+        if tensor.dtype.kind not in "biufc" or tensor.dtype.itemsize > 16 or tensor.size > _MOST_ELEMENTS:
             return _OPAQUE
         tensor = torch.from_numpy(np.array(tensor))
     if tensor.requires_grad or tensor.numel() > _MOST_ELEMENTS or tensor.layout != torch.strided or tensor.is_meta:
