@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "stoker"
-MOST_LINES = 450
+MOST_LINES = 600
 
 DOWN = "Imports go one way, down"
 TORCH_FREE = "What plans, reports and serves never reaches torch, nor does the ground"
@@ -90,7 +90,7 @@ def test_records_import_only_the_standard_library() -> None:
 
 
 def test_no_file_is_too_long_to_be_one_concept() -> None:
-    """No source file has more than 450 lines."""
+    """No source file has more than 600 lines: a concept stands in one place, and is not cut in two for its length."""
     counts = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert counts
     assert {path: count for path, count in counts.items() if count > MOST_LINES} == {}

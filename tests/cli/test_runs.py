@@ -208,23 +208,25 @@ def verdict(passed: bool, level: str = "same mathematics") -> Verdict:
 
 
 def test_verdicts_are_marked_and_the_level_comes_last() -> None:
-    """A check mark, the answer, the evidence; the last line is the level and what it promises."""
+    """A check mark, the answer, the evidence; the last line is what holds."""
     one = Page()
-    render_verdicts("net", [verdict(True)], "bit-equal", console=one)
+    level = Verdict(question="Which level holds?", answer="Same law.", passed=True, level="same law", evidence="")
+    render_verdicts("net", [verdict(True), level], console=one)
     lines = one.text.splitlines()
     assert any("✓" in line and "Separable?" in line for line in lines)
     assert any("differ by 2.2e-16" in line for line in lines)
-    assert lines[-1].startswith("level: bit-equal: a run resumed under its own plan")
+    assert lines[-1] == "holds: Same law."
 
 
 def test_what_did_not_hold_is_counted_and_crossed() -> None:
-    """A failed verdict cannot be overlooked, and its level is not among those shown to hold."""
+    """A failed verdict cannot be overlooked; the last line says that nothing is promised, and not that levels hold."""
     one = Page()
-    render_verdicts("net", [verdict(True), verdict(False, "bit-equal")], console=one)
+    none = Verdict(question="Which level holds?", answer="None.", passed=False, level="none", evidence="")
+    render_verdicts("net", [verdict(True), verdict(False, "bit-equal"), none], console=one)
     lines = one.text.splitlines()
-    assert "1 of 2 did not hold" in lines
-    assert sum("✗" in line for line in lines) == 1
-    assert lines[-1] == "holds: same mathematics"
+    assert sum("✗" in line for line in lines) == 2
+    assert lines[-1] == "1 of 2 did not hold: no level is promised until they do"
+    assert "holds:" not in one.text
 
 
 def test_what_a_resume_did_again_is_once_in_the_table(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ CASES = {
     "raises on import": Case(
         ("broken.py, line 1: `1 / 0`", "raised ZeroDivisionError on import"), text="1 / 0\n"
     ),
-    "imports what is not there": Case(("No module named 'absent_package'",), head="import absent_package\n"),
+    "imports what is not there": Case(
+        ("No module named 'absent_package'", "Install absent_package into this Python"), head="import absent_package\n"
+    ),
     "exits on import": Case(("SystemExit", "on import"), text="raise SystemExit(0)\n"),
     "raises in job": Case(("broken.py, line", "KeyError", "'a'", "while job(…) ran"), changes="{}['a']"),
     "returns something else": Case(
@@ -85,9 +87,50 @@ CASES = {
         ("look at the data",), changes="target[:] = -100\nsettings.update(data=(inputs, target))"
     ),
     "inputs of another width": Case(
-        ("RuntimeError", "broken.py, line", "shapes cannot be multiplied"),
+        ("RuntimeError", "broken.py, line", "shapes cannot be multiplied",
+         "Net(in_features=6, out_features=2, bias=True) takes 6 values, and is given 5"),
         changes="class Net(nn.Linear):\n    def forward(self, x):\n        return super().forward(x)\n"
         "settings.update(data=(inputs[:, :5], target), test=None, model=lambda: Net(6, 2))",
+    ),
+    "images of other channels": Case(
+        ("Conv2d(3, 2, kernel_size=(3, 3), stride=(1, 1)) takes 3 channels, and is given 1 in a batch of",),
+        changes="settings.update(data=(torch.zeros(40, 1, 5, 5), target[:40]), test=None, "
+        "model=lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(18, 2)))",
+    ),
+    "inputs of another type": Case(
+        ("must have the same dtype", "give inputs as float32"),
+        changes="settings.update(data=(inputs.long(), target), test=None)",
+    ),
+    "a loss without history": Case(
+        ("does not depend on the weights by way of autograd", ".detach()"),
+        changes="settings.update(loss=lambda output, target: nn.functional.cross_entropy(output.detach(), target))",
+    ),
+    "labels that are texts": Case(
+        ("loss needs targets as numbers", "a tuple of strs, such as 'cat'", "Number the classes"),
+        changes=ITEMS.format(body="return torch.zeros(6), 'cat'"),
+    ),
+    "labels that are no whole numbers": Case(
+        ("compares with class numbers, and targets are float32", "labels.long()", 'loss="mse"'),
+        changes="settings.update(data=(inputs, target.float()), test=None)",
+    ),
+    "a model that returns a dict": Case(
+        ("the model returned a dict with the entries 'scores'", "under 'logits'"),
+        changes="class Net(nn.Linear):\n    def forward(self, x):\n        return {'scores': super().forward(x)}\n"
+        "settings.update(model=lambda: Net(6, 2))",
+    ),
+    "a model that takes more": Case(
+        ("missing 1 required positional argument: 'mask'", "Job(inputs=[0, 1])"),
+        changes="class Net(nn.Linear):\n    def forward(self, x, mask):\n        return super().forward(x)\n"
+        "settings.update(model=lambda: Net(6, 2))",
+    ),
+    "a loss that takes less": Case(
+        ("takes 1 positional argument but 2 were given", "loss(output, target)"),
+        changes="settings.update(loss=lambda output: output.sum())",
+    ),
+    "an index beyond the table": Case(
+        ("not below the number of rows of Embedding(3, 2)",),
+        changes="settings.update(data=(inputs.long().abs() + 50, target), test=None, "
+        "model=lambda: nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(12, 2)))",
     ),
     "a model that raises": Case(
         ("raised ValueError", "broken.py, line", "`raise ValueError('too deep')`", "too deep"),
@@ -170,6 +213,16 @@ def test_a_bad_job_is_refused_in_words(name: str) -> None:
     assert "Traceback" not in outcome.err
     assert outcome.out == ""
     assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["imports what is not there", "inputs of another width", "a loss without history", "labels that are texts",
+     "a model that returns a dict", "a model that takes more"],
+)  # fmt: skip
+def test_usual_mistakes_have_a_remedy_of_their_own(name: str) -> None:
+    """Other than to look at the traceback."""
+    assert "--debug" not in tried(CASES[name]).err
 
 
 @pytest.mark.parametrize("name", ["raises on import", "labels out of range", "unknown device"])

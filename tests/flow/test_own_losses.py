@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -83,3 +84,135 @@ def test_what_is_wrong_with_a_held_out_set_is_told_as_of_that_set(split: str) ->
         stoker.train(blobs_job(**{split: (inputs, labels + 7)}), plan=PLAN, sink=Heard())
     with pytest.raises(BadJob, match=rf"raised RuntimeError evaluating {split}=….*: mat1 and mat2"):
         stoker.train(blobs_job(**{split: (inputs[:, :4], labels)}), plan=PLAN, sink=Heard())
+
+
+class Forces(nn.Module):
+    """An energy, and its slope by the input, which the model itself takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.requires_grad_()
+        energy = self.layer(self.norm(x))
+        (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return energy, slope
+
+
+def physics(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> stoker.Loss:
+    """A derivative by the input in the loss, as of networks that are informed by physics."""
+    inputs, target = batch
+    inputs = inputs.requires_grad_()
+    output = model(inputs)
+    (slope,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+    return stoker.Loss(F.cross_entropy(output, target, reduction="sum") + slope.square().sum(), len(target))
+
+
+def slopes(output: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    """How far the slopes are from the target."""
+    return output[1].square().sum(1) + (output[0][:, 0] - target).square()
+
+
+DIFFERENTIATING: dict[str, dict[str, Any]] = {
+    "by the loss": {"loss": physics},
+    "by the model": {"loss": slopes, "model": Forces, "metrics": [], "swa": stoker.SWA(start=0.5)},
+    "of complex weights": {"model": lambda: Complex(6, 3)},
+}
+
+
+class Complex(nn.Module):
+    """A layer of complex weights."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(features, classes, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(self.weight.dtype) @ self.weight).abs()
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATING)
+def test_derivatives_by_inputs_and_complex_weights_train_as_any_other(name: str) -> None:
+    """Planned, trained, evaluated and shown; the contract holds for them. Nothing is asked of the user."""
+    heard = Heard()
+    job = blobs_job(**DIFFERENTIATING[name])
+    run = stoker.train(job, sink=heard)
+    assert run.status == "finished"
+    assert {"valid/loss", "test/loss"} <= run.metrics.keys()
+    verdicts = stoker.verify(job)
+    assert all(verdict.passed for verdict in verdicts), verdicts
+
+
+class Language(nn.Module):
+    """Returns its scores and its own loss, in one of the ways that there are."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form, self.table, self.head = form, nn.Embedding(12, 8), nn.Linear(8, 12)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> Any:
+        logits = self.head(self.table(tokens))
+        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        forms = {"logits, loss": (logits, loss), "loss, logits": (loss, logits), "loss": loss,
+                 "dict": {"logits": logits, "total": loss}}  # fmt: skip
+        return forms[self.form]
+
+
+@pytest.mark.parametrize("form", ["logits, loss", "loss, logits", "loss", "dict"])
+def test_a_model_returns_its_own_loss_in_any_usual_form(form: str) -> None:
+    """With samples that are pairs, as well as those that are dicts; its scores go to metrics, and batches are cut."""
+    tokens = torch.arange(60 * 9).view(60, 9) % 12
+    metrics = [] if form == "loss" else ["token_accuracy"]
+    settings: dict[str, Any] = {"loss": "own", "metrics": metrics, "model": lambda: Language(form)}
+    for data in ((tokens[:, :-1], tokens[:, 1:]), {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}):
+        target = {"target": "targets"} if isinstance(data, dict) else {}
+        heard = Heard()
+        plan = dataclasses.replace(PLAN, micro_batch=5)
+        job = blobs_job(**settings, **target, data=data, valid=data, test=None)
+        run = stoker.train(job, plan=plan, sink=heard, new=True)
+        assert run.metrics.keys() == {"valid/loss", *(f"valid/{name}" for name in metrics)}
+
+
+def test_several_scalars_are_no_loss_of_its_own() -> None:
+    """Nothing says which it is; the error says what there was."""
+
+    class Both(nn.Linear):
+        def forward(self, x: torch.Tensor, target: torch.Tensor) -> Any:
+            output = super().forward(x)
+            return {"boxes": output.sum(), "classes": F.cross_entropy(output, target)}
+
+    with pytest.raises(BadJob, match="a dict with the entries 'boxes', 'classes': 2 scalars, none of them called"):
+        stoker.train(blobs_job(loss="own", metrics=[], model=lambda: Both(6, 3)), plan=PLAN, sink=Heard())
+
+
+TWICE: dict[str, tuple[Any, Any, str | None]] = {
+    "softmax": (nn.Softmax(1), "cross_entropy", "softmax"),
+    "softmax, PyTorch's loss": (nn.Softmax(1), nn.CrossEntropyLoss(), "softmax"),
+    "its logarithm": (nn.LogSoftmax(1), "cross_entropy", None),
+    "scores": (nn.Identity(), "cross_entropy", None),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_probabilities_given_to_a_loss_that_makes_them_are_told_of(name: str) -> None:
+    """Before training; not a logarithm of them, which the loss leaves as it is."""
+    last, loss, word = TWICE[name]
+    heard = Heard()
+    stoker.train(
+        blobs_job(model=lambda: nn.Sequential(nn.Linear(6, 3), last), loss=loss, metrics=[]), plan=PLAN, sink=heard
+    )
+    words = [fields["message"] for fields in heard.of("warned")]
+    assert any(f"the model ends in {word}" in one for one in words) is (word is not None)
+
+
+def test_a_rate_that_trains_nothing_is_told_of_and_so_is_what_came_of_it() -> None:
+    """Where the loss stays finite; without held-out data the last event has the loss of training."""
+    heard = Heard()
+    model = lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 3))  # noqa: E731
+    job = blobs_job(model=model, optimizer=stoker.Adam(lr=1e9), valid=None, test=None, metrics=[])
+    stoker.train(job, plan=PLAN, sink=heard)
+    words = [fields["message"] for fields in heard.of("warned")]
+    assert any("the learning rate of Adam goes up to 1e+09, and is hardly ever above 1" in one for one in words)
+    assert any("the run diverged" in one for one in words)
+    assert heard.of("finished")[0]["loss"] > 1e3

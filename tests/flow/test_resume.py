@@ -122,3 +122,46 @@ def test_training_goes_on_when_nobody_reads_its_output_any_more() -> None:
         assert running.process.wait() == 0
     assert running.errors.read_text() == ""
     assert stoker.load("latest").status == "finished"
+
+
+COUNTER = """
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes = nn.Linear(6, 2), 0
+    def forward(self, x):
+        global PASSES
+        self.passes += self.training
+        PASSES += self.training
+        if self.passes > 100 and not Path("once").exists() and any(Path("killed/checkpoints").glob("[0-9]*")):
+            Path("once").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(x) * (1.0 if self.passes < 300 else 1.5) * (1.0 if PASSES < 310 else 1.5)
+settings.update(model=Counting, until=stoker.updates(400), select="last", evaluate_every=stoker.updates(200))
+"""
+
+
+COUNTED = """\
+import os
+import signal
+from pathlib import Path
+
+PASSES = 0
+"""
+
+
+def test_a_count_in_the_model_survives_a_kill() -> None:
+    """Plain numbers that every pass moves, in the model and around it: after a kill the same bits as without."""
+    arguments: list[str | Path] = [
+        "train",
+        job_file(COUNTER, head=COUNTED),
+        "--plan",
+        plan_file(),
+        "--run-dir",
+        "killed",
+    ]
+    assert stoker_process(*arguments).code == -signal.SIGKILL
+    outcome = stoker_here(*arguments, "--json")
+    assert outcome.code == 0
+    assert 0 < outcome.of("resumed")[0]["updates"] < 300
+    assert_equal_weights(stoker.load("killed"), trained_at_once(*arguments[1:4]))

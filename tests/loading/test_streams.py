@@ -14,7 +14,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import Fields, Pipeline, datasets_of, in_order
+from stoker.loading import BatchSource, Fields, Pipeline, datasets_of, in_order
 from stoker.loading.split import Split
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.records import Position
@@ -326,6 +326,38 @@ def test_a_stream_that_ends_early_says_after_how_many(buffer: int | None) -> Non
     source = stoker.data.StreamSource(Counted(10), 13, buffer)
     with pytest.raises(BadJob, match="the stream Counted ended after 10 samples of epoch 1; 13 were to be read"):
         contents(source_of(as_stream(source, what="data"), 4), 0, 4)
+
+
+@pytest.mark.parametrize("kind", [Counted, Drawing, Stateful])
+@pytest.mark.parametrize("buffer", [None, 4])
+def test_a_stream_of_unknown_length_is_read_again_where_it_ends(kind: type[Any], buffer: int | None) -> None:
+    """A run of 33 samples goes over its 10 more than three times; from a batch in the middle on as from the first."""
+
+    class Unsized(kind):  # type: ignore[misc]
+        __len__ = None
+
+    def source() -> BatchSource:
+        return source_of(as_stream(stoker.data.StreamSource(Unsized(10), None, buffer), what="data", length=33), 4)
+
+    whole = contents(source(), 0, 9)
+    seen = torch.cat([batch[0][:, 0] for batch in whole]).tolist()
+    assert sorted(seen) == sorted([*range(10), *range(10), *range(10), *range(3)] if buffer is None else seen)
+    assert len(seen) == 33
+    assert set(seen) == set(range(10))
+    for start in (2, 5, 8):
+        for ours, theirs in zip(contents(source(), start, 9), whole[start:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_stream_of_unknown_length_without_samples_ends_the_run() -> None:
+    """It is not read again for ever."""
+
+    class Empty(Counted):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.raises(BadJob, match="the stream Empty ended after 0 samples"):
+        contents(source_of(as_stream(Empty(0), what="data", length=33), 4), 0, 9)
 
 
 def test_a_stream_that_raises_is_named_with_the_sample() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.planning import Search, explain, unforecast, why_not_compiled
 from stoker.planning.space import execution_settings
-from stoker.records import Candidate, Device, Plan
+from stoker.records import Candidate, Coupling, Device, Plan
 from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, extents, forecast_of, measurement, profile
 
 
@@ -39,6 +39,13 @@ def test_five_lines_say_why() -> None:
         "to finish: 56.8 s (51.1 s to 1 min 2 s, measured here) for 270.0 k samples in 530 updates"
     )
     assert len(lines) == 5
+
+
+def test_a_line_says_how_large_a_batch_was_tried() -> None:
+    """Where it was smaller than the job's: what shows in larger ones alone was not looked for."""
+    coupling = Coupling(kind="separable", group=None, causes=(), evidence="", tried=64)
+    lines = explained(lambda plan: measurement(plan, 0.1, gradient_error=0.0), coupling=coupling)
+    assert lines[1].endswith("learns the same, as far as batches of 64 show; `stoker verify` trains on larger ones")
 
 
 def test_a_run_of_evaluations_says_so() -> None:

@@ -51,6 +51,13 @@ def test_precisions_are_those_the_device_is_fast_in_and_fp32() -> None:
     assert precisions(dataclasses.replace(GPU, fast_dtypes=("fp32", "fp16"))) == ("fp32",)
 
 
+def test_models_in_float64_are_planned_in_it_alone() -> None:
+    """Autocast and tf32 leave float64 as it is: a plan of bf16 would only be called so."""
+    found = list(execution_settings(profile(is_double=True), GPU))
+    assert {plan.precision for plan in found} == {"fp64"}
+    assert found[0].in_words().startswith("fp64 · ")
+
+
 @pytest.mark.parametrize(("blocks", "counts"), [(0, [0]), (1, [0, 1]), (12, [0, 3, 6, 9, 12])])
 def test_memory_is_saved_in_steps_of_rising_cost(blocks: int, counts: list[int]) -> None:
     """Nothing, a quarter of the blocks and so on, all; on a CPU each under every malloc, the fastest first."""

@@ -57,6 +57,12 @@ def test_a_dataset_of_items_with_a_convolution_under_a_users_optimiser() -> None
     assert (found.num_valid, found.optimizer_implementations) == (0, ("default",))
 
 
+def test_weights_in_float64_are_told_from_others() -> None:
+    """All of them have to be."""
+    assert profiled(model=lambda: nn.Linear(10, 5).double()).is_double
+    assert not profiled(model=lambda: nn.Sequential(nn.Linear(10, 10).double(), nn.Linear(10, 5))).is_double
+
+
 def test_blocks_that_can_be_checkpointed_are_counted() -> None:
     """Six equal layers of a transformer."""
     gpt = stoker.zoo.GPT(vocab=32, layers=6, heads=2, width=16, context=8)

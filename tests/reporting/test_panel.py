@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from stoker.records import Event, Layout, to_json
 from stoker.reporting.panel import Sparkline, closing, frame, permanent_lines, time_of_day
 from stoker.reporting.snapshot import Snapshot
+from stoker.reporting.telling import told
 from tests.reporting import story
 
 
@@ -125,6 +126,13 @@ def test_closing_lines_tell_result_and_report() -> None:
     text = drawn(closing(functools.reduce(Snapshot.after, story.whole_run(), Snapshot())))
     for expected in ("✓ test accuracy 92.61 %", "324,000 samples in 3 min 55 s", "93.26 % at 270,000", "report.html"):
         assert expected in text
+
+
+def test_without_held_out_data_the_result_is_the_loss_of_training() -> None:
+    """In the panel's last lines and in the last plain line alike."""
+    event = Event(kind="finished", at=0.0, fields={"samples": 324_000, "metrics": {}, "loss": 0.125})
+    assert "✓ training loss" in drawn(closing(halfway().after(event)))
+    assert told(event).endswith(": training loss 0.125")
 
 
 def test_a_stopped_run_says_why_and_where_it_goes_on() -> None:

@@ -66,7 +66,7 @@ def largest_difference(one: Step | dict[str, torch.Tensor], other: Step | dict[s
     """
     mine, theirs = (tensors_of(s) if isinstance(s, Step) else s for s in (one, other))
     assert mine.keys() == theirs.keys()
-    floats = [name for name, tensor in theirs.items() if tensor.is_floating_point()]
+    floats = [name for name, tensor in theirs.items() if tensor.is_floating_point() or tensor.is_complex()]
     if not all(torch.equal(mine[name], theirs[name]) for name in mine if name not in floats):
         return math.inf
     sizes = {name: float(theirs[name].detach().abs().max()) for name in floats}

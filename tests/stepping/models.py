@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -214,6 +215,108 @@ class Counter(nn.Module):
         return self.last(x_BF)
 
 
+class SharedDraw(nn.Module):
+    """Leaves its layer out by one draw for the whole batch, as torchvision's StochasticDepth(mode="batch")."""
+
+    def __init__(self, drop: float = 0.3) -> None:
+        super().__init__()
+        self.drop = drop
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        keep = torch.empty([1] * x_BF.dim(), dtype=x_BF.dtype).bernoulli_(1 - self.drop)
+        return x_BF * keep / (1 - self.drop)
+
+
+class LayerDrop(nn.Module):
+    """Draws whether to leave its layer out, also where the chance is nothing, as layers of Hugging Face's BART do."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.drop, self.first, self.last = drop, nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        is_left_out = float(torch.rand([])) < self.drop
+        return self.last(F.dropout(x_BF if is_left_out else self.first(x_BF), 0.2))
+
+
+class WeightDrop(nn.Linear):
+    """Drops weights, the same for all samples of a batch (DropConnect)."""
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_BF, F.dropout(self.weight, 0.3), self.bias)
+
+
+class DrawForEach(nn.Linear):
+    """Draws for one sample after the other in a loop."""
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.stack([x_F + 0.1 * torch.randn(x_F.shape) for x_F in x_BF]))
+
+
+class Counted(nn.Module):
+    """Counts passes, or samples, in a plain number, which matters after a thousand."""
+
+    def __init__(self, *, by_sample: bool = False) -> None:
+        super().__init__()
+        self.last, self.by_sample, self.counts = nn.Linear(FEATURES, CLASSES), by_sample, {"seen": 0}
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.counts["seen"] += len(x_BF) if self.by_sample else 1
+        return self.last(x_BF) * (1.0 if self.counts["seen"] < 1000 else 2.0)
+
+
+class Notes(nn.Module):
+    """Keeps its last activations and the time of its last pass, and reads neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.norm = (
+            nn.Linear(FEATURES, CLASSES),
+            nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, FEATURES)),
+        )
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        self.hidden, self.at, self.size = self.norm(x_BF), time.perf_counter(), len(x_BF)
+        self.shown = self.hidden.detach()
+        return self.last(self.hidden)
+
+
+class Memory(nn.Module):
+    """Keeps a moving mean of its inputs in a plain attribute, and moves by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.mean = nn.Linear(FEATURES, CLASSES), [torch.zeros(FEATURES)]
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        self.mean = [0.9 * self.mean[0] + 0.1 * x_BF.detach().mean(0)]
+        return self.last(x_BF - self.mean[0].to(x_BF.dtype))
+
+
+class Limited(nn.Module):
+    """Passes on the first samples of a batch, and nothing of those beyond its capacity."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity, self.last = capacity, nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.last(x_BF * (torch.arange(len(x_BF)) < self.capacity).to(x_BF.dtype)[:, None])
+
+
+class ComplexNet(nn.Module):
+    """A layer of complex weights, whose imaginary part matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(FEATURES, 8, dtype=torch.complex64))
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        return self.last((x_BF.to(self.weight.dtype) @ self.weight).abs())
+
+
 class OwnGenerator(nn.Module):
     """Draws noise from a generator that nobody else seeds."""
 
@@ -297,6 +400,17 @@ def token_mean(output_BTV: torch.Tensor, target_BT: torch.Tensor) -> torch.Tenso
 def sample_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A scalar: the mean over samples."""
     return F.cross_entropy(output, target)
+
+
+def gradient_penalty(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Loss:
+    """Cross-entropy, and how far the norm of the derivative by each input is from one."""
+    inputs, target = batch
+    inputs = inputs.detach().requires_grad_()
+    output = model(inputs)
+    (slope_BF,) = torch.autograd.grad(output.sum(), inputs, create_graph=True)
+    return Loss(
+        F.cross_entropy(output, target, reduction="sum") + (slope_BF.norm(dim=1) - 1).square().sum(), len(target)
+    )
 
 
 def mean_as_sum(output: torch.Tensor, target: torch.Tensor) -> Loss:

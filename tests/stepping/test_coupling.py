@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import pytest
@@ -15,6 +16,8 @@ from stoker.stepping.probing import working_probe
 from stoker.zoo import GPT
 from tests.stepping import models
 from tests.stepping.models import (
+    CLASSES,
+    FEATURES,
     TOKENS,
     VOCAB,
     cnn,
@@ -64,6 +67,12 @@ SEPARABLE = {
         lambda: nn.Linear(6, 6), data=(vectors()[0], vectors()[0]), loss=lambda out, y: (out - y).square().mean()
     ),
     "token mean without masks": lambda: text_job(gpt, loss=token_mean),
+    "a gradient penalty": lambda: make_job(mlp, loss=models.gradient_penalty),
+    "complex weights": lambda: make_job(models.ComplexNet),
+    "a chance of nothing, drawn for a batch": lambda: make_job(lambda: models.LayerDrop(0.0)),
+    "a draw for each in a loop": lambda: make_job(lambda: models.DrawForEach(FEATURES, CLASSES)),
+    "a count of samples in Python": lambda: make_job(lambda: models.Counted(by_sample=True)),
+    "notes that nothing reads": lambda: make_job(models.Notes),
     "class weights, per sample": lambda: make_job(
         mlp, loss=nn.CrossEntropyLoss(reduction="none", weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
     ),
@@ -126,7 +135,31 @@ COUPLED = {
         lambda: make_job(cnn, data=images(), augment=[lambda x, draw: x + 0.1 * x.flip(0)]),
         "the augmentation or preparation of inputs",
     ),
-    "state hidden in Python": (lambda: make_job(models.Queue), "the model: a pass changes it"),
+    "state hidden in Python": (
+        lambda: make_job(models.Queue), "the attribute 'seen' of Queue, which every pass changes",
+    ),
+    "a count of passes in Python": (
+        lambda: make_job(models.Counted), "the attribute 'counts' of Counted, which every pass changes",
+    ),
+    "one draw for a batch": (
+        lambda: make_job(lambda: nn.Sequential(mlp(dropout=0.1), models.SharedDraw())),
+        "a random draw that a batch shares (bernoulli_ in SharedDraw '1')",
+    ),
+    "one draw for a layer": (
+        lambda: make_job(lambda: models.LayerDrop(0.05)), "a random draw that a batch shares (rand in LayerDrop)",
+    ),
+    "dropped weights": (
+        lambda: make_job(lambda: models.WeightDrop(FEATURES, CLASSES)),
+        "a random draw that a batch shares (bernoulli_ in WeightDrop)",
+    ),
+    "one draw of Python's for a batch": (
+        lambda: make_job(models.DrawsElsewhere),
+        "a random draw from Python's or NumPy's generator that a batch shares",
+    ),
+    "a capacity above the rounds' batches": (
+        lambda: make_job(lambda: models.Limited(12)),
+        "something in the model or the loss that shows in larger batches only",
+    ),
     "spectral norm": (
         lambda: make_job(lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))),
         "the model: a pass changes it",
@@ -232,8 +265,13 @@ def test_model_that_does_not_repeat_itself_is_coupled() -> None:
 
 
 def test_draws_that_cannot_be_silenced_leave_the_parts_uncompared() -> None:
-    """A model that draws from Python and NumPy is separable by its mixed difference, and the evidence says no more."""
-    coupling = probed(make_job(models.DrawsElsewhere))
+    """Of a model that draws from Python for each sample the mixed difference is compared, and no more is said."""
+
+    class ForEach(nn.Linear):
+        def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+            return super().forward(x_BF) * torch.tensor([[random.random()] for _ in x_BF], dtype=x_BF.dtype)
+
+    coupling = probed(make_job(lambda: ForEach(FEATURES, CLASSES)))
     assert coupling.kind == "separable"
     assert "parts were not compared with the whole" in coupling.evidence
 
@@ -265,6 +303,38 @@ def test_exchanged_halves_differ(count: int) -> None:
         for quad in islice(pool.quads(sizes, 0), 12):
             assert quad.first.tolist() != quad.other_first.tolist()
             assert quad.second.tolist() != quad.other_second.tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (mlp, ()), (models.Counted, ()), (models.Notes, ()), (models.Counter, ()),
+        (models.Queue, ("the attribute 'seen' of Queue",)), (models.Memory, ("the attribute 'mean' of Memory",)),
+    ],
+)  # fmt: skip
+def test_state_that_no_checkpoint_holds_is_named(make: object, expected: tuple[str, ...]) -> None:
+    """Tensors in attributes that the next pass reads; not plain numbers, which are kept, nor what is only noted."""
+    assert probed(make_job(make)).unsaved == expected  # type: ignore[arg-type]
+
+
+def test_the_largest_batch_that_was_tried_is_said() -> None:
+    """The job's own where that is cheap."""
+    coupling = probed(make_job(mlp))
+    assert coupling.tried == 16
+    assert "and a batch of 16" in coupling.evidence
+
+
+def test_the_model_is_made_once_for_the_probe() -> None:
+    """However many attempts it takes."""
+    made: list[int] = []
+
+    def make() -> nn.Module:
+        made.append(1)
+        return nn.Linear(5, 4)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        probed(make_job(make))
+    assert len(made) == 1
 
 
 def test_two_samples_are_enough() -> None:

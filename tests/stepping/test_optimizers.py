@@ -66,7 +66,7 @@ def test_thirty_updates_are_those_of_pytorchs_own_loop(name: str) -> None:
     settings, make = TORCH[name]
     job = make_job(mlp, optimizer=settings)
     expected = by_hand(job, make)
-    for implementation in implementations(job, "cpu"):
+    for implementation in implementations(job, mlp(), "cpu"):
         mine = trained(job, 16, optimizer_implementation=implementation)
         found = {key: tensor.detach() for key, tensor in mine.model.state_dict().items()}
         assert largest_difference(found, expected) < 1e-9, implementation
@@ -102,10 +102,10 @@ def test_an_implementation_that_there_is_not_is_refused() -> None:
     with pytest.raises(BadJob, match="fused implementation, and RMSprop has none") as caught:
         Step(job, Plan(device="cpu", micro_batch=16, optimizer_implementation="fused"), SEPARABLE)
     assert "default" in (caught.value.remedy or "")
-    assert implementations(job, "cpu") == ("foreach", "default")
-    assert implementations(make_job(mlp, optimizer=optimizers.Adagrad(lr=0.1)), "cuda") == ("fused", "default")
+    assert implementations(job, mlp(), "cpu") == ("foreach", "default")
+    assert implementations(make_job(mlp, optimizer=optimizers.Adagrad(lr=0.1)), mlp(), "cuda") == ("fused", "default")
     free = make_job(mlp, optimizer=optimizers.ScheduleFreeSGD(lr=0.1))
-    assert implementations(free, "cuda") == ("default",)
+    assert implementations(free, mlp(), "cuda") == ("default",)
 
 
 class Spectral(nn.Module):

@@ -101,7 +101,7 @@ def test_its_own_loss_is_its_mean_times_the_number_of_labels() -> None:
     assert isinstance(found, Loss)
     assert (float(found.sum), int(found.count)) == (1.0, 2)
     assert own.of(nn.Linear(1, 1), SimpleNamespace(loss=mean), {"x": LOGITS}) is mean
-    with pytest.raises(BadJob, match=r"returns its mean loss as `\.loss`"):
+    with pytest.raises(BadJob, match=r"this one returned a tensor \[2, 3\]: no scalar"):
         own.of(nn.Linear(1, 1), LOGITS, {})
 
 

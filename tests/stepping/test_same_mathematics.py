@@ -17,7 +17,19 @@ from stoker.jobs import SGD, Adam, AdamW, Loss
 from stoker.jobs.schedules import one_cycle, warmup_linear
 from stoker.stepping import Step
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, trained, whole_stream
-from tests.stepping.models import FunctionalDropout, cnn, images, make_job, mlp, sample_mean, texts, token_mean, vectors
+from tests.stepping.models import (
+    ComplexNet,
+    FunctionalDropout,
+    cnn,
+    gradient_penalty,
+    images,
+    make_job,
+    mlp,
+    sample_mean,
+    texts,
+    token_mean,
+    vectors,
+)
 
 LIMIT = 1e-9
 
@@ -46,6 +58,8 @@ WHOLE_BATCH = {
     "penalty and average": {"penalty": squares, "ema": 0.9, "schedule": one_cycle()},
     "AdamW with groups": {"optimizer": AdamW(lr=1e-2, groups={"*.bias": {"weight_decay": 0.0, "lr": 1e-3}})},
     "masked tokens": {"model": tokens_model, "data": texts(150, masked=0.6), "loss": "token_cross_entropy"},
+    "a gradient penalty": {"loss": gradient_penalty},
+    "complex weights": {"model": ComplexNet, "optimizer": AdamW(lr=1e-2), "clip_norm": 0.2, "ema": 0.9},
     "counts from the user": {"model": tokens_model, "data": texts(150, masked=0.6), "loss": masked_sum},
 }
 

@@ -18,8 +18,8 @@ from stoker.verifying.overall import judge
 from stoker.verifying.subject import Subject
 from tests.stepping import models
 from tests.stepping.driving import SEPARABLE, plan_of
-from tests.stepping.models import cnn, images, make_job, mlp, sample_mean, texts, token_mean
-from tests.verifying.examining import HiddenCount, on_disk
+from tests.stepping.models import Memory, cnn, images, make_job, mlp, sample_mean, texts, token_mean
+from tests.verifying.examining import on_disk
 
 QUESTIONS = [
     "Is the order of the data fixed?",
@@ -101,7 +101,7 @@ def test_reduced_precision_is_judged_by_its_gradient(
 
 def test_one_failure_leaves_no_level(tmp_path: Path) -> None:
     """A job that does not resume holds no level until that is mended, and the last verdict names what failed."""
-    page = page_of(make_job(HiddenCount), 16, tmp_path)
+    page = page_of(make_job(Memory), 16, tmp_path)
     assert (page[-1].passed, page[-1].level) == (False, "none")
     assert "Is a resumed run equal to one never stopped?" in page[-1].evidence
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from stoker.errors import RunFailed
@@ -15,7 +17,19 @@ from stoker.units import updates
 from stoker.verifying.resume import check_resume, first_difference, state_of
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped, plan_of, train
-from tests.stepping.models import TOKENS, VOCAB, DrawsElsewhere, Moody, OwnGenerator, cnn, images, make_job, mlp, texts
+from tests.stepping.models import (
+    TOKENS,
+    VOCAB,
+    DrawsElsewhere,
+    Memory,
+    Moody,
+    OwnGenerator,
+    cnn,
+    images,
+    make_job,
+    mlp,
+    texts,
+)
 from tests.verifying.examining import (
     ChangesInEvaluation,
     ForgetfulSGD,
@@ -26,6 +40,22 @@ from tests.verifying.examining import (
     on_disk,
     subject_of,
 )
+
+_PASSES = 0
+
+
+class CountingLoss:
+    """Weighs by how often it, and any of its kind, was called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        global _PASSES  # noqa: PLW0603 - as users do
+        self.calls += torch.is_grad_enabled()
+        _PASSES += torch.is_grad_enabled()
+        return F.cross_entropy(output, target, reduction="none") * (1 + 1 / (1 + self.calls) + 1 / (1 + _PASSES))
+
 
 EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cnn with batch norm, augmentation and average": (
@@ -48,6 +78,8 @@ EXACT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"micro_batch": 16, "captured": True, "optimizer_implementation": "fused"},
     ),
     "draws from Python and NumPy": ({"model": DrawsElsewhere}, {"micro_batch": 16}),
+    "a count in the model": ({"model": HiddenCount}, {"micro_batch": 16}),
+    "counts in the loss and around it": ({"model": mlp, "loss": CountingLoss()}, {"micro_batch": 16}),
     "L-BFGS": ({"model": mlp, "optimizer": lambda p: torch.optim.LBFGS(p, max_iter=3)}, {"micro_batch": 16}),
 }  # fmt: skip
 
@@ -68,7 +100,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "evaluation that moves training": (
         {"model": ChangesInEvaluation}, "weight last.weight", "A pass in evaluation mode changes buffer shift",
     ),
-    "a count in Python": ({"model": HiddenCount}, "weight last.weight", "state in a Python attribute"),
+    "a mean in an attribute": ({"model": Memory}, "weight last.weight", "state in a Python attribute"),
     "a generator of the model's own": ({"model": OwnGenerator}, "weight last.weight", "a generator of its own"),
     "an optimiser with state outside": (
         {"model": mlp, "optimizer": lambda p: ForgetfulSGD(p, lr=0.1)}, "weight 0.weight", "outside its state_dict",
@@ -85,6 +117,14 @@ def test_what_does_not_come_back_is_named_with_its_reason(name: str, tmp_path: P
     assert (verdict.passed, verdict.level) == (False, "none")
     assert verdict.answer.startswith(f"No: {tensor} is the first that differs. ")
     assert re.search(reason, verdict.answer), verdict.answer
+
+
+def test_what_the_probe_found_no_checkpoint_holds_is_a_failure(tmp_path: Path) -> None:
+    """Also where the updates that there was time for came out equal."""
+    coupling = dataclasses.replace(SEPARABLE, unsaved=("the attribute 'mean' of Memory",))
+    verdict = check_resume(subject_of(make_job(mlp), 16, coupling), on_disk(tmp_path), no_time())
+    assert (verdict.passed, verdict.level) == (False, "none")
+    assert "checkpoints do not hold the attribute 'mean' of Memory" in verdict.answer
 
 
 def test_without_time_four_updates_are_made(tmp_path: Path) -> None:

@@ -9,33 +9,24 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.records import Verdict
-from stoker.reporting.wording import LEVEL_MEANINGS, level_meaning
 
 
-def render_verdicts(name: str, verdicts: Sequence[Verdict], level: str | None = None, *, console: Console) -> None:
-    """Print each question with a check mark or a cross, its answer and its evidence; the level comes last.
+def render_verdicts(name: str, verdicts: Sequence[Verdict], *, console: Console) -> None:
+    """Print each question with a check mark or a cross, its answer and its evidence; the last line sums them up.
 
-    Without a `level`, the last line names the levels that the verdicts show to hold.
+    The last verdict is the level that the others leave.
     """
     console.print(Text.assemble((name, "bold"), "  what holds for this job"))
     console.print()
     console.print(_questions(verdicts))
     console.print()
-    failed = sum(not verdict.passed for verdict in verdicts)
-    if failed:
-        console.print(Text(f"{failed} of {len(verdicts)} did not hold", style="bold red"))
-    style = "bold yellow" if failed else "bold green"
-    if level is None:
-        shown = [name for name in LEVEL_MEANINGS if name != "none" and _is_shown(name, verdicts)]
-        console.print(Text.assemble("holds: ", (", ".join(shown) or "nothing", style)))
+    *examined, level = verdicts
+    failed = sum(not verdict.passed for verdict in examined)
+    if failed or not level.passed:
+        words = f"{failed} of {len(examined)} did not hold: no level is promised until they do"
+        console.print(Text(words, style="bold red"))
     else:
-        meaning = level_meaning(level)
-        console.print(Text.assemble("level: ", (level, style), f": {meaning}" if meaning else ""))
-
-
-def _is_shown(level: str, verdicts: Sequence[Verdict]) -> bool:
-    """Whether some verdict shows the level to hold."""
-    return any(verdict.passed and verdict.level == level for verdict in verdicts)
+        console.print(Text.assemble(("holds: ", "bold green"), level.answer))
 
 
 def _questions(verdicts: Sequence[Verdict]) -> Table:

@@ -25,7 +25,7 @@ from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Datasets
 from stoker.records import Coupling, Device, Plan, digest, dumps, loads
 from stoker.records.noise import BatchChoice, NoiseScale
-from stoker.stepping import Step, build_model, bytes_of, find_coupling
+from stoker.stepping import Step, build_model, bytes_of, find_coupling, outline
 from stoker.stepping.noise_scale import BLOCKS, measure_noise
 from stoker.stepping.optimizers import implementations
 from stoker.store import cache_root, disk_errors, write_atomic
@@ -195,7 +195,8 @@ class _Copy:
     def __init__(self, job: Job, data: Datasets, coupling: Coupling, device: Device, group: int) -> None:
         self._job, self._data, self._coupling, self._group = job, data, coupling, group
         self._total = total_samples(job, len(data.train))
-        is_separable, is_fused = coupling.kind == "separable", "fused" in implementations(job, device.kind)
+        is_separable = coupling.kind == "separable"
+        is_fused = "fused" in implementations(job, outline(job), device.kind)
         self._plan = Plan(
             device=device.torch_name,
             micro_batch=min(job.batch, _MICRO_BATCH) if is_separable else group,

@@ -28,6 +28,9 @@ from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_
 from stoker.training import Sink
 from stoker.training.examples import ExampleWatcher, collected
 
+_DIVERGED = 3.0
+"""A loss that rose by so many times what it began with diverged; one that only went up overfits, or is noisy."""
+
 
 def final_metrics(session: Session) -> dict[str, float]:
     """Metrics of the weights worth keeping, which are left in the step's model; the test set is used here, once."""
@@ -81,6 +84,10 @@ def _evaluated(session: Session, samples: Samples, split: str) -> tuple[dict[str
 def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
     """Write weights and report, then the record: a run is finished once all of it is there."""
     directory, telemetry = session.directory, session.loop.telemetry
+    first, last = session.loop.losses
+    if first is not None and last is not None and last - first > _DIVERGED * abs(first):
+        words = f"the loss rose from {first:.4g} to {last:.4g}: the run diverged. Lower the learning rate first"
+        telemetry.emit("warned", message=words)
     state = session.step.model.state_dict() if session.weights is None else session.weights
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights), what="the trained weights")
@@ -95,7 +102,7 @@ def finish(session: Session, metrics: dict[str, float], peak_bytes: int) -> Run:
         ended_early=session.loop.course.verdict,
     )
     fields: dict[str, JSON] = {
-        "run": directory.name, "metrics": dict(metrics), "samples": done.samples, "updates": done.updates,
+        "run": directory.name, "metrics": dict(metrics), "loss": last, "samples": done.samples, "updates": done.updates,
         "wall_s": done.wall_s, "ended_early": done.ended_early,
         "report": str(directory.report_path), "peak_bytes": peak_bytes,
         "bottleneck": records.to_json(_bottleneck(session, done)),

@@ -33,6 +33,7 @@ from stoker.planning.space import precisions
 from stoker.records import Decision, Device, Plan, Precision
 from stoker.stepping.checkpointing import checkpoint
 from stoker.stepping.compiling import Compilation, compile_in_place
+from stoker.stepping.model import is_double
 from stoker.stepping.optimizers import use_implementation
 from stoker.stepping.precision import autocasting, require_precision
 from stoker.units import updates
@@ -170,7 +171,7 @@ def _usual(model: nn.Module, device: Device) -> Plan:
     return Plan(
         device=device.torch_name,
         micro_batch=1,
-        precision=precisions(device)[0],
+        precision="fp64" if is_double(model) else precisions(device)[0],
         memory_format="channels_last" if has_images else "contiguous",
         threads=device.cores if device.kind == "cpu" else 1,
     )

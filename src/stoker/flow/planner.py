@@ -25,7 +25,17 @@ from stoker.planning.ranking import SURE_ENOUGH, Forecasts
 from stoker.planning.remembered import HeedingForecasts, not_ruled_out
 from stoker.planning.time.pace import pace_in_words
 from stoker.profiling.fetching import fetch_seconds
-from stoker.records import Calibration, Candidate, Coupling, Hardware, Measurement, Plan, Profile, Rejection
+from stoker.records import (
+    FULL_PRECISIONS,
+    Calibration,
+    Candidate,
+    Coupling,
+    Hardware,
+    Measurement,
+    Plan,
+    Profile,
+    Rejection,
+)
 from stoker.records.out_of_memory import OutOfMemory
 from stoker.stepping import bytes_of, coupling_by_types, find_coupling
 from stoker.stepping.compiling import compiler_missing
@@ -230,7 +240,7 @@ class Planner:
         except DoesNotFit as error:
             search.reject(plan, str(error), for_memory=True)
         except RunFailed as error:
-            if plan.precision == "fp32" and not plan.captured:
+            if plan.precision in FULL_PRECISIONS and not (plan.captured or plan.compile):
                 raise BadJob(error.message, remedy=error.remedy) from error
             search.reject(plan, error.message)
         else:

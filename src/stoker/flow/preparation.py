@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -165,8 +166,46 @@ def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob
             ) from problem
         raise error(
             f"{what} raised {type(problem).__name__}{which}{where}: {summary[0] if summary else 'no message'}",
-            remedy="Run again with --debug for the whole traceback.",
+            remedy=_remedy(problem) or "Run again with --debug for the whole traceback.",
         ) from problem
+
+
+def _remedy(problem: Exception) -> str | None:
+    """What to do about the usual mistakes, told by PyTorch's and Python's words for them."""
+    said = str(problem)
+    modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(problem.__traceback__)]
+    layer = next((repr(one) for one in reversed(modules) if isinstance(one, nn.Module) and not list(one.children())),
+                 "a layer")  # fmt: skip
+    if found := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", said):
+        return f"{layer} takes {found[2]} values, and is given {found[1]}: let both be one number, in model or data."
+    if found := re.search(r"expected input(\[.*?\]) to have (\d+) channels, but got (\d+)", said):
+        return (
+            f"{layer} takes {found[2]} channels, and is given {found[3]} in a batch of {found[1]}, of which the second "
+            "number is the channels: let both be one number, in model or data."
+        )
+    if "does not require grad" in said:
+        return (
+            "The loss does not depend on the weights by way of autograd: look for .detach(), .item(), .data, "
+            ".numpy(), argmax or torch.no_grad() between the model's weights and the loss."
+        )
+    if found := re.search(r"forward\(\) missing \d+ required positional arguments?: (.*)", said):
+        return (
+            f"The model also takes {found[1]}, and is given one input: name what goes into it, as by "
+            "Job(inputs=[0, 1]) of samples that are tuples, or give a loss of the form loss(model, batch)."
+        )
+    if re.search(r"takes \d+ positional arguments? but \d+ (was|were) given", said):
+        return (
+            "A loss is called as loss(output, target), or as loss(model, batch) if its first parameter is called "
+            "`model`; a model with one input, or with those that Job(inputs=…) names."
+        )
+    if found := re.search(r"same dtype, but got:? (\w+) and (\w+)", said):
+        return (
+            f"{layer} computes in one type, and is given {found[1].lower()} for {found[2].lower()}: give inputs as "
+            "float32 (.float(), .astype('float32')), or a model of theirs (.double())."
+        )
+    if "index out of range in self" in said:
+        return f"An index is not below the number of rows of {layer}: look at the largest in the data, and at padding."
+    return None
 
 
 def _users_line(problem: Exception, entry: Entry | None) -> str:

@@ -31,6 +31,7 @@ from stoker.flow.supervising import require_file, train_supervised
 from stoker.flow.tracking import tracked
 from stoker.jobs import Entry, Job
 from stoker.records import Coupling, Decision, Device, Event, Plan
+from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, find_run, runs_root
 from stoker.tracking import Target, target_of
 from stoker.training import Hook, Hooks, Sink
@@ -262,10 +263,11 @@ def _decided(
 ) -> tuple[Decision, Coupling]:
     if prepared.data.note:
         tell(sinks, "noted", message=prepared.data.note)
-    if place is not None:
-        place = place.limited_to(memory_bytes, most_threads(threads))
-        return decide_many(prepared, place, given, device_mtbf_h=device_mtbf_h)
-    return decide(prepared, device, given, memory_bytes=memory_bytes, threads=threads, device_mtbf_h=device_mtbf_h)
+    with unchanged(prepared.model, prepared.job.loss):  # a loss that counts its calls begins where it was given
+        if place is not None:
+            place = place.limited_to(memory_bytes, most_threads(threads))
+            return decide_many(prepared, place, given, device_mtbf_h=device_mtbf_h)
+        return decide(prepared, device, given, memory_bytes=memory_bytes, threads=threads, device_mtbf_h=device_mtbf_h)
 
 
 def _tell_plan(decision: Decision, device: Device, run: str, sinks: list[Sink]) -> None:

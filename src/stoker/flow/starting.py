@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from stoker import profiling, records, training
 from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
-from stoker.jobs import Job
+from stoker.jobs import Job, Optimizer
 from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
 from stoker.loading import BatchSource, Stream, key_of, seed_generators
 from stoker.loading.naming import in_data
@@ -34,6 +34,8 @@ _GUARANTEES = {
     "stream": "one reader in each process; it has no state: a resume reads again what was read before",
 }
 
+_LOOKS = 64
+"""Points of a run at which its schedule is looked at."""
 _OF_POSITIONS = ("batch", "seed", "freeze", "sampling", "lengths")
 """Settings of a job without which the number of an update does not say what came before it, beside its data."""
 
@@ -277,6 +279,11 @@ def _tell_start(session: Session, device: Device) -> None:
         level = "same mathematics on resume: the environment has changed"
         changes = _changes(was, now)
         telemetry.emit("warned", message=f"the run began elsewhere; it goes on exactly up to rounding ({changes})")
+    if unsaved := session.loop.step.coupling.unsaved:
+        level = f"none on resume: checkpoints do not hold {' and '.join(unsaved)}, from which the next pass goes on"
+        telemetry.emit("warned", message=f"{level}; keep it in a buffer (register_buffer)")
+    for words in _doubts(session) if not session.position.updates else ():
+        telemetry.emit("warned", message=words)
     spec, data = prepared.spec, prepared.data
     sizes = {name: 0 if part is None else len(part) for name, part in
              (("train", data.train), ("valid", data.valid), ("test", data.test))}  # fmt: skip
@@ -290,6 +297,17 @@ def _tell_start(session: Session, device: Device) -> None:
         run=session.directory.name,
         data={"class": spec.data_class, "guarantee": _GUARANTEES[spec.data_class], "name": data.train.name, **sizes},
     )
+
+
+def _doubts(session: Session) -> Iterator[str]:
+    """What is probably a mistake in the job."""
+    yield from session.step.coupling.notices
+    optimizer, schedule = session.prepared.job.optimizer, session.prepared.job.schedule
+    # A schedule of the user's is not called but where it is used: it may count its calls, or raise.
+    if isinstance(optimizer, Optimizer) and type(schedule).__module__.startswith("stoker."):
+        highest = max(abs(float(schedule(part / _LOOKS))) for part in range(_LOOKS))
+        if (doubt := optimizer.doubt(highest)) is not None:
+            yield doubt
 
 
 def _changes(was: Environment, now: Environment) -> str:

@@ -116,8 +116,17 @@ def _call(path: Path, what: str, action: Callable[[], Any]) -> Any:
         said = f": {error}" if str(error) else ""
         raise BadJob(
             f"{_users_line(path, error)} raised {type(error).__name__} {when}{said}",
-            remedy="Run again with --debug for the whole traceback.",
+            remedy=_remedy(error),
         ) from error
+
+
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return (
+            f"Install {error.name.partition('.')[0]} into this Python ({sys.executable} -m pip install …); a module of "
+            "your own lies beside the job file."
+        )
+    return "Run again with --debug for the whole traceback."
 
 
 def _users_line(path: Path, error: BaseException) -> str:

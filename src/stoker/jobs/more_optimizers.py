@@ -52,6 +52,7 @@ class Adagrad(Optimizer):
 class Adadelta(Optimizer):
     """Updates in the units of the weights (Zeiler 2012, https://arxiv.org/abs/1212.5701); as in `torch.optim`."""
 
+    most_usual_lr: ClassVar[float] = 100.0
     lr: float = 1.0
     rho: float = 0.9
     eps: float = 1e-6
@@ -125,6 +126,8 @@ class ScheduleFree(Optimizer):
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFreeSGD(ScheduleFree):
     """Schedule-free SGD; `beta` is in momentum's place, and rates are larger than SGD's. See `ScheduleFree`."""
+
+    most_usual_lr: ClassVar[float] = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)

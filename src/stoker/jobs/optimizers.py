@@ -40,6 +40,9 @@ class Optimizer:
     _of_all: ClassVar[frozenset[str]] = frozenset({"groups"})
     """Fields that a group has no setting of its own for."""
 
+    most_usual_lr: ClassVar[float] = 1.0
+    """A rate above this is probably a mistake: where gradients are divided by their size, weights move by about it."""
+
     is_elementwise: ClassVar[bool] = True
     """Whether each weight moves by its own gradient and state alone; else no process may hold a part of a tensor."""
 
@@ -54,6 +57,17 @@ class Optimizer:
                 raise BadSetting(f"group {pattern!r} has no setting {unknown[0]!r}. {nearest(unknown[0], known)}")
             for name, value in settings.items():
                 require_possible(name, value, of=f" of group {pattern!r}")
+
+    def doubt(self, factor: float = 1.0) -> str | None:
+        """What to tell of a rate that is far from any that trains; `factor` is the highest of its schedule."""
+        highest = factor * max([self.lr, *(float(one.get("lr", 0.0)) for one in self.groups.values())])
+        if highest <= self.most_usual_lr:
+            return None
+        name = type(self).__name__
+        return (
+            f"the learning rate of {name} goes up to {highest:g}, and is hardly ever above {self.most_usual_lr:g}: is "
+            "that meant? `stoker lr-range` finds one"
+        )
 
     def settings(self) -> dict[str, Any]:
         """Arguments of PyTorch's optimiser of the same name."""
@@ -102,6 +116,7 @@ def _plain_groups(groups: object) -> Groups:
 class SGD(Optimizer):
     """Stochastic gradient descent; weight decay is added to the gradient (L2), as in `torch.optim.SGD`."""
 
+    most_usual_lr: ClassVar[float] = 100.0
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False

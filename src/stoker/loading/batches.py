@@ -76,7 +76,9 @@ class Pipeline:
         return self.fields.call(lambda *inputs, **named: [*inputs, *named.values()][0], content)
 
     def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
-        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        dtype = tensor.dtype
+        if self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            dtype = self.dtype.to_complex() if tensor.is_complex() else self.dtype
         if self.channels_last and tensor.dim() == 4:
             return tensor.to(dtype=dtype, memory_format=torch.channels_last)
         return tensor.to(dtype)

@@ -1,4 +1,4 @@
-"""One pass over a stream, from its beginning or from where its state puts it."""
+"""Reading of a stream, from its beginning or from where its state puts it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,27 @@ _FORGETFUL = "BufferShuffled"
 
 @dataclass(frozen=True)
 class Sought:
-    """Where a stream's block begins: at `place` of `epoch`, its source in `state` (None: it has none)."""
+    """Where a stream's block begins: at `place` of `epoch`, its source in `state` (None: it has none).
+
+    `round` counts how often the source ended before, where its epoch has no end of its own.
+    """
 
     epoch: int
     place: int
     state: Any
+    round: int = 0
 
 
 class Reader:
-    """One pass over a source, block by block; it is not used in another process than the one it was made in."""
+    """One epoch of a source, block by block; it is not used in another process than the one it was made in.
 
-    def __init__(self, source: Any, start: Sought, length: int, seed: int, block: int) -> None:
+    `goes_round`: nobody knows how many samples it has, and where it ends it is read again, as another epoch of its own.
+    """
+
+    def __init__(
+        self, source: Any, start: Sought, length: int, seed: int, block: int, *, goes_round: bool = False
+    ) -> None:
+        self._goes_round, self._round, self._read_in_round = goes_round, start.round, start.place
         self._source, self._length, self._seed, self._block = source, length, seed, block
         self._epoch, self._process = start.epoch, os.getpid()
         self._begin = self._end = start.place
@@ -77,7 +87,7 @@ class Reader:
 
     def _iterated(self, start: Sought) -> Iterator[Any]:
         if callable(getattr(self._source, "set_epoch", None)):
-            self._source.set_epoch(start.epoch)
+            self._source.set_epoch(start.epoch + start.round)
         if start.state is not None:
             self._source.load_state_dict(copy.deepcopy(start.state))
         seed_generators(key_of(Stream.ITEM, self._seed, start.epoch, start.place))
@@ -99,14 +109,22 @@ class Reader:
         One with numbers for keys, of which JSON makes texts, would come back as another.
         """
         state = self._source.state_dict()
-        return Sought(self._epoch, self._end, _plain(state)) if can_be_kept(state) else self._start
+        return Sought(self._epoch, self._end, _plain(state), self._round) if can_be_kept(state) else self._start
 
     def _read(self, place: int) -> Any:
         seed_generators(key_of(Stream.ITEM, self._seed, self._epoch, place))
         name = type(self._source).__name__
         try:
-            return next(self._iterator)
+            item = next(self._iterator)
+            self._read_in_round += 1
+            return item
         except StopIteration:
+            if self._goes_round and self._read_in_round:
+                self._round, self._read_in_round = self._round + 1, 0
+                self.close()
+                begin = Sought(self._epoch, place, initial_state(self._source), self._round)
+                self._iterator = self._iterated(begin)
+                return self._read(place)
             raise BadSample(
                 f"the stream {name} ended after {place:,} samples of epoch {self._epoch + 1}; {self._length:,} were to "
                 "be read. Say how many it has with stoker.data.stream(…, length=…), or train for fewer"

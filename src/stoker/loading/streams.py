@@ -157,7 +157,7 @@ class StreamSamples(Samples):
         start = self._sought
         if start is None or start.epoch != epoch or start.place > place:
             start = Sought(epoch, 0, self._initial)
-        return Reader(self.given.source, start, len(self), self._seed, block)
+        return Reader(self.given.source, start, len(self), self._seed, block, goes_round=not self._is_stated)
 
 
 class WithState(Samples):

@@ -113,7 +113,10 @@ def _hardware(device: Device) -> str:
 def _legality(profile: Profile) -> str:
     coupling = profile.coupling
     if coupling.kind == "separable":
-        return f"samples are separable: any micro-batch up to the batch of {profile.batch} learns the same"
+        words = f"samples are separable: any micro-batch up to the batch of {profile.batch} learns the same"
+        if coupling.tried is None or coupling.tried >= profile.batch:
+            return words
+        return f"{words}, as far as batches of {coupling.tried} show; `stoker verify` trains on larger ones"
     rule = "whole groups" if coupling.kind == "batch_norm" else "exactly one group"
     through = ", ".join(coupling.causes)
     return f"samples are coupled by {through}: a micro-batch is {rule} of {coupling.group} samples"

@@ -27,6 +27,8 @@ _MALLOCS: tuple[Malloc, ...] = ("retained", "default", "mapped")
 DATA_SHARE = 0.1
 """Training data are kept in a GPU's memory where they take at most this share of it."""
 
+_FP64: tuple[Precision, ...] = ("fp64",)
+
 MemoryFormat = Literal["contiguous", "channels_last"]
 OptimizerImplementation = Literal["default", "foreach", "fused"]
 
@@ -44,8 +46,9 @@ def execution_settings(profile: Profile, device: Device, compiling: Sequence[boo
     """
     formats: tuple[MemoryFormat, ...] = ("channels_last", "contiguous") if profile.has_convolutions else ("contiguous",)
     threads = (device.cores, max(1, device.cores // 2), 1) if device.kind == "cpu" else (1,)
+    arithmetic = _FP64 if profile.is_double else precisions(device)
     for is_compiled, precision, memory_format, implementation, count, (loader, workers) in itertools.product(
-        compiling, precisions(device), formats, _implementations(profile, device), dict.fromkeys(threads),
+        compiling, arithmetic, formats, _implementations(profile, device), dict.fromkeys(threads),
         loaders(profile, device),
     ):  # fmt: skip
         yield Plan(
@@ -109,7 +112,7 @@ def trace_settings(plan: Plan, profile: Profile, capability: str) -> TraceSettin
         capability=kernel_generation(capability),
         micro_batch=plan.micro_batch,
         parts=1 if plan.micro_batch >= profile.batch else 2,
-        precision="fp32" if plan.precision == "tf32" else plan.precision,
+        precision="bf16" if plan.precision == "bf16" else "fp32",  # the others are alike but for the types in the trace
         memory_format=plan.memory_format,
         optimizer_implementation=plan.optimizer_implementation,
         checkpointed_blocks=plan.checkpointed_blocks,

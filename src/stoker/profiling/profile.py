@@ -13,6 +13,7 @@ from stoker.records import Coupling, Profile
 from stoker.stepping import bytes_of, num_parameters
 from stoker.stepping.checkpointing import num_blocks
 from stoker.stepping.chunked_loss import worthwhile_chunks
+from stoker.stepping.model import is_double
 from stoker.stepping.optimizers import implementations
 
 
@@ -35,9 +36,10 @@ def profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, d
         parameter_bytes=bytes_of(model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in model.modules()),
         is_in_memory=data.train.is_in_memory,
-        optimizer_implementations=implementations(job, device_kind),
+        optimizer_implementations=implementations(job, model, device_kind),
         coupling=coupling,
         num_blocks=num_blocks(model),
+        is_double=is_double(model),
         loss_chunks=worthwhile_chunks(job, model, data.train),
         has_own_step=job.step is not None,
         most_workers=None if data.train.data_class == "indexed" else 1,

@@ -19,10 +19,11 @@ from stoker.loading import Batch, BatchSource, Datasets, in_order
 from stoker.loading.token_batches import mean_samples
 from stoker.profiling.memory import PeakMemory
 from stoker.profiling.thread_count import threads
-from stoker.records import Coupling, Measurement, Plan, Position
+from stoker.records import FULL_PRECISIONS, Coupling, Measurement, Plan, Position
 from stoker.stepping import Step, bytes_of, ran_out_of_memory
 from stoker.stepping.freezing import thawed
 from stoker.stepping.held_out import evaluating
+from stoker.stepping.local_tensors import as_real
 
 _FEWEST, _MOST = 3, 30
 _COMPARED_BATCHES = 3
@@ -58,7 +59,7 @@ def try_plan(
         try:
             step, first_s, times = _timed_updates(job, plan, coupling, data, budget_s, clock)
             evaluate_s = _evaluation_time(step, data, clock)
-            is_as_written = plan.precision == "fp32" and not plan.compile
+            is_as_written = plan.precision in FULL_PRECISIONS and not plan.compile
             error = None if is_as_written else known_error
             if error is None and not is_as_written:
                 error = gradient_error(job, plan, coupling, data)
@@ -167,7 +168,7 @@ def _source(step: Step, data: Datasets, plan: Plan) -> BatchSource:
 
 def _gradient_of(step: Step, batch: Batch, update: int) -> torch.Tensor:
     step.gradients(batch, update)
-    gradients = [p.grad.reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
+    gradients = [as_real(p.grad).reshape(-1).float() for p in step.model.parameters() if p.grad is not None]
     step.optimizer.zero_grad(set_to_none=True)
     return torch.cat(gradients)
 

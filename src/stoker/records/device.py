@@ -7,8 +7,11 @@ from typing import ClassVar, Literal
 
 from stoker.records import codec
 
-Precision = Literal["fp32", "tf32", "bf16"]
-"""Precisions a planner may choose: plain fp32, tf32 products, or autocast bf16 over fp32 weights and reductions."""
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+"""Precisions of a plan: plain fp32, tf32 products, autocast bf16 over fp32 weights and reductions, or plain fp64 for
+models whose weights are in float64, which nothing reduces."""
+FULL_PRECISIONS = ("fp32", "fp64")
+"""Those that compute as the model is written."""
 
 
 @dataclass(frozen=True, kw_only=True)

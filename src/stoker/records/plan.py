@@ -251,7 +251,7 @@ class Decision:
 class KeptDecision:
     """A decision for a device that was here, when it was made (ISO 8601), and what was found of the job's samples."""
 
-    schema: ClassVar[int] = 1
+    schema: ClassVar[int] = 2
     decision: Decision
     coupling: Coupling
     at: str

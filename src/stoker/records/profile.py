@@ -14,7 +14,9 @@ class Coupling:
 
     `separable`: any micro-batch is legal. `batch_norm`: only through batch statistics, so a micro-batch is any whole
     number of groups. `whole_group`: through something that must see each group alone, so a micro-batch is one group.
-    `group` is the number of samples in a group (None when separable).
+    `group` is the number of samples in a group (None when separable). `tried` is the largest batch that was compared
+    with its parts [samples] (None: nobody says). `unsaved` names what a pass leaves for the next one where no
+    checkpoint holds it, such as tensors in plain attributes. `notices` say what is probably a mistake in the job.
     """
 
     schema: ClassVar[int] = 1
@@ -22,6 +24,9 @@ class Coupling:
     group: int | None
     causes: tuple[str, ...]
     evidence: str
+    tried: int | None = None
+    unsaved: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.kind == "separable") != (self.group is None) or (self.group is not None and self.group < 1):
@@ -62,6 +67,7 @@ class Profile:
     number; a stream is read by one). `mean_batch` is how many samples an update has on average where their number
     differs, of which `batch` is then the most (None: it does not). `has_one_shape`: all whole batches are of one shape,
     as far as can be told. `device_mtbf_h` is how long one device works between two failures [h], if somebody said so.
+    `is_double`: all weights are in float64.
     """
 
     schema: ClassVar[int] = 2
@@ -83,3 +89,4 @@ class Profile:
     mean_batch: float | None = None
     has_one_shape: bool = True
     device_mtbf_h: float | None = None
+    is_double: bool = False

@@ -142,7 +142,9 @@ def closing(now: Snapshot) -> RenderableType:
             lines.append(Text(saved, style="dim"))
         return Group(*lines)
     named = headline_metric(now.metrics)
-    result = f"{named[0].replace('/', ' ')} {format_metric(*named)}" if named else "finished"
+    result = "finished" if now.loss is None else f"training loss {format_metric('loss', now.loss)}"
+    if named:
+        result = f"{named[0].replace('/', ' ')} {format_metric(*named)}"
     lines = [Text.assemble(("✓ ", "bold green"), (result, "bold green"), (f"  {now.run}", "bold"))]
     effort = f"{format_samples(now.samples)} samples in {format_seconds(now.wall_s)}"
     best = headline_metric(now.best)

@@ -148,8 +148,10 @@ def _finished(event: Event) -> str:
         line += f" in {format_seconds(wall)}"
     if why := text(event, "ended_early"):
         line += f", before its time, because {why}"
-    metrics = format_metrics(numbers(event.fields.get("metrics")))
-    return f"{line}: {metrics}" if metrics else line
+    if metrics := format_metrics(numbers(event.fields.get("metrics"))):
+        return f"{line}: {metrics}"
+    loss = finite(event, "loss")
+    return line if loss is None else f"{line}: training loss {format_metric('loss', loss)}"
 
 
 _TELLERS: dict[str, Callable[[Event], str]] = {

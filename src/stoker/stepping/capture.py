@@ -33,8 +33,10 @@ from stoker.loading import Content, map_tensors
 from stoker.stepping.buffers import Buffers
 from stoker.stepping.compiling import users_line
 from stoker.stepping.interpreting import Repeat, called_from_python, interpreted
+from stoker.stepping.local_tensors import as_real
 from stoker.stepping.losses import without_values
 from stoker.stepping.out_of_memory import ran_out_of_memory
+from stoker.stepping.python_state import python_state
 
 CHECK_EVERY = 1000
 """Updates between comparisons of what was captured with an ordinary pass."""
@@ -188,12 +190,7 @@ class CapturedPass:
 
     def _python_state(self) -> tuple[Any, ...]:
         """What a captured pass would not change: plain values in modules, and the generators that are not PyTorch's."""
-        values = [
-            (name, key, value)
-            for name, module in self._model.named_modules()
-            for key, value in vars(module).items()
-            if isinstance(value, _PLAIN)
-        ]
+        values = python_state(self._model, with_tensors=False).values
         numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
         return values, random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
 
@@ -248,8 +245,9 @@ def _distance(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """The norm of the difference over the norm of what is expected, over all tensors together."""
     if not expected:
         return 0.0
-    apart = torch.stack([(one.float() - other.float()).norm() for one, other in zip(found, expected, strict=True)])
-    return float(apart.norm() / torch.stack([one.float().norm() for one in expected]).norm().clamp_min(1e-30))
+    mine, theirs = ([as_real(tensor).float() for tensor in tensors] for tensors in (found, expected))
+    apart = torch.stack([(one - other).norm() for one, other in zip(mine, theirs, strict=True)])
+    return float(apart.norm() / torch.stack([one.norm() for one in theirs]).norm().clamp_min(1e-30))
 
 
 @contextlib.contextmanager

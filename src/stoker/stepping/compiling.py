@@ -102,6 +102,11 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
     return stance
 
 
+def is_double_backward(problem: RuntimeError) -> bool:
+    """Whether PyTorch refuses to differentiate a compiled pass twice."""
+    return "create_graph=" in str(problem) or "double backward" in str(problem)
+
+
 def compiler_missing(device: torch.device) -> str | None:
     """What inductor would need and does not find here; None where nothing is missing."""
     if device.type == "cpu":

@@ -9,6 +9,8 @@ moves no loss. The first sees through random draws, which are keyed alike; for t
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 
 from torch import nn
 
@@ -20,8 +22,11 @@ from stoker.records import Coupling, CouplingKind
 from stoker.stepping.batch_norm import batch_norms
 from stoker.stepping.culprits import culprits, loss_cause
 from stoker.stepping.outputs import require_aligned
-from stoker.stepping.parts import Agreement, compare_groups, compare_parts
+from stoker.stepping.parts import Agreement, compare_groups, compare_large, compare_parts
 from stoker.stepping.probing import Probe, Where, working_probe
+
+_SHARE_OF_PROBE = 0.1
+_SHARED = "its draws do not grow with the batch, and the loss depends on them: each part would have a draw of its own"
 
 
 def find_coupling(job: Job, samples: Samples) -> Coupling:
@@ -39,18 +44,27 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
         return _coupled(job, "whole_group", ("the loss",), 'declared: loss_scope="batch"')
     if job.batch == 1 or len(samples) < 2:
         return _separable("an update sees one sample")
+    began_s = time.process_time()
     probe = working_probe(job, samples)
     _, quad = next(probe.quads())
     require_aligned(job, probe.model, probe.pool.batch(quad.first).cut(0, len(quad.first)))
     probe.require_by_sample()
-    if not probe.is_repeatable():
+    is_repeatable, probe = probe.repeated()
+    found = _probed(job, probe, len(samples), is_repeatable=is_repeatable, began_s=began_s)
+    return replace(found, unsaved=probe.carried.unsaved, notices=() if probe.notice is None else (probe.notice,))
+
+
+def _probed(job: Job, probe: Probe, num_samples: int, *, is_repeatable: bool, began_s: float) -> Coupling:
+    """What comparisons of losses show; the CPU time of this process was `began_s` when probing began [s]."""
+    if not is_repeatable:
         cause = "the model or the loss: it draws from generators of its own, or keeps hidden state"
         return _coupled(
             job, "whole_group", (cause,), "the same batch, seed and weights give another loss when repeated"
         )
-    _require_last_batch(job, probe, len(samples))
-    norms = _statistics(probe)
+    _require_last_batch(job, probe, num_samples)
+    norms, compared_s = _statistics(probe), time.process_time()
     largest, where = probe.largest_mixed_difference()
+    compared_s = time.process_time() - compared_s
     evidence = _moves(probe, largest)
     if norms and largest > probe.tolerance:
         thawed, probe = probe, probe.with_frozen(norms)
@@ -65,7 +79,32 @@ def find_coupling(job: Job, samples: Samples) -> Coupling:
     if parts.problem is not None:
         cause = parts.cause or loss_cause(probe, where)
         return _coupled(job, "whole_group", (cause,), f"{parts.problem} ({probe.describe()})")
-    return _separable(f"mixed difference at most {largest:.1e} of the loss; {_adds_up(parts)} ({probe.describe()})")
+    if (shared := probe.shared_draw()) is not None:
+        return _coupled(job, "whole_group", (shared,), f"{_SHARED} ({probe.describe()})")
+    compared = f"mixed difference at most {largest:.1e} of the loss; {_adds_up(parts)}"
+    size = _affordable(probe, job.batch, compared_s, time.process_time() - began_s)
+    if size <= sum(probe.sizes) or math.isnan(parts.largest):
+        return replace(_separable(f"{compared} ({probe.describe()})"), tried=sum(probe.sizes))
+    large = compare_large(probe, size)
+    if large.problem is not None:
+        return _coupled(job, "whole_group", (str(large.cause),), large.problem)
+    if math.isnan(large.largest):
+        return replace(_separable(f"{compared} ({probe.describe()})"), tried=sum(probe.sizes))
+    return replace(_separable(f"{compared} ({probe.describe()}, and a batch of {size})"), tried=size)
+
+
+def _affordable(probe: Probe, batch: int, compared_s: float, spent_s: float) -> int:
+    """The largest batch, up to the job's, that is compared with its halves in a share of what the probe took [samples].
+
+    Estimated from CPU times: that of one loss of few samples, and `compared_s` of all losses of the rounds [s].
+    """
+    (few, few_s), many = probe.few, sum(probe.sizes)
+    if many <= few:
+        return many
+    many_s = compared_s / (4 * probe.rounds)
+    each_s = max(1e-9, (many_s - few_s) / (many - few))
+    fixed_s = max(0.0, many_s - many * each_s)
+    return min(batch, max(many, int((_SHARE_OF_PROBE * spent_s - 3 * fixed_s) / (2 * each_s))))
 
 
 def coupling_by_types(job: Job, model: nn.Module, why: str) -> Coupling:
@@ -94,6 +133,8 @@ def _by_batch_norm(job: Job, probe: Probe, frozen: Probe, where: Where, evidence
         cause = parts.cause or loss_cause(frozen, where)
         return _coupled(job, "whole_group", (*names, cause), f"{evidence}; {parts.problem}")
     if job.coupling_group is not None and job.coupling_group < job.batch:
+        if (shared := frozen.shared_draw()) is not None:
+            return _coupled(job, "whole_group", (*names, shared), f"{evidence}; {_SHARED}")
         groups = compare_groups(probe)
         if groups.problem is not None:
             return _coupled(job, "whole_group", names, f"{evidence}; {groups.problem}")

@@ -18,6 +18,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; of a complex one its real and imaginary parts, in one more dimension."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def is_spread(tensor: torch.Tensor) -> bool:
     """Whether it is a DTensor."""
     return hasattr(tensor, "to_local")

@@ -6,10 +6,11 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,12 @@ IGNORED_TARGET = -100
 """A class index that stands for "no target here", as in PyTorch."""
 
 _WITHOUT_VALUES = ContextVar("_WITHOUT_VALUES", default=False)
+
+_SHAPING = ("View", "UnsafeView", "Reshape", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "Clone", "Alias")
+"""Operations, by the beginnings of their names in a graph, that leave values as they are."""
+_WANTS_CLASSES = re.compile("expected (target dtype to be|scalar type) Long")
+
+Found = TypeVar("Found")
 
 Compared = Callable[[], tuple[Any, Any]]
 """Gives the scores and the target of a batch, by a pass through the model if there was none with them yet.
@@ -92,8 +99,15 @@ class Objective:
         self._needs_output = bool(self._stateful) or not all(measure.takes_model for measure in self._all)
         self._observer: Observer | None = None
         self._entries: Entries | None = None
+        self._differentiates = False
         if job.mix is not None and losses:
             self._entries = entries_of(job, losses[0].function, takes_model=losses[0].takes_model)
+
+    @property
+    def loss_object(self) -> object:
+        """The loss as it is called here: of a module or of another object a copy."""
+        loss = self._measured("loss")
+        return None if loss is None else loss.function
 
     @contextlib.contextmanager
     def observed_by(self, observer: Observer | None) -> Iterator[None]:
@@ -138,13 +152,27 @@ class Objective:
     def run(self, model: Callable[..., Any], content: Content) -> None:
         """Pass a batch through the model as the loss does; nothing comes of it but what the model notes for itself."""
         loss = self._measured("loss")
-        if loss is not None and loss.takes_model:
-            loss.function(model, content)
-        else:
-            self._output(model, content)
+        own = loss.function if loss is not None and loss.takes_model else None
+        self._without_graph(lambda: self._output(model, content) if own is None else own(model, content))
 
     def measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         """The loss, if there is one, and every metric of one batch of `size` samples; one pass where that is enough."""
+        found = self._without_graph(lambda: self._measures(model, content, size))
+        return {name: Loss(value.sum.detach(), value.count) for name, value in found.items()}
+
+    def _without_graph(self, compute: Callable[[], Found]) -> Found:
+        """What `compute` gives where no graph is kept; with one where a loss or a model takes derivatives itself."""
+        if torch.is_grad_enabled() or not self._differentiates:
+            try:
+                return compute()
+            except Exception as error:
+                if torch.is_grad_enabled() or not _needs_graph(error):
+                    raise
+            self._differentiates = True
+        with torch.enable_grad():
+            return compute()
+
+    def _measures(self, model: Callable[..., Any], content: Content, size: int) -> dict[str, Loss]:
         if self._in_chunks is not None and len(self._all) == 1 and self._observer is None:
             return {"loss": self._chunked(self._in_chunks, model, content)}
         output = self._needed_output(model, content) if self._needs_output else None
@@ -234,7 +262,12 @@ class Objective:
                 return mixed_loss(self._entries, output, target)
             value = measure.function(output, target)
         except (IndexError, RuntimeError, ValueError) as error:
-            raise BadJob(_misfit(measure.name, output, target, error)) from error
+            message, remedy = _misfit(measure.name, output, target, error)
+            raise BadJob(message, remedy=remedy) from error
+        except (AttributeError, TypeError) as error:
+            if not measure.takes_scores or (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+                raise
+            raise _no_tensor(measure.name, output, target) from error
         if isinstance(value, torch.Tensor) and value.dim() and not self._is_of_batch:
             require_by_sample(measure.name, value, output, target)
         return value
@@ -244,9 +277,9 @@ class Objective:
         output = output if self._needs_output else self._output(model, content)
         target = self.fields.target_of(content)
         if self._own is None or target is None:
-            return in_full_precision(scores(output)), target
+            return _without_history(in_full_precision(scores(output))), target
         found, target = self._own.aligned(model, output, target)
-        return in_full_precision(found), target
+        return _without_history(in_full_precision(found)), target
 
     def _as_sum(self, value: Any, size: int, name: str) -> Loss:
         if isinstance(value, Loss):
@@ -262,6 +295,20 @@ class Objective:
         )
 
 
+def _without_history(output: Any) -> Any:
+    return output.detach() if isinstance(output, torch.Tensor) else output
+
+
+def _needs_graph(error: BaseException | None) -> bool:
+    """Whether a derivative was asked for of what had no graph."""
+    seen = 0
+    while error is not None and seen < 8:
+        if "does not require grad" in str(error):
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
+
+
 def measure_name(measure: str | Callable[..., Any]) -> str:
     """What a loss or metric is called in results."""
     return metric_name(measure)
@@ -275,6 +322,29 @@ def without_values() -> Iterator[None]:
         yield
     finally:
         _WITHOUT_VALUES.reset(token)
+
+
+def normalised_twice(loss: object, output: Any) -> str | None:
+    """What to tell of a loss that normalises scores itself and is given probabilities; None where it is not.
+
+    Told by the operation that made `output`, which has its graph. A logarithm of probabilities does no harm: that of
+    its softmax is the same again.
+    """
+    of_classes = loss in ("cross_entropy", "token_cross_entropy") or loss is F.cross_entropy
+    of_classes = of_classes or isinstance(loss, nn.CrossEntropyLoss)
+    of_pairs = loss == "binary_cross_entropy" or loss is F.binary_cross_entropy_with_logits
+    if not (of_classes or of_pairs or isinstance(loss, nn.BCEWithLogitsLoss)):
+        return None
+    node = getattr(scores(output), "grad_fn", None)
+    while node is not None and node.name().startswith(_SHAPING) and node.next_functions:
+        node = node.next_functions[0][0]
+    function = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}.get("" if node is None else node.name())
+    if function is None:
+        return None
+    return (
+        f"the model ends in {function}, and the loss normalises scores itself: gradients are small, and it cannot get "
+        f"near 0. Return what goes into {function}, and apply it where probabilities are wanted"
+    )
 
 
 def require_scalar(loss: Loss, name: str) -> Loss:
@@ -399,8 +469,25 @@ def _require_classes(output: torch.Tensor, target: torch.Tensor) -> None:
         raise ValueError("wanted scores [B, classes, ...] with labels [B, ...]; for one logit there is binary_accuracy")
 
 
-def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:
-    """What is wrong between output and target, with their shapes, or the label that is out of range."""
+def _no_tensor(name: str, output: Any, target: Any) -> BadJob:
+    """What to say where a loss or metric that compares two tensors is given something else."""
+    if not isinstance(output, torch.Tensor):
+        has = f" with the entries {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
+        return BadJob(
+            f"{name} compares a tensor of scores with targets, and the model returned a {type(output).__name__}{has}",
+            remedy="Return the scores alone, or in a dict under 'logits'; or give loss=… a function of "
+            "(output, target) that picks them out.",
+        )
+    shown = target[0] if isinstance(target, list | tuple) and target else target
+    return BadJob(
+        f"{name} needs targets as numbers, and they are a {type(target).__name__} of {type(shown).__name__}s, "
+        f"such as {shown!r}",
+        remedy="Number the classes in the dataset, as by classes.index(label); loss=… may be a function of your own.",
+    )
+
+
+def _misfit(name: str, output: Any, target: Any, error: Exception) -> tuple[str, str | None]:
+    """What is wrong between output and target, with their shapes, or the label that is out of range; and a remedy."""
     shapes = f"output {_shape(output)}, target {_shape(target)}"
     is_labels = isinstance(target, torch.Tensor) and not target.is_floating_point() and target.numel() > 0
     if is_labels and isinstance(output, torch.Tensor) and output.dim() > 1:
@@ -408,8 +495,15 @@ def _misfit(name: str, output: Any, target: Any, error: Exception) -> str:
         labels = target[target != IGNORED_TARGET]
         low, high = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
         if high >= classes or low < 0:
-            return f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
-    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})"
+            words = f"{name}: labels go from {low} to {high}, but the model's output has {classes} classes ({shapes})"
+            return words, None
+    if _WANTS_CLASSES.search(str(error)) and isinstance(target, torch.Tensor):
+        kind = str(target.dtype).removeprefix("torch.")
+        return (
+            f"{name}: a cross-entropy compares with class numbers, and targets are {kind} ({shapes})",
+            "Give class numbers as int64 (labels.long(), .astype('int64')); to learn numbers themselves, loss=\"mse\".",
+        )
+    return f"{name} raised {type(error).__name__}: {str(error).splitlines()[0]} ({shapes})", None
 
 
 def _shape(value: Any) -> str:

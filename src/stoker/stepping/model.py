@@ -70,10 +70,26 @@ def require_sizes(model: nn.Module) -> None:
 
 def placed(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:
     """`model` on the plan's device in its memory format, ready to be trained; in `dtype`, or as it is."""
-    model = model.to(device=torch.device(plan.device), dtype=dtype)
+    model = in_dtype(model.to(device=torch.device(plan.device)), dtype)
     if plan.memory_format == "channels_last":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing from the stubs
     return to_training(model)
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """`model` with its real weights and buffers in `dtype` and its complex ones as precise; None: as it is."""
+    if dtype is None:
+        return model
+    if not any(tensor.is_complex() for tensor in (*model.parameters(), *model.buffers())):
+        return model.to(dtype)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():  # `Module.to` would drop the imaginary part
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)  # noqa: SLF001 - what `Module.to`, which knows of one dtype only, is made of
+    return model
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -89,6 +105,12 @@ def weights_digest(model: nn.Module) -> str:
 def num_parameters(model: nn.Module) -> int:
     """Scalars in all parameters, tied ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def is_double(model: nn.Module) -> bool:
+    """Whether all trainable weights are in float64 (or complex128)."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    return bool(dtypes) and dtypes <= {torch.float64, torch.complex128}
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

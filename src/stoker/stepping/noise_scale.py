@@ -24,6 +24,7 @@ from stoker.errors import RunFailed
 from stoker.loading import Batch
 from stoker.records import Estimate
 from stoker.records.noise import NoiseScale
+from stoker.stepping.local_tensors import as_real
 from stoker.stepping.step import Step
 
 BLOCKS = 8
@@ -133,7 +134,8 @@ def measure_noise(
 
 def _dot(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
     """The scalar product over all tensors; in float64, since small differences of large sums are taken."""
-    products = [(a.detach().double() * b.detach().double()).sum() for a, b in zip(one, other, strict=True)]
+    pairs = ((as_real(a.detach()), as_real(b.detach())) for a, b in zip(one, other, strict=True))
+    products = [(a.double() * b.double()).sum() for a, b in pairs]
     return float(torch.stack(products).sum())
 
 

@@ -56,7 +56,13 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
         if isinstance(job.optimizer, (*_OURS, Muon)):
-            _require_real(job.optimizer, trainable)
+            _require_real(
+                type(job.optimizer).__name__,
+                trainable,
+                "Use stoker.AdamW or SGD, or hold its real and imaginary parts apart.",
+            )
+        elif plan.optimizer_implementation == "fused":
+            _require_real("a fused optimiser", trainable, 'Set optimizer_implementation of the plan to "foreach".')
         chosen = _arguments_of(plan, job.optimizer)
         if isinstance(job.optimizer, Muon):
             return _build_muon(job.optimizer, model, plan, chosen)
@@ -73,13 +79,10 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     return optimizer
 
 
-def _require_real(settings: Optimizer, named: dict[str, nn.Parameter]) -> None:
-    """Refuse complex weights: squares and transposes are taken as of real ones."""
+def _require_real(what: str, named: dict[str, nn.Parameter], remedy: str) -> None:
+    """Refuse complex weights: squares and transposes are taken as of real ones, and fused kernels lack them."""
     if complex_ones := [name for name, parameter in named.items() if parameter.is_complex()]:
-        raise BadJob(
-            f"{type(settings).__name__} is for real weights, and {complex_ones[0]} is complex",
-            remedy="Use stoker.AdamW or SGD, or hold its real and imaginary parts apart.",
-        )
+        raise BadJob(f"{what} is for real weights, and {complex_ones[0]} is complex", remedy=remedy)
 
 
 def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:
@@ -124,11 +127,15 @@ def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> lis
     return groups + [{"params": found, **settings.groups[pattern]} for pattern, found in matched.items()]
 
 
-def implementations(job: Job, device_kind: str) -> tuple[str, ...]:
-    """Implementations of the job's optimiser that a plan may choose among on this kind of device."""
+def implementations(job: Job, model: nn.Module, device_kind: str) -> tuple[str, ...]:
+    """Implementations of the job's optimiser, for the weights of `model`, that a plan may choose among on this device.
+
+    PyTorch's fused kernels are for real weights.
+    """
     if not isinstance(job.optimizer, Optimizer) or isinstance(job.optimizer, _OURS):
         return ("default",)
-    if isinstance(job.optimizer, _FUSED):
+    is_real = all(p.is_floating_point() for p in model.parameters() if p.requires_grad)
+    if isinstance(job.optimizer, _FUSED) and is_real:
         return ("fused", "default") if device_kind in ("cpu", "cuda") else ("default",)
     return ("foreach", "default")
 

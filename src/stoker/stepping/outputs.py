@@ -3,7 +3,8 @@
 What: a model may return a tensor, or an object with an attribute or entry `logits`, as those of Hugging Face do; named
 losses and metrics, and PyTorch's own loss modules, are given the logits. A user's own functions get what the model
 returned. Use when: always. Costs: nothing.
-`loss="own"` is for models that take their labels and return their mean loss. It becomes a sum again by the number of
+`loss="own"` is for models that take their labels and return their mean loss: as `.loss` or the entry `loss`, or as the
+one scalar in a tuple such as (logits, loss) or in a dict, or alone. It becomes a sum again by the number of
 labels that it is a mean of, so that micro-batches add up; if that number is another one, the probe of coupling finds
 that parts do not add up to the whole, and batches are not cut.
 Source: `transformers/loss/loss_utils.py` of transformers 5.23: cross-entropies are means over labels that are not -100,
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -94,7 +95,8 @@ class OwnLoss:
     """The mean loss that a model returns, as a sum and a count.
 
     Args:
-        fields: of the job; samples are dicts, and the model takes their entries by name, the target among them.
+        fields: of the job; the model takes the entries of samples that are dicts by name and those of others by
+            position, the target among them, which comes last.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -104,14 +106,18 @@ class OwnLoss:
         """The model's output for a batch with its labels.
 
         Raises:
-            BadJob: samples are no dicts.
+            BadJob: the model is one of Hugging Face's, whose arguments have another order, and samples are no dicts.
         """
-        if not isinstance(content, Mapping):
-            raise BadJob(
-                'loss="own" hands samples to the model by name, labels included, and these are no dicts',
-                remedy='Give data as {"input_ids": …, "labels": …}, by the names of the model\'s arguments.',
-            )
         chosen = self._fields.inputs
+        if not isinstance(content, Mapping):
+            if loss_kind(model) is not None:
+                raise BadJob(
+                    'loss="own" hands samples to such a model by name, labels included, and these are no dicts',
+                    remedy='Give data as {"input_ids": …, "labels": …}, by the names of the model\'s arguments.',
+                )
+            if chosen is None:
+                return model(*content) if isinstance(content, tuple | list) else model(content)
+            return self._fields.call(lambda *inputs: model(*inputs, self._fields.target_of(content)), content)
         if chosen is None:
             return model(**content)
         names = [chosen] if isinstance(chosen, str | int) else list(chosen)
@@ -122,15 +128,9 @@ class OwnLoss:
         """The loss in an output; a bare scalar where there are no labels to count.
 
         Raises:
-            BadJob: the model did not return a scalar `loss`.
+            BadJob: the model did not return one scalar that can be its loss.
         """
-        mean = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if not isinstance(mean, torch.Tensor) or mean.dim():
-            raise BadJob(
-                f'loss="own" needs a model that returns its mean loss as `.loss`; this one returned a '
-                f"{type(output).__name__} without",
-                remedy="Give the samples the entry that it takes its labels from, or another loss.",
-            )
+        mean = _own_mean(output)
         mean = mean.float() if mean.dtype in _HALVES else mean
         labels = self._fields.target_of(content)
         if not isinstance(labels, torch.Tensor):
@@ -143,8 +143,45 @@ class OwnLoss:
     def aligned(self, model: Any, output: Any, target: Any) -> tuple[Any, Any]:
         """Logits and labels such that each stands beside what it is compared with."""
         logits = scores(output)
+        if isinstance(output, tuple | list) and logits is output:
+            logits = next((one for one in output if isinstance(one, torch.Tensor) and one.dim()), output)
         is_of_tokens = isinstance(logits, torch.Tensor) and logits.dim() == 3
         return (logits[:, :-1], target[:, 1:]) if is_of_tokens and shifts_labels(model) else (logits, target)
+
+
+def _own_mean(output: Any) -> torch.Tensor:
+    """The mean loss among what a model returned.
+
+    Raises:
+        BadJob: there is none, or nothing says which of several scalars it is.
+    """
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if _is_loss(named):
+        return named
+    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
+    found = [item for item in items if _is_loss(item)]
+    if len(found) == 1:
+        return found[0]
+    has = f"{len(found)} scalars, none of them called `loss`" if found else "no scalar"
+    raise BadJob(
+        f'loss="own" needs a model that returns its mean loss, and this one returned a {_described(output)}: {has}',
+        remedy="Return one scalar, as `.loss`, under 'loss', or as in (logits, loss); if it needs labels for that, let "
+        "the samples have the entry that it takes them from. Or give another loss.",
+    )
+
+
+def _is_loss(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and not value.dim() and value.is_floating_point()
+
+
+def _described(output: Any) -> str:
+    """A model's output by its types: `tuple (tensor [16, 2], NoneType)`."""
+    if isinstance(output, Mapping):
+        return f"{type(output).__name__} with the entries {', '.join(map(repr, output))}"
+    if isinstance(output, tuple | list):
+        parts = [f"tensor {list(o.shape)}" if isinstance(o, torch.Tensor) else type(o).__name__ for o in output]
+        return f"{type(output).__name__} ({', '.join(parts)})"
+    return f"tensor {list(output.shape)}" if isinstance(output, torch.Tensor) else type(output).__name__
 
 
 def num_labels(model: Any, labels: torch.Tensor) -> torch.Tensor | int:

@@ -11,6 +11,7 @@ from torch import nn
 
 from stoker.loading import Batch
 from stoker.stepping.batch_norm import GroupedBatchNorm
+from stoker.stepping.local_tensors import as_real
 from stoker.stepping.probing import Probe, Value, fresh, gap
 from stoker.stepping.randomness import RandomDraws
 
@@ -46,7 +47,7 @@ def compare_parts(probe: Probe) -> Agreement:
     """Compare the loss, its gradient and the state left behind of whole batches with those of their two parts."""
     differences: list[float] = []
     with RandomDraws(silenced=True):
-        if not probe.is_same_with(seed=1):
+        if not probe.is_same_with(seed=1, first=None if probe.drawn else probe.first):
             return Agreement(math.nan)
         for model, quad in itertools.islice(probe.quads(), max(1, probe.rounds // _ROUNDS_FOR_EACH)):
             found = _compare(probe, model, probe.pool.batch(quad.first, quad.second), max(1, len(quad.first) - 1))
@@ -54,6 +55,26 @@ def compare_parts(probe: Probe) -> Agreement:
                 return found
             differences.append(found.largest)
     return Agreement(max((each for each in differences if math.isfinite(each)), default=math.nan))
+
+
+def compare_large(probe: Probe, size: int) -> Agreement:
+    """Compare a batch of `size` samples, most of them copies of one, with its halves: what limits count shows there."""
+    rows = next(itertools.islice(probe.pool.quads((size, size), probe.job.seed), 2, None)).first
+    rows[: size - size // 8] = rows[0]
+    batch, half = probe.pool.batch(rows), size // 2
+    with RandomDraws(silenced=True):
+        try:
+            whole, first, second = (
+                probe.value_of(probe.fresh(probe.model), batch, start, stop)
+                for start, stop in ((0, size), (0, half), (half, size))
+            )
+        except Exception:  # noqa: BLE001 - memory, or a size that is not the model's
+            return Agreement(math.nan)
+    sums = gap(whole, first + second, whole)
+    if not sums > probe.tolerance:
+        return Agreement(sums)
+    problem = f"the sums or counts of two halves of a batch of {size} differ from the whole's by {sums:.1e} of it"
+    return Agreement(sums, problem, "something in the model or the loss that shows in larger batches only")
 
 
 def compare_groups(probe: Probe) -> Agreement:
@@ -84,13 +105,13 @@ def compare_groups(probe: Probe) -> Agreement:
 
 def _compare(probe: Probe, model: nn.Module, batch: Batch, at: int) -> Agreement:
     """Compare `batch` with its parts before and after sample `at`."""
-    whole = _pass(probe, fresh(model), batch, 0, batch.size)
+    whole = _pass(probe, probe.fresh(model), batch, 0, batch.size)
     if not math.isfinite(whole.value.sum):
         return Agreement(math.nan)
     try:
-        first = _pass(probe, fresh(model), batch, 0, at)
+        first = _pass(probe, probe.fresh(model), batch, 0, at)
         second = _pass(probe, first.model, batch, at, batch.size)
-        second_alone = probe.value_of(fresh(model), batch, at, batch.size)
+        second_alone = probe.value_of(probe.fresh(model), batch, at, batch.size)
     except Exception as error:  # noqa: BLE001 - whatever the model raises for a size that is not its own
         cause = f"the model or the loss: it takes only batches of {batch.size} samples"
         return Agreement(math.nan, f"smaller ones raise {type(error).__name__}: {error}", cause)
@@ -100,16 +121,23 @@ def _compare(probe: Probe, model: nn.Module, batch: Batch, at: int) -> Agreement
     memory = gap(second.value, second_alone, second_alone)
     if memory > probe.tolerance:
         problem = f"what one part leaves in the model moves the next one's loss by {memory:.1e} of it"
-        return Agreement(memory, problem, "the model: a pass changes it")
+        hidden = next(iter(probe.carried.places.values()), None)
+        return Agreement(memory, problem, "the model: a pass changes it" if hidden is None else _changed(hidden))
     gradients = _gradient_difference(whole, first, second)
     if gradients > _GRADIENT_ROUNDING * probe.tolerance:
         problem = f"the gradients of two parts differ from the whole's by {gradients:.1e} of it"
         return Agreement(gradients, problem, "the gradient of the model or of the loss")
     moved, state = _state_difference(whole.model, second.model)
     if state > probe.tolerance:
-        return Agreement(state, f"two parts leave it {state:.1e} off the whole's", f"{moved}, which every pass changes")
+        return Agreement(state, f"two parts leave it {state:.1e} off the whole's", _changed(moved))
+    if (hidden := probe.hidden_difference(whole.model, second.model)) is not None:
+        return Agreement(math.nan, "two parts leave another value in it than the whole does", _changed(hidden))
     finite = [difference for difference in (sums, memory, gradients, state) if math.isfinite(difference)]
     return Agreement(max(finite, default=0.0))
+
+
+def _changed(what: str) -> str:
+    return f"{what}, which every pass changes"
 
 
 def _pass(probe: Probe, model: nn.Module, batch: Batch, start: int, stop: int) -> _Pass:
@@ -124,7 +152,7 @@ def _gradient_difference(whole: _Pass, first: _Pass, second: _Pass) -> float:
 
 
 def _norm(tensors: list[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+    return math.sqrt(sum(float(as_real(tensor).double().square().sum()) for tensor in tensors))
 
 
 def _state_difference(one: nn.Module, other: nn.Module) -> tuple[str, float]:
@@ -135,7 +163,7 @@ def _state_difference(one: nn.Module, other: nn.Module) -> tuple[str, float]:
         that = theirs.get(name)
         if that is None or that.shape != buffer.shape:
             return f"the buffer {name!r}", math.inf
-        mine, its = buffer.detach().double(), that.detach().double()
+        mine, its = as_real(buffer.detach()).double(), as_real(that.detach()).double()
         difference = float((mine - its).abs().max() / mine.abs().max().clamp_min(1e-12)) if mine.numel() else 0.0
         if difference > largest:
             owner = type(one.get_submodule(name.rpartition(".")[0])).__name__

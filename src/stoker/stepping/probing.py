@@ -11,9 +11,11 @@ import contextlib
 import copy
 import itertools
 import math
+import random
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +24,12 @@ from torch import nn
 from stoker.jobs import Job
 from stoker.loading import Batch, Samples, Stream, key_of, seed_generators
 from stoker.loading.order import Indices
-from stoker.stepping.losses import LossForm, Objective, require_scalar
-from stoker.stepping.model import build_model, default_dtype
+from stoker.stepping.local_tensors import as_real
+from stoker.stepping.losses import LossForm, Objective, normalised_twice, require_scalar
+from stoker.stepping.model import build_model, default_dtype, in_dtype
 from stoker.stepping.pool import Pool, Quad, pool_of
-from stoker.stepping.randomness import RandomDraws
+from stoker.stepping.python_state import is_shared, python_state
+from stoker.stepping.randomness import HAS_ENDS, RandomDraws
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Differences up to this [relative to the losses compared] are taken for rounding, by the coarsest type in use."""
@@ -33,6 +37,8 @@ _HALF, _ROUNDS = 4, 8
 _HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 2
 _SLOW_S, _VERY_SLOW_S = 0.1, 2.0
 _NOISE = 0.05
+_SEEDS = 9
+_PYTHONS = "draws of Python or NumPy"
 
 
 Where = tuple[nn.Module, Quad]
@@ -64,6 +70,28 @@ def gap(one: Value, other: Value, *scale: Value) -> float:
 
 
 @dataclass(frozen=True)
+class Draws:
+    """How many numbers a pass drew: by operation of PyTorch, and where it left Python's and NumPy's generators."""
+
+    elements: Mapping[str, int]
+    generators: tuple[object, ...]
+
+    @property
+    def are_pythons(self) -> bool:
+        """Whether it drew from the generators of Python or NumPy."""
+        seed_generators(key_of(Stream.PROBE, 0))
+        return self.generators != _python_generators()
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Python state that one pass hands to the next: where it is, in words, and what of it no checkpoint holds."""
+
+    places: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    unsaved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Probe:
     """A job's model and samples, ready to be asked for losses; halves of its batches have `sizes` samples."""
 
@@ -77,6 +105,19 @@ class Probe:
     rounds: int
     tolerance: float = 0.0
     drawn: frozenset[str] = frozenset()
+    differentiates: bool = False
+    """Whether the loss takes derivatives itself, by its inputs or by the weights, so that every pass needs a graph."""
+    first: Value | None = None
+    """The loss of the first round's samples, once it is known."""
+    drew: Draws | None = None
+    """What that pass drew."""
+    leaves_no_trace: bool = False
+    """Whether a pass was seen to change nothing in the model, so that the next one needs no fresh copy."""
+    notice: str | None = None
+    """What is probably a mistake in how the model's output meets the loss."""
+    few: tuple[int, float] = (0, 0.0)
+    """A number of samples, and what one loss of them takes [s of CPU]."""
+    carried: Carried = field(default_factory=Carried)
 
     @property
     def model(self) -> nn.Module:
@@ -94,14 +135,18 @@ class Probe:
             yield self.models[turn // 3 % 2], quad
 
     def value(self, model: nn.Module, *rows: Indices, seed: int = 0) -> Value:
-        """The loss of the batch of these rows, on a fresh copy of `model`."""
-        return self.value_of(fresh(model), self.pool.batch(*rows), 0, sum(map(len, rows)), seed=seed)
+        """The loss of the batch of these rows, on `model` as it is now."""
+        return self.value_of(self.fresh(model), self.pool.batch(*rows), 0, sum(map(len, rows)), seed=seed)
+
+    def fresh(self, model: nn.Module) -> nn.Module:
+        """A copy of `model` for a pass or several; `model` itself where passes leave no trace."""
+        return model if self.leaves_no_trace else fresh(model)
 
     def value_of(self, model: nn.Module, batch: Batch, start: int, stop: int, *, seed: int = 0) -> Value:
         """The loss of samples start..stop of `batch` on `model` itself, which keeps what the pass leaves in it."""
-        with torch.no_grad():
-            loss = self._loss(model, batch, start, stop, seed)
-        return Value(float(loss[0]), loss[1])
+        with torch.set_grad_enabled(self.differentiates):
+            total, count = self._loss(model, batch, start, stop, seed)
+        return Value(float(total.detach()), count)
 
     def gradient_of(self, model: nn.Module, batch: Batch, start: int, stop: int) -> tuple[Value, list[torch.Tensor]]:
         """The loss of samples start..stop of `batch` and the gradient of its sum, by trainable parameter."""
@@ -133,21 +178,128 @@ class Probe:
                 break
         return largest, where
 
-    def is_repeatable(self) -> bool:
-        """Whether the same batch, seed and state give the same loss again."""
-        return self.is_same_with(seed=0)
+    def repeated(self) -> tuple[bool, Probe]:
+        """Whether the same batch, seed and state give the same loss again; and the probe with what passes carry on.
 
-    def is_same_with(self, *, seed: int) -> bool:
-        """Whether a batch's loss under seed 0 is the same under `seed`."""
+        Python state is carried on where a pass changes it to the same from the same state, and where from the changed
+        state the same batch changes it again, or has another loss. What is only noted, such as the last activations or
+        a time, is not.
+        """
         model, quad = next(self.quads())
-        one, two = (self.value(model, quad.first, quad.second, seed=each) for each in (0, seed))
-        return not gap(one, two, one) > self.tolerance
+        batch, loss = self.pool.batch(quad.first, quad.second), self.objective.loss_object
+        before, copy_ = python_state(model, loss), fresh(model)
+        value = self.value_of(copy_, batch, 0, batch.size)
+        first = value if self.first is None else self.first
+        is_same = not gap(first, value, first) > self.tolerance
+        after = python_state(copy_, loss)
+        if not (changed := after.changed_since(before)):
+            buffers = zip(copy_.buffers(), model.buffers(), strict=True)
+            is_traceless = copy_ is not model and all(torch.equal(mine, initial) for mine, initial in buffers)
+            return is_same, replace(self, leaves_no_trace=is_traceless)
+        twin = fresh(model)
+        self.value_of(twin, batch, 0, batch.size)
+        at_twin = python_state(twin, loss)
+        with torch.no_grad():
+            for buffer, initial in zip(copy_.buffers(), model.buffers(), strict=False):
+                buffer.copy_(initial)
+        next_value = self.value_of(copy_, batch, 0, batch.size)
+        again = python_state(copy_, loss)
+        is_moving = gap(value, next_value, value) > self.tolerance
+        not_copied = {place for place in changed if is_shared(place[0]) or twin is model}
+        steady = (changed - not_copied) - at_twin.changed_since(after)
+        each_time = again.changed_since(at_twin) & at_twin.changed_since(after) & not_copied
+        carried = each_time | (steady if is_moving else steady & again.changed_since(after))
+        words = {place: after.in_words(place) for place in sorted(carried)}
+        unsaved = tuple(word for place, word in words.items() if not after.is_plain(place))
+        return is_same, replace(self, carried=Carried(words, unsaved))
+
+    def hidden_difference(self, one: nn.Module, other: nn.Module) -> str | None:
+        """The first Python state that is carried on and differs between two models, or lies outside them; in words."""
+        if not self.carried.places:
+            return None
+        changed = python_state(one).changed_since(python_state(other))
+        return next((words for place, words in self.carried.places.items()
+                     if place in changed or is_shared(place[0])), None)  # fmt: skip
+
+    def is_same_with(self, *, seed: int, first: Value | None = None) -> bool:
+        """Whether a batch's loss under seed 0, which is `first` if that is known, is the same under `seed`."""
+        model, quad = next(self.quads())
+        one = self.value(model, quad.first, quad.second) if first is None else first
+        return not gap(one, self.value(model, quad.first, quad.second, seed=seed), one) > self.tolerance
+
+    def shared_draw(self) -> str | None:
+        """What draws at random once for all samples of a batch, and moves their loss; None where nothing is seen to.
+
+        Draws for each sample grow with the batch. Of those that do not, PyTorch's are set to either end of what they
+        can give, and Python's and NumPy's are drawn again; layers that draw for a chance of nothing pass.
+        """
+        if self.drew is None or not (self.drawn or self.drew.are_pythons):
+            return None
+        model, quad = next(self.quads())
+        few, many = len(quad.first), sum(self.sizes)
+        try:
+            fewer = self._draws(model, quad.first)
+        except Exception:  # noqa: BLE001 - such as batch statistics of one sample
+            few, many, fewer = many, 2 * many, None
+        if fewer is not None and not _unscaled(fewer, self.drew, few, many):
+            return None
+        one = quad.first[:1]  # copies of one sample draw alike, whatever the numbers depend on
+        drew = [self._draws(model, np.repeat(one, count)) for count in (few, many)]
+        operations = _unscaled(drew[0], drew[1], few, many)
+        moving = [name for name in operations if name != _PYTHONS and self._is_moved_by(name, quad.first)]
+        if moving:
+            return f"a random draw that a batch shares ({moving[0]}{self._drawing(model, one, few, many, moving[0])})"
+        with RandomDraws(silenced=True):
+            if _PYTHONS in operations and not all(self.is_same_with(seed=seed) for seed in range(1, _SEEDS)):
+                return "a random draw from Python's or NumPy's generator that a batch shares"
+        return None
+
+    def _draws(self, model: nn.Module, rows: Indices) -> Draws:
+        with RandomDraws() as draws:
+            self.value(model, rows)
+        return Draws(dict(draws.elements), _python_generators())
+
+    def _is_moved_by(self, operation: str, rows: Indices) -> bool:
+        """Whether the loss depends on what an operation draws."""
+        if operation.removesuffix("_").removesuffix("_like") not in HAS_ENDS:
+            return True
+        model = self.model
+        plain, values = self.value(model, rows), []
+        for end in (0, 1):
+            with RandomDraws(pushed=(operation,), end=end):
+                values.append(self.value(model, rows))
+        return not all(gap(plain, value, plain) <= self.tolerance for value in values)
+
+    def _drawing(self, model: nn.Module, one: Indices, few: int, many: int, operation: str) -> str:
+        """` in Drop '1'`: the innermost module that draws so; empty where it is the loss."""
+        counts: list[dict[str, int]] = []
+        for count in (few, many):
+            copied, drawn = fresh(model), dict[str, int]()
+            with RandomDraws() as draws:
+                handles = [
+                    handle
+                    for name, module in copied.named_modules()
+                    for handle in (
+                        module.register_forward_pre_hook(_noting(drawn, name, draws.elements, operation, -1)),
+                        module.register_forward_hook(_noting(drawn, name, draws.elements, operation, 1)),
+                    )
+                ]
+                self.value_of(copied, self.pool.batch(np.repeat(one, count)), 0, count)
+            for handle in handles:
+                handle.remove()
+            counts.append(drawn)
+        names = [name for name, number in counts[0].items() if number * many != counts[1].get(name, 0) * few]
+        if not names:
+            return ""
+        innermost = max(names, key=lambda name: (len(name.split(".")) if name else 0, name))
+        kind = type(model.get_submodule(innermost)).__name__
+        return f" in {kind} {innermost!r}" if innermost else f" in {kind}"
 
     def form(self) -> LossForm:
         """What the loss function returns."""
         quad = next(self.quads())[1]
         batch = self.pool.batch(quad.first, quad.second)
-        with torch.no_grad(), default_dtype(self.dtype):
+        with torch.set_grad_enabled(self.differentiates), default_dtype(self.dtype):
             return self.objective.form(fresh(self.model), batch.cut(0, batch.size))
 
     def require_by_sample(self) -> None:
@@ -161,13 +313,13 @@ class Probe:
         model, quad = next(self.quads())
         batch = self.pool.batch(quad.first, quad.second)
         seed_generators(key_of(Stream.PROBE, 0))
-        with torch.no_grad(), default_dtype(self.dtype):
+        with torch.set_grad_enabled(self.differentiates), default_dtype(self.dtype):
             self.objective.require_by_sample(fresh(model), batch.cut(0, batch.size))
 
     def with_frozen(self, modules: list[nn.Module]) -> Probe:
         """The same probe with these modules of `model` in evaluation mode."""
         names = {name for name, module in self.model.named_modules() if any(module is one for one in modules)}
-        return replace(self, models=(_frozen(self.models[0], names), _frozen(self.models[1], names)))
+        return replace(self, models=(_frozen(self.models[0], names), _frozen(self.models[1], names)), first=None)
 
     def _loss(self, model: nn.Module, batch: Batch, start: int, stop: int, seed: int) -> tuple[torch.Tensor, float]:
         seed_generators(key_of(Stream.PROBE, seed))
@@ -183,23 +335,49 @@ def working_probe(job: Job, samples: Samples) -> Probe:
     Raises:
         BadJob: the samples or the loss cannot be used. Whatever the model raises at every attempt is passed on.
     """
+    model = build_model(job)
     few = (min(_HALF_IF_SLOW, job.batch // 2),) * 2
     real = (job.batch // 2, job.batch - job.batch // 2)
     for dtype, sizes in ((torch.float64, few), (torch.float32, few), (torch.float64, real)):
         with contextlib.suppress(Exception):  # the last attempt, below, shows what is wrong
-            return _calibrated(_quick(_probe(job, samples, dtype, sizes)))
-    return _calibrated(_probe(job, samples, torch.float32, real))
+            return _calibrated(_quick(_probe(job, samples, model, dtype, sizes), model))
+    return _calibrated(_warm(_probe(job, samples, model, torch.float32, real))[0])
 
 
-def _quick(probe: Probe) -> Probe:
+def _quick(probe: Probe, model: nn.Module) -> Probe:
     """The probe with more samples and rounds where one loss is quick, in fp32 where it takes very long."""
-    seconds = _seconds(probe)
+    probe, seconds = _warm(probe)
     half = min(_HALF, probe.job.batch // 2)
     if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
-        probe = _probe(probe.job, probe.samples, torch.float32, probe.sizes)
+        slow = _probe(probe.job, probe.samples, model, torch.float32, probe.sizes)
+        probe = replace(slow, differentiates=probe.differentiates, few=probe.few, notice=probe.notice)
     if seconds > _SLOW_S:
         return replace(probe, rounds=_ROUNDS_IF_SLOW)
     return probe if sum(probe.sizes) == probe.job.batch else replace(probe, sizes=(half, half))
+
+
+def _warm(probe: Probe) -> tuple[Probe, float]:
+    """The probe with a graph if its loss needs one, and how long one loss takes, not counting the first call [s]."""
+    model, quad = next(probe.quads())
+    with_graph = replace(probe, differentiates=True)
+    watched, outputs = fresh(model), list[Any]()
+    handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    batch = probe.pool.batch(quad.first, quad.second)
+    value = with_graph.value_of(watched, batch, 0, batch.size)
+    handle.remove()
+    notice = normalised_twice(probe.job.loss, outputs[-1]) if outputs else None
+    for tried in (probe, with_graph):
+        started, cpu_started_s = time.perf_counter(), time.process_time()
+        try:
+            again = tried.value(model, quad.first, quad.second)
+        except Exception:  # "does not require grad", from wherever the loss asks for a derivative
+            if tried is with_graph:
+                raise
+            continue
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
+        if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
+            break
+    return replace(tried, few=(sum(probe.sizes), cpu_s), notice=notice), seconds
 
 
 def fresh(model: nn.Module) -> nn.Module:
@@ -210,40 +388,63 @@ def fresh(model: nn.Module) -> nn.Module:
     return model
 
 
-def _probe(job: Job, samples: Samples, dtype: torch.dtype, sizes: tuple[int, int]) -> Probe:
-    initial = build_model(job).to(dtype)
-    noisy = build_model(job).to(dtype)
+def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, sizes: tuple[int, int]) -> Probe:
+    """A probe of copies of `model`, which has the job's initial weights."""
+    initial, noisy = (in_dtype(_copied(model, job), dtype) for _ in range(2))
     _add_noise(noisy, key_of(Stream.PROBE, job.seed))
     pool = pool_of(job, samples, dtype)
     return Probe(job, samples, Objective(job, dtype=dtype), pool, (noisy, initial), dtype, sizes, _ROUNDS)
+
+
+def _copied(model: nn.Module, job: Job) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # noqa: BLE001 - as in `fresh`
+        return build_model(job)
 
 
 def _calibrated(probe: Probe) -> Probe:
     """The probe with its tolerance and what draws at random; with the initial weights alone if noise breaks it."""
     _, quad = next(probe.quads())
     with RandomDraws() as draws:
-        value = probe.value(probe.model, quad.first, quad.second)
+        value: Value | None = probe.value(probe.model, quad.first, quad.second)
+    drew = Draws(dict(draws.elements), _python_generators())
+    assert value is not None
     if not np.isfinite(value.sum):
-        probe = replace(probe, models=(probe.models[1], probe.models[1]))
+        probe, value = replace(probe, models=(probe.models[1], probe.models[1])), None
     coarse = probe.dtype is torch.float32 or draws.coarsest > torch.finfo(torch.float64).eps
     tolerance = ROUNDING[torch.float32 if coarse else torch.float64]
-    return replace(probe, tolerance=tolerance, drawn=frozenset(draws.drawn))
+    return replace(probe, tolerance=tolerance, drawn=frozenset(draws.drawn), first=value, drew=drew)
 
 
-def _seconds(probe: Probe) -> float:
-    """How long one loss takes, not counting the first call [s]."""
-    model, quad = next(probe.quads())
-    probe.value(model, quad.first, quad.second)
-    started = time.perf_counter()
-    probe.value(model, quad.first, quad.second)
-    return time.perf_counter() - started
+def _python_generators() -> tuple[object, ...]:
+    """Where Python's and NumPy's generators are."""
+    numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
+    return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
+
+
+def _unscaled(fewer: Draws, more: Draws, few: int, many: int) -> list[str]:
+    """What drew numbers that did not grow from `few` samples to `many` as these did."""
+    found = [name for name, number in fewer.elements.items() if number * many != more.elements.get(name, 0) * few]
+    return [*found, _PYTHONS] if fewer.generators == more.generators and fewer.are_pythons else found
+
+
+def _noting(drawn: dict[str, int], name: str, elements: Mapping[str, int], operation: str, sign: int) -> Any:
+    """A hook that adds up what is drawn within a module: taken off before it, added after."""
+
+    def hook(*_: Any) -> None:
+        drawn[name] = drawn.get(name, 0) + sign * elements.get(operation, 0)
+
+    return hook
 
 
 def _add_noise(model: nn.Module, seed: int) -> None:
     """Add noise to the trainable weights: 5 % of each tensor's own spread, or of 1 / sqrt(fan) where that is more."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     with torch.no_grad():
-        for parameter in (p for p in model.parameters() if p.requires_grad and p.is_floating_point() and p.numel()):
+        trained = [p for p in model.parameters() if p.requires_grad and p.numel()]
+        real = [as_real(p) for p in trained]
+        for parameter in filter(torch.is_floating_point, real):
             fan = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
             spread = max(float(parameter.std(correction=0)), fan**-0.5)
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

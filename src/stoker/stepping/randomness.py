@@ -11,7 +11,8 @@ in a private module: where it is gone nothing is seen or silenced, and proofs sa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -27,14 +28,17 @@ except ImportError:
 class RandomDraws(TorchDispatchMode):
     """Within its block, notes which operations draw at random, and how coarse the arithmetic gets.
 
-    `drawn` are the names of the operations that drew; `coarsest` is the largest rounding step of any result [relative].
-    With `silenced`, draws are replaced by constants.
+    `drawn` are the names of the operations that drew, `elements` how many numbers each drew in all (not counting
+    dropout inside attention and recurrent layers); `coarsest` is the largest rounding step of any result [relative].
+    With `silenced`, draws are replaced by constants. Instead, `pushed` sets those of the operations named to one `end`
+    of what they can draw, 0 or 1; see `HAS_ENDS`.
     """
 
-    def __init__(self, *, silenced: bool = False) -> None:
+    def __init__(self, *, silenced: bool = False, pushed: Collection[str] = (), end: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.silenced = silenced
+        self.silenced, self.pushed, self.end = silenced, pushed, end
         self.drawn: set[str] = set()
+        self.elements: Counter[str] = Counter()
         self.coarsest = 0.0
 
     def __torch_dispatch__(
@@ -56,11 +60,15 @@ class RandomDraws(TorchDispatchMode):
         if share := next((key for key in ("dropout_p", "dropout") if key in given), None):
             return self._with_dropout_inside(func, name, given, share)
         self.drawn.add(name)
-        if not self.silenced:
-            return func(*args, **kwargs)
-        if name == "native_dropout":
+        if self.silenced and name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         result = func(*args, **kwargs)
+        self.elements[name] += (result if isinstance(result, torch.Tensor) else result[0]).numel()
+        if name in self.pushed:
+            low, high = HAS_ENDS[name.removesuffix("_").removesuffix("_like")](given)
+            return result.copy_(torch.as_tensor(high if self.end else low))
+        if not self.silenced:
+            return result
         average = _AVERAGES.get(name.removesuffix("_").removesuffix("_like"))
         if average is not None:
             value = average(given)
@@ -92,3 +100,16 @@ _AVERAGES: dict[str, Callable[[dict[str, Any]], float | torch.Tensor]] = {
     "uniform": lambda given: (given["from"] + given["to"]) / 2,
 }
 """What stands for a draw, from the operation's arguments: the average, or the first choice where there is none."""
+_STEP = 2.0**-24
+HAS_ENDS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
+    "bernoulli": lambda given: (torch.as_tensor(_chance(given)) >= 1, torch.as_tensor(_chance(given)) > 0),
+    "rand": lambda _given: (_STEP, 1 - _STEP),
+    "randint": lambda given: (given.get("low", 0), given["high"] - 1),
+    "uniform": lambda given: (given["from"] + _STEP, given["to"] - _STEP * abs(given["to"])),
+}
+"""The ends of what can be drawn. A draw that is compared with a chance, as where layers are left out, moves something
+at one of them, or never."""
+
+
+def _chance(given: dict[str, Any]) -> Any:
+    return given["p"] if "p" in given else given["self"]

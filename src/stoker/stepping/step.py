@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from stoker.errors import RunFailed
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.jobs.mixing import mixes_of
 from stoker.loading import (
@@ -34,12 +35,13 @@ from stoker.loading import (
 )
 from stoker.loading.transforms import for_evaluation
 from stoker.records import Coupling, Plan
+from stoker.records.codec import JSON
 from stoker.stepping.averages import average_of
 from stoker.stepping.batch_norm import GroupedBatchNorm
 from stoker.stepping.capture import CapturedPass
 from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.chunked_loss import in_chunks
-from stoker.stepping.compiling import compile_in_place, uncompiled
+from stoker.stepping.compiling import compile_in_place, is_double_backward, uncompiled
 from stoker.stepping.denormals import FLUSH_EVERY, flush_denormals
 from stoker.stepping.freezing import Thawing
 from stoker.stepping.fused_update import fused_update
@@ -56,6 +58,7 @@ from stoker.stepping.optimizers import build_optimizer, needs_closure
 from stoker.stepping.outer import Outer, samples_here
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
+from stoker.stepping.python_state import plain_changes, put_plain, python_state
 from stoker.stepping.rates import factor_at
 from stoker.stepping.world import ALONE, World
 
@@ -77,6 +80,8 @@ class Step:
         DoesNotFit: the plan is compiled, and there is no compiler here.
     """
 
+    repeats_captured = True
+    """Off while a profile looks at ordinary passes."""
     _penalty: torch.Tensor | float = 0.0
     """The job's penalty where gradients were taken last."""
 
@@ -128,7 +133,7 @@ class Step:
             self._groups = GroupedBatchNorm(self.model, coupling.group)
         self.compilation = compile_in_place(self.model, self.device) if plan.compile else None
         self._captured = self._capture() if plan.captured else None
-        self.repeats_captured = True  # a profile looks at ordinary passes
+        self._python = python_state(self.model, self.objective.loss_object, with_tensors=False)
         own = job.step
         self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
@@ -205,6 +210,13 @@ class Step:
                 return self._gradients(batch, update)
         except CheckpointError as problem:
             raise not_repeatable(problem) from problem
+        except RuntimeError as problem:
+            if self.compilation is None or not is_double_backward(problem):
+                raise
+            raise RunFailed(
+                "the plan is compiled, and the loss takes derivatives of what the model computes, which compiled "
+                "passes do not allow", remedy="Use a plan with compile false.",
+            ) from problem  # fmt: skip
 
     def _gradients(self, batch: Batch, update: int) -> torch.Tensor:
         mean = self._repeated(batch, update)
@@ -328,6 +340,14 @@ class Step:
                 yield measure
             finally:
                 restore_generators(states)
+
+    def python_changes(self) -> dict[str, JSON]:
+        """The plain values in attributes of the model and the loss that are others than when this step was made."""
+        return plain_changes(self.model, self.objective.loss_object, self._python)
+
+    def put_python(self, kept: Mapping[str, JSON]) -> None:
+        """Put back what `python_changes` gave."""
+        put_plain(self.model, self.objective.loss_object, kept)
 
     def split(self) -> Split:
         """What of each batch this process takes."""

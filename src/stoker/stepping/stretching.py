@@ -45,12 +45,11 @@ def require_own_targets(name: str, function: Callable[..., Any], output: Any, ta
     if _stretched(output, target) is None or output.numel() != target.numel():
         return
     flat, others = output.reshape(target.shape), target.roll(1, 0)
-    with torch.no_grad():
-        try:
-            pairs = ((output, target), (output, others), (flat, target), (flat, others))
-            found = [_number(function(*pair)) for pair in pairs]
-        except Exception:  # noqa: BLE001 - it takes them in no other shapes, and so brings them into one itself
-            return
+    try:
+        pairs = ((output, target), (output, others), (flat, target), (flat, others))
+        found = [_number(function(*pair)).detach() for pair in pairs]
+    except Exception:  # noqa: BLE001 - it takes them in no other shapes, and so brings them into one itself
+        return
     if any(one.dim() for one in found):
         return
     is_same, is_same_flat = (torch.isclose(a, b, rtol=_SAME) for a, b in (found[:2], found[2:]))

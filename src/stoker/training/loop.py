@@ -84,6 +84,8 @@ class Loop:
     """Time between checkpoints [s]: the plan's, until saving was measured."""
     course: Course = field(default_factory=Course)
     """What evaluations have decided about the rate and the end."""
+    losses: tuple[float | None, float | None] = (None, None)
+    """The first update's, where this process made it, and the mean since the last but one progress event."""
     on_update: Callable[[Update], None] | None = None
     """Who looks on at every update."""
     _least_blocked_s: float = field(default=math.inf, init=False)
@@ -221,6 +223,7 @@ class Loop:
     def _report_progress(self, position: Position) -> None:
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
         loss = self.telemetry.progress(position, rates[0], self._beside(rates))
+        self.losses = (loss if position.updates == 1 else self.losses[0], loss)
         if not math.isfinite(loss):  # on a GPU, where updates do not wait to be looked at
             raise NotFinite(
                 f"the loss is {loss} after {position.samples} samples",

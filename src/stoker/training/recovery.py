@@ -20,7 +20,7 @@ import torch
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
 from stoker.loading import Batch
 from stoker.loading.order import Indices
-from stoker.records import EventKind, Plan, Position, to_json
+from stoker.records import FULL_PRECISIONS, EventKind, Plan, Position, Precision, to_json
 from stoker.stepping import NotFinite, Step, free_bytes, ran_out_of_memory, reachable_bytes
 from stoker.training.before_update import BeforeUpdate
 from stoker.training.non_finite import InData, examine, write_dump
@@ -245,11 +245,12 @@ class Recovery:
         path = write_dump(self._dumps, found, position)
         words = problem.message if found.first is None else f"{problem.message}; the first was {found.first}"
         job, plan = self.step.job, self.step.plan
-        if job.on_non_finite == "roll_back" and (plan.precision != "fp32" or plan.compile):
-            new = dataclasses.replace(plan, precision="fp32", compile=False, captured=False)
+        if job.on_non_finite == "roll_back" and (plan.precision not in FULL_PRECISIONS or plan.compile):
+            full: Precision = "fp64" if plan.precision == "fp64" else "fp32"
+            new = dataclasses.replace(plan, precision=full, compile=False, captured=False)
             return RollBack(Replanned(old=plan, new=new, why=words))
         if job.on_non_finite == "roll_back":
-            words += "; this was in fp32 already: from the last checkpoint it would come to the same again"
+            words += f"; this was in {plan.precision} already: from the last checkpoint it would come to the same again"
         where = "" if path is None else f" What was found is in {path}."
         return RunFailed(words, remedy=f"{problem.remedy or ''}{where}".strip() or None)
 

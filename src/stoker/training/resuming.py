@@ -56,6 +56,7 @@ def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, J
     prefix = prefix_in(step, kept)
     mine = {part: kept[f"{prefix}{part}"] for part in ("optimizer", "average") if f"{prefix}{part}" in kept}
     mine |= {"model": kept[weights_part(step, kept)], "generators": kept["generators"]}
+    mine["python"] = kept.get("python", {})
     with opened(path, manifest) as source:
         put_back(step, mine, source, path)
         restore_outer(step, kept, source)

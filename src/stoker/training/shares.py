@@ -99,6 +99,8 @@ def share_of(step: Step, progress: dict[str, JSON]) -> Share:
             dtype = str(one.local.dtype).removeprefix("torch.")
             stored[name] = StoredTensor(shape=one.shape, dtype=dtype, pieces=tuple(piece for piece, _ in pieces))
     if world.is_first:
+        if python := step.python_changes():
+            skeletons["python"] = python
         skeletons["progress"] = pack(progress, "progress")[0]
     trained = tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad)
     if not is_apart and world.layout.coordinates(world.rank)[1:] != (0, 0, 0):

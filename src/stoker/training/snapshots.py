@@ -1,8 +1,8 @@
 """The state of a step between two updates: named, copied, and put back.
 
-Its parts are the model's weights and buffers, the optimiser's state, the average, and the generators of Python and
-NumPy (PyTorch's are seeded before every pass). Of several processes the first one's generators are kept, and all take
-them over, as all begin with the same ones.
+Its parts are the model's weights and buffers, the optimiser's state, the average, plain values that the model and the
+loss keep in Python, and the generators of Python and NumPy (PyTorch's are seeded before every pass). Of several
+processes the first one's values and generators are kept, and all take them over, as all begin with the same ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def snapshot_of(step: Step) -> Snapshot:
     trees = {**parts_of(step), "generators": generator_states()}
     parts = {name: named(tree, name) for name, tree in trees.items()}
     tensors = {name: copied(tensor) for _, own in parts.values() for name, tensor in own.items()}
-    return Snapshot({name: skeleton for name, (skeleton, _) in parts.items()}, tensors)
+    skeletons = {name: skeleton for name, (skeleton, _) in parts.items()}
+    return Snapshot({**skeletons, "python": step.python_changes()}, tensors)
 
 
 def restore_snapshot(step: Step, snapshot: Snapshot) -> None:
@@ -77,6 +78,7 @@ def put_back(step: Step, skeletons: dict[str, JSON], source: Source, where: Path
     if step.average is not None:
         average = skeletons.get("average", skeletons["model"])
         step.average.load(_weights(step.average.weights, average, source, step.world))
+    step.put_python(skeletons.get("python", {}))
     restore_generators(rebuilt(skeletons["generators"], whole_from(source)))
 
 

@@ -14,6 +14,7 @@ from stoker.jobs.token_batch import TokenBatch
 from stoker.loading import Batch, seed_generators
 from stoker.records import Plan, Position, Verdict
 from stoker.stepping import Step
+from stoker.stepping.local_tensors import as_real
 from stoker.stepping.randomness import RandomDraws
 from stoker.verifying.scale import affordable_batch, other_micro_batches, reference_micro_batch, scaled
 from stoker.verifying.subject import Level, Subject, Timebox
@@ -86,8 +87,7 @@ def is_random(subject: Subject, *, silenced: bool = False, dtype: torch.dtype | 
         step = Step(subject.job, subject.plan, subject.coupling, dtype=dtype, dropout=not silenced)
         batch = subject.first_batch(step, few if subject.coupling.kind != "whole_group" else subject.plan.micro_batch)
         seed_generators(update)  # for draws from Python and NumPy, which updates do not key
-        with torch.no_grad():
-            values.append(float(step.loss_of(batch.cut(0, batch.size), batch.size, update, 0).sum))
+        values.append(float(step.loss_of(batch.cut(0, batch.size), batch.size, update, 0).sum.detach()))
     return abs(values[0] - values[1]) > 1e-6 * max(map(abs, values))
 
 
@@ -102,7 +102,7 @@ def _watched_loss(subject: Subject, terms: _Terms) -> RandomDraws:
     step = terms.step(subject)
     batch = subject.first_batch(step, subject.plan.micro_batch)
     draws = RandomDraws()
-    with torch.no_grad(), draws:
+    with draws:
         step.loss_of(batch.cut(0, batch.size), batch.size, 0, 0)
     return draws
 
@@ -210,7 +210,7 @@ def relative_difference(step: Step, reference: Step) -> float:
     largest = max((float(q.detach().abs().max()) for _, q in weights if q.numel()), default=0.0)
     found = [_apart(p, q) / max(largest, 1e-300) for p, q in weights]
     buffers = zip(step.model.buffers(), reference.model.buffers(), strict=True)
-    found += [_apart(p, q) / max(float(q.double().abs().max()), 1e-12) for p, q in buffers if q.numel()]
+    found += [_apart(p, q) / max(float(q.abs().double().max()), 1e-12) for p, q in buffers if q.numel()]
     if step.average is not None and reference.average is not None:
         mine, theirs = step.average.weights, reference.average.weights
         found += [_apart(mine[name], theirs[name]) / max(largest, 1e-300) for name, _ in step.model.named_parameters()]
@@ -225,7 +225,7 @@ def largest_of(values: Sequence[float]) -> float:
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
     if not one.numel():
         return 0.0
-    mine, theirs = one.detach().double(), other.detach().double()
+    mine, theirs = as_real(one.detach()).double(), as_real(other.detach()).double()
     # Infinities that are equal, as of a mask in a buffer, are not apart; numbers that are none are.
     return float(torch.where(mine == theirs, 0.0, mine - theirs).abs().max())
 

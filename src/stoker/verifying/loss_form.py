@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from stoker.records import Verdict
 from stoker.stepping import Step
 from stoker.verifying.subject import Subject
@@ -24,8 +22,7 @@ def check_loss_form(subject: Subject) -> Verdict:
     step = Step(subject.job, subject.plan, subject.coupling)
     samples = min(_FEW if subject.coupling.kind == "separable" else subject.job.batch, subject.job.batch)
     batch = subject.first_batch(step, samples)
-    with torch.no_grad():
-        form = step.objective.form(step.model, batch.cut(0, batch.size))
+    form = step.objective.form(step.model, batch.cut(0, batch.size))
     blamed = next((cause for cause in subject.coupling.causes if cause.startswith("the loss")), None)
     if blamed is None:
         is_probed = form != "scalar" or subject.coupling.kind != "whole_group"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.records import Verdict
+from stoker.records import FULL_PRECISIONS, Verdict
 from stoker.verifying.subject import Level, Subject
 
 _QUESTION = "Which level holds?"
@@ -48,7 +48,7 @@ def _reasons(subject: Subject, verdicts: Sequence[Verdict], *, is_random: bool) 
         reasons.append("nothing compares the job's own step in exact arithmetic")
     if is_random:
         reasons.append("the model's random draws, such as dropout, differ with the micro-batch")
-    if subject.plan.precision != "fp32":
+    if subject.plan.precision not in FULL_PRECISIONS:
         reasons.append(f"{subject.plan.precision} rounds more than fp32")
     if not reasons and any(verdict.level == "same law" for verdict in verdicts):
         reasons.append("the model could not be compared in float64")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stoker.records import LARGEST_GRADIENT_ERROR, Verdict
+from stoker.records import FULL_PRECISIONS, LARGEST_GRADIENT_ERROR, Verdict
 from stoker.verifying.subject import Subject
 
 
 def check_precision(subject: Subject, gradient_error: float | None) -> Verdict | None:
     """Judge the gradient's relative error against fp32 from the same state; None where the plan is fp32."""
     precision = subject.plan.precision
-    if precision == "fp32":
+    if precision in FULL_PRECISIONS:
         return None
     question = f"Is {precision} close enough to fp32?"
     if gradient_error is None:

@@ -11,6 +11,7 @@ from stoker.errors import StokerError
 from stoker.loading import Batch, generator_states, in_order, restore_generators
 from stoker.records import Verdict
 from stoker.stepping import Step
+from stoker.stepping.python_state import is_shared
 from stoker.verifying.subject import Level, Subject, Timebox, same_bits
 
 ThroughCheckpoint = Callable[[Step, Step], None]
@@ -75,10 +76,12 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
                 through_checkpoint(straight.step, resumed.step)
             except StokerError as problem:
                 return _verdict(f"No: {problem.message}.", "writing a checkpoint and restoring it")
-            generators = generator_states()  # one process stands for two, which have generators of their own
+            # One process stands for two, which have generators, and a loss's and the globals' values, of their own.
+            generators, python = generator_states(), straight.step.python_changes()
             straight.evaluate_a_batch()
             straight.train(half)
             restore_generators(generators)
+            resumed.step.put_python({holder: kept for holder, kept in python.items() if is_shared(holder)})
             resumed.train(half)
             here, there = state_of(straight.step), state_of(resumed.step)
     evidence = (
@@ -86,6 +89,13 @@ def check_resume(subject: Subject, through_checkpoint: ThroughCheckpoint, timebo
         f"under {subject.plan.in_words()}: {len(here)} tensors of model, optimiser and average compared bit for bit"
     )
     name = first_difference(here, there)
+    if name is None and subject.coupling.unsaved:
+        lost = " and ".join(subject.coupling.unsaved)
+        return _verdict(
+            f"No: checkpoints do not hold {lost}, from which the next pass goes on: keep it in a buffer "
+            "(register_buffer).",
+            f"{evidence}; tensors in attributes as the probe found them",
+        )
     if name is None:
         return _verdict("Yes, bit for bit, with all that is random in it.", evidence, passed=True)
     reason = _reason(subject, through_checkpoint, half)

@@ -1,0 +1,254 @@
+"""What a model and its loss keep in Python between passes: counters, factors, lists of numbers.
+
+What: attributes of modules, of a loss that is an object, and of objects of the user's own classes that these hold
+(three levels deep); variables outside `forward` and the loss that their code names. Plain values (numbers, texts, None,
+and lists, tuples, dicts, sets and deques of them) that training changed are kept in checkpoints and put back; tensors
+and arrays in attributes can only be noticed.
+Use when: a step is made, saved and restored, and when a job is probed. Costs: a walk over the modules for each
+checkpoint, nothing in an update.
+Does not see: collections of more than 10,000 items, modules that are not registered, iterators, objects of C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from stoker.jobs.source import is_installed, name_of
+from stoker.records.codec import JSON
+from stoker.stepping.local_tensors import as_real
+
+_MOST_ITEMS, _MOST_ELEMENTS, _DEPTH = 10_000, 2**22, 3
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "numpy", "stoker"})
+_OPAQUE = "an object that is not looked into"
+_COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, dict, set, frozenset, deque)}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What is compared of a tensor or an array: its shape and two sums over its elements, as texts."""
+
+    shape: tuple[int, ...]
+    sums: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Where values are kept: an object, or the variables outside a function."""
+
+    name: str
+    kind: str
+    values: Mapping[str, Any]
+    put: Callable[[str, Any], None]
+
+
+@dataclass(frozen=True)
+class PythonState:
+    """The values that a model and a loss keep, by holder and name, in a form that can be compared."""
+
+    values: dict[tuple[str, str], Any]
+    kinds: dict[str, str]
+
+    def changed_since(self, before: PythonState) -> set[tuple[str, str]]:
+        """The places whose values are others than before, or new."""
+        return {
+            place
+            for place, value in self.values.items()
+            if value is not _OPAQUE and before.values.get(place, _OPAQUE) != value
+        }
+
+    def is_plain(self, place: tuple[str, str]) -> bool:
+        """Whether a checkpoint can hold the value there."""
+        return _is_plain(self.values[place])
+
+    def in_words(self, place: tuple[str, str]) -> str:
+        """What a user calls that place: `the attribute 'calls' of Net`."""
+        return f"the {'variable' if is_outside(place) else 'attribute'} {place[1]!r} of {self.kinds[place[0]]}"
+
+
+def is_outside(place: tuple[str, str]) -> bool:
+    """Whether a place lies outside the model and the loss: a variable of a function's surroundings."""
+    return place[0].endswith("()")
+
+
+def is_shared(holder: str) -> bool:
+    """Whether copies of a model share what is kept there: it is the loss's, or lies outside both."""
+    return holder.endswith("()") or holder.startswith("loss:")
+
+
+def python_state(model: nn.Module, loss: object = None, *, with_tensors: bool = True) -> PythonState:
+    """What `model` and `loss` keep in Python now; without tensors and arrays if nobody asks for them."""
+    values: dict[tuple[str, str], Any] = {}
+    kinds: dict[str, str] = {}
+    for holder in _holders(model, loss):
+        kinds[holder.name] = holder.kind
+        for key, value in holder.values.items():
+            values[holder.name, key] = _form(value, with_tensors=with_tensors)
+    return PythonState(values, kinds)
+
+
+def plain_changes(model: nn.Module, loss: object, before: PythonState) -> dict[str, JSON]:
+    """The plain values that are others than `before`, for a checkpoint: by holder, then by name."""
+    now = python_state(model, loss, with_tensors=False)
+    found: dict[str, JSON] = {}
+    for holder, key in sorted(now.changed_since(before)):
+        if now.is_plain((holder, key)):
+            found.setdefault(holder, {})[key] = now.values[holder, key]
+    return found
+
+
+def put_plain(model: nn.Module, loss: object, kept: Mapping[str, JSON]) -> None:
+    """Put values of `plain_changes` back; holders that are no longer there are left out."""
+    for holder in list(_holders(model, loss)) if kept else ():
+        for key, form in kept.get(holder.name, {}).items():
+            value, current = _value(form), holder.values.get(key)
+            if isinstance(current, list | dict | set | deque) and type(current) is type(value):
+                current.clear()  # in place, for whoever else holds it
+                _ = current.extend(value) if isinstance(current, list | deque) else current.update(value)
+            else:
+                holder.put(key, value)
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module, loss: object) -> Iterator[None]:
+    """After the block plain values outside copies of the model, as of a loss or a global, are as before."""
+    before = python_state(model, loss, with_tensors=False)
+    try:
+        yield
+    finally:
+        now = python_state(model, loss, with_tensors=False)
+        kept: dict[str, JSON] = {}
+        for holder, key in now.changed_since(before):
+            if (holder, key) in before.values and before.is_plain((holder, key)):
+                kept.setdefault(holder, {})[key] = before.values[holder, key]
+        put_plain(model, loss, kept)
+
+
+def _holders(model: nn.Module, loss: object) -> Iterator[_Holder]:
+    """Every place to look at, each once."""
+    seen: set[int] = set()
+    roots: list[tuple[str, Any]] = list(model.named_modules())
+    if isinstance(loss, nn.Module):
+        roots += [(f"loss:{name}", module) for name, module in loss.named_modules()]
+    elif _is_users(loss):
+        roots.append(("loss:", loss))
+    for name, value in roots:
+        yield from _within(name, value, seen, _DEPTH)
+    kinds = dict.fromkeys(type(value) for _, value in roots)
+    functions = [getattr(kind, "forward", None) or getattr(kind, "__call__", None) for kind in kinds]  # noqa: B004 - it is wanted, not asked for
+    functions.append(loss.func if isinstance(loss, functools.partial) else loss)
+    for function in functions:
+        if isinstance(function, types.FunctionType) and _is_own_code(function.__module__):
+            yield _outside(function)
+
+
+def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[_Holder]:
+    """An object, and what it holds of the user's."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    hidden = _OF_EVERY_MODULE if isinstance(value, nn.Module) else ()
+    values = {key: item for key, item in vars(value).items() if key not in hidden}
+    yield _Holder(name, type(value).__name__, values, vars(value).__setitem__)
+    for key, item in values.items() if depth else ():
+        if _is_users(item) and not isinstance(item, nn.Module):
+            yield from _within(f"{name}.{key}", item, seen, depth - 1)
+
+
+def _outside(function: types.FunctionType) -> _Holder:
+    """The variables that a function's code names and that are not its own."""
+    code, names = function.__code__, function.__globals__
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    values = {key: names[key] for key in code.co_names if key in names}
+    values |= {key: cell.cell_contents for key, cell in cells.items() if cell != types.CellType()}
+
+    def put(key: str, value: Any) -> None:
+        if key in cells:
+            cells[key].cell_contents = value
+        else:
+            names[key] = value
+
+    return _Holder(f"{name_of(function)}()", function.__qualname__, values, put)
+
+
+def _is_users(value: object) -> bool:
+    """Whether it is an object, with attributes, of a class of the user's."""
+    is_other = isinstance(value, type | types.FunctionType | types.ModuleType | torch.Tensor | np.ndarray)
+    return not is_other and hasattr(value, "__dict__") and _is_own_code(type(value).__module__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_own_code(module: str | None) -> bool:
+    """Whether a module of that name is the user's: neither Python's, nor Stoker's, nor installed."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    is_known = (module or "").split(".")[0] in _NOT_USERS
+    return not (is_known or (file is not None and is_installed(Path(file))))
+
+
+def _form(value: Any, *, with_tensors: bool) -> Any:
+    """A value that can be compared later, whatever becomes of this one; plain ones as JSON writes them.
+
+    A collection is its type's name and its items.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return ("float", [str(value)])
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return _form(value.item(), with_tensors=with_tensors)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _form_of_tensor(value) if with_tensors else _OPAQUE
+    kind = type(value).__name__
+    if type(value) is not _COLLECTIONS.get(kind) or len(value) > _MOST_ITEMS:
+        return _OPAQUE
+    if not isinstance(value, dict):
+        items = [_form(item, with_tensors=with_tensors) for item in value]
+        return (kind, sorted(items, key=repr) if isinstance(value, set | frozenset) else items)
+    if not all(isinstance(key, str | int) for key in value):
+        return _OPAQUE
+    return (kind, [[key, _form(item, with_tensors=with_tensors)] for key, item in value.items()])
+
+
+def _form_of_tensor(tensor: Any) -> Any:
+    """Sums over a tensor or an array; nothing of an activation that is only kept to be looked at, with its graph."""
+    if isinstance(tensor, np.ndarray):
+        if tensor.dtype.kind not in "biufc" or tensor.dtype.itemsize > 16 or tensor.size > _MOST_ELEMENTS:
+            return _OPAQUE
+        tensor = torch.from_numpy(np.array(tensor))
+    if tensor.requires_grad or tensor.numel() > _MOST_ELEMENTS or tensor.layout != torch.strided or tensor.is_meta:
+        return _OPAQUE
+    flat = as_real(tensor.detach()).double().flatten()
+    order = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
+    return _Tensor(tuple(tensor.shape), (repr(float(flat.sum())), repr(float(flat @ order))))
+
+
+def _is_plain(form: Any) -> bool:
+    if isinstance(form, tuple):
+        kind, items = form
+        return all(_is_plain(item[1] if kind == "dict" else item) for item in items)
+    return form is not _OPAQUE and not isinstance(form, _Tensor)
+
+
+def _value(form: Any) -> Any:
+    """What a plain form, read from JSON, stands for."""
+    if not isinstance(form, list | tuple):
+        return form
+    kind, items = form
+    if kind == "float":
+        return float(items[0])
+    if kind == "dict":
+        return {key: _value(item) for key, item in items}
+    return _COLLECTIONS[kind](map(_value, items))

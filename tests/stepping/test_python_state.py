@@ -1,0 +1,111 @@
+"""Plain values that models and losses keep in Python: told from what cannot be kept, saved and put back."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stoker.stepping.python_state import plain_changes, put_plain, python_state, unchanged
+
+COUNT = 0
+
+
+class Settings:
+    """An object that a model holds."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+class Stateful(nn.Module):
+    """A model with state of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.settings, self.recent = Settings(), deque([1, 2], maxlen=2)
+        self.alias = self.recent
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * COUNT
+
+
+def count_up(*_: Any) -> None:
+    """A loss that counts in a global."""
+    global COUNT  # noqa: PLW0603 - as users do
+    COUNT += 1
+
+
+def kept(model: nn.Module, loss: object, before: Any) -> Any:
+    """What a checkpoint would hold, as it is read again."""
+    return json.loads(json.dumps(plain_changes(model, loss, before)))
+
+
+VALUES: list[Any] = [
+    3, 2.5, "phase 2", None, True, [1, [2.0]], (1, 2), {"a": [1], 3: "b"}, {1, 2}, frozenset({"a"}), float("inf"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_plain_value_comes_back(value: Any) -> None:
+    """As it was, of the type that it had, where the attribute is one that training made."""
+    model = Stateful()
+    before = python_state(model)
+    model.made = value
+    model.inner.made = value
+    fresh = Stateful()
+    put_plain(fresh, None, kept(model, None, before))
+    assert fresh.made == value
+    assert type(fresh.inner.made) is type(value)
+
+
+def test_what_did_not_change_is_not_kept() -> None:
+    """A checkpoint of a model that keeps nothing holds nothing."""
+    model = Stateful()
+    assert plain_changes(model, None, python_state(model, with_tensors=False)) == {}
+
+
+def test_objects_loss_and_globals_are_among_it() -> None:
+    """What a model's objects hold, and what the loss's code names; collections are changed in place."""
+    model = Stateful()
+    before = python_state(model, count_up)
+    model.settings.factor, model.scale = 0.5, np.float32(0.25)
+    model.recent.append(3)
+    count_up()
+    found = kept(model, count_up, before)
+    fresh = Stateful()
+    globals()["COUNT"] -= 1
+    put_plain(fresh, count_up, found)
+    assert (fresh.settings.factor, fresh.scale, list(fresh.alias), fresh.alias.maxlen) == (0.5, 0.25, [2, 3], 2)
+    assert python_state(fresh, count_up).changed_since(before) >= {(".settings", "factor"), ("", "recent")}
+    assert python_state(model, count_up).values == python_state(fresh, count_up).values
+
+
+def test_tensors_are_noticed_and_not_kept() -> None:
+    """In attributes, lists and arrays; not of activations, which have a graph."""
+    model = Stateful()
+    model.seen, model.array, model.last = [torch.zeros(2)], np.zeros(2), torch.zeros(2)
+    before = python_state(model)
+    model.seen[0] += 1
+    model.array[1] = 2
+    model.last = model.inner(torch.zeros(2))
+    after = python_state(model)
+    changed = after.changed_since(before)
+    assert {place[1] for place in changed} == {"seen", "array"}
+    assert not any(after.is_plain(place) for place in changed)
+    assert plain_changes(model, None, before) == {}
+    assert after.in_words(("", "seen")) == "the attribute 'seen' of Stateful"
+
+
+def test_a_loss_is_left_as_it_was_given() -> None:
+    """After what only looks at it."""
+    model, number = Stateful(), COUNT
+    with unchanged(model, count_up):
+        count_up()
+    assert number == COUNT
