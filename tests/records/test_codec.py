@@ -62,7 +62,7 @@ def changed(original: object, /, **fields: Any) -> str:
 
 def manifest() -> CheckpointManifest:
     """One that holds two files."""
-    files = tuple(FileDigest(name=name, num_bytes=3, sha256="00") for name in ("a", "b"))
+    files = tuple(FileDigest(name=name, num_bytes=3, sha256="0" * 64) for name in ("a", "b"))
     return CheckpointManifest(
         spec_digest="s", position=Position(), stoker_version="0", torch_version="2", files=files, skeleton={}
     )

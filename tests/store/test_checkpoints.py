@@ -130,8 +130,8 @@ def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path
     """It is not damaged: a newer Stoker wrote it, and an older checkpoint must not quietly take its place."""
     store = CheckpointStore(tmp_path)
     save(store, 100)
-    rewrite_manifest(save(store, 200), schema=3)
-    with pytest.raises(BadRun, match="schema version 3, this Stoker reads version 2"):
+    rewrite_manifest(save(store, 200), schema=4)
+    with pytest.raises(BadRun, match="schema version 4, this Stoker reads version 3"):
         store.newest()
 
 

@@ -101,7 +101,8 @@ def ready(  # noqa: PLR0913 - what a session is made of
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
-    plan, store = decision.chosen.plan, CheckpointStore(directory.checkpoints)
+    plan, identity = decision.chosen.plan, directory.read_run().spec_digest
+    store = CheckpointStore(directory.checkpoints, spec_digest=identity)
     if world.layout.world_size > 1:
         training.require_seen_by_all(world, directory.path)
     step = Step(prepared.job, plan, coupling, world=world)
@@ -126,7 +127,7 @@ def ready(  # noqa: PLR0913 - what a session is made of
         plan, split=step.split(),
     )  # fmt: skip
     source.reader.state = progress.get("reader")
-    checkpointer = training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
+    checkpointer = training.Checkpointer(store, spec_digest=identity, version=stoker_version())
     loop = training.Loop(
         step=step,
         source=source,
@@ -203,7 +204,8 @@ def _start_from(
     if run.forked_from is None:
         return None
     parent = find_run(runs_root(), run.forked_from)
-    found = training.newest_together(world, CheckpointStore(parent.checkpoints))
+    theirs_store = CheckpointStore(parent.checkpoints, spec_digest=parent.read_run().spec_digest)
+    found = training.newest_together(world, theirs_store)
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
     theirs = parent.read_spec()

@@ -161,10 +161,13 @@ def _missed(directory: RunDirectory, heard: int) -> tuple[list[Reading], int]:
     Its last evaluation is told again too: whether the answer was acted on is not known. What comes after the newest
     checkpoint is left out, for it will be trained and evaluated again.
     """
-    newest = CheckpointStore(directory.checkpoints).newest() if directory.is_run else None
+    if not directory.is_run:
+        return [], 0
+    run = directory.read_run()
+    newest = CheckpointStore(directory.checkpoints, spec_digest=run.spec_digest).newest()
     if newest is None:
         return [], 0
-    saved, total = newest[1].position.samples, directory.read_run().total_samples
+    saved, total = newest[1].position.samples, run.total_samples
     last: dict[int, Event] = {
         event.fields["samples"]: event for event in directory.read_events()
         if event.kind == "evaluated" and event.fields["split"] == "valid"

@@ -48,6 +48,7 @@ from stoker.records import (
     loads,
 )
 from stoker.records.codec import Record
+from stoker.records.progress import read_event
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     append_line,
@@ -317,7 +318,7 @@ class RunDirectory:
         num_damaged = 0
         for number, line in enumerate(lines, start=1):
             try:
-                events.append(loads(line, Event))
+                events.append(read_event(line))
             except ValueError as problem:
                 num_damaged += 1
                 message = f"{_EVENTS}, line {number} cannot be read: {problem}"
