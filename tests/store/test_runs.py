@@ -184,7 +184,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     make_run(tmp_path / "a", created_at="2025-03-02T13:00:00+00:00")
     make_run(tmp_path / "c", created_at="2025-03-02T13:30:00+02:00")
     make_run(tmp_path / "a-2", created_at="2025-03-02T13:00:00+00:00")
-    (make_run(tmp_path / "damaged").path / "run.json").write_text("{")
+    (make_run(tmp_path / "damaged").path / "run.json").write_text("[" * 100_000)  # deeper than a parser goes
     (tmp_path / "other").mkdir()
     (tmp_path / "file").touch()
     assert [run.name for run in list_runs(tmp_path)] == ["damaged", "a-2", "a", "b", "c"]

@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from stoker.records.codec import JSON, digest, loads
+from stoker.records.codec import JSON, digest, from_json, loads
 from stoker.records.layout import ONE_PROCESS, Layout
+from stoker.records.plan import Forecast, Plan
 
 EventKind = Literal[
     "planned",
@@ -76,6 +77,7 @@ _COUNTS = ("samples", "total_samples", "updates", "total_updates", "bytes", "in_
 _NUMBERS = ("loss", "lr", "samples_per_s", "eta_s", "wall_s", "took_s", "blocked_s", "write_s", "grad_norm")
 _TEXTS = ("message", "reason", "split", "why", "what", "level", "run", "path", "checkpoint", "report")
 _TABLES = ("metrics", "split_s")
+_RECORDS = {"plan": Plan, "forecast": Forecast, "old": Plan, "new": Plan}
 
 
 def read_event(text: str | bytes) -> Event:
@@ -91,6 +93,9 @@ def read_event(text: str | bytes) -> Event:
         if value is not None and (expected := _misfit(name, value)) is not None:
             shown = json.dumps(value)
             raise ValueError(f"Event.fields.{name}: wanted {expected}, found {shown[:80]}")
+    for name, record in _RECORDS.items():
+        if isinstance(event.fields.get(name), dict):
+            from_json(event.fields[name], record)
     return event
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,6 +49,7 @@ from stoker.records import (
 )
 from stoker.records.codec import Record
 from stoker.records.progress import read_event
+from stoker.store.checkpoints import CheckpointStore
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     append_line,
@@ -199,6 +200,18 @@ class RunDirectory:
             BadRun: it is missing, damaged (the field is named) or of another version.
         """
         return self._read(_RUN, Run)
+
+    def read_headway(self) -> Run:
+        """The run's record, with the position of its newest checkpoint where the record is behind; raises as `read_run`.
+
+        A run that was killed has not written how far it came: its checkpoints are named by samples.
+        """
+        run = self.read_run()
+        if run.status != "unfinished":
+            return run
+        names = CheckpointStore(self.checkpoints).names()
+        saved = int(names[-1].partition(".")[0]) if names else 0
+        return replace(run, samples=max(run.samples, saved))
 
     def write_run(self, run: Run) -> None:
         """Replace the run's record.

@@ -142,16 +142,18 @@ def require_same_spec(directory: RunDirectory, spec: JobSpec) -> None:
 
 
 def _continued(directory: RunDirectory, run: Run) -> Choice:
-    # A run that was killed has not written how far it came into its record: its checkpoints are named by samples.
-    saved = (int(one.name) for one in directory.checkpoints.glob("*") if one.name.isdecimal())
-    samples = max((run.samples, *saved)) if run.status == "unfinished" else run.samples
-    done = f"at {format_count(samples)} of {format_count(run.total_samples)} samples"
+    done = headway_of(directory.read_headway())
     if run.status == "failed":
         failure = f" ({run.failure})" if run.failure else ""
         because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
     else:
         because = f"{directory.name} is unfinished, {done}, and is continued."
     return Choice(directory, continues=True, because=because)
+
+
+def headway_of(run: Run) -> str:
+    """`at 25,600 of 102,400 samples`."""
+    return f"at {format_count(run.samples)} of {format_count(run.total_samples)} samples"
 
 
 def _identity(run: Run) -> tuple[str, str | None]:
