@@ -88,7 +88,7 @@ def test_a_finished_run_is_not_resumed() -> None:
 def test_a_run_of_another_job_is_not_resumed() -> None:
     """What differs is listed."""
     stopped = stopped_run(blobs_job())
-    with pytest.raises(BadRun, match=r"batch: 8 here, 16 there"):
+    with pytest.raises(BadRun, match=r"batch: 16 -> 8"):
         stoker.train(blobs_job(batch=8), resume=stopped.name)
 
 
@@ -117,8 +117,8 @@ def test_a_changed_job_does_not_go_into_the_directory_of_another() -> None:
     changed = blobs_job(optimizer=stoker.SGD(lr=0.2, momentum=0.9), seed=3)
     with pytest.raises(BadRun) as caught:
         stoker.train(changed, plan=PLAN, run_dir="mine")
-    assert "optimizer.lr: 0.2 here, 0.1 there" in caught.value.message
-    assert "seed: 3 here, 0 there" in caught.value.message
+    assert "optimizer.lr: 0.1 -> 0.2" in caught.value.message
+    assert "seed: 0 -> 3" in caught.value.message
     assert "--new" in (caught.value.remedy or "")
     assert {path: path.read_bytes() for path in run.path.rglob("*.json")} == before
     assert stoker.train(changed, plan=PLAN, run_dir="mine", new=True).path == Path("mine-2")

@@ -150,7 +150,7 @@ def test_a_page_is_the_same_each_time() -> None:
 
 
 def test_odd_events_of_another_machine_leave_a_report() -> None:
-    """Every field of every kind, with a value of another type or size: a reader refuses the line, or the page stands."""
+    """Every field of every kind, of another type or size: a reader refuses the line, or the page stands."""
     odd = [-1, 1e300, 10**400, "nan", "x", [1], {"x": {}}, ["a", None], [[]], {"a": {"b": 1}}, None, True]
     events, refused = story.whole_run(), 0
     for original in {event.kind: event for event in events}.values():

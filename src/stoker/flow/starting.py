@@ -209,13 +209,13 @@ def _start_from(
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
     theirs = parent.read_spec()
-    position = found[1].position if _goes_on(theirs, prepared.spec) else Position()
+    position = found[1].position if _goes_on(theirs, prepared.spec_like(theirs)) else Position()
     if position.updates >= total_updates:
         raise BadRun(
             f"{parent.name} made {position.updates} updates; this job makes {total_updates}, so nothing is left to do",
             remedy="Fork it under a longer job (until=…).",
         )
-    schedules = [_without_run(spec.settings.get("schedule")) for spec in (theirs, prepared.spec)]
+    schedules = [_without_run(spec.settings.get("schedule")) for spec in (theirs, prepared.spec_like(theirs))]
     return _Start(*found, position, is_own=False, keeps_plateau=schedules[0] == schedules[1])
 
 

@@ -1,9 +1,9 @@
-"""The one JSON codec: frozen dataclasses to JSON and back, each with its schema version.
+r"""The one JSON codec: frozen dataclasses to JSON and back, each with its schema version.
 
 A document is an object with two extra keys, `record` (the class) and `schema` (its version). Reading checks both,
 checks every value against the field's type, and names the path of what does not fit. Floats that JSON cannot hold are
 written as the strings "nan", "inf" and "-inf"; where a field takes any JSON, they are read as those strings. Bytes of
-a file name that are not UTF-8, which Python holds as lone surrogates, are written as `\\xff`.
+a file name that are not UTF-8, which Python holds as lone surrogates, are written as `\xff`.
 """
 
 from __future__ import annotations

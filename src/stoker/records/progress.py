@@ -220,7 +220,7 @@ def _is_tensor(tensor: StoredTensor) -> bool:
     dims = len(tensor.shape)
     return all(0 <= size <= MOST for size in tensor.shape) and all(
         len(piece.offsets) == len(piece.sizes) == dims and piece.number >= 0 and _is_inside(piece.file)
-        and all(0 <= offset and 0 <= size and offset + size <= whole
+        and all(offset >= 0 and size >= 0 and offset + size <= whole
                 for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True))
         for piece in tensor.pieces
     )  # fmt: skip

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from stoker.errors import BadRun
+from stoker.records import loads
 from stoker.store import flock
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import disk, make_directories
@@ -65,7 +66,7 @@ class RunLock:
             BadRun: a process holds it (named, with host and since when), or the lock file cannot be written.
         """
         if is_held_here(self.directory):
-            raise self._refusal(self._read_holder(self.path))
+            raise self._refusal(_read_holder(self.path))
         with disk_errors(self.directory, "the run's lock", error=BadRun):
             self._made_directory = not self.directory.exists()
             make_directories(self.directory)
@@ -110,7 +111,7 @@ class RunLock:
             descriptor = disk().open(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 if not self._try_lock(descriptor):
-                    raise self._refusal(self._read_holder(self.path))
+                    raise self._refusal(_read_holder(self.path))
                 if _is_same_file(descriptor, self.path):
                     return descriptor
             except BaseException:
@@ -128,7 +129,7 @@ class RunLock:
     def _make_stand_in(self) -> None:
         """Take the lock by making a file that must not exist; one left by a dead process of this host is replaced."""
         path = self.directory / HELD_FILE
-        holder = self._read_holder(path)
+        holder = _read_holder(path)
         if holder is not None and holder.host == platform.node() and not _is_alive(holder.pid):
             disk().remove_file(path)
         try:
@@ -160,13 +161,6 @@ class RunLock:
         else:
             disk().truncate(descriptor, 0)
 
-    def _read_holder(self, path: Path) -> Holder | None:
-        """Who signed the file; None if it is not there or not (yet) signed."""
-        try:
-            return Holder(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return None
-
     def _refusal(self, holder: Holder | None, *, delete: Path | None = None) -> BadRun:
         who = "another process"
         if holder is not None:
@@ -183,6 +177,12 @@ class RunLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a living process of this host signed the lock of `directory`; the lock itself is not touched."""
+    holders = (_read_holder(directory / name) for name in (LOCK_FILE, HELD_FILE))
+    return any(one is not None and one.host == platform.node() and _is_alive(one.pid) for one in holders)
 
 
 def is_held_here(directory: Path) -> bool:
@@ -202,6 +202,14 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
+
+
+def _read_holder(path: Path) -> Holder | None:
+    """Who signed the file; None if it is not there or not (yet) signed."""
+    try:
+        return loads(path.read_bytes(), Holder)
+    except (OSError, ValueError):
+        return None
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

@@ -202,7 +202,7 @@ class RunDirectory:
         return self._read(_RUN, Run)
 
     def read_headway(self) -> Run:
-        """The run's record, with the position of its newest checkpoint where the record is behind; raises as `read_run`.
+        """The run's record, with the position of its newest checkpoint where that is ahead; raises as `read_run`.
 
         A run that was killed has not written how far it came: its checkpoints are named by samples.
         """
