@@ -61,7 +61,8 @@ class JobSpec:
                 lines.append(f"{rest}{verb}")
             elif name.endswith(".source"):
                 if not names_functions:  # else it is among them
-                    lines.append(f"the code of {rest.removesuffix('.source')} changed")
+                    kind = "text" if before.functions is None else "code"
+                    lines.append(f"the {kind} of {rest.removesuffix('.source')} changed")
             elif name in _CONTENT:
                 lines.append(f"{_CONTENT[name]} changed")
             else:
