@@ -440,7 +440,7 @@ def test_a_run_of_before_texts_gave_way_to_what_is_executed_is_continued() -> No
 def test_a_checkpoint_of_another_run_is_not_taken() -> None:
     """Copied into the directory by hand, whole, further on: it is passed over and said."""
     stopped, other = stopped_run(blobs_job()), stopped_run(blobs_job(seed=1), at_samples=160)
-    checkpoint = sorted(path for path in other.directory.checkpoints.iterdir() if path.is_dir())[-1]
+    checkpoint = max(path for path in other.directory.checkpoints.iterdir() if path.is_dir())
     shutil.copytree(checkpoint, stopped.directory.checkpoints / checkpoint.name)
     heard = Heard()
     stoker.train(blobs_job(), sink=heard)

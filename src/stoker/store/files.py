@@ -135,6 +135,25 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
+class Appended:
+    """A new file that is written block by block; durable once it is synced (`sync_file`) and so is its directory.
+
+    Raises:
+        OSError: untranslated, by each method.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def write(self, data: bytes) -> None:
+        """Add all of `data`."""
+        _write_all(self._descriptor, data)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._descriptor)
+
+
 def sync_file(path: Path) -> None:
     """Return when the content of a file that something else wrote is on the disk.
 
