@@ -30,6 +30,7 @@ from stoker.stepping.noise_scale import BLOCKS, measure_noise
 from stoker.stepping.optimizers import implementations
 from stoker.store import cache_root, disk_errors, write_atomic
 from stoker.store.files import make_directories
+from stoker.store.places import is_own
 from stoker.units import format_bytes
 
 METHOD = 2
@@ -281,8 +282,8 @@ def _place(key: str) -> Path:
 
 
 def _kept(path: Path) -> BatchChoice | None:
-    """The answer given before; None where there is none, or it cannot be read."""
+    """The answer given before; None where there is none, it is another user's, or it cannot be read."""
     try:
-        return loads(path.read_bytes(), BatchChoice)
+        return loads(path.read_bytes(), BatchChoice) if is_own(path) else None
     except (OSError, ValueError):
         return None

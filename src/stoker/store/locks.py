@@ -28,6 +28,8 @@ from stoker.store.files import disk, make_directories
 LOCK_FILE = "lock"
 HELD_FILE = "lock.held"
 """Stands in for the `flock` where there is none; its presence is the lock."""
+TAKING_FILE = "lock.taking"
+"""Is there while a process removes the stand-in of a dead one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +132,8 @@ class RunLock:
         """Take the lock by making a file that must not exist; one left by a dead process of this host is replaced."""
         path = self.directory / HELD_FILE
         holder = _read_holder(path)
-        if holder is not None and holder.host == platform.node() and not _is_alive(holder.pid):
-            disk().remove_file(path)
+        if _is_dead(holder):
+            self._remove_stale(path)
         try:
             descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
@@ -141,6 +143,27 @@ class RunLock:
         finally:
             os.close(descriptor)
         self._stand_in = path
+
+    def _remove_stale(self, path: Path) -> None:
+        """Remove what a dead process left, one process at a time.
+
+        Else a second one, which read it before, would remove what the first one made in its place.
+
+        Raises:
+            BadRun: another process is at it.
+        """
+        token = self.directory / TAKING_FILE
+        try:
+            descriptor = disk().open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            raise self._refusal(_read_holder(token), delete=token) from None
+        try:
+            disk().write(descriptor, memoryview(self._signature()))
+            if _is_dead(_read_holder(path)):
+                disk().remove_file(path)
+        finally:
+            os.close(descriptor)
+            disk().remove_file(token)
 
     def _sign(self, descriptor: int) -> None:
         """Say in the lock file who holds it."""
@@ -210,6 +233,11 @@ def _read_holder(path: Path) -> Holder | None:
         return loads(path.read_bytes(), Holder)
     except (OSError, ValueError):
         return None
+
+
+def _is_dead(holder: Holder | None) -> bool:
+    """Whether a process of this host signed, and is gone."""
+    return holder is not None and holder.host == platform.node() and not _is_alive(holder.pid)
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:

@@ -61,7 +61,7 @@ from stoker.store.files import (
     remove_tree,
     write_atomic,
 )
-from stoker.store.locks import HELD_FILE, LOCK_FILE, RunLock, is_held_here
+from stoker.store.locks import HELD_FILE, LOCK_FILE, TAKING_FILE, RunLock, is_held_here
 
 R = TypeVar("R", bound=Record)
 
@@ -72,7 +72,7 @@ _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
 _CHANGED_PLAN, _DUMPS = "changed_plan.json", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _RANKS = "ranks"
-_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE})
+_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE, TAKING_FILE})
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class RunDirectory:
         Of a folder first its name: a tracker's thread may still write into it.
         """
         with disk_errors(self.path, "the run's directory", error=BadRun):
-            names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE}
+            names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE, TAKING_FILE}
             for name in sorted(names, key=lambda n: (n == _RUN or n in _BEFORE_A_RUN_IS, n in _BEFORE_A_RUN_IS)):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink() and not is_aside(path):

@@ -20,7 +20,7 @@ from typing import ClassVar
 from stoker.errors import StokerError
 from stoker.records import dumps, loads
 from stoker.store.files import make_directories, sha256_file, write_atomic
-from stoker.store.places import cache_root
+from stoker.store.places import cache_root, is_own
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SETTLED_S = 2.0
@@ -89,7 +89,7 @@ def _stamps(folder: Path, names: Iterable[str]) -> dict[str, Stamp]:
 
 def _known(folder: Path) -> _Known:
     with suppress(OSError, ValueError):
-        known = loads(_path(folder).read_bytes(), _Known)
+        known = loads(_path(folder).read_bytes(), _Known) if is_own(_path(folder)) else _Known("", "")
         if (known.folder, known.boot) == (
             str(folder.resolve()),
             _boot(),
