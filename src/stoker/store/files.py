@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.errors import RunFailed, StokerError
+from stoker.records.codec import printable
 from stoker.store import flock
 from stoker.store.disk_errors import disk_errors
 
@@ -108,7 +109,7 @@ def write_atomic(
     Raises:
         StokerError: as `error`, when it cannot be written; see `disk_errors`. A directory that is not there is named.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = printable(content).encode() if isinstance(content, str) else content
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
         aside = aside_path(path)
         try:
@@ -188,7 +189,7 @@ def append_line(path: Path, line: str, *, what: str | None = None, error: type[S
     """
     if "\n" in line:
         raise ValueError(f"one line at a time, got {line!r}")
-    data = line.encode() + b"\n"
+    data = printable(line).encode() + b"\n"
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
         descriptor = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
