@@ -10,6 +10,7 @@ Use when: always. Costs: a thread that wakes once a second. Does not see: a call
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
 from stoker.loading import WorkerWatch
 from stoker.training.interrupts import StopRequest
 from stoker.units import format_seconds
@@ -50,14 +51,22 @@ class Laps(Protocol):
 
 
 def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ) -> float:
-    """The least time without progress that counts as a hang [s]: `$STOKER_WATCHDOG`, or 60; 0 for no watchdog."""
+    """The least time without progress that counts as a hang [s]: `$STOKER_WATCHDOG`, or 60; 0 for no watchdog.
+
+    Raises:
+        BadJob: the variable is no number of seconds.
+    """
     given = environ.get(PATIENCE_VARIABLE)
     if not given:
         return LEAST_PATIENCE_S
     try:
-        return max(0.0, float(given))
+        seconds = float(given)
     except ValueError:
-        return LEAST_PATIENCE_S
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadJob(f"{PATIENCE_VARIABLE}={given} is no number of seconds",
+                     remedy="Give the seconds without progress that count as a hang; 0 switches that off.")  # fmt: skip
+    return seconds
 
 
 class Watchdog:
