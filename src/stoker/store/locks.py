@@ -205,7 +205,7 @@ class RunLock:
 def is_locked(directory: Path) -> bool:
     """Whether a living process of this host signed the lock of `directory`; the lock itself is not touched."""
     holders = (_read_holder(directory / name) for name in (LOCK_FILE, HELD_FILE))
-    return any(one is not None and one.host == platform.node() and _is_alive(one.pid) for one in holders)
+    return any(one is not None and one.host == platform.node() and is_alive(one.pid) for one in holders)
 
 
 def is_held_here(directory: Path) -> bool:
@@ -237,7 +237,7 @@ def _read_holder(path: Path) -> Holder | None:
 
 def _is_dead(holder: Holder | None) -> bool:
     """Whether a process of this host signed, and is gone."""
-    return holder is not None and holder.host == platform.node() and not _is_alive(holder.pid)
+    return holder is not None and holder.host == platform.node() and not is_alive(holder.pid)
 
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
@@ -247,7 +247,7 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process of this host has the number `pid`; where that cannot be asked, it counts as alive."""
     if sys.platform == "win32":  # os.kill ends processes there
         return True

@@ -6,7 +6,6 @@ Memory holds one block, the targets, and what was found of the vocabularies; the
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +36,7 @@ from stoker.data.files.table_target import TargetReader
 from stoker.errors import BadJob
 from stoker.store import disk_errors
 from stoker.store.files import Appended, aside_path, disk, make_directories, remove_tree, write_file
+from stoker.store.locks import is_alive
 
 _CHUNK_ROWS = 2**16
 
@@ -236,20 +236,10 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(".writing-*"):
         pid = path.name.split("-")[-2]
         with suppress(OSError):
-            if pid.isdigit() and not _is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
+            if pid.isdigit() and not is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
                 remove_tree(path)
 
 
 def _last_change_s(folder: Path) -> float:
     """When something was last written to a folder or its files [s since 1970]."""
     return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
