@@ -222,7 +222,7 @@ def test_a_trainer_that_is_killed_leaves_nothing_temporary(tmp_path: Path, numbe
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as trainer:  # fmt: skip
         assert trainer.stdout.readline() == "done\n"
-        assert [name.startswith("stoker-workers-") for name in left_in(tmp_path)] == [True]
+        assert [name.startswith("stk-") for name in left_in(tmp_path)] == [True]
         trainer.send_signal(number)
         trainer.stdout.read()  # until the last of them has ended, who all write to it
     deadline = time.monotonic() + 60
@@ -240,3 +240,12 @@ def test_workers_that_are_killed_leave_nothing_temporary(tmp_path: Path, monkeyp
         worker.kill()
     batches.close()
     assert left_in(tmp_path) == []
+
+
+def test_a_long_path_of_temporary_files_holds_up_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a socket has room for 107 bytes: beyond that workers could not hand over their batches."""
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    samples = as_samples(Noisy(12), what="data")
+    assert all_equal(contents(source_of(samples, 4, "workers"), 0, 3), contents(source_of(samples, 4), 0, 3))

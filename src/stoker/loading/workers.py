@@ -34,6 +34,9 @@ from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.worker_watch import WorkerDeath, WorkerWatch, named, write_stacks_when_asked
 
+_MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
+"""The longest path of a socket on Linux [bytes] (unix(7)), and where there is room where `$TMPDIR` has none."""
+
 Place = tuple[int, Indices]
 """An epoch and the sample indices [B] of a batch in it."""
 
@@ -115,7 +118,7 @@ def _fetched(
     Raises:
         WorkerDied: one did.
     """
-    is_over, folder = multiprocessing.RawValue("b", 0), tempfile.mkdtemp(prefix="stoker-workers-")
+    is_over, folder = multiprocessing.RawValue("b", 0), _folder_for_sockets()
     loader = torch.utils.data.DataLoader(
         _Batches(samples),
         sampler=_remembered(places, asked),
@@ -188,6 +191,12 @@ def _running(
         if not any(worker.is_alive() for worker in workers):
             atexit.unregister(kill)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_for_sockets() -> str:
+    """A new directory whose path is short enough for sockets in it; beyond that a worker's batches never arrive."""
+    is_long = len(os.fsencode(tempfile.gettempdir())) > _MOST_SOCKET_BYTES - len("/stk-12345678/listener-12345678")
+    return tempfile.mkdtemp(prefix="stk-", dir=_SHORT if is_long and os.access(_SHORT, os.W_OK) else None)
 
 
 @contextlib.contextmanager
