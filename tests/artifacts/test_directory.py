@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from safetensors.numpy import save_file
 
 from stoker.artifacts import MANIFEST, publish, read, versions
 from stoker.errors import BadArtifact
-from stoker.records import DynamicDim, TensorSpec, Tolerance
+from stoker.records import DynamicDim, FileDigest, Manifest, TensorSpec, Tolerance
+from stoker.store import flock
 from stoker.store.files import Disk, aside_path, installed
 from stoker.testing.models import tiny_artifact
 
@@ -165,6 +168,40 @@ def test_leftovers_of_killed_writers_are_cleaned(tmp_path: Path) -> None:
     (left / "model.onnx").write_bytes(b"x")
     tiny_artifact(tmp_path)
     assert [one.name for one in model.iterdir()] == ["1"]
+
+
+def test_two_exports_into_one_model_each_leave_a_whole_version(tmp_path: Path) -> None:
+    """The second begins and ends while the first one writes: neither removes what the other has half written."""
+    made = []
+
+    def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
+        (directory / "model.onnx").write_bytes(b"graph")
+        made.append(tiny_artifact(tmp_path).path.name)
+        return replace(original, files=digests())
+
+    original = tiny_artifact(tmp_path / "other").manifest
+    artifact = publish(tmp_path / "tiny", write)
+    assert (made, artifact.path.name) == (["1"], "2")
+    assert (artifact.path / "model.onnx").read_bytes() == b"graph"
+    assert sorted(path.name for path in (tmp_path / "tiny").iterdir()) == ["1", "2"]
+
+
+def test_without_locks_a_half_written_version_is_kept_for_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells then whether its writer lives; after a day it is removed."""
+
+    def none(_descriptor: int) -> bool:
+        raise flock.LocksUnsupported
+
+    monkeypatch.setattr(flock, "try_lock", none)
+    young, old = (aside_path(tmp_path / "tiny" / name) for name in ("young", "old"))
+    for left in (young, old):
+        left.mkdir(parents=True)
+    os.utime(old, (1.0, 1.0))
+    tiny_artifact(tmp_path)
+    assert young.exists()
+    assert not old.exists()
 
 
 class Full(Disk):

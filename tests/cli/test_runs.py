@@ -14,10 +14,11 @@ from stoker.cli.plans import render_decision
 from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
 from stoker.cli.verdicts import render_verdicts
 from stoker.records import Report, Verdict
+from stoker.store import CheckpointStore
 from tests.cli.page import Page
 from tests.flow.command import stoker_here
 from tests.reporting import story
-from tests.store.builders import make_run
+from tests.store.builders import make_run, save
 
 
 @pytest.fixture
@@ -135,6 +136,15 @@ def test_a_damaged_record_hides_no_other_run(tmp_path: Path, monkeypatch: pytest
     assert [Path(one["path"]).name for one in found["runs"]] == ["whole"]
     assert [Path(one["path"]).name for one in found["unreadable"]] == ["zz"]
     assert "none of the 1 runs" in stoker_here("runs", "--where", "status=failed").out
+
+
+def test_a_killed_run_is_shown_as_far_as_its_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record says 0: nobody was left to write it."""
+    monkeypatch.setenv("STOKER_RUNS", str(tmp_path))
+    run = make_run(tmp_path / "killed", name="killed", total_samples=5000)
+    save(CheckpointStore(run.checkpoints), 1250)
+    assert "(25 %)" in stoker_here("runs").out
+    assert json.loads(stoker_here("runs", "--json").out)["runs"][0]["run"]["samples"] == 1250
 
 
 def test_a_diff_shows_job_plan_and_outcome(first: Report, second: Report) -> None:

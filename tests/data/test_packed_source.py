@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 import signal
 import subprocess
@@ -173,17 +174,46 @@ def test_blocks_of_small_entries_are_kept_up_to_a_bound(
         assert all(torch.equal(source.rows(np.arange(SIZE))[1], expected) for _ in range(2))
 
 
-def test_damage_is_found_when_files_are_checked(tmp_path: Path) -> None:
-    """One byte of one file; its name is told, and once it is deleted it is packed again."""
+def test_damage_is_found_and_mended_when_a_packed_dataset_is_opened(tmp_path: Path) -> None:
+    """One byte of one file, of the same size: an open one tells it, the next start packs that file again."""
     source = packed(Pictures(), tmp_path / "p")
     source.check()
+    fingerprint, expected = source.fingerprint, source.rows(np.arange(SIZE))[0]
     path = tmp_path / "p" / "shard-000002.bin"
     content = bytearray(path.read_bytes())
     content[40] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(BadJob, match=r"1 of 5 files of .* are damaged: shard-000002.bin"):
-        packed(Pictures(), tmp_path / "p").check()
-    path.unlink()
+        source.check()
+    lines: list[str] = []
+    again = packed(Pictures(), tmp_path / "p", tell=lines.append)
+    assert torch.equal(again.rows(np.arange(SIZE))[0], expected)
+    assert again.fingerprint == fingerprint
+    assert any("are damaged (shard-000002.bin): packing them again" in line for line in lines)
+
+
+def test_what_is_packed_and_whole_is_only_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another user, or from a mount that is read-only: no lock is taken, and nothing is written beside it."""
+    folder = tmp_path / "p"
+    expected = packed(Pictures(), folder).rows(np.arange(SIZE))[0]
+    (folder / "lock").unlink()
+    before = sorted(path.name for path in folder.iterdir())
+    monkeypatch.setattr("stoker.data.packed_building._locked", None)
+    assert torch.equal(packed(Pictures(), folder).rows(np.arange(SIZE))[0], expected)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_changed_manifest_of_a_packed_dataset_is_refused(tmp_path: Path) -> None:
+    """Where its blocks lie decides what is read; one of before there was a checksum still opens."""
+    packed(Pictures(), tmp_path / "p").rows(np.arange(1))
+    path = tmp_path / "p" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["shards"][0]["blocks"][0]["offset"] += 64
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(BadJob, match="it is not as it was written"):
+        packed(Pictures(), tmp_path / "p").rows(np.arange(1))
+    manifest["shards"][0]["blocks"][0]["offset"] -= 64
+    path.write_text(json.dumps({name: value for name, value in manifest.items() if name != "checksum"}))
     packed(Pictures(), tmp_path / "p").check()
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -275,3 +278,27 @@ def test_test_data_that_do_not_fit_the_model_are_refused_before_training() -> No
     with pytest.raises(BadJob, match="labels go from 2 to 2"):
         stoker.train(blobs_job(test=(torch.zeros(8, 6), torch.full((8,), 2))), plan=PLAN)
     assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_run_with_workers_that_is_stopped_leaves_nothing_among_the_temporary_files(tmp_path: Path) -> None:
+    """Neither of its own nor of its workers, after SIGTERM to all of them, as a service manager sends it."""
+    path = job_file(
+        'settings["data"] = torch.utils.data.Subset(torch.utils.data.TensorDataset(inputs, target), range(100))'
+    )
+    plan = plan_file()
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"loader": "workers", "num_workers": 2}))
+    place = tmp_path / "temporary"
+    place.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-m", "stoker", "train", path, "--set", "epochs=500", "--plan", plan, "--json"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(place)}, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "evaluated":
+                break
+        os.killpg(process.pid, signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 130
+    assert [one.name for one in place.iterdir() if not one.name.startswith("torchinductor_")] == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob, BadRun
-from stoker.records import Event
+from stoker.flow.preparation import prepare
+from stoker.jobs.job_file import load_job
+from stoker.records import Event, dumps, to_json
 from stoker.store import CheckpointStore, RunLock
 from stoker.training import model_weights
 from tests.flow.builders import (
@@ -25,6 +29,7 @@ from tests.flow.builders import (
     net,
     stopped_run,
 )
+from tests.flow.command import job_file
 
 LONGER = stoker.epochs(5)
 
@@ -88,7 +93,7 @@ def test_a_finished_run_is_not_resumed() -> None:
 def test_a_run_of_another_job_is_not_resumed() -> None:
     """What differs is listed."""
     stopped = stopped_run(blobs_job())
-    with pytest.raises(BadRun, match=r"batch: 8 here, 16 there"):
+    with pytest.raises(BadRun, match=r"batch: 16 -> 8"):
         stoker.train(blobs_job(batch=8), resume=stopped.name)
 
 
@@ -117,8 +122,8 @@ def test_a_changed_job_does_not_go_into_the_directory_of_another() -> None:
     changed = blobs_job(optimizer=stoker.SGD(lr=0.2, momentum=0.9), seed=3)
     with pytest.raises(BadRun) as caught:
         stoker.train(changed, plan=PLAN, run_dir="mine")
-    assert "optimizer.lr: 0.2 here, 0.1 there" in caught.value.message
-    assert "seed: 3 here, 0 there" in caught.value.message
+    assert "optimizer.lr: 0.1 -> 0.2" in caught.value.message
+    assert "seed: 0 -> 3" in caught.value.message
     assert "--new" in (caught.value.remedy or "")
     assert {path: path.read_bytes() for path in run.path.rglob("*.json")} == before
     assert stoker.train(changed, plan=PLAN, run_dir="mine", new=True).path == Path("mine-2")
@@ -358,3 +363,89 @@ def test_what_a_finished_run_keeps_is_not_touched_by_the_next_one() -> None:
     stoker.train(blobs_job(), plan=PLAN)
     assert {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()} == before
     assert_equal_tensors(stoker.load(first.name).weights(), first.weights())
+
+
+def from_file(path: Path, **settings: str) -> dict:
+    """What `stoker.train` takes for a job file."""
+    job, entry = load_job(path, settings)
+    return {"job": job, "entry": entry}
+
+
+OWN_LOSS = """
+def squared(output, target):
+    return (output[:, 1] - target) ** 2
+
+def unused():
+    return 1
+
+"""
+
+
+def test_a_comment_in_the_job_file_does_not_cost_the_run() -> None:
+    """Killed, then a comment, a docstring and an unused function changed: the same command goes on where it was."""
+    path = job_file('settings["loss"] = squared', head=OWN_LOSS)
+    stopped = stopped_run(**from_file(path))
+    path.write_text(path.read_text().replace("return 1", "return 2").replace("A classifier of", "A net for")
+                    .replace("    return (output", "    # the error\n    return (output"))  # fmt: skip
+    run = stoker.train(**from_file(path), sink=lambda _: None)
+    assert (run.name, run.status, run_names()) == (stopped.name, "finished", [stopped.name])
+
+
+def test_an_unfinished_run_of_a_changed_job_file_is_named_with_the_change() -> None:
+    """Which run, how far, what changed and how to take it over; `--resume` refuses by naming the same, no digests."""
+    path = job_file('settings["loss"] = squared', head=OWN_LOSS)
+    stopped = stopped_run(**from_file(path))
+    path.write_text(path.read_text().replace("** 2", "** 2 / 8"))
+    heard = Heard()
+    stoker.train(**from_file(path, lr="0.2"), plan=PLAN, sink=heard)
+    message = heard.of("warned")[0]["message"]
+    for words in (f"{stopped.name} is unfinished, at 96 of 240 samples", "function squared in blobs.py changed",
+                  "parameter lr: 0.1 -> 0.2", f"--fork {stopped.name}", f"--resume {stopped.name}"):  # fmt: skip
+        assert words in message
+    with pytest.raises(BadRun) as caught:
+        stoker.train(**from_file(path, lr="0.2"), resume=stopped.name, sink=lambda _: None)
+    assert "function squared in blobs.py changed" in caught.value.message
+    assert re.search("[0-9a-f]{16}", caught.value.message) is None
+    fork = Heard()
+    stoker.train(**from_file(path, lr="0.2"), plan=PLAN, fork=stopped.name, sink=fork)
+    assert fork.of("resumed")[0]["samples"] == 96
+    assert not [fields for fields in fork.of("warned") if "is unfinished" in fields["message"]]
+
+
+def test_a_run_of_before_texts_gave_way_to_what_is_executed_is_continued() -> None:
+    """Its spec and checkpoints carry the digest of the text, and go on to; with a comment added it is named."""
+    path = job_file('settings["loss"] = squared', head=OWN_LOSS)
+    given = from_file(path)
+    stopped = stopped_run(**given)
+    earlier = prepare(given["job"], given["entry"]).spec_by_text
+    directory = stopped.path.rename(stopped.path.with_name(f"blobs-{earlier.digest()[:6]}"))
+    spec = {name: value for name, value in to_json(earlier).items() if name != "functions"}
+    (directory / "spec.json").write_text(json.dumps(spec))
+    record = dataclasses.replace(stopped.record, name=directory.name, spec_digest=earlier.digest())
+    (directory / "run.json").write_text(dumps(record))
+    for file in directory.glob("checkpoints/*/manifest.json"):
+        manifest = json.loads(file.read_text()) | {"schema": 2, "spec_digest": earlier.digest()}
+        file.write_text(json.dumps({name: value for name, value in manifest.items() if name != "checksum"}))
+    shutil.copytree(directory, "kept")
+    run = stoker.train(**from_file(path), sink=lambda _: None)
+    assert (run.name, run.status) == (directory.name, "finished")
+    shutil.rmtree(directory)
+    shutil.copytree("kept", directory)
+    path.write_text(path.read_text() + "# a comment")
+    heard = Heard()
+    stoker.train(**from_file(path), plan=PLAN, sink=heard)
+    assert f"{directory.name} is unfinished, at 96 of 240" in heard.of("warned")[0]["message"]
+    fork = Heard()
+    stoker.train(**from_file(path), plan=PLAN, fork=directory.name, sink=fork)
+    assert fork.of("resumed")[0]["samples"] == 96
+
+
+def test_a_checkpoint_of_another_run_is_not_taken() -> None:
+    """Copied into the directory by hand, whole, further on: it is passed over and said."""
+    stopped, other = stopped_run(blobs_job()), stopped_run(blobs_job(seed=1), at_samples=160)
+    checkpoint = max(path for path in other.directory.checkpoints.iterdir() if path.is_dir())
+    shutil.copytree(checkpoint, stopped.directory.checkpoints / checkpoint.name)
+    heard = Heard()
+    stoker.train(blobs_job(), sink=heard)
+    assert heard.of("resumed")[0]["samples"] == 96
+    assert any("is of another job" in fields["message"] for fields in heard.of("warned"))

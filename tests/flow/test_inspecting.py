@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,12 @@ from stoker import data, flow
 from stoker.data.files.cleaning import left_out_of_files
 from stoker.errors import BadJob
 from stoker.inspecting import CheckOptions
-from stoker.records import CleanList, loads
+from stoker.records import CleanList, Event, loads
 from stoker.records.cleaning import DataCheck
+from stoker.records.codec import printable
+from stoker.reporting.display import PlainDisplay
+from tests.flow.command import stoker_here
+from tests.store.builders import make_run
 
 OPTIONS = CheckOptions(workers=1)
 
@@ -91,3 +97,41 @@ def test_data_sources_take_the_clean_list(tmp_path: Path) -> None:
     test = next(split.num_samples for split in checked.check.splits if split.name == "test")
     images = data.image_folder(tmp_path / "set" / "train", clean=tmp_path / "out" / "clean.json")
     assert len(images) == checked.clean.kept - test
+
+
+def test_names_that_are_not_utf8_lose_no_report_and_end_no_run(tmp_path: Path) -> None:
+    """Damaged images of such names are told, and left out by the list; other files of such names are noted."""
+    root = tmp_path / "set"
+    plant_images(root, per_class=30, copies=0)
+    folder = next(path for path in root.rglob("*") if any(one.suffix == ".png" for one in path.iterdir()))
+    bad = os.fsencode(folder) + b"/bad\xff\x1b[31m.png"
+    Path(os.fsdecode(bad)).write_bytes(b"no image")
+    Path(os.fsdecode(os.fsencode(folder) + b"/odd\xff.txt")).write_text("no image")
+    checked = flow.check_data(root, OPTIONS, out=tmp_path / "out")
+    name = printable(os.path.relpath(os.fsdecode(bad), root))
+    clean = loads((tmp_path / "out" / "clean.json").read_bytes(), CleanList)
+    assert name in clean.dropped_ids()
+    assert "bad\\xff" in (tmp_path / "out" / "report.html").read_text()
+    for given in (clean, checked.clean):
+        kept = data.image_folder(folder.parent, clean=given)
+        assert all("bad" not in kept.sample_id(index) for index in range(len(kept)))
+        assert len(kept) < len(data.image_folder(folder.parent))
+    noted = Event(kind="noted", at=0.0, fields={"message": data.image_folder(folder.parent).note})
+    directory = make_run(tmp_path / "run")
+    directory.append_event(noted)
+    assert (
+        "odd" in directory.read_events()[0].fields["message"] or "bad" in directory.read_events()[0].fields["message"]
+    )
+
+
+def test_no_escape_sequence_of_a_name_reaches_the_terminal(tmp_path: Path) -> None:
+    """Neither by a table, nor by an error, nor by plain lines of a run."""
+    folder = tmp_path / "evil\x1b]0;title\x07\x1b[31m\x9b"
+    folder.mkdir()
+    plant_images(folder / "set", per_class=30, copies=0)
+    shown = stoker_here("data", "check", folder / "set")
+    assert "evil" in shown.out + shown.err
+    lines = io.StringIO()
+    PlainDisplay(lines)(Event(kind="warned", at=0.0, fields={"message": str(folder)}))
+    for text in (shown.out, shown.err, lines.getvalue()):
+        assert not {"\x1b", "\x9b"} & set(text)

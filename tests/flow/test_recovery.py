@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import multiprocessing
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,3 +315,42 @@ def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() 
     assert known_failures(prepared, place) == ()
     store.append(dataclasses.replace(failed, plan=PLAN))
     assert [one.plan for one in known_failures(prepared, place)] == [PLAN]
+
+
+class AwayForAMoment(torch.utils.data.Dataset):
+    """Points whose disk's server is away once, in whichever process asks first."""
+
+    def __init__(self, marker: Path | None) -> None:
+        self.inputs, self.targets = blobs(100)
+        self.marker = marker
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.marker is not None and index == 17 and self.marker.exists():
+            self.marker.unlink()
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return self.inputs[index] + torch.rand(()), self.targets[index]
+
+
+@pytest.mark.parametrize("loader", ["inline", "workers"])
+def test_a_disk_that_is_away_for_a_moment_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str
+) -> None:
+    """It is said, also where a worker read, and the weights are those of a run to which nothing happened."""
+    monkeypatch.setattr("stoker.loading.samples.PAUSES_S", (0.0,))
+    plan = dataclasses.replace(PLAN, loader=loader, num_workers=1 if loader == "workers" else 0)
+    runs, heard = [], Heard()
+    for marker in (None, tmp_path / "away"):
+        prepared = blobs_job(data=AwayForAMoment(marker), valid=None)
+
+        def sink(event: Event, marker: Path | None = marker) -> None:
+            if event.kind == "planned" and marker is not None:
+                marker.touch()
+            heard(event)
+
+        runs.append(stoker.train(prepared, plan=plan, sink=sink, new=True))
+    assert_equal_weights(*runs)
+    (fields,) = heard.of("recovered")
+    assert (fields["what"], fields["why"]) == ("reading data", "1 reads failed and were repeated (Stale file handle)")

@@ -90,15 +90,17 @@ def test_the_text_of_a_job_has_all_it_imports_from_its_folder(tmp_path: Path, st
 
 
 def test_a_change_of_what_is_imported_changes_the_digest(tmp_path: Path) -> None:
-    """And so does one of the job file; one of a file it does not import does not; nor does the folder's place."""
+    """And so does one of the job file; one of another file or of a comment does not; nor does the folder's place."""
     path = write(tmp_path, train_me=USES_NETS, nets="batch = 1", other="x = 1")
     first = digest(path)
     write(tmp_path, other="x = 2")
     assert digest(path) == first
     assert digest(write(tmp_path / "copy", train_me=USES_NETS, nets="batch = 1")) == first
     write(tmp_path, nets="batch = 1  # ")
+    assert digest(path) == first
+    write(tmp_path, nets="batch = 2")
     second = digest(path)
-    write(tmp_path, train_me=USES_NETS + "# ", nets="batch = 1")
+    write(tmp_path, train_me=USES_NETS + "\nx = 1", nets="batch = 1")
     assert len({first, second, digest(path)}) == 3
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import re
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
-from stoker.loading import as_samples, hold_out, samples
+from stoker.loading import BadSample, as_samples, hold_out, samples
+from stoker.loading.samples import ItemSamples, reads_repeated
 from tests.loading.data import Failing, Growing, Noisy, Squares
 
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
@@ -258,3 +260,48 @@ def test_a_part_of_a_data_set_draws_as_the_whole_does() -> None:
     rows = np.arange(len(part))
     assert torch.equal(part.fetch(rows, 2)["x"], whole.fetch(part.indices, 2)["x"])
     assert (part.is_in_memory, part.data_class) == (False, "indexed")
+
+
+class OnNetwork:
+    """Sixteen numbers drawn at random, on a disk whose server is away at first, for so many reads."""
+
+    def __init__(self, error: Exception, failures: int) -> None:
+        self.error, self.failures = error, failures
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = torch.rand(())
+        if index == 5 and self.failures:
+            self.failures -= 1
+            raise self.error
+        return drawn + index
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EIO, "gone"), OSError(errno.ESTALE, "gone"), TimeoutError("late"), ConnectionResetError("reset")],
+    ids=["EIO", "ESTALE", "timeout", "reset"],
+)
+def test_a_read_that_failed_for_a_network_is_repeated(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A few times, ever later; what it draws is the same as if nothing had been."""
+    pauses: list[float] = []
+    monkeypatch.setattr(samples.time, "sleep", pauses.append)
+    expected = ItemSamples(OnNetwork(error, 0), None, seed=3).fetch(np.arange(16), 0)
+    before = reads_repeated()[0]
+    assert torch.equal(ItemSamples(OnNetwork(error, 3), None, seed=3).fetch(np.arange(16), 0), expected)
+    assert pauses == list(samples.PAUSES_S)
+    assert reads_repeated()[0] - before == 3
+    with pytest.raises(BadSample, match="sample 5 of OnNetwork raised"):
+        ItemSamples(OnNetwork(error, 4), None, seed=3).fetch(np.arange(16), 0)
+
+
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError(errno.ENOENT, "no"), PermissionError(errno.EACCES, "no"), ValueError("x")]
+)
+def test_other_errors_are_told_at_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A file that is missing stays missing."""
+    monkeypatch.setattr(samples.time, "sleep", None)
+    with pytest.raises(BadSample, match="sample 5 of OnNetwork raised"):
+        ItemSamples(OnNetwork(error, 1), None, seed=3).fetch(np.arange(16), 0)

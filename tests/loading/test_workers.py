@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +195,57 @@ print("done", flush=True)
 """
 
 
-def test_a_program_that_ends_amid_batches_ends() -> None:
-    """Workers that heed no SIGTERM do not keep it, though nobody closed the batches."""
+def test_a_program_that_ends_amid_batches_ends(tmp_path: Path) -> None:
+    """Workers that heed no SIGTERM do not keep it, though nobody closed the batches; nothing temporary is left."""
     done = subprocess.run(
-        [sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
-    )
+        [sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert left_in(tmp_path) == []
+
+
+def left_in(folder: Path) -> list[str]:
+    """What is there, but for PyTorch's cache of compiled code, which is kept."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("torchinductor_"))
+
+
+KILLED = f"{ABANDONED}\nimport time\ntime.sleep(600)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trainer_that_is_killed_leaves_nothing_temporary(tmp_path: Path, number: signal.Signals) -> None:
+    """Its workers, once they notice, remove what was theirs; nor do workers that were killed themselves leave any."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as trainer:  # fmt: skip
+        assert trainer.stdout.readline() == "done\n"
+        assert [name.startswith("stk-") for name in left_in(tmp_path)] == [True]
+        trainer.send_signal(number)
+        trainer.stdout.read()  # until the last of them has ended, who all write to it
+    deadline = time.monotonic() + 60
+    while left_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left_in(tmp_path) == []
+
+
+def test_workers_that_are_killed_leave_nothing_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a socket on the disk, in a directory that goes with the loader."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    batches = source_of(as_samples(Squares(40), what="data"), 4, "workers").batches(Position(), 10)
+    next(batches)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    batches.close()
+    assert left_in(tmp_path) == []
+
+
+def test_a_long_path_of_temporary_files_holds_up_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a socket has room for 107 bytes: beyond that workers could not hand over their batches."""
+    place = tmp_path / ("long" * 30)
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    samples = as_samples(Noisy(12), what="data")
+    assert all_equal(contents(source_of(samples, 4, "workers"), 0, 3), contents(source_of(samples, 4), 0, 3))

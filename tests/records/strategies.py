@@ -38,11 +38,19 @@ def record_of(record: type) -> st.SearchStrategy[Any]:
         records.Layout: _layouts,
         records.SampledUpdates: _sampled_updates,
         records.ServiceSettings: _service_settings,
+        records.StoredTensor: _stored_tensors,
     }
     if record in special:
         return special[record]()
-    hints = typing.get_type_hints(record)
-    return st.builds(record, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(record)})
+    counts, names = st.integers(0, 2**63 - 1), st.text("abc.-", min_size=3, max_size=8)
+    bounded: dict[type, dict[str, st.SearchStrategy[Any]]] = {
+        records.Position: dict.fromkeys(("epoch", "cursor", "samples", "updates"), counts),
+        records.FileDigest: {"name": names, "num_bytes": counts, "sha256": st.just("0f" * 32)},
+        records.Run: dict.fromkeys(("total_samples", "samples", "updates"), counts),
+    }
+    hints, given = typing.get_type_hints(record), bounded.get(record, {})
+    fields = (field.name for field in dataclasses.fields(record))
+    return st.builds(record, **{name: given[name] if name in given else values_of(hints[name]) for name in fields})
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
@@ -82,6 +90,17 @@ def _layouts() -> st.SearchStrategy[records.Layout]:
     return st.builds(
         records.Layout, replicas=counts, shards=counts, tensor=counts, stages=counts, reshard=st.booleans(),
         sequence=st.booleans(), schedule=st.sampled_from(["1f1b", "gpipe"]),
+    )  # fmt: skip
+
+
+def _stored_tensors() -> st.SearchStrategy[records.StoredTensor]:
+    """One piece that is all of it."""
+    return st.builds(
+        lambda shape, dtype, number: records.StoredTensor(
+            shape=tuple(shape), dtype=dtype,
+            pieces=(records.StoredPiece(file="a", offsets=(0,) * len(shape), sizes=tuple(shape), number=number),),
+        ),
+        st.lists(st.integers(0, 2**40), max_size=3), TEXT, st.integers(0, 9),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from stoker.records import (
     loads,
     to_json,
 )
+from stoker.records.progress import read_event
 from tests.records.strategies import FINITE, JSON_VALUES, RECORDS, TEXT, record_of
 
 PLAN = Plan(device="cpu", micro_batch=64)
@@ -62,7 +63,7 @@ def changed(original: object, /, **fields: Any) -> str:
 
 def manifest() -> CheckpointManifest:
     """One that holds two files."""
-    files = tuple(FileDigest(name=name, num_bytes=3, sha256="00") for name in ("a", "b"))
+    files = tuple(FileDigest(name=name, num_bytes=3, sha256="0" * 64) for name in ("a", "b"))
     return CheckpointManifest(
         spec_digest="s", position=Position(), stoker_version="0", torch_version="2", files=files, skeleton={}
     )
@@ -249,3 +250,44 @@ def test_reading_takes_plain_json_values_as_well_as_text(record: type) -> None:
         assert from_json(to_json(original), record) == original
 
     holds()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 300 + "]" * 300, b'{"a":' * 5000 + b"1" + b"}" * 5000])
+def test_a_document_that_is_too_deep_is_refused_like_any_other_damage(text: str | bytes) -> None:
+    """A ValueError, which every reader of a record expects, and no RecursionError."""
+    with pytest.raises(ValueError, match="more than 200 deep"):
+        loads(text, Event)
+
+
+def test_file_names_that_are_not_utf8_can_be_written() -> None:
+    """Bytes that Python holds as lone surrogates are shown as such; keys and values; what is read digests the same."""
+    event = Event(kind="noted", at=0.0, fields={"bad\udcff": ["caf\u00e9 \udc80", "\ud800"]})
+    text = dumps(event)
+    assert text.encode().decode() == text
+    assert loads(text, Event).fields == {"bad\\xff": ["caf\u00e9 \\x80", "\\ud800"]}
+    assert digest(loads(text, Event)) == digest(event)
+
+
+ODD_VALUES = [-1, 1e300, 10**400, "nan", "x", [1], {"x": {}}, ["a", None], True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("samples", value) for value in ODD_VALUES if value is not True]
+    + [("loss", value) for value in (10**400, "x", [1], {"x": 1})]
+    + [("message", value) for value in (5, [1], {})]
+    + [("metrics", value) for value in (5, [1], {"a": {"b": 1}}, {"a": "high"}, {"a": 10**400})]
+    + [("lrs", value) for value in (5, ["a"], [None], {"a": 1})],
+)
+def test_an_event_of_odd_content_is_refused_with_the_field(name: str, value: object) -> None:
+    """What readers count with is a count, a number, a text or numbers by name."""
+    line = json.dumps(to_json(Event(kind="progress", at=1.0, fields={name: value})))
+    with pytest.raises(ValueError, match=rf"Event\.fields\.{name}: wanted "):
+        read_event(line)
+
+
+@pytest.mark.parametrize("at", [1e300, "nan", "inf", -1.0])
+def test_an_event_is_at_a_time_that_has_a_date(at: object) -> None:
+    """A reader may show it as one."""
+    with pytest.raises(ValueError, match=r"Event\.at"):
+        read_event(changed(Event(kind="warned", at=1.0), at=at))

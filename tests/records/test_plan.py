@@ -20,6 +20,13 @@ PLAN = Plan(device="cpu", micro_batch=64)
         ({"loader": "workers"}, "loader 'workers' does not go with num_workers=0"),
         ({"num_workers": -1}, "num_workers=-1"),
         ({"checkpoint_every_s": 0.0}, "checkpoint_every_s must be positive, got 0.0"),
+        ({"micro_batch": 10**30}, "micro_batch must be at most 1,099,511,627,776"),
+        ({"threads": 10**9}, "threads must be at most 65,536, got 1000000000"),
+        ({"prefetch_batches": 10**9}, "prefetch_batches must be at most 65,536"),
+        ({"loader": "workers", "num_workers": 10**6}, "num_workers must be at most 65,536"),
+        ({"checkpointed_blocks": 10**12}, "checkpointed_blocks must be at most"),
+        ({"loss_chunks": 10**12}, "loss_chunks must be at most"),
+        ({"checkpoint_every_s": float("inf")}, "checkpoint_every_s must be at most"),
         ({"checkpoint_every_s": float("nan")}, "checkpoint_every_s must be positive, got nan"),
     ],
 )

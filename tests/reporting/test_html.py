@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from stoker.records import Report
+from stoker.records import Report, dumps
+from stoker.records.progress import read_event
 from stoker.reporting import render_html
 from tests.reporting import story
 
@@ -146,3 +147,19 @@ def test_a_run_without_charts_carries_no_plotly() -> None:
 def test_a_page_is_the_same_each_time() -> None:
     """Nothing in it depends on when or where it was made."""
     assert render_html(story.report(story.young_run())) == render_html(story.report(story.young_run()))
+
+
+def test_odd_events_of_another_machine_leave_a_report() -> None:
+    """Every field of every kind, of another type or size: a reader refuses the line, or the page stands."""
+    odd = [-1, 1e300, 10**400, "nan", "x", [1], {"x": {}}, ["a", None], [[]], {"a": {"b": 1}}, None, True]
+    events, refused = story.whole_run(), 0
+    for original in {event.kind: event for event in events}.values():
+        for name in original.fields:
+            for value in odd:
+                event = dataclasses.replace(original, fields=original.fields | {name: value})
+                try:
+                    events.append(read_event(dumps(event)))
+                except ValueError:
+                    refused += 1
+    assert refused > 100
+    assert "</html>" in render_html(story.report(events))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun, RunFailed
-from stoker.records import FileDigest, Position
+from stoker.records import FileDigest, Position, dumps
 from stoker.store import CheckpointStore, Draft, checkpoint_name, checkpoints, write_file
+from stoker.store.checkpoints import manifest_from
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
 from tests.store.builders import content, manifest_at, newest_samples, save
 
@@ -130,8 +132,8 @@ def test_a_manifest_of_another_version_is_told_with_both_versions(tmp_path: Path
     """It is not damaged: a newer Stoker wrote it, and an older checkpoint must not quietly take its place."""
     store = CheckpointStore(tmp_path)
     save(store, 100)
-    rewrite_manifest(save(store, 200), schema=3)
-    with pytest.raises(BadRun, match="schema version 3, this Stoker reads version 2"):
+    rewrite_manifest(save(store, 200), schema=4)
+    with pytest.raises(BadRun, match="schema version 4, this Stoker reads version 3"):
         store.newest()
 
 
@@ -413,3 +415,84 @@ def test_a_process_killed_at_any_moment_leaves_a_usable_checkpoint(tmp_path: Pat
         assert best is None or best[1].position.samples <= found
         newest = found or 0
     assert newest > 0
+
+
+def test_every_flipped_bit_of_a_manifest_is_noticed(tmp_path: Path) -> None:
+    """Position, cursor, identity, digests: what is read is what was written, or the checkpoint counts as damaged."""
+    store = CheckpointStore(tmp_path)
+    save(store, 100)
+    path = save(store, 28_740) / "manifest.json"
+    whole = path.read_bytes()
+    original = manifest_from(whole)
+    accepted = []
+    for place in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        try:
+            found = manifest_from(bytes(damaged))
+        except ValueError:
+            continue
+        if found != original:
+            accepted.append((place, bytes(damaged)))
+    assert accepted == []
+    path.write_bytes(whole.replace(b'"samples": 28740', b'"samples": 68740'))
+    assert store.newest()[0].name == name(100)
+    assert "not as it was written" in store.problems[0]
+
+
+@pytest.mark.parametrize("changes", [{"cursor": -5}, {"epoch": 10**30}, {"updates": -1}, {"samples": 2**63}])
+def test_a_position_out_of_its_bounds_is_no_checkpoint(tmp_path: Path, changes: dict[str, int]) -> None:
+    """Also in a manifest of an earlier version, which has no checksum."""
+    store = CheckpointStore(tmp_path)
+    save(store, 100)
+    path = save(store, 200)
+    document = json.loads((path / "manifest.json").read_text())
+    del document["checksum"]
+    document |= {"schema": 2, "position": document["position"] | changes}
+    (path / "manifest.json").write_text(json.dumps(document))
+    assert store.newest()[0].name == name(100)
+    assert f"position.{next(iter(changes))} must be from 0" in store.problems[0]
+
+
+def test_a_manifest_of_an_earlier_version_still_opens(tmp_path: Path) -> None:
+    """Version 2 has no checksum; with one, it is no manifest of version 2."""
+    store = CheckpointStore(tmp_path)
+    path = save(store, 100) / "manifest.json"
+    document = json.loads(path.read_text()) | {"schema": 2}
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadRun, match="manifests of its version have no checksum"):
+        store.newest()
+    del document["checksum"]
+    path.write_text(json.dumps(document))
+    assert store.newest()[1].position.samples == 100
+
+
+def test_a_checkpoint_of_another_job_is_passed_over(tmp_path: Path) -> None:
+    """Its manifest names the job; a run takes only checkpoints of its own, and a copied one at another name is none."""
+    store = CheckpointStore(tmp_path, spec_digest="s")
+    save(store, 100)
+    foreign = save(store, 200) / "manifest.json"
+    manifest = dataclasses.replace(manifest_from(foreign.read_bytes()), spec_digest="0" * 64)
+    foreign.write_text(dumps(manifest.with_checksum()))
+    shutil.copytree(tmp_path / name(100), tmp_path / name(300))
+    assert store.newest()[0].name == name(100)
+    assert "of the position 100 samples" in store.problems[0]
+    assert "of another job (000000000000…, this run is s…)" in store.problems[1]
+
+
+def test_a_deep_manifest_is_damaged_and_not_fatal(tmp_path: Path) -> None:
+    """Nesting that Python's parser gives up on, and nesting that it reads and others would not walk through."""
+    store = CheckpointStore(tmp_path)
+    save(store, 100)
+    for samples, text in ((200, "[" * 100_000), (300, "[" * 500 + "]" * 500)):
+        (save(store, samples) / "manifest.json").write_text(text)
+    assert store.newest()[0].name == name(100)
+    assert all("200 deep" in problem for problem in store.problems)
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/../../b", ""])
+def test_a_manifest_names_files_of_its_own_directory_only(tmp_path: Path, file: str) -> None:
+    """A checkpoint from elsewhere cannot have another file read in its name."""
+    digest = FileDigest(name=file, num_bytes=1, sha256="0" * 64)
+    with pytest.raises(ValueError, match="is no file of it"):
+        manifest_at(100)((digest,))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun
-from stoker.store import RunLock, flock, is_held_here
+from stoker.store import RunLock, flock, is_held_here, locks
 from stoker.testing import FaultyDisk
 
 HOLD = """
@@ -23,6 +23,13 @@ from stoker.store import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
+"""
+
+WITHOUT_FLOCK = """
+from stoker.store import flock
+def none(*_):
+    raise flock.LocksUnsupported
+flock.try_lock = none
 """
 
 HOLD_AND_FORK = """
@@ -172,3 +179,42 @@ def test_without_file_locks_a_dead_holder_of_this_host_is_replaced(tmp_path: Pat
     (tmp_path / "lock.held").write_text(json.dumps({**held, "host": "elsewhere"}))
     with pytest.raises(BadRun, match="on elsewhere"):
         RunLock(tmp_path).acquire()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_a_stale_lock_is_taken_over_by_one_process_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one takes it over between our reading who left it and our removing it: we are refused."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    held = tmp_path / "lock.held"
+    held.write_text(json.dumps({"pid": child.pid, "host": platform.node(), "since": "noon"}))
+    read, others = locks._read_holder, []
+
+    def read_slowly(path: Path) -> locks.Holder | None:
+        found = read(path)
+        if path == held and not others:
+            others.append(holder(tmp_path, WITHOUT_FLOCK + HOLD))
+            assert others[0].stdout.readline() == "held\n"
+        return found
+
+    monkeypatch.setattr(locks, "_read_holder", read_slowly)
+    with pytest.raises(BadRun, match="in use by process"):
+        RunLock(tmp_path).acquire()
+    (other,) = others
+    assert json.loads(held.read_text())["pid"] == other.pid
+    other.communicate("\n")
+    assert not held.exists()
+    assert not (tmp_path / "lock.taking").exists()
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_while_a_stale_lock_is_being_taken_over_others_are_refused(tmp_path: Path) -> None:
+    """By the file that says so; what to delete is named, for whoever died at it."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    (tmp_path / "lock.held").write_text(json.dumps({"pid": child.pid, "host": platform.node(), "since": "noon"}))
+    (tmp_path / "lock.taking").write_text("")
+    with pytest.raises(BadRun, match="in use") as caught:
+        RunLock(tmp_path).acquire()
+    assert "lock.taking" in str(caught.value.remedy)
+    assert (tmp_path / "lock.held").exists()

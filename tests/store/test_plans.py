@@ -47,3 +47,15 @@ def test_a_damaged_file_is_passed_over(cache) -> None:
     (path,) = cache.directory.iterdir()
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert cache.read("job") is None
+
+
+@pytest.mark.parametrize("theirs", ["owner", "mode"])
+def test_what_another_user_put_there_is_not_believed(cache, monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
+    """How samples are coupled decides what is learned, and a cache may be shared."""
+    cache.write("job", KEPT)
+    (path,) = cache.directory.iterdir()
+    if theirs == "mode":
+        path.chmod(0o666)
+    else:
+        os.chown(path, 12345, -1) if os.getuid() == 0 else monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert cache.read("job") is None

@@ -5,8 +5,18 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun
-from stoker.store import RunDirectory, choose_directory, find_run, list_runs, name_in, require_same_spec
-from tests.store.builders import make_run, spec
+from stoker.store import (
+    CheckpointStore,
+    RunDirectory,
+    RunLock,
+    choose_directory,
+    find_run,
+    list_runs,
+    name_in,
+    require_same_spec,
+    unfinished_before,
+)
+from tests.store.builders import make_run, save, spec
 
 JOB = spec()
 DEFAULT = f"mlp-{JOB.digest()[:6]}"
@@ -139,8 +149,8 @@ def test_a_changed_spec_in_the_same_directory_fails_with_the_differences(tmp_pat
     make_run(tmp_path / "mine", spec(lr=0.5, batch=64), status=status)
     with pytest.raises(BadRun) as caught:
         choose(tmp_path, run_dir=tmp_path / "mine")
-    assert "lr: 0.1 here, 0.5 there" in caught.value.message
-    assert "batch: 512 here, 64 there" in caught.value.message
+    assert "lr: 0.5 -> 0.1" in caught.value.message
+    assert "batch: 64 -> 512" in caught.value.message
     assert {"--new", "--fork"} <= {word.strip(",.") for word in str(caught.value.remedy).split()}
     assert told(choose(tmp_path, run_dir=tmp_path / "mine", new=True)) == ("mine-2", False)
 
@@ -150,7 +160,7 @@ def test_only_twelve_differences_are_listed(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", spec(parameters={f"p{i}": i for i in range(20)}))
     with pytest.raises(BadRun, match="and 9 more") as caught:
         require_same_spec(run, spec(parameters={"q": 1}))
-    assert caught.value.message.count("there") == 1 + 12
+    assert caught.value.message.count(" -> ") == 12
     require_same_spec(run, spec(parameters={f"p{i}": i for i in range(20)}))
 
 
@@ -184,7 +194,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     make_run(tmp_path / "a", created_at="2025-03-02T13:00:00+00:00")
     make_run(tmp_path / "c", created_at="2025-03-02T13:30:00+02:00")
     make_run(tmp_path / "a-2", created_at="2025-03-02T13:00:00+00:00")
-    (make_run(tmp_path / "damaged").path / "run.json").write_text("{")
+    (make_run(tmp_path / "damaged").path / "run.json").write_text("[" * 100_000)  # deeper than a parser goes
     (tmp_path / "other").mkdir()
     (tmp_path / "file").touch()
     assert [run.name for run in list_runs(tmp_path)] == ["damaged", "a-2", "a", "b", "c"]
@@ -246,3 +256,31 @@ def test_a_run_is_found_again_by_the_word_for_it(tmp_path: Path, monkeypatch: py
         make_run(path)
         assert name_in(Path("runs"), RunDirectory(path)) == word
         assert find_run(root, word).path == path
+
+
+def test_a_run_of_the_same_job_by_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    """Its digest, and so its directory, is of texts; a finished one is no reason for another number."""
+    earlier = spec(entry="a.py", entry_digest="text")
+    of_now = spec(entry="a.py", entry_digest="code", functions={"function job in a.py": "1"})
+    before = make_run(tmp_path / f"mlp-{earlier.digest()[:6]}", earlier, samples=1500)
+    assert told(choose(tmp_path, of_now, earlier=earlier)) == (before.name, True)
+    assert told(choose(tmp_path, of_now)) == (f"mlp-{of_now.digest()[:6]}", False)
+    require_same_spec(before, of_now, earlier)
+
+
+def test_unfinished_runs_of_a_job_file_are_found_though_the_job_has_changed(tmp_path: Path) -> None:
+    """Those with a checkpoint, newest first; not another file's, a finished one, or one that a process works in."""
+    mine = spec(entry="a.py", lr=1)
+    for number, (name, changes, status) in enumerate((
+        ("same", {"entry": "a.py", "lr": 1}, "unfinished"), ("old", {"entry": "a.py"}, "unfinished"),
+        ("new", {"entry": "a.py", "lr": 2}, "unfinished"), ("other", {"entry": "b.py"}, "unfinished"),
+        ("done", {"entry": "a.py", "lr": 3}, "finished"), ("busy", {"entry": "a.py", "lr": 4}, "unfinished"),
+        ("empty", {"entry": "a.py", "lr": 5}, "unfinished"),
+    )):  # fmt: skip
+        run = make_run(tmp_path / name, spec(**changes), status=status, created_at=f"2025-03-0{number + 1}T12:00:00")
+        if name != "empty":
+            save(CheckpointStore(run.checkpoints), 100)
+    with RunLock(tmp_path / "busy"):
+        assert [run.name for run, _ in unfinished_before(tmp_path, mine)] == ["new", "old"]
+    assert [run.name for run, _ in unfinished_before(tmp_path, mine)] == ["busy", "new", "old"]
+    assert unfinished_before(tmp_path, spec()) == []

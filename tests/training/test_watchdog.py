@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
 from stoker.loading import WorkerWatch
 from stoker.records import Estimate
 from stoker.training import StopRequest, Watchdog, stop_on_signals
@@ -132,10 +132,12 @@ def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
 
 
 def test_the_environment_sets_the_patience() -> None:
-    """In seconds; 0 switches the watchdog off, and what is no number is passed over."""
-    found = [patience_s({PATIENCE_VARIABLE: given}) for given in ("5", "0", "-1", "soon", "")]
-    assert found == [5.0, 0.0, 0.0, 60.0, 60.0]
+    """In seconds; 0 switches the watchdog off, and what is no number of seconds is refused."""
+    assert [patience_s({PATIENCE_VARIABLE: given}) for given in ("5", "0", "")] == [5.0, 0.0, 60.0]
     assert patience_s({}, processes=2) == 300.0
+    for given in ("soon", "-1", "nan", "inf"):
+        with pytest.raises(BadJob, match=f"STOKER_WATCHDOG={given} is no number of seconds"):
+            patience_s({PATIENCE_VARIABLE: given})
     before = threading.active_count()
     with watching(Heard(), least_s=0):
         assert threading.active_count() == before

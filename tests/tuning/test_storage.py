@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import BadJob, BadRun, StokerError
+from stoker.tuning import storage
 from stoker.tuning.storage import open_storage, open_study
 
 
@@ -35,3 +38,16 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_text("not a database at all, but long enough to be taken for one" * 40)
     with pytest.raises(BadRun, match="cannot be used"):
         open_storage("", tmp_path)
+
+
+def test_a_study_on_a_network_file_system_has_no_write_ahead_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's shared memory does not reach another machine."""
+    for is_network, expected in ((False, "wal"), (True, "delete")):
+        place = tmp_path / expected
+        place.mkdir()
+        monkeypatch.setattr(storage, "is_on_network", lambda _, answer=is_network: answer)
+        open_study(open_storage("", place), "s", higher_is_better=True).ask()
+        with closing(sqlite3.connect(place / storage.FILE)) as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == (expected,)

@@ -6,9 +6,12 @@ all, after a power cut too. What somebody copies by hand may be half there; `Art
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +20,14 @@ from stoker.artifacts.golden import Golden, read_golden
 from stoker.artifacts.lies import problem_of
 from stoker.errors import BadArtifact
 from stoker.records import FileDigest, Manifest, digest, dumps, loads
-from stoker.store import disk_errors, sha256_file, write_file
-from stoker.store.files import aside_path, disk, make_directories, remove_leftovers, sync_file
+from stoker.store import disk_errors, flock, sha256_file, write_file
+from stoker.store.files import aside_path, disk, is_aside, make_directories, remove_tree, sync_file
 
 MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 16 * 1024 * 1024
 _MOST_DIGITS = 9
+_ABANDONED_S = 86400.0
+"""A half-written version that was not touched for so long is nobody's, where locks do not tell [s]."""
 
 
 @dataclass(frozen=True)
@@ -125,27 +130,86 @@ def publish(model: Path, write: Callable[[Path, Callable[[], tuple[FileDigest, .
     """Write the next version of a model, whole or not at all; what killed writers left behind is removed.
 
     `write(directory, digests)` puts files into `directory` and returns the manifest; `digests()` gives the digests of
-    all files that are there when it is called. Nothing else may write versions of this model meanwhile.
+    all files that are there when it is called. Several processes may write versions of one model at once: each version
+    has the number that is free when it is whole.
 
     Raises:
         BadArtifact: the disk is full, or cannot be written.
     """
     with _writing(model):
         make_directories(model)
-        remove_leftovers(model)
-        target = model / str((versions(model) or (0,))[-1] + 1)
-        aside = aside_path(target)
+        _remove_abandoned(model)
+        aside = aside_path(model / "version")
         disk().make_directory(aside)
+        lock = None
         try:
+            with suppress(flock.LocksUnsupported):
+                lock = _locked_directory(aside)
             manifest = write(aside, lambda: _digests_in(aside))
             write_file(aside / MANIFEST, (dumps(manifest) + "\n").encode())
             _sync_tree(aside)
-            disk().rename(aside, target)
+            target = _renamed(aside, model)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        finally:
+            if lock is not None:
+                os.close(lock)
         disk().sync_directory(model)
     return Artifact(target, manifest)
+
+
+def _renamed(aside: Path, model: Path) -> Path:
+    """Give a whole version the next number; where another process took that meanwhile, the one after."""
+    while True:
+        target = model / str((versions(model) or (0,))[-1] + 1)
+        try:
+            disk().rename(aside, target)
+        except OSError as problem:
+            if problem.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        else:
+            return target
+
+
+def _remove_abandoned(model: Path) -> None:
+    """Remove half-written versions whose writer is gone: it held a lock on the directory for as long as it lived.
+
+    Where there are no such locks, those in which nothing was made for a day.
+    """
+    for entry in filter(is_aside, sorted(model.iterdir())):
+        try:
+            descriptor = _locked_directory(entry)
+        except flock.LocksUnsupported:
+            if time.time() - entry.stat().st_mtime > _ABANDONED_S:
+                remove_tree(entry)
+        else:
+            if descriptor is not None:
+                os.close(descriptor)
+                remove_tree(entry)
+
+
+def _locked_directory(directory: Path) -> int | None:
+    """A descriptor that holds the lock of a directory until it is closed; None if another process holds it.
+
+    Raises:
+        LocksUnsupported: the platform or the file system has no locks of directories.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as problem:  # Windows opens no directories; or its writer finished just now
+        raise flock.LocksUnsupported(str(problem)) from problem
+    try:
+        if flock.try_lock(descriptor):
+            return descriptor
+    except OSError as problem:  # NFS locks only what is open for writing
+        os.close(descriptor)
+        raise flock.LocksUnsupported(str(problem)) from problem
+    except flock.LocksUnsupported:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def _is_version(name: str) -> bool:

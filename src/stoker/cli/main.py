@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated
 
@@ -65,4 +68,8 @@ app.add_typer(data.data_app, name="data", rich_help_panel=BEFORE)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names that are not UTF-8, and terminals that know fewer letters
+            with suppress(OSError):  # of a kind that cannot change any more
+                stream.reconfigure(errors="backslashreplace")
     app(args=None if arguments is None else list(arguments))

@@ -10,6 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import rich.control
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _WIDEST = 400
 """Columns that a table takes in a pipe at most: what is longer, such as a function's whole description, is folded."""
+
+# A file name may hold ESC sequences, which the terminal would obey; Rich strips other control characters from texts.
+getattr(rich.control, "_CONTROL_STRIP_TRANSLATE", {}).update(dict.fromkeys((0x1B, *range(0x7F, 0xA0))))
 
 INTERRUPTED = 130
 """The exit code of what was interrupted."""

@@ -17,12 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.packed_layout import Array, Layout, entries_of
-from stoker.data.packed_records import JOURNAL, LOCK, MANIFEST, SHARDS, Header, Manifest, Shard, read_manifest
+from stoker.data.packed_records import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    SHARDS,
+    Header,
+    Manifest,
+    Shard,
+    not_whole,
+    read_manifest,
+)
 from stoker.data.packed_shards import shard_of
 from stoker.errors import BadJob, StokerError
 from stoker.records.codec import dumps, loads
 from stoker.store import append_line, disk_errors, flock, read_lines, write_atomic
-from stoker.store.files import make_directories, remove_leftovers
+from stoker.store.files import disk, make_directories, remove_leftovers
 from stoker.units import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,12 +62,17 @@ class Packing:
 
 
 def opened(folder: Path, packing: Packing) -> Manifest:
-    """The manifest of what is packed in `folder`, once all of it is there; packs what is missing.
+    """The manifest of what is packed in `folder`, once all of it is there; packs what is missing or damaged.
+
+    What is whole is only read: it may be another user's, or on a file system that is mounted read-only.
 
     Raises:
         BadJob: the folder holds something else, samples differ in form, or the disk is full or cannot be written.
     """
     _require_own(folder)
+    found = read_manifest(folder)
+    if found is not None and found.header == packing.header and not any(not_whole(folder, found.shards, packing.tell)):
+        return found
     with disk_errors(folder, f"the packed {packing.name}", error=BadJob):
         make_directories(folder)
     with _locked(folder):
@@ -66,8 +81,8 @@ def opened(folder: Path, packing: Packing) -> Manifest:
             packing.tell(f"{packing.name} is not what was packed in {folder}: packing it again")
             _clear(folder)
             found = None
-        if found is not None and all(shard.is_there(folder) for shard in found.shards):
-            return found
+        if found is not None and not any(not_whole(folder, found.shards, packing.tell)):
+            return found  # another process packed it meanwhile
         return _built(folder, packing, () if found is None else found.shards)
 
 
@@ -76,6 +91,7 @@ def _built(folder: Path, packing: Packing, recorded: Sequence[Shard]) -> Manifes
     with disk_errors(folder, f"the packed {packing.name}", error=BadJob):
         remove_leftovers(folder)
     known = {shard.number: shard for shard in recorded or _journaled(folder, packing.header)}
+    _remove_damaged(folder, packing, not_whole(folder, known.values(), packing.tell)[1])
     there = {number: shard for number, shard in known.items() if shard.is_there(folder)}
     missing = [number for number in range(packing.header.num_shards) if number not in there]
     _require_room(folder, packing, len(missing))
@@ -89,7 +105,7 @@ def _built(folder: Path, packing: Packing, recorded: Sequence[Shard]) -> Manifes
                 packing.tell(f"packing {packing.name} in {folder}: {len(there)} of {packing.header.num_shards} files")
             there[number] = _packed(folder, packing, number)
             _require_same(folder, known.get(number), there[number])
-        manifest = Manifest(packing.header, tuple(there[number] for number in sorted(there)))
+        manifest = Manifest(packing.header, tuple(there[number] for number in sorted(there))).with_checksum()
         write_atomic(folder / MANIFEST, dumps(manifest, indent=None), what="the manifest", error=BadJob)
         packing.tell(f"packed {packing.name} in {folder}: {format_bytes(manifest.num_bytes)}")
     except StokerError as problem:
@@ -100,6 +116,16 @@ def _built(folder: Path, packing: Packing, recorded: Sequence[Shard]) -> Manifes
     with suppress(OSError):
         (folder / JOURNAL).unlink()
     return manifest
+
+
+def _remove_damaged(folder: Path, packing: Packing, damaged: Sequence[Shard]) -> None:
+    """Take files away whose content is another than was packed; they are packed again."""
+    if damaged:
+        names = ", ".join(shard.file_name for shard in damaged[:3])
+        packing.tell(f"{len(damaged)} files of {packing.name} in {folder} are damaged ({names}): packing them again")
+    with disk_errors(folder, f"the packed {packing.name}", error=BadJob):
+        for shard in damaged:
+            disk().remove_file(folder / shard.file_name)
 
 
 def _packed(folder: Path, packing: Packing, number: int) -> Shard:

@@ -41,7 +41,7 @@ def stated_of(dataset: Any) -> str:
 
 def _add_all(state: _Hash, entries: Iterable[tuple[Any, Any]]) -> None:
     for name, value in entries:
-        state.update(f"{name}:".encode())
+        state.update(f"{name}:".encode(errors="surrogateescape"))
         if name == "dataset":
             state.update(stated_of(value).encode())
         elif name == "tensors" and isinstance(value, tuple):

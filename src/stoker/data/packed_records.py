@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from stoker.errors import BadJob
-from stoker.records.codec import JSON, loads
+from stoker.records.codec import JSON, digest, loads
 from stoker.store.disk_errors import read_errors
+from stoker.store.verified import file_digests
+from stoker.units import format_bytes
 
 MANIFEST = "manifest.json"
 JOURNAL = "building.jsonl"
 """Shards that are whole, one a line, while not all of them are; the first line is the header."""
 LOCK = "lock"
 SHARDS = "shard-*.bin"
+_QUIET_BYTES = 2**30
+"""Less than this is read in a second or so, without a word."""
 ALIGNMENT = 64
 """Where blocks begin in a shard [bytes]: rows of any type can be read in place."""
 
@@ -81,6 +86,12 @@ class Manifest:
     schema: ClassVar[int] = 1
     header: Header
     shards: tuple[Shard, ...]
+    checksum: str = ""
+    """SHA-256 of the above; "" in manifests of before 2026-11-23."""
+
+    def with_checksum(self) -> Manifest:
+        """The same, with the checksum of what it holds."""
+        return replace(self, checksum=digest(replace(self, checksum="")))
 
     @property
     def num_bytes(self) -> int:
@@ -100,8 +111,28 @@ def read_manifest(folder: Path) -> Manifest | None:
     with read_errors(path, "the manifest"):
         text = path.read_bytes()
     try:
-        return loads(text, Manifest)
+        manifest = loads(text, Manifest)
+        if manifest.checksum not in ("", manifest.with_checksum().checksum):
+            raise ValueError("it is not as it was written")
     except ValueError as problem:
         raise BadJob(
             f"{path} is no manifest of a packed dataset: {problem}", remedy=f"Delete {folder}: it is packed again."
         ) from problem
+    return manifest
+
+
+def not_whole(folder: Path, shards: Iterable[Shard], tell: Callable[[str], None]) -> tuple[list[Shard], list[Shard]]:
+    """Shards whose file is not there with its size, and those whose content is another than was packed.
+
+    Raises:
+        BadJob: a file cannot be read.
+    """
+    there = [shard for shard in shards if shard.is_there(folder)]
+    with read_errors(folder, "the packed dataset"):
+        digests = file_digests(
+            folder, [shard.file_name for shard in there],
+            reading=lambda size: tell(f"reading {format_bytes(size)} in {folder} to see that nothing is damaged")
+            if size > _QUIET_BYTES else None,
+        )  # fmt: skip
+    damaged = [shard for shard in there if digests.get(shard.file_name) != shard.sha256]
+    return [shard for shard in shards if shard not in there], damaged

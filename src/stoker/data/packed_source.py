@@ -26,7 +26,7 @@ from stoker.data.packed_layout import Layout, entries_of, layout_of
 from stoker.data.packed_records import Header
 from stoker.data.packed_shards import Shards
 from stoker.errors import BadJob
-from stoker.jobs.source import name_of, source_digest
+from stoker.jobs.source import digests_by_text, name_of, source_digest
 from stoker.store import cache_root
 from stoker.store.files import sha256_file
 
@@ -191,7 +191,8 @@ class _Probed:
                 remedy="Leave random draws out of the dataset, and give them as Job(augment=…).",
             )
         self.num_bytes = sum(array.nbytes for sample in samples for array in sample) * length // len(samples)
-        kind = f"{name_of(type(dataset))} {source_digest(type(dataset))}"
+        with digests_by_text():  # what was packed before 2026-11-23 is known by it
+            kind = f"{name_of(type(dataset))} {source_digest(type(dataset))}"
         self.source = digest_of(kind, length, stated_of(dataset), version, *digests)
 
 

@@ -30,6 +30,7 @@ from stoker.stepping.noise_scale import BLOCKS, measure_noise
 from stoker.stepping.optimizers import implementations
 from stoker.store import cache_root, disk_errors, write_atomic
 from stoker.store.files import make_directories
+from stoker.store.places import is_own
 from stoker.units import format_bytes
 
 METHOD = 2
@@ -67,11 +68,12 @@ _COPIES = BLOCKS + 6
 """Copies of the weights held while measuring: gradients by block, one more, the optimiser's state, and an average."""
 
 
-def with_batch(job: Job, data: Datasets, spec_digest: str) -> tuple[Job, BatchChoice]:
+def with_batch(job: Job, data: Datasets, spec_digest: str, earlier: str = "") -> tuple[Job, BatchChoice]:
     """The job with its batch and learning rate as numbers, and how they were chosen.
 
-    The same job, by `spec_digest`, gets the same answer: the kept one where there is one, else measured anew from the
-    same seeds, on the best device here, whatever the job is planned for.
+    The same job, by `spec_digest`, gets the same answer: the kept one where there is one (also under `earlier`, its
+    digest as earlier versions of Stoker wrote it), else measured anew from the same seeds, on the best device here,
+    whatever the job is planned for.
 
     Raises:
         BadJob: a batch cannot be chosen for this job.
@@ -83,8 +85,8 @@ def with_batch(job: Job, data: Datasets, spec_digest: str) -> tuple[Job, BatchCh
         raise TypeError(f"this batch is chosen already: {auto}")
     optimizer, _ = scalable(job.optimizer)
     _require_scalable(job)
-    path = _place(digest([spec_digest, int(auto), auto.most, METHOD]))
-    choice = _kept(path)
+    path, before = (_place(digest([name, int(auto), auto.most, METHOD])) for name in (spec_digest, earlier))
+    choice = _kept(path) or _kept(before)
     if choice is None:
         with generators_kept():
             choice = _measured(dataclasses.replace(job, batch=int(auto)), data, auto.most)
@@ -281,8 +283,8 @@ def _place(key: str) -> Path:
 
 
 def _kept(path: Path) -> BatchChoice | None:
-    """The answer given before; None where there is none, or it cannot be read."""
+    """The answer given before; None where there is none, it is another user's, or it cannot be read."""
     try:
-        return loads(path.read_bytes(), BatchChoice)
+        return loads(path.read_bytes(), BatchChoice) if is_own(path) else None
     except (OSError, ValueError):
         return None

@@ -94,9 +94,9 @@ def _make(out: Path) -> None:
 def _write(out: Path, checked: CheckedData, found: Checked) -> None:
     """The page first, the list that is to be used last."""
     pictures = {name: picture for name in pictured(checked.check) if (picture := _thumbnail(found, name))}
-    write_atomic(out / PAGE_FILE, render_data_page(checked.check, checked.clean, pictures).encode())
-    write_atomic(out / CHECK_FILE, dumps(checked.check).encode())
-    write_atomic(out / CLEAN_FILE, dumps(checked.clean).encode())
+    write_atomic(out / PAGE_FILE, render_data_page(checked.check, checked.clean, pictures))
+    write_atomic(out / CHECK_FILE, dumps(checked.check))
+    write_atomic(out / CLEAN_FILE, dumps(checked.clean))
 
 
 def _thumbnail(found: Checked, name: str) -> str:

@@ -23,9 +23,12 @@ from stoker.store import (
     RunDirectory,
     choose_directory,
     find_run,
+    headway_of,
     name_in,
     require_same_spec,
     runs_root,
+    told_changes,
+    unfinished_before,
 )
 from stoker.training import Replanned, Sink, tell_replanned
 from stoker.units import Duration
@@ -43,15 +46,34 @@ def choose(
             new=new,
             job_name=prepared.spec.name,
             forked_from=None if parent is None else name_in(runs_root(), parent),
+            earlier=prepared.spec_by_text,
         )
-        return choice.directory, choice.because
+        because = choice.because
+        if not (choice.continues or new or run_dir or parent):
+            because = "\n".join(filter(None, (because, _left_unfinished(prepared)))) or None
+        return choice.directory, because
     directory = find_run(runs_root(), resume)
     run = directory.read_run()
-    require_same_spec(directory, prepared.spec)
+    require_same_spec(directory, prepared.spec, prepared.spec_by_text)
     if run.status == "finished":
         raise BadRun(f"{run.name} is finished: there is nothing to resume",
                      remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
     return directory, f"{run.name} is continued, as asked."
+
+
+def _left_unfinished(prepared: Prepared) -> str | None:
+    """What to know where the job file was changed while a run of it is unfinished: the run, the change, the ways on."""
+    left = unfinished_before(runs_root(), prepared.spec)
+    if not left:
+        return None
+    directory, theirs = left[0]
+    changes = "; ".join(told_changes(prepared.spec_like(theirs), theirs, most=4))
+    others = f" {len(left) - 1} more of this job file are unfinished (`stoker runs`)." if len(left) > 1 else ""
+    return (
+        f"{directory.name} is unfinished, {headway_of(directory.read_headway())}, and is not continued, since the job "
+        f"has changed: {changes}. This run starts at 0. To go on from the other one's last checkpoint under the job as "
+        f"it is now: --fork {directory.name}; to continue it, undo the change, then --resume {directory.name}.{others}"
+    )
 
 
 def require_same_plan(directory: RunDirectory, given: Plan | None) -> None:

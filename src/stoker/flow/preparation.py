@@ -22,7 +22,7 @@ from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.describe import describe_settings
 from stoker.jobs.extent import Extent
 from stoker.jobs.local_imports import is_beside
-from stoker.jobs.source import is_installed
+from stoker.jobs.source import digests_by_text, is_installed
 from stoker.loading import Datasets, datasets_of
 from stoker.loading.token_batches import with_batch_in_samples
 from stoker.recipes import resolved
@@ -88,7 +88,21 @@ class Prepared:
                 data_fingerprint=data.fingerprint(),
                 num_train=len(data.train),
                 weights_digest=weights_digest(build_model(self.job)),
+                functions={} if entry is None else entry.functions,
             )
+
+    @functools.cached_property
+    def spec_by_text(self) -> JobSpec:
+        """Its identity as it was written before 2026-11-23: comments count. By it runs of then are known."""
+        text = None if self.entry is None else self.entry.text_digest
+        with digests_by_text():
+            return dataclasses.replace(
+                self.spec, entry_digest=text, settings=describe_settings(self.job), functions=None
+            )
+
+    def spec_like(self, other: JobSpec) -> JobSpec:
+        """Its identity in the form of another one, so that the two compare."""
+        return self.spec_by_text if other.functions is None else self.spec
 
 
 def prepare(job: Job, entry: Entry | None = None) -> Prepared:
@@ -114,7 +128,7 @@ def prepare(job: Job, entry: Entry | None = None) -> Prepared:
     if not isinstance(job.batch, AutoBatch):
         return _with_outer(prepared)
     with users_code('choosing the batch (batch="auto")', entry):
-        job, choice = with_batch(job, data, prepared.spec.digest())
+        job, choice = with_batch(job, data, prepared.spec.digest(), prepared.spec_by_text.digest())
     return _with_outer(dataclasses.replace(prepared, job=job, batch_choice=choice))
 
 

@@ -35,6 +35,7 @@ from stoker.stepping.python_state import unchanged
 from stoker.store import RunDirectory, find_run, runs_root
 from stoker.tracking import Target, target_of
 from stoker.training import Hook, Hooks, Sink
+from stoker.training.watchdog import patience_s
 from stoker.units import Duration
 
 
@@ -178,7 +179,11 @@ def _keep_what_it_came_of(directory: RunDirectory, entry: Entry | None, early: S
 def _require_possible(
     entry: Entry | None, place: Place | None, member: launching.Member | None, hooks: Hooks, *, profile: bool
 ) -> None:
-    """Refuse what several processes cannot do: be looked into closely, or make a job that is in no file."""
+    """Refuse what several processes cannot do: be looked into closely, or make a job that is in no file.
+
+    Also a patience in the environment that is no number, before anything is spent.
+    """
+    patience_s()
     if hooks.see_updates and (place is not None or member is not None):
         raise BadJob("a hook at every update looks into one process, and this run has several",
                      remedy='Listen to stoker.on("progress", …), or train on one device.')  # fmt: skip

@@ -107,7 +107,8 @@ def ready(  # noqa: PLR0913 - what a session is made of
     Raises:
         BadRun: its checkpoints are damaged, or of another model; or the run it was forked from went further.
     """
-    plan, store = decision.chosen.plan, CheckpointStore(directory.checkpoints)
+    plan, identity = decision.chosen.plan, directory.read_run().spec_digest
+    store = CheckpointStore(directory.checkpoints, spec_digest=identity)
     if world.layout.world_size > 1:
         training.require_seen_by_all(world, directory.path)
     step = Step(prepared.job, plan, coupling, world=world)
@@ -132,7 +133,7 @@ def ready(  # noqa: PLR0913 - what a session is made of
         plan, split=step.split(),
     )  # fmt: skip
     source.reader.state = progress.get("reader")
-    checkpointer = training.Checkpointer(store, spec_digest=prepared.spec.digest(), version=stoker_version())
+    checkpointer = training.Checkpointer(store, spec_digest=identity, version=stoker_version())
     loop = training.Loop(
         step=step,
         source=source,
@@ -226,17 +227,18 @@ def _start_from(
     if run.forked_from is None:
         return None
     parent = find_run(runs_root(), run.forked_from)
-    found = training.newest_together(world, CheckpointStore(parent.checkpoints))
+    theirs_store = CheckpointStore(parent.checkpoints, spec_digest=parent.read_run().spec_digest)
+    found = training.newest_together(world, theirs_store)
     if found is None:
         raise BadRun(f"{parent.name} has no checkpoint to start from")
     theirs = parent.read_spec()
-    position = found[1].position if _goes_on(theirs, prepared.spec) else Position()
+    position = found[1].position if _goes_on(theirs, prepared.spec_like(theirs)) else Position()
     if position.updates >= total_updates:
         raise BadRun(
             f"{parent.name} made {position.updates} updates; this job makes {total_updates}, so nothing is left to do",
             remedy="Fork it under a longer job (until=…).",
         )
-    schedules = [_without_run(spec.settings.get("schedule")) for spec in (theirs, prepared.spec)]
+    schedules = [_without_run(spec.settings.get("schedule")) for spec in (theirs, prepared.spec_like(theirs))]
     return _Start(*found, position, is_own=False, keeps_plateau=schedules[0] == schedules[1])
 
 

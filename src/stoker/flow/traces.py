@@ -105,7 +105,7 @@ def _identity(prepared: Prepared) -> str | None:
     state = [(name, _kind(tensor)) for name, tensor in prepared.model.state_dict().items()]
     model = [type(prepared.model).__qualname__, repr(prepared.model), state]
     return digest([
-        entry.digest, entry.parameters, describe_settings(prepared.job), model, sample, versions_of(prepared.model)
+        entry.text_digest, entry.parameters, describe_settings(prepared.job), model, sample, versions_of(prepared.model)
     ])  # fmt: skip
 
 

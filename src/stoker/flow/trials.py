@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import BadJob, BadRun, DoesNotFit, StokerError, first_line
 from stoker.jobs import Job, load_job
 from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
-from stoker.jobs.source import name_of, source_digest
+from stoker.jobs.source import digests_by_text, name_of, source_digest
 from stoker.records import Event, Plan, digest
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, PlannedTrial
@@ -72,6 +72,13 @@ class JobSource:
         if entry is not None:
             return entry.digest
         return digest([name_of(self.function), source_digest(self.function)])
+
+    def text_digest(self, entry: Entry | None) -> str:
+        """As `digest`, of texts with their comments: what studies of before 2026-11-23 are known by."""
+        if entry is not None:
+            return entry.text_digest
+        with digests_by_text():
+            return self.digest(None)
 
 
 @contextmanager
@@ -161,10 +168,13 @@ def _missed(directory: RunDirectory, heard: int) -> tuple[list[Reading], int]:
     Its last evaluation is told again too: whether the answer was acted on is not known. What comes after the newest
     checkpoint is left out, for it will be trained and evaluated again.
     """
-    newest = CheckpointStore(directory.checkpoints).newest() if directory.is_run else None
+    if not directory.is_run:
+        return [], 0
+    run = directory.read_run()
+    newest = CheckpointStore(directory.checkpoints, spec_digest=run.spec_digest).newest()
     if newest is None:
         return [], 0
-    saved, total = newest[1].position.samples, directory.read_run().total_samples
+    saved, total = newest[1].position.samples, run.total_samples
     last: dict[int, Event] = {
         event.fields["samples"]: event for event in directory.read_events()
         if event.kind == "evaluated" and event.fields["split"] == "valid"
@@ -225,10 +235,12 @@ class Survey:
 
     `objectives` maps every name of an objective to whether higher is better; `default` is what chooses a run's best
     checkpoint. `first_samples` and `total_samples` are where a trial is evaluated first, and where it ends. `digest` is
-    of what makes the jobs, `data_fingerprint` of the data of the first one that could be made.
+    of what makes the jobs, `text_digest` as studies of before 2026-11-23 have it, `data_fingerprint` of the data of the
+    first one that could be made.
     """
 
     digest: str
+    text_digest: str
     data_fingerprint: str
     objectives: dict[str, bool]
     unclear: tuple[str, ...]
@@ -318,7 +330,8 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
     ends = [_ends(one) for one in prepared]
     totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
     return Survey(
-        digest=source.digest(first.entry), data_fingerprint=first.spec.data_fingerprint, objectives=objectives,
+        digest=source.digest(first.entry), text_digest=source.text_digest(first.entry),
+        data_fingerprint=first.spec.data_fingerprint, objectives=objectives,
         unclear=tuple(directions.keys() - objectives.keys()),
         default=chosen if chosen in objectives else "valid/loss",
         first_samples=min(begin for begin, _ in ends), total_samples=max(totals, default=0), planned=tuple(planned),

@@ -18,7 +18,7 @@ from stoker.errors import BadJob, BadSetting, StokerError, nearest
 from stoker.jobs.job import Job
 from stoker.jobs.local_imports import FreshLoader, is_beside, local_sources, look_beside, require_unmixed
 from stoker.jobs.settings import parse_settings, values_of
-from stoker.jobs.source import JOB_MODULE
+from stoker.jobs.source import JOB_MODULE, executed_parts
 from stoker.records import digest
 from stoker.records.codec import JSON
 
@@ -30,14 +30,24 @@ class Entry:
     """Where a Job came from: its file, the local modules it imports, and its parameters' values.
 
     `settings` are the texts that gave the parameters. `sources` maps paths relative to the job file's folder to their
-    text; `digest` is their SHA-256 (hex).
+    text. `functions` are the digests of what of them is executed, part by part.
     """
 
     path: Path
     parameters: dict[str, JSON]
     sources: dict[str, str]
-    digest: str
+    functions: dict[str, str]
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of what is executed of the job file and the modules beside it."""
+        return digest(self.functions)
+
+    @property
+    def text_digest(self) -> str:
+        """SHA-256 (hex) of their texts, comments included."""
+        return digest(self.sources)
 
 
 def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
@@ -59,7 +69,8 @@ def load_job(path: Path, settings: Mapping[str, str]) -> tuple[Job, Entry]:
             remedy="End the function with `return stoker.Job(model=…, data=…, …)`.",
         )
     sources = local_sources(path)
-    return job, Entry(path.resolve(), values_of(function, arguments), sources, digest(sources), settings)
+    functions = executed_parts(sources)
+    return job, Entry(path.resolve(), values_of(function, arguments), sources, functions, settings)
 
 
 def _import_job_function(path: Path) -> Callable[..., Any]:

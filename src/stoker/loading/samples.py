@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import errno
+import mmap
+import struct
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +25,58 @@ from stoker.loading.keys import Stream, key_of
 from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order
 from stoker.records import DataClass
 
+T = TypeVar("T")
+
 _HASHED_ITEMS = 16
+
+
+PAUSES_S = (0.2, 1.0, 5.0)
+"""After a read that failed for a reason that may pass, how long until the next attempt [s]; then the error stands."""
+
+_PASSING = frozenset(
+    getattr(errno, name) for name in (
+        "EIO", "ESTALE", "ETIMEDOUT", "EAGAIN", "ECONNRESET", "ECONNABORTED", "ECONNREFUSED", "ENOTCONN", "ENETDOWN",
+        "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO",
+    ) if hasattr(errno, name)
+)  # fmt: skip
+"""What a disk behind a network says while its server is away. A file that is missing is missing."""
+
+_COUNTED = struct.Struct("qq")
+_again = mmap.mmap(-1, _COUNTED.size)
+"""Reads that were repeated, and the last one's error number; shared with forked workers, without a file."""
+
+
+def reads_repeated() -> tuple[int, int]:
+    """How often a read was repeated in this process and its forked workers, and the last error number."""
+    number, code = _COUNTED.unpack(_again[:])
+    return number, code
+
+
+def with_patience(read: Callable[[], T]) -> T:
+    """What `read` returns; it is called again, a few times and ever later, where a network disk's error may pass."""
+    for pause_s in PAUSES_S:
+        try:
+            return read()
+        except Exception as error:
+            code = _passing(error)
+            if code is None:
+                raise
+            _again[:] = _COUNTED.pack(reads_repeated()[0] + 1, code)
+            time.sleep(pause_s)
+    return read()
+
+
+def _passing(error: BaseException | None) -> int | None:
+    """The error number of an OSError that may pass, in an error or what it came of; None where there is none."""
+    for _ in range(10):
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return error.errno
+        if isinstance(error, TimeoutError | ConnectionError):
+            return error.errno or errno.ETIMEDOUT
+        if error is None:
+            break
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class BadSample(BadJob):
@@ -197,10 +252,14 @@ class ItemSamples(Samples):
         return self._keyed(index, epoch, index)
 
     def _keyed(self, index: int, epoch: int, draw: int) -> Any:
-        """Item `index`, its random draws keyed by the epoch and `draw`."""
-        seed_generators(key_of(Stream.ITEM, self._seed, epoch, draw))
-        try:
+        """Item `index`, its random draws keyed by the epoch and `draw`, however often it is read."""
+
+        def read() -> Any:
+            seed_generators(key_of(Stream.ITEM, self._seed, epoch, draw))
             return self.read(index)
+
+        try:
+            return with_patience(read)
         except StokerError as error:
             raise BadSample(str(error)) from error
         except Exception as error:

@@ -12,7 +12,7 @@ from stoker.data.files.source import IndexedSource
 from stoker.errors import StokerError
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices
-from stoker.loading.samples import BadSample, ItemSamples
+from stoker.loading.samples import BadSample, ItemSamples, with_patience
 
 
 class SourceSamples(ItemSamples):
@@ -39,7 +39,7 @@ class SourceSamples(ItemSamples):
 
     def _rows(self, indices: Indices) -> Content | None:
         try:
-            return self.source.rows(indices) if self._is_stored else None
+            return with_patience(lambda: self.source.rows(indices)) if self._is_stored else None
         except StokerError as error:
             raise BadSample(str(error)) from error
 

@@ -12,9 +12,12 @@ import atexit
 import contextlib
 import ctypes
 import multiprocessing
+import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections import deque
@@ -30,6 +33,9 @@ from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
 from stoker.loading.worker_watch import WorkerDeath, WorkerWatch, named, write_stacks_when_asked
+
+_MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
+"""The longest path of a socket on Linux [bytes] (unix(7)), and where there is room where `$TMPDIR` has none."""
 
 Place = tuple[int, Indices]
 """An epoch and the sample indices [B] of a batch in it."""
@@ -112,7 +118,7 @@ def _fetched(
     Raises:
         WorkerDied: one did.
     """
-    is_over = multiprocessing.RawValue("b", 0)
+    is_over, folder = multiprocessing.RawValue("b", 0), _folder_for_sockets()
     loader = torch.utils.data.DataLoader(
         _Batches(samples),
         sampler=_remembered(places, asked),
@@ -120,12 +126,12 @@ def _fetched(
         collate_fn=_as_is,
         num_workers=num_workers,
         prefetch_factor=prefetch_batches,
-        worker_init_fn=partial(_begin_worker, is_over, os.getpid(), watch.stacks_file()),
+        worker_init_fn=partial(_begin_worker, is_over, os.getpid(), watch.stacks_file(), folder),
         pin_memory=is_pinned,
         # The user's classes need not be importable in a fresh process, and data in memory are not copied.
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
-    with _running(loader, is_over, watch) as batches, _deaths_noted(watch):
+    with _running(loader, is_over, watch, folder) as batches, _deaths_noted(watch):
         while True:
             try:
                 content = _next(batches, watch)
@@ -155,14 +161,17 @@ def _next(batches: Iterator[Content], watch: WorkerWatch) -> Content:
 
 @contextlib.contextmanager
 def _running(
-    loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byte, watch: WorkerWatch
+    loader: torch.utils.data.DataLoader[Content], is_over: ctypes.c_byte, watch: WorkerWatch, folder: str
 ) -> Iterator[Iterator[Content]]:
-    """The loader's batches; its workers end with the block, even where an exception holds on to the iterator."""
+    """The loader's batches; its workers end with the block, even where an exception holds on to the iterator.
+
+    So does `folder`, where they keep what is temporary.
+    """
     others = multiprocessing.active_children()
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # forking beside a thread
-        batches = iter(loader)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning), _temporary_files_in(folder):
+        batches = iter(loader)  # forks beside a thread
     workers = [process for process in multiprocessing.active_children() if process not in others]
-    kill = partial(_kill, workers)
+    kill = partial(_kill, workers, folder)
     atexit.register(kill)
     watch.begin(workers)
     try:
@@ -181,6 +190,35 @@ def _running(
             getattr(batches, "_shutdown_workers", lambda: None)()
         if not any(worker.is_alive() for worker in workers):
             atexit.unregister(kill)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_for_sockets() -> str:
+    """A new directory whose path is short enough for sockets in it; beyond that a worker's batches never arrive."""
+    is_long = len(os.fsencode(tempfile.gettempdir())) > _MOST_SOCKET_BYTES - len("/stk-12345678/listener-12345678")
+    return tempfile.mkdtemp(prefix="stk-", dir=_SHORT if is_long and os.access(_SHORT, os.W_OK) else None)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """Processes started within the block keep what multiprocessing needs on a disk in `folder`.
+
+    Each worker has a socket there, by which it hands over tensors. By itself it makes a directory `pymp-*` for it,
+    which a worker that is killed leaves behind.
+    """
+    config = getattr(multiprocessing.current_process(), "_config", {})  # private: without it, they make their own
+    before = config.get("tempdir")
+    config["tempdir"] = folder
+    try:
+        yield
+    finally:
+        config["tempdir"] = before
+
+
+def _remove_as_orphan(folder: str, trainer: int) -> None:
+    """Where the trainer was killed, its workers' directory is theirs to remove."""
+    if os.getppid() != trainer:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Batches(torch.utils.data.Dataset[Content]):
@@ -240,10 +278,12 @@ def _deaths_noted(watch: WorkerWatch) -> Iterator[None]:
             signal.signal(signal.SIGCHLD, theirs)
 
 
-def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, _worker: int) -> None:
+def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, folder: str, _worker: int) -> None:
     """Ctrl-C and a service manager signal every process of a run: the trainer saves and ends its workers itself."""
     if sys.platform == "linux" and os.getppid() != trainer:  # killed meanwhile: PyTorch watches whoever adopted us
+        _remove_as_orphan(folder, trainer)
         os._exit(0)
+    multiprocessing.util.Finalize(None, _remove_as_orphan, (folder, trainer), exitpriority=-200)
     torch.set_num_threads(1)
     write_stacks_when_asked(stacks)
 
@@ -256,13 +296,14 @@ def _begin_worker(is_over: ctypes.c_byte, trainer: int, stacks: int | None, _wor
         signal.signal(number, heed_the_trainer)
 
 
-def _kill(workers: list[BaseProcess]) -> None:
+def _kill(workers: list[BaseProcess], folder: str) -> None:
     """At exit, Python sends SIGTERM to what is left and waits for its end: workers heed that too late or not at all."""
     if hasattr(signal, "SIGCHLD") and _is_main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in workers:
         if worker.is_alive():
             worker.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_main_thread() -> bool:

@@ -34,7 +34,11 @@ def stamp_of(source: Source) -> str:
     digest = hashlib.sha256()
     for path in source.files():
         status = path.stat()
-        digest.update(f"{path.relative_to(source.path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        digest.update(
+            f"{path.relative_to(source.path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(
+                errors="surrogateescape"
+            )
+        )
     return digest.hexdigest()
 
 
@@ -45,7 +49,7 @@ def content_digest(source: Source) -> str:
         return sha256_file(files[0])
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.relative_to(source.path)}\0{sha256_file(path)}\n".encode())
+        digest.update(f"{path.relative_to(source.path)}\0{sha256_file(path)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -1,8 +1,9 @@
-"""The one JSON codec: frozen dataclasses to JSON and back, each with its schema version.
+r"""The one JSON codec: frozen dataclasses to JSON and back, each with its schema version.
 
 A document is an object with two extra keys, `record` (the class) and `schema` (its version). Reading checks both,
 checks every value against the field's type, and names the path of what does not fit. Floats that JSON cannot hold are
-written as the strings "nan", "inf" and "-inf"; where a field takes any JSON, they are read as those strings.
+written as the strings "nan", "inf" and "-inf"; where a field takes any JSON, they are read as those strings. Bytes of
+a file name that are not UTF-8, which Python holds as lone surrogates, are written as `\xff`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ import functools
 import hashlib
 import json
 import math
+import re
 import types
 import typing
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union
 
 JSON = Any
 """A value `json` can write: None, bool, int, float, str, list or dict of the same."""
+
+_MOST_LEVELS = 200
+"""Lists and objects inside each other that a document may have: far more than a record of ours, and few enough that
+code which walks through one does not run out of stack."""
+_TOO_DEEP = f"lists and objects lie more than {_MOST_LEVELS} deep in each other"
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 class Record(Protocol):
@@ -37,28 +45,63 @@ def to_json(value: object) -> JSON:
         schema = getattr(value, "schema", None)
         return fields if schema is None else {"record": type(value).__name__, "schema": schema, **fields}
     if isinstance(value, dict):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {printable(str(key)): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, str):
+        return printable(value)
+    if value is None or isinstance(value, bool | int | float):
         return value
     raise TypeError(f"{type(value).__name__} has no place in a record: {value!r}")
 
 
 def dumps(value: object, *, indent: int | None = 2) -> str:
-    """A record as JSON text."""
+    """A record as JSON text; it can always be encoded as UTF-8."""
     return json.dumps(to_json(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def printable(text: str) -> str:
+    r"""`text` with each byte of a file name that is not UTF-8 as `\xff`, so that it can be written anywhere.
+
+    >>> printable("bad\udcff.png")
+    'bad\\xff.png'
+    """
+    if text.isascii():
+        return text
+    shown = _NOT_UTF8.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
+    return shown.encode(errors="backslashreplace").decode()
 
 
 def loads(text: str | bytes, record: type[R]) -> R:
     """A record from JSON text.
 
     Raises:
-        ValueError: not JSON, another record, another schema version, or a field that does not fit (its path is named).
+        ValueError: not JSON, too deep, another record, another schema version, or a field that does not fit (its path
+            is named).
     """
-    return from_json(json.loads(text), record)
+    return from_json(parsed(text), record)
+
+
+def parsed(text: str | bytes) -> JSON:
+    """Plain JSON values of a text from elsewhere.
+
+    Raises:
+        ValueError: not JSON, or lists and objects lie more than 200 deep in each other.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    openings = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    level = [value] if openings > _MOST_LEVELS and isinstance(value, dict | list) else []
+    for _ in range(_MOST_LEVELS + 1):
+        level = [item for held in level for item in (held.values() if isinstance(held, dict) else held)
+                 if isinstance(item, dict | list)]  # fmt: skip
+    if level:
+        raise ValueError(_TOO_DEEP)
+    return value
 
 
 def from_json(value: JSON, record: type[R]) -> R:

@@ -8,6 +8,9 @@ from typing import ClassVar, Literal
 
 from stoker.records.profile import Coupling
 
+_MOST = 2**24
+"""Devices along one axis of a mesh; the largest machines have some 10^5."""
+
 Schedule = Literal["1f1b", "gpipe"]
 """The order in which a pipeline's stages take their micro-batches."""
 
@@ -35,8 +38,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("replicas", "shards", "tensor", "stages"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= _MOST:
+                raise ValueError(f"{name} must be from 1 to {_MOST:,}, got {getattr(self, name)}")
 
     @cached_property
     def world_size(self) -> int:

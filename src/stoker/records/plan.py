@@ -18,6 +18,12 @@ A third of the spread between gradients of different batches, which on the demo'
 gradient itself; later it is larger still (docs/log.md).
 """
 
+_MOST = {
+    "micro_batch": 2**40, "loss_chunks": 2**31, "threads": 2**16, "prefetch_batches": 2**16,
+    "checkpointed_blocks": 2**31, "num_workers": 2**16, "checkpoint_every_s": 1e9,
+}  # fmt: skip
+"""Beyond these a number in a plan is a mistake, or an attack: no machine has as many threads."""
+
 Malloc = Literal["retained", "default", "mapped"]
 """How a process on a CPU has its memory: kept once had, as the C library decides, or given back block by block."""
 
@@ -64,6 +70,9 @@ class Plan:
         for name in ("micro_batch", "loss_chunks", "threads", "prefetch_batches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most:,}, got {getattr(self, name)}")
         if self.checkpointed_blocks < 0:
             raise ValueError(f"checkpointed_blocks must not be negative, got {self.checkpointed_blocks}")
         if self.num_workers < 0 or (self.loader == "workers") != (self.num_workers > 0):

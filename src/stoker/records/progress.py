@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import re
+import sys
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from stoker.records.codec import JSON
+from stoker.records.codec import JSON, digest, from_json, loads
 from stoker.records.layout import ONE_PROCESS, Layout
+from stoker.records.plan import Forecast, Plan
 
 EventKind = Literal[
     "planned",
@@ -65,6 +69,59 @@ class Event:
     fields: dict[str, JSON] = field(default_factory=dict)
 
 
+_LAST_DATE_S = 253_402_300_799
+"""The last second that a date can name: the end of the year 9999 [s since 1970]."""
+MOST = 2**63 - 1
+"""The largest count of samples, updates or bytes that a record may hold."""
+_COUNTS = ("samples", "total_samples", "updates", "total_updates", "bytes", "in_a_row", "resident_bytes")
+_NUMBERS = ("loss", "lr", "samples_per_s", "eta_s", "wall_s", "took_s", "blocked_s", "write_s", "grad_norm")
+_TEXTS = ("message", "reason", "split", "why", "what", "level", "run", "path", "checkpoint", "report")
+_TABLES = ("metrics", "split_s")
+_RECORDS = {"plan": Plan, "forecast": Forecast, "old": Plan, "new": Plan}
+
+
+def read_event(text: str | bytes) -> Event:
+    """An event from a line of a log, perhaps of another machine: what a reader counts with is what it should be.
+
+    Raises:
+        ValueError: it is no event, or a field is of the wrong type or out of its bounds; the field is named.
+    """
+    event = loads(text, Event)
+    if not 0 <= event.at <= _LAST_DATE_S:
+        raise ValueError(f"Event.at: {event.at} is no time")
+    for name, value in event.fields.items():
+        if value is not None and (expected := _misfit(name, value)) is not None:
+            shown = json.dumps(value)
+            raise ValueError(f"Event.fields.{name}: wanted {expected}, found {shown[:80]}")
+    for name, record in _RECORDS.items():
+        if isinstance(event.fields.get(name), dict):
+            from_json(event.fields[name], record)
+    return event
+
+
+def _misfit(name: str, value: JSON) -> str | None:
+    """What the field of an event should be, where it is not."""
+    if name in _COUNTS:
+        return None if isinstance(value, int) and 0 <= value <= MOST else "a count"
+    if name in _NUMBERS:
+        return None if is_number(value) else "a number"
+    if name in _TEXTS:
+        return None if isinstance(value, str) else "a text"
+    if name in _TABLES:
+        is_table = isinstance(value, dict) and all(item is None or is_number(item) for item in value.values())
+        return None if is_table else "numbers by name"
+    if name == "lrs":
+        return None if isinstance(value, list) and all(map(is_number, value)) else "a list of numbers"
+    return None
+
+
+def is_number(value: JSON) -> bool:
+    """Whether a JSON value is a number that a float can hold; "nan", "inf" and "-inf" are."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max
+    return isinstance(value, float) or value in ("nan", "inf", "-inf")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FileDigest:
     """A file of a checkpoint: its size [bytes] and SHA-256 (hex)."""
@@ -106,10 +163,11 @@ class StoredTensor:
 class CheckpointManifest:
     """What a checkpoint holds; written last, so that a checkpoint without one does not exist.
 
-    Version 2 keeps an optimiser's state under the names of parameters; version 1 had their numbers.
+    Version 3 has a checksum; version 2 keeps an optimiser's state under the names of parameters, version 1 under their
+    numbers.
     """
 
-    schema: ClassVar[int] = 2
+    schema: ClassVar[int] = 3
     spec_digest: str
     position: Position
     stoker_version: str
@@ -121,3 +179,48 @@ class CheckpointManifest:
     """Of the processes that wrote it."""
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     """Where each tensor lies that several processes wrote; of one process, `model.x` lies in `model.safetensors`."""
+    checksum: str = ""
+    """SHA-256 (hex) of everything above; "" in manifests of versions before 3."""
+
+    def __post_init__(self) -> None:
+        position = self.position
+        for name in ("epoch", "cursor", "samples", "updates"):
+            if not 0 <= getattr(position, name) <= MOST:
+                raise ValueError(f"position.{name} must be from 0 to 2^63 - 1, got {getattr(position, name)}")
+        for file in self.files:
+            if not 0 <= file.num_bytes <= MOST or not _SHA256.fullmatch(file.sha256) or not _is_inside(file.name):
+                raise ValueError(f"{file.name!r}, {file.num_bytes} bytes, SHA-256 {file.sha256!r} is no file of it")
+        for name, tensor in self.tensors.items():
+            if not _is_tensor(tensor):
+                raise ValueError(f"{name!r} is no tensor of it: {tensor}")
+
+    def with_checksum(self) -> CheckpointManifest:
+        """The same, with the checksum of what it holds."""
+        return replace(self, checksum=self._checksum())
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it holds what its checksum was made of."""
+        return self.checksum == self._checksum()
+
+    def _checksum(self) -> str:
+        return digest(replace(self, checksum=""))
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file's name leads to a place in the checkpoint's own directory."""
+    return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+
+
+def _is_tensor(tensor: StoredTensor) -> bool:
+    """Whether shapes are sizes, and every piece lies within the tensor."""
+    dims = len(tensor.shape)
+    return all(0 <= size <= MOST for size in tensor.shape) and all(
+        len(piece.offsets) == len(piece.sizes) == dims and piece.number >= 0 and _is_inside(piece.file)
+        and all(offset >= 0 and size >= 0 and offset + size <= whole
+                for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True))
+        for piece in tensor.pieces
+    )  # fmt: skip

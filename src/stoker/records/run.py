@@ -12,7 +12,7 @@ from stoker.records.job_spec import JobSpec
 from stoker.records.kernels import KernelTable
 from stoker.records.plan import Decision
 from stoker.records.profile import Coupling
-from stoker.records.progress import Event
+from stoker.records.progress import MOST, Event
 from stoker.records.rank_times import RankTimes
 
 RunStatus = Literal["unfinished", "finished", "failed"]
@@ -38,6 +38,11 @@ class Run:
     wall_s: float = 0.0
     failure: str | None = None
     ended_early: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("total_samples", "samples", "updates"):
+            if not 0 <= getattr(self, name) <= MOST:
+                raise ValueError(f"{name} must be from 0 to 2^63 - 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TextIO, cast
 
+import rich.control
 from rich.console import Console
 from rich.live import Live
 
@@ -170,6 +171,10 @@ def choose_display(*, as_json: bool = False, stdout: TextIO = sys.stdout, consol
     )
 
 
+_CONTROLS = dict.fromkeys((0x1B, *range(0x7F, 0xA0)))
+"""ESC and its like: in a file name or a message they would be commands to the terminal."""
+getattr(rich.control, "_CONTROL_STRIP_TRANSLATE", {}).update(_CONTROLS)  # Rich itself leaves ESC in texts
+
 _DRAWING = threading.RLock()
 """Held while something is drawn, and while a process is forked: no worker may be born holding the terminal."""
 
@@ -208,7 +213,8 @@ class _Outlet:
             return
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
         try:
-            self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            shown = line.translate(_CONTROLS)
+            self._stream.write(shown.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
         except (OSError, ValueError):  # nobody reads it, it cannot be written, or it was closed on our side
             self._give_up(self._stream)

@@ -77,9 +77,12 @@ def text(event: Event, name: str, default: str = "") -> str:
 
 
 def as_number(value: JSON) -> float | None:
-    """A JSON value as a number; None if it is none."""
+    """A JSON value as a number; None if it is none, or one that no float can hold."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     return float(value) if value in ("nan", "inf", "-inf") else None
 
 

@@ -7,13 +7,24 @@ from stoker.store.files import append_line, read_lines, sha256_file, write_atomi
 from stoker.store.locks import Holder, RunLock, is_held_here
 from stoker.store.places import cache_root, runs_root
 from stoker.store.run_directory import RunDirectory
-from stoker.store.runs import LATEST, Choice, choose_directory, find_run, list_runs, name_in, require_same_spec
+from stoker.store.runs import (
+    LATEST,
+    Choice,
+    choose_directory,
+    find_run,
+    headway_of,
+    list_runs,
+    name_in,
+    require_same_spec,
+    told_changes,
+    unfinished_before,
+)
 from stoker.store.traces import TraceCache
 
 __all__ = [
     "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Draft", "Holder",
-    "MicroBenchmarkCache", "RunDirectory",
-    "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name", "choose_directory", "disk_errors",
-    "find_run", "is_held_here", "list_runs", "name_in", "read_lines", "require_same_spec", "runs_root", "sha256_file",
-    "write_atomic", "write_file",
+    "MicroBenchmarkCache", "RunDirectory", "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name",
+    "choose_directory", "disk_errors", "find_run", "headway_of", "is_held_here", "list_runs", "name_in", "read_lines",
+    "require_same_spec", "runs_root", "sha256_file", "told_changes", "unfinished_before", "write_atomic",
+    "write_file",
 ]  # fmt: skip

@@ -3,7 +3,8 @@
 ```
 checkpoints/000000027000/            the position [samples]; written a second time it is 000000027000.2
                 model.safetensors    whatever the caller writes
-                manifest.json        CheckpointManifest with the size and SHA-256 of every file; written last
+                manifest.json        CheckpointManifest with the size and SHA-256 of every file and of itself, the run's
+                                     identity and the position; written last
                 model.0-of-2.…       where several processes wrote it: each has files of its own
             best.json                which one evaluation liked best
             .writing-…/              one being written, or left behind by a killed process
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from stoker.errors import BadRun, RunFailed
 from stoker.records import CheckpointManifest, FileDigest, Position, dumps, from_json
+from stoker.records.codec import parsed
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     aside_path,
@@ -46,7 +48,7 @@ _BEST = "best.json"
 _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
 _ONE_DIRECTORY = "All processes must see one directory of the run, on a file system that tells each what others wrote."
 _READABLE = (1, 2)
-"""Schema versions of manifests that can be read."""
+"""Earlier schema versions of manifests that can be read; they have no checksum."""
 _START_ANEW = "Restore one of them from a copy, or start another run with --new; they were left as they are."
 
 
@@ -71,14 +73,15 @@ class CheckpointStore:
     """The checkpoints of one run: the last `keep_last`, and the best.
 
     `problems` collects, for people, what was found damaged and passed over, or could not be removed. Making a store
-    touches nothing.
+    touches nothing. With `spec_digest`, the run's own, a checkpoint of another job counts as damaged.
     """
 
-    def __init__(self, directory: Path, keep_last: int = 2) -> None:
+    def __init__(self, directory: Path, keep_last: int = 2, *, spec_digest: str | None = None) -> None:
         if keep_last < 1:
             raise ValueError(f"at least one checkpoint must be kept, got keep_last={keep_last}")
         self.directory = directory
         self.keep_last = keep_last
+        self.spec_digest = spec_digest
         self.problems: list[str] = []
 
     def write(
@@ -189,7 +192,7 @@ class CheckpointStore:
         """
         reasons: list[str] = []
         for name in reversed(self.names()):
-            found = _inspect(self.directory / name, with_digests=True)
+            found = self._inspect(name, with_digests=True)
             if isinstance(found, CheckpointManifest):
                 self.problems += [f"{reason}; using {name}" for reason in reasons]
                 return self.directory / name, found
@@ -204,7 +207,7 @@ class CheckpointStore:
         Raises:
             BadRun: it is not whole here.
         """
-        found = _inspect(self.directory / name, with_digests=False)
+        found = self._inspect(name, with_digests=False)
         if isinstance(found, CheckpointManifest):
             return self.directory / name, found
         raise BadRun(f"{self.directory / name} is not whole for every process: {found}.", remedy=_ONE_DIRECTORY)
@@ -218,7 +221,7 @@ class CheckpointStore:
         name = self._best_name()
         if name is None:
             return None
-        found = _inspect(self.directory / name, with_digests=True)
+        found = self._inspect(name, with_digests=True)
         if isinstance(found, CheckpointManifest):
             return self.directory / name, found
         raise BadRun(f"The best checkpoint, {self.directory / name}: {found}.", remedy=_START_ANEW)
@@ -228,6 +231,13 @@ class CheckpointStore:
         with read_errors(self.directory):
             entries = list(self.directory.iterdir()) if self.directory.exists() else []
         return tuple(sorted((e.name for e in entries if _NAME.fullmatch(e.name)), key=_order))
+
+    def _inspect(self, name: str, *, with_digests: bool) -> CheckpointManifest | str:
+        """As `_inspect`, and it is a checkpoint of this run."""
+        found = _inspect(self.directory / name, with_digests=with_digests)
+        if isinstance(found, str) or self.spec_digest in (None, found.spec_digest):
+            return found
+        return f"{MANIFEST} is of another job ({found.spec_digest[:12]}…, this run is {(self.spec_digest or '')[:12]}…)"
 
     def _free_name(self, position_name: str) -> Path:
         """Where to write this position: its name, or its name with a number if it was written before."""
@@ -247,7 +257,7 @@ class CheckpointStore:
 
     def _complete(self, draft: Draft, manifest: CheckpointManifest) -> None:
         indent = None if manifest.tensors else 2  # a table of pieces is long, and not for people
-        write_file(draft.aside / MANIFEST, dumps(manifest, indent=indent).encode())
+        write_file(draft.aside / MANIFEST, dumps(manifest.with_checksum(), indent=indent).encode())
         disk().sync_directory(draft.aside)
         disk().rename(draft.aside, draft.target)
         disk().sync_directory(self.directory)
@@ -308,12 +318,18 @@ def manifest_from(text: bytes) -> CheckpointManifest:
     """A manifest as this Stoker or an earlier one wrote it.
 
     Raises:
-        ValueError: as `stoker.records.loads`.
+        ValueError: as `stoker.records.loads`; or it does not hold what its checksum was made of.
     """
-    value = json.loads(text)
-    if isinstance(value, dict) and value.get("schema") in _READABLE:
+    value = parsed(text)
+    is_earlier = isinstance(value, dict) and value.get("schema") in _READABLE
+    if is_earlier and "checksum" in value:
+        raise ValueError("it is not as it was written: manifests of its version have no checksum")
+    if is_earlier:
         value["schema"] = CheckpointManifest.schema  # what version 1 lacks has defaults
-    return from_json(value, CheckpointManifest)
+    manifest = from_json(value, CheckpointManifest)
+    if not (is_earlier or manifest.is_sound):
+        raise ValueError("it is not as it was written: its checksum is of other content")
+    return manifest
 
 
 def _seal(directory: Path) -> tuple[FileDigest, ...]:
@@ -362,6 +378,8 @@ def _inspect(path: Path, *, with_digests: bool) -> CheckpointManifest | str:
     try:
         text = (path / MANIFEST).read_bytes()
         manifest = manifest_from(text)
+        if manifest.position.samples != _order(path.name)[0]:
+            return f"{MANIFEST} is of the position {manifest.position.samples:,} samples"
         for file in manifest.files:
             if (wrong := _wrong_with(path / file.name, file, with_digests=with_digests)) is not None:
                 return wrong

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.errors import RunFailed, StokerError
+from stoker.records.codec import printable
 from stoker.store import flock
 from stoker.store.disk_errors import disk_errors
 
@@ -108,7 +109,7 @@ def write_atomic(
     Raises:
         StokerError: as `error`, when it cannot be written; see `disk_errors`. A directory that is not there is named.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = printable(content).encode() if isinstance(content, str) else content
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
         aside = aside_path(path)
         try:
@@ -133,6 +134,25 @@ def write_file(path: Path, data: bytes) -> None:
         disk().sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Appended:
+    """A new file that is written block by block; durable once it is synced (`sync_file`) and so is its directory.
+
+    Raises:
+        OSError: untranslated, by each method.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def write(self, data: bytes) -> None:
+        """Add all of `data`."""
+        _write_all(self._descriptor, data)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._descriptor)
 
 
 def sync_file(path: Path) -> None:
@@ -169,7 +189,7 @@ def append_line(path: Path, line: str, *, what: str | None = None, error: type[S
     """
     if "\n" in line:
         raise ValueError(f"one line at a time, got {line!r}")
-    data = line.encode() + b"\n"
+    data = printable(line).encode() + b"\n"
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
         descriptor = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from stoker.errors import BadRun
+from stoker.records import loads
 from stoker.store import flock
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import disk, make_directories
@@ -27,6 +28,8 @@ from stoker.store.files import disk, make_directories
 LOCK_FILE = "lock"
 HELD_FILE = "lock.held"
 """Stands in for the `flock` where there is none; its presence is the lock."""
+TAKING_FILE = "lock.taking"
+"""Is there while a process removes the stand-in of a dead one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,7 @@ class RunLock:
             BadRun: a process holds it (named, with host and since when), or the lock file cannot be written.
         """
         if is_held_here(self.directory):
-            raise self._refusal(self._read_holder(self.path))
+            raise self._refusal(_read_holder(self.path))
         with disk_errors(self.directory, "the run's lock", error=BadRun):
             self._made_directory = not self.directory.exists()
             make_directories(self.directory)
@@ -110,7 +113,7 @@ class RunLock:
             descriptor = disk().open(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 if not self._try_lock(descriptor):
-                    raise self._refusal(self._read_holder(self.path))
+                    raise self._refusal(_read_holder(self.path))
                 if _is_same_file(descriptor, self.path):
                     return descriptor
             except BaseException:
@@ -128,9 +131,9 @@ class RunLock:
     def _make_stand_in(self) -> None:
         """Take the lock by making a file that must not exist; one left by a dead process of this host is replaced."""
         path = self.directory / HELD_FILE
-        holder = self._read_holder(path)
-        if holder is not None and holder.host == platform.node() and not _is_alive(holder.pid):
-            disk().remove_file(path)
+        holder = _read_holder(path)
+        if _is_dead(holder):
+            self._remove_stale(path)
         try:
             descriptor = disk().open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except FileExistsError:
@@ -140,6 +143,27 @@ class RunLock:
         finally:
             os.close(descriptor)
         self._stand_in = path
+
+    def _remove_stale(self, path: Path) -> None:
+        """Remove what a dead process left, one process at a time.
+
+        Else a second one, which read it before, would remove what the first one made in its place.
+
+        Raises:
+            BadRun: another process is at it.
+        """
+        token = self.directory / TAKING_FILE
+        try:
+            descriptor = disk().open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            raise self._refusal(_read_holder(token), delete=token) from None
+        try:
+            disk().write(descriptor, memoryview(self._signature()))
+            if _is_dead(_read_holder(path)):
+                disk().remove_file(path)
+        finally:
+            os.close(descriptor)
+            disk().remove_file(token)
 
     def _sign(self, descriptor: int) -> None:
         """Say in the lock file who holds it."""
@@ -160,13 +184,6 @@ class RunLock:
         else:
             disk().truncate(descriptor, 0)
 
-    def _read_holder(self, path: Path) -> Holder | None:
-        """Who signed the file; None if it is not there or not (yet) signed."""
-        try:
-            return Holder(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return None
-
     def _refusal(self, holder: Holder | None, *, delete: Path | None = None) -> BadRun:
         who = "another process"
         if holder is not None:
@@ -183,6 +200,12 @@ class RunLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a living process of this host signed the lock of `directory`; the lock itself is not touched."""
+    holders = (_read_holder(directory / name) for name in (LOCK_FILE, HELD_FILE))
+    return any(one is not None and one.host == platform.node() and is_alive(one.pid) for one in holders)
 
 
 def is_held_here(directory: Path) -> bool:
@@ -204,6 +227,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
+def _read_holder(path: Path) -> Holder | None:
+    """Who signed the file; None if it is not there or not (yet) signed."""
+    try:
+        return loads(path.read_bytes(), Holder)
+    except (OSError, ValueError):
+        return None
+
+
+def _is_dead(holder: Holder | None) -> bool:
+    """Whether a process of this host signed, and is gone."""
+    return holder is not None and holder.host == platform.node() and not is_alive(holder.pid)
+
+
 def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
@@ -211,7 +247,7 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process of this host has the number `pid`; where that cannot be asked, it counts as alive."""
     if sys.platform == "win32":  # os.kill ends processes there
         return True

@@ -11,6 +11,7 @@ from stoker.records import dumps, loads
 from stoker.records.plan import KeptDecision
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import make_directories, write_atomic
+from stoker.store.places import is_own
 
 LONGEST_KEPT_S = 30 * 86400.0
 """Decisions that are older are made anew: a machine changes."""
@@ -26,9 +27,11 @@ class PlanCache:
         self.directory = directory
 
     def read(self, key: str) -> KeptDecision | None:
-        """What was stored under `key`; None if nothing was, if it is too old, or if it cannot be read."""
+        """What was stored under `key`; None if nothing was, if it is too old, of another user, or cannot be read."""
         path = self._path(key)
         try:
+            if not is_own(path):  # how samples are coupled is believed of it
+                return None
             is_old = time.time() - path.stat().st_mtime > LONGEST_KEPT_S
             return None if is_old else loads(path.read_bytes(), KeptDecision)
         except (OSError, ValueError):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +48,8 @@ from stoker.records import (
     loads,
 )
 from stoker.records.codec import Record
+from stoker.records.progress import read_event
+from stoker.store.checkpoints import CheckpointStore
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     append_line,
@@ -59,7 +61,7 @@ from stoker.store.files import (
     remove_tree,
     write_atomic,
 )
-from stoker.store.locks import HELD_FILE, LOCK_FILE, RunLock, is_held_here
+from stoker.store.locks import HELD_FILE, LOCK_FILE, TAKING_FILE, RunLock, is_held_here
 
 R = TypeVar("R", bound=Record)
 
@@ -70,7 +72,7 @@ _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
 _CHANGED_PLAN, _DUMPS = "changed_plan.json", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
 _RANKS = "ranks"
-_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE})
+_BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE, TAKING_FILE})
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,18 @@ class RunDirectory:
         """
         return self._read(_RUN, Run)
 
+    def read_headway(self) -> Run:
+        """The run's record, with the position of its newest checkpoint where that is ahead; raises as `read_run`.
+
+        A run that was killed has not written how far it came: its checkpoints are named by samples.
+        """
+        run = self.read_run()
+        if run.status != "unfinished":
+            return run
+        names = CheckpointStore(self.checkpoints).names()
+        saved = int(names[-1].partition(".")[0]) if names else 0
+        return replace(run, samples=max(run.samples, saved))
+
     def write_run(self, run: Run) -> None:
         """Replace the run's record.
 
@@ -317,7 +331,7 @@ class RunDirectory:
         num_damaged = 0
         for number, line in enumerate(lines, start=1):
             try:
-                events.append(loads(line, Event))
+                events.append(read_event(line))
             except ValueError as problem:
                 num_damaged += 1
                 message = f"{_EVENTS}, line {number} cannot be read: {problem}"
@@ -349,7 +363,7 @@ class RunDirectory:
         Of a folder first its name: a tracker's thread may still write into it.
         """
         with disk_errors(self.path, "the run's directory", error=BadRun):
-            names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE}
+            names = {entry.name for entry in self.path.iterdir()} - {LOCK_FILE, HELD_FILE, TAKING_FILE}
             for name in sorted(names, key=lambda n: (n == _RUN or n in _BEFORE_A_RUN_IS, n in _BEFORE_A_RUN_IS)):
                 path = self.path / name
                 if path.is_dir() and not path.is_symlink() and not is_aside(path):

@@ -7,6 +7,7 @@ unfinished run of that identity; if all are finished it starts another one next 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from stoker.errors import BadRun, nearest, told_in_part
 from stoker.records import JobSpec, Run
 from stoker.store.disk_errors import read_errors
+from stoker.store.locks import is_locked
 from stoker.store.run_directory import RunDirectory
 from stoker.units import format_count
 
@@ -86,6 +88,7 @@ def choose_directory(
     new: bool = False,
     job_name: str,
     forked_from: str | None = None,
+    earlier: JobSpec | None = None,
 ) -> Choice:
     """Where to train `spec`; nothing is made yet.
 
@@ -96,56 +99,82 @@ def choose_directory(
         new: Start another run even if one could be continued.
         job_name: For the default directory's name.
         forked_from: Name of the run this one starts from; only a run with the same origin is continued.
+        earlier: The same job's spec as an earlier version of Stoker wrote it; an unfinished run of it is continued too.
 
     Raises:
         BadRun: `run_dir` holds a run of another spec (what differs is listed), or something that is no run; or a run
             that might have to be continued cannot be read.
     """
-    base = run_dir if run_dir is not None else root / f"{_slug(job_name)}-{spec.digest()[:6]}"
+    base = run_dir if run_dir is not None else _default(root, job_name, spec)
     with read_errors(base):
         if run_dir is not None:
             _require_usable(RunDirectory(run_dir))
         members = _family(base)
         free = _next_free(base, members)
     runs = [(directory, directory.read_run()) for directory in members if directory.is_run]
-    own = [pair for pair in runs if _identity(pair[1]) == (spec.digest(), forked_from)]
-    unfinished = [pair for pair in own if pair[1].status != "finished"]
-    if unfinished and not new:
-        return _continued(*unfinished[-1])
     if new:
         return Choice(free, continues=False, because=None)
+    if earlier is not None and run_dir is None:
+        with read_errors(root):
+            before = _family(_default(root, job_name, earlier))
+        runs = [(directory, directory.read_run()) for directory in before if directory.is_run] + runs
+    digests = {spec.digest(), *([] if earlier is None else [earlier.digest()])}
+    own = [pair for pair in runs if pair[1].spec_digest in digests and pair[1].forked_from == forked_from]
+    unfinished = [pair for pair in own if pair[1].status != "finished"]
+    if unfinished:
+        return _continued(*unfinished[-1])
     if run_dir is not None and runs and runs[0][0].path == base:
-        require_same_spec(runs[0][0], spec)
+        require_same_spec(runs[0][0], spec, earlier)
     if own:
         return Choice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} starts anew.")
     return Choice(free, continues=False, because=None)
 
 
-def require_same_spec(directory: RunDirectory, spec: JobSpec) -> None:
-    """Nothing if the run in `directory` is of `spec`.
+def require_same_spec(directory: RunDirectory, spec: JobSpec, earlier: JobSpec | None = None) -> None:
+    """Nothing if the run in `directory` is of `spec`, or of `earlier`, the same as earlier versions wrote it.
 
     Raises:
-        BadRun: it is of another one, with the differences; or it cannot be read.
+        BadRun: it is of another one, with what changed since it began; or it cannot be read.
     """
-    if directory.read_run().spec_digest == spec.digest():
+    if directory.read_run().spec_digest in {spec.digest(), *([] if earlier is None else [earlier.digest()])}:
         return
-    lines = spec.differences(directory.read_spec()) or ("its digest only",)
-    shown = [*lines[:_MOST_DIFFERENCES]]
-    if len(lines) > len(shown):
-        shown.append(f"and {len(lines) - len(shown)} more")
+    theirs = directory.read_spec()
+    mine = earlier if earlier is not None and theirs.functions is None else spec
     raise BadRun(
-        f"{directory.path} holds a run of another job; what differs (here: now, there: in the run):\n  "
-        + "\n  ".join(shown),
-        remedy=f"Start another run with --new, choose another --run-dir, or start from its weights with "
-        f"--fork {directory.name}.",
+        f"{directory.path} holds a run of another job; what changed since it began:\n  "
+        + "\n  ".join(told_changes(mine, theirs)),
+        remedy=f"Undo that to continue it, go on from its last checkpoint under the job as it is now with "
+        f"--fork {directory.name}, or start another run with --new or in another --run-dir.",
     )
 
 
+def told_changes(spec: JobSpec, before: JobSpec, most: int = _MOST_DIFFERENCES) -> list[str]:
+    """What changed in a job since `before`, one line each, at most so many; never nothing."""
+    lines = spec.changes(before) or ("its digest only",)
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
+def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, JobSpec]]:
+    """Unfinished runs in `root` of the same job file as `spec` was, newest first, which no process works in.
+
+    Runs that cannot be read, and those without a checkpoint, are left out.
+    """
+    found = []
+    for directory in list_runs(root) if spec.entry is not None else ():
+        with suppress(BadRun):
+            run, theirs = directory.read_headway(), directory.read_spec()
+            is_left = run.status == "unfinished" and run.samples > 0 and theirs.entry == spec.entry
+            if is_left and theirs.digest() != spec.digest() and not is_locked(directory.path):
+                found.append((directory, theirs))
+    return found
+
+
+def _default(root: Path, job_name: str, spec: JobSpec) -> Path:
+    return root / f"{_slug(job_name)}-{spec.digest()[:6]}"
+
+
 def _continued(directory: RunDirectory, run: Run) -> Choice:
-    # A run that was killed has not written how far it came into its record: its checkpoints are named by samples.
-    saved = (int(one.name) for one in directory.checkpoints.glob("*") if one.name.isdecimal())
-    samples = max((run.samples, *saved)) if run.status == "unfinished" else run.samples
-    done = f"at {format_count(samples)} of {format_count(run.total_samples)} samples"
+    done = headway_of(directory.read_headway())
     if run.status == "failed":
         failure = f" ({run.failure})" if run.failure else ""
         because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
@@ -154,8 +183,9 @@ def _continued(directory: RunDirectory, run: Run) -> Choice:
     return Choice(directory, continues=True, because=because)
 
 
-def _identity(run: Run) -> tuple[str, str | None]:
-    return run.spec_digest, run.forked_from
+def headway_of(run: Run) -> str:
+    """`at 25,600 of 102,400 samples`."""
+    return f"at {format_count(run.samples)} of {format_count(run.total_samples)} samples"
 
 
 def _require_usable(directory: RunDirectory) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from stoker.errors import BadRun
 from stoker.records import Event, JobSpec, Plan, to_json
-from stoker.records.codec import JSON, loads
+from stoker.records.codec import JSON
+from stoker.records.progress import read_event
 from stoker.store import RunDirectory, write_atomic
 from stoker.store.files import make_directories
 from stoker.tracking.base import About, Tracker
@@ -140,7 +141,7 @@ def new_events(log: Path, offset: int) -> tuple[list[Event], int]:
     events: list[Event] = []
     for line in whole.splitlines():
         with suppress(ValueError):  # the report names such lines
-            events.append(loads(line, Event))
+            events.append(read_event(line))
     return events, offset + len(whole)
 
 

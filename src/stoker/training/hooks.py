@@ -76,18 +76,22 @@ def on(kind: str | Sequence[str], function: Callable[[Any], object]) -> Listenin
 class Hooks:
     """A sink that calls a user's functions with a copy of each event.
 
-    One that raises is told of once, by `tell` (a sentence), and called no more: a run does not end because of somebody
-    who only looks on. What a hook changes in its copy nobody sees.
+    One that raises is told of at once, by `tell` (a sentence), and again when the run ends, and is called no more: a
+    run does not end because of somebody who only looks on. What a hook changes in its copy nobody sees.
     """
 
     def __init__(self, hooks: Sequence[Hook], tell: Callable[[str], None]) -> None:
         self._hooks, self._tell = list(hooks), tell
+        self._failures: list[str] = []
 
     def __call__(self, event: Event) -> None:
         """Show the event to all who listen to its kind."""
         for hook in tuple(self._hooks):
             if not isinstance(hook, Listening) or event.kind in hook.kinds:
                 self._show(hook, dataclasses.replace(event, fields=copy.deepcopy(event.fields)), event.kind)
+        if event.kind in ("finished", "stopped"):
+            for failure in self._failures:
+                self._tell(f"{failure}, and saw nothing of the run after that")
 
     def updated(self, update: Update) -> None:
         """Show an update to all who asked for updates."""
@@ -107,7 +111,8 @@ class Hooks:
             self._hooks.remove(hook)
             function = hook.function if isinstance(hook, Listening) else hook
             name = getattr(function, "__name__", type(function).__name__)
-            self._tell(f"the hook {name} raised {type(error).__name__} ({error}) at {kind!r}, and is called no more")
+            self._failures.append(f"the hook {name} raised {type(error).__name__} ({error}) at {kind!r}")
+            self._tell(f"{self._failures[-1]}, and is called no more")
 
 
 def _sees_updates(hook: Hook) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from stoker.devices.failures import checkpoint_interval_s
 from stoker.jobs.extent import Extent
 from stoker.loading import BatchSource, Samples, WorkerDeath
+from stoker.loading.samples import reads_repeated
 from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.stepping import NotFinite, Step
@@ -91,6 +93,7 @@ class Loop:
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
     _is_told_not_compiled: bool = field(default=False, init=False)
+    _num_told_repeated: int = field(default_factory=lambda: reads_repeated()[0], init=False)
 
     def run(self, position: Position) -> Position:
         """Train from `position` to the end, or until asked to stop; the state is saved at the point returned.
@@ -234,6 +237,7 @@ class Loop:
         if self.threads is not None:
             self.threads.look(self.telemetry.samples_per_s, position)
         self._tell_not_compiled()
+        self._tell_reads_repeated()
 
     def _as_seen(self, loss: torch.Tensor, batch: int, position: Position) -> Update:
         """An update in numbers; on a GPU it is waited for."""
@@ -255,6 +259,14 @@ class Loop:
         if compilation is not None and compilation.problem is not None and not self._is_told_not_compiled:
             self._is_told_not_compiled = True
             self.telemetry.emit("warned", message=compilation.problem)
+
+    def _tell_reads_repeated(self) -> None:
+        """Say how often data were read again since that was last said, because a network disk had failed."""
+        number, code = reads_repeated()
+        if number > self._num_told_repeated:
+            why = f"{number - self._num_told_repeated} reads failed and were repeated ({os.strerror(code)})"
+            self._num_told_repeated = number
+            self.telemetry.emit("recovered", samples=self.reached.samples, what="reading data", why=why)
 
     def _tell_replaced(self, death: WorkerDeath) -> None:
         self.telemetry.emit("recovered", samples=self.reached.samples, what="loader worker", why=death.why)

@@ -78,7 +78,10 @@ class OnDisk:
             BadRun: a file cannot be read, or the pieces are not all of the block.
         """
         stored = self._tensors[name]
-        found = torch.empty(sizes, dtype=getattr(torch, stored.dtype))
+        dtype = getattr(torch, stored.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise BadRun(f"{self._path} states {stored.dtype!r} as the type of {name}, which is none")
+        found = torch.empty(sizes, dtype=dtype)
         num_filled = 0
         for piece in stored.pieces:
             if (overlap := _overlap(piece, offsets, sizes)) is not None:

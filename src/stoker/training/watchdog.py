@@ -10,6 +10,7 @@ Use when: always. Costs: a thread that wakes once a second. Does not see: a call
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from stoker.errors import RunFailed
+from stoker.errors import BadJob, RunFailed
 from stoker.loading import WorkerWatch
 from stoker.records import Forecast
 from stoker.training.interrupts import StopRequest
@@ -66,15 +67,22 @@ def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ, *, proce
     """The least time without progress that counts as a hang [s], of so many processes; 0 for no watchdog.
 
     It is `$STOKER_WATCHDOG`; where that is not set, 60 s, or 300 s where processes wait for each other.
+
+    Raises:
+        BadJob: the variable is no number of seconds.
     """
     default = LEAST_PATIENCE_S if processes == 1 else LEAST_PATIENCE_TOGETHER_S
     given = environ.get(PATIENCE_VARIABLE)
     if not given:
         return default
     try:
-        return max(0.0, float(given))
+        seconds = float(given)
     except ValueError:
-        return default
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BadJob(f"{PATIENCE_VARIABLE}={given} is no number of seconds",
+                     remedy="Give the seconds without progress that count as a hang; 0 switches that off.")  # fmt: skip
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 import optuna
@@ -10,6 +11,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import StudyDirection
 
 from stoker.errors import BadJob, BadRun, first_line
+from stoker.store.places import is_on_network
 
 FILE = "study.db"
 
@@ -56,13 +58,18 @@ def _connected(path: Path) -> sqlite3.Connection:
     """A connection to the study's own file, which does not wait for the disk at each of many small changes.
 
     A change outlives the process at once, but not a power cut: then a trial's last words may be missing. Its run has
-    them; it is taken up again, found finished, and told once more.
+    them; it is taken up again, found finished, and told once more. On a network file system, and wherever SQLite will
+    not have a write-ahead log, there is a rollback journal instead, which waits for the disk.
 
-    Source: SQLite documentation, "Write-Ahead Logging" and "PRAGMA synchronous": consistent after a power cut.
+    Source: SQLite documentation, "Write-Ahead Logging" ("WAL does not work over a network filesystem", section 1) and
+    "PRAGMA synchronous": consistent after a power cut.
     """
     connection = sqlite3.connect(path, timeout=_PATIENCE_S, check_same_thread=False)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=NORMAL")
+    mode = "DELETE" if is_on_network(path.parent) else "WAL"
+    with suppress(sqlite3.OperationalError):  # another process has it open as it is
+        connection.execute(f"PRAGMA journal_mode={mode}")
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        connection.execute("PRAGMA synchronous=NORMAL")
     return connection
 
 

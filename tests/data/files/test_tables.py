@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker.data.files import table_build
+from stoker.data.files.table_store import opened
 from stoker.data.files.tables import Table
 from stoker.errors import BadJob
 from stoker.records import CleanList
 from stoker.records.cleaning import Dropped
+from stoker.store import sha256_file, verified
 from tests.data.files.making import COUNT, csv_file, jsonl_file, parquet_file, rows_of
 
 FORMATS: dict[str, tuple[Callable[..., Path], Callable[..., Table]]] = {
@@ -36,6 +38,11 @@ def table(kind: str, root: Path, rows: list[dict[str, Any]] | None = None, **giv
     """The rows in a file of that kind, as a source."""
     write, read = FORMATS[kind]
     return read(write(root / f"t.{kind}", rows or rows_of()), **given)
+
+
+def folder_of(source: Table) -> Path:
+    """Where a source's table lies in the cache."""
+    return source.table._folder
 
 
 def csv_text(root: Path, text: str, **given: Any) -> Table:
@@ -417,3 +424,40 @@ def test_words_that_cannot_be_meant_are_refused(given: dict[str, Any], message: 
     """Before any file is looked at."""
     with pytest.raises(BadJob, match=message):
         stoker.data.csv("absent.csv", **given)
+
+
+@pytest.mark.parametrize("changed", ["features.f32", "target.bin", "table.json"])
+def test_a_damaged_table_in_the_cache_is_made_again(tmp_path: Path, changed: str) -> None:
+    """Of the same size, but another number, all labels swapped, or a record that says another thing."""
+    source = table("csv", tmp_path, features=["x1", "x2"], target="kind")
+    expected, fingerprint = source.rows(every_row), source.fingerprint
+    path = folder_of(source) / changed
+    content = path.read_bytes()
+    damaged = content.replace(b'"num_dropped": 0', b'"num_dropped": 1') if changed == "table.json" else bytes(
+        byte ^ 1 if place % 8 == 0 else byte for place, byte in enumerate(content))  # fmt: skip
+    assert damaged != content
+    path.write_bytes(damaged)
+    again = stoker.data.csv(tmp_path / "t.csv", features=["x1", "x2"], target="kind")
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(again.rows(every_row), expected, strict=True))
+    assert again.fingerprint == fingerprint
+
+
+def test_a_whole_table_in_the_cache_is_read_once_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later starts look at what the system says of its files; a touched file is read again, and opens."""
+    source = table("csv", tmp_path, features=["x1"], target="kind")
+    folder = folder_of(source)
+    for path in folder.iterdir():
+        os.utime(path, (1.0, 1.0))
+    monkeypatch.setattr(verified, "_SETTLED_S", -1e9)
+    read: list[str] = []
+    monkeypatch.setattr(verified, "sha256_file", lambda path: (read.append(path.name), sha256_file(path))[1])
+    counts = []
+    for _ in range(3):
+        assert opened(folder) is not None
+        counts.append(len(read))
+    assert counts == [counts[0]] * 3
+    assert counts[0] > 0
+    read.clear()
+    (folder / "features.f32").touch()
+    assert opened(folder) is not None
+    assert read == ["features.f32"]

@@ -78,7 +78,7 @@ def _read(
     damaged: list[tuple[Path, BadRun]] = []
     for one in directories:
         try:
-            found.append((one.path, one.read_run(), one.read_spec()))
+            found.append((one.path, one.read_headway(), one.read_spec()))
         except BadRun as problem:
             damaged.append((one.path, problem))
     return found, damaged

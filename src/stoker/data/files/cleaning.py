@@ -9,13 +9,14 @@ from typing import TypeAlias
 
 from stoker.errors import BadJob, first_line
 from stoker.records import CleanList, loads
+from stoker.records.codec import printable
 
 Clean: TypeAlias = "CleanList | str | Path | None"
 """A clean list, or the file that `stoker data check -o DIR` wrote it to."""
 
 
 def left_out(clean: Clean, root: Path) -> frozenset[str]:
-    """The names of the samples to leave out, relative to `root`.
+    """The names of the samples to leave out, relative to `root`, as they are printable (see `stoker.records.codec`).
 
     A list made of a folder above `root` names its samples from there; those elsewhere are left aside.
 
@@ -26,9 +27,10 @@ def left_out(clean: Clean, root: Path) -> frozenset[str]:
         return frozenset()
     found = clean if isinstance(clean, CleanList) else _read(Path(clean))
     prefix = _prefix(Path(found.source), root)
+    ids = map(printable, found.dropped_ids())
     if prefix is None:
-        return found.dropped_ids()
-    return frozenset(name.removeprefix(prefix) for name in found.dropped_ids() if name.startswith(prefix))
+        return frozenset(ids)
+    return frozenset(name.removeprefix(printable(prefix)) for name in ids if name.startswith(printable(prefix)))
 
 
 def left_out_of_files(clean: Clean, paths: Sequence[Path]) -> tuple[frozenset[str], ...]:
@@ -43,13 +45,14 @@ def left_out_of_files(clean: Clean, paths: Sequence[Path]) -> tuple[frozenset[st
     if clean is None:
         return (frozenset(),) * len(paths)
     found = clean if isinstance(clean, CleanList) else _read(Path(clean))
-    ids = found.dropped_ids()
+    ids = frozenset(map(printable, found.dropped_ids()))
     source = Path(found.source).expanduser().resolve()
     above = source.parent if source.is_file() else source
     places = [path.expanduser().parent.resolve() / path.name for path in paths]
     if not any(place.is_relative_to(above) for place in places):
         above = Path(os.path.commonpath([place.parent for place in places]))
     names = [place.relative_to(above).as_posix() if place.is_relative_to(above) else None for place in places]
+    names = [None if name is None else printable(name) for name in names]
     by_file = _by_file(ids, {name for name in names if name is not None})
     if source.is_file() or not any((above / sample.rpartition(":")[0]).is_file() for sample in ids):
         require_known(ids, sum(map(len, by_file.values())), paths[0].name)

@@ -20,6 +20,7 @@ from stoker.data.reading.folders import files_below
 from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.data.reading.lines import is_utf8, opened
 from stoker.errors import BadJob, nearest
+from stoker.records.codec import printable
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +166,7 @@ def _listed(
     note: str | None,
 ) -> Listing:  # fmt: skip
     """The listing of files with their classes, in the order of their names."""
-    kept = sorted(pair for pair in labelled if pair[0] not in dropped)
+    kept = sorted(pair for pair in labelled if not dropped or printable(pair[0]) not in dropped)
     require_known(dropped, len(labelled) - len(kept), str(root))
     known = classes if classes is not None else tuple(sorted({label for _, label in kept}))
     numbers = {label: number for number, label in enumerate(known)}

@@ -6,12 +6,10 @@ Memory holds one block, the targets, and what was found of the vocabularies; the
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +35,8 @@ from stoker.data.files.table_store import (
 from stoker.data.files.table_target import TargetReader
 from stoker.errors import BadJob
 from stoker.store import disk_errors
-from stoker.store.files import aside_path, make_directories, remove_tree
+from stoker.store.files import Appended, aside_path, disk, make_directories, remove_tree, write_file
+from stoker.store.locks import is_alive
 
 _CHUNK_ROWS = 2**16
 
@@ -123,7 +122,7 @@ class _Building:
             digest=digest_of_files(self.folder, written),
         )  # fmt: skip
 
-    def _add(self, block: Block, files: Mapping[str, IO[bytes]]) -> None:
+    def _add(self, block: Block, files: Mapping[str, Appended]) -> None:
         """One block: read, its missing values seen to, written."""
         kept = np.ones(len(block.rows), bool)
         numbers = np.empty((len(block.rows), len(self.features)))
@@ -158,7 +157,7 @@ class _Building:
             raise too_large(block, row, self.features[at], numbers[row, at])
         return stored
 
-    def _write_text(self, files: Mapping[str, IO[bytes]], at: int, values: pa.Array) -> None:
+    def _write_text(self, files: Mapping[str, Appended], at: int, values: pa.Array) -> None:
         lengths = pc.fill_null(pc.binary_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         ends = self.text_ends[at] + np.cumsum(lengths)
         files[f"text-{at}.ends.i64"].write(ends.tobytes())
@@ -198,7 +197,7 @@ class _Building:
         if found.kind == "class" and not self.spec.is_like:
             _require_all(found.values, found.classes, self.target.column)
         with disk_errors(self.folder, "a table in the cache", error=BadJob):
-            found.values.tofile(self.folder / TARGET)
+            write_file(self.folder / TARGET, found.values.tobytes())
         return found.kind, found.classes
 
 
@@ -209,7 +208,8 @@ def _put(aside: Path, folder: Path) -> None:
             if folder.exists():  # not whole
                 remove_tree(folder)
             try:
-                aside.rename(folder)
+                disk().rename(aside, folder)
+                disk().sync_directory(folder.parent)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # then another was faster after all
                     raise
@@ -236,20 +236,10 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(".writing-*"):
         pid = path.name.split("-")[-2]
         with suppress(OSError):
-            if pid.isdigit() and not _is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
+            if pid.isdigit() and not is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
                 remove_tree(path)
 
 
 def _last_change_s(folder: Path) -> float:
     """When something was last written to a folder or its files [s since 1970]."""
     return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

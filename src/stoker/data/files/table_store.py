@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stoker.data.files.extras import needs
 from stoker.errors import BadJob
+from stoker.records.codec import digest, dumps, parsed
 from stoker.store import cache_root, disk_errors
+from stoker.store.files import Appended, disk, sha256_file, sync_file, write_file
+from stoker.store.verified import file_digests
 
 _RECORD = "table.json"
 _VERSION = 3
@@ -45,6 +48,12 @@ class TableRecord:
     num_cleaned: int
     sizes: dict[str, int]
     digest: str
+    checksum: str = ""
+    """SHA-256 of all above; "" in records of before 2026-11-23."""
+
+    def with_checksum(self) -> TableRecord:
+        """The same, with the checksum of what it holds."""
+        return dataclasses.replace(self, checksum=digest(dataclasses.asdict(self) | {"checksum": ""}))
 
 
 class StoredTable:
@@ -96,43 +105,50 @@ def key_of(*parts: object) -> str:
 
 
 def opened(folder: Path) -> StoredTable | None:
-    """The table in `folder`; None where there is none, or not all of it."""
+    """The table in `folder`; None where there is none, or not all of it as it was written."""
     try:
-        found = json.loads((folder / _RECORD).read_text())
+        found = parsed((folder / _RECORD).read_bytes())
         record = TableRecord(**{name: _frozen(value) for name, value in found.items()})
         sizes = {name: (folder / name).stat().st_size for name in record.sizes}
-    except (OSError, ValueError, TypeError):
+        is_whole = record.checksum in ("", record.with_checksum().checksum) and sizes == record.sizes
+        if not is_whole or _digest_of(file_digests(folder, record.sizes)) != record.digest:
+            return None
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return StoredTable(folder, record) if sizes == record.sizes else None
+    return StoredTable(folder, record)
 
 
 def write_record(folder: Path, record: TableRecord) -> None:
-    """Write what the table is: last, so that a table without it is none."""
+    """Write what the table is, after all its files are durable: last, so that a table without it is none."""
     with disk_errors(folder, "a table's record", error=BadJob):
-        (folder / _RECORD).write_text(json.dumps(dataclasses.asdict(record)))
+        for name in record.sizes:
+            sync_file(folder / name)
+        write_file(folder / _RECORD, dumps(dataclasses.asdict(record.with_checksum())).encode())
+        disk().sync_directory(folder)
 
 
 def digest_of_files(folder: Path, names: Iterable[str]) -> str:
     """SHA-256 of the files of a table."""
-    state = hashlib.sha256()
-    for name in names:
-        with (folder / name).open("rb") as file:
-            state.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()};".encode())
+    return _digest_of({name: sha256_file(folder / name) for name in names})
+
+
+def _digest_of(digests: Mapping[str, str]) -> str:
+    state = hashlib.sha256("".join(f"{name} {digest};" for name, digest in digests.items()).encode())
     return f"sha256:{state.hexdigest()}"
 
 
 @contextmanager
-def appending(folder: Path, names: Iterable[str]) -> Iterator[dict[str, IO[bytes]]]:
+def appending(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Appended]]:
     """New files in `folder`, open to be written.
 
     Raises:
         BadJob: the disk is full, or cannot be written.
     """
-    files: dict[str, IO[bytes]] = {}
+    files: dict[str, Appended] = {}
     with disk_errors(folder, "a table in the cache", error=BadJob):
         try:
             for name in names:
-                files[name] = (folder / name).open("wb")
+                files[name] = Appended(folder / name)
             yield files
         finally:
             for file in files.values():
