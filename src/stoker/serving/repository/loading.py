@@ -37,11 +37,12 @@ def load_version(path: Path, settings: ServiceSettings, *, cores: int) -> Loaded
     """
     started = time.monotonic()
     artifact = artifacts.read(path)
-    artifact.verify()
+    verified = artifact.verify()
     golden = artifact.golden()
     chosen = sized(settings, cores)
     loaded = engines.load(artifact, instances=chosen.instances or 1, threads=chosen.threads)
     try:
+        artifact.require_unchanged(verified)
         for engine in loaded:
             check_answers(engine, artifact.manifest, golden, most_rows=chosen.max_batch_rows)
     except BaseException:
