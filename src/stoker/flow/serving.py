@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -30,12 +32,31 @@ def serve(
     Raises:
         StokerError: it could not start, or left requests unanswered; see `stoker.serving.server.run`.
     """
+    # Until the server handles it: what it asks for, reading files again, has not been read yet.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if _may_set_signals() else None
+    try:
+        _serve(models, announce, options)
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGHUP, before)
+
+
+def _serve(
+    models: str | PathLike[str] | Sequence[str | PathLike[str]],
+    announce: Callable[[Any], None],
+    options: dict[str, Any],
+) -> None:
     require_libraries()
     from stoker.serving.options import ServerOptions  # noqa: PLC0415 - needs the libraries just looked for
     from stoker.serving.server import run  # noqa: PLC0415 - likewise
 
     places = (models,) if isinstance(models, str | PathLike) else models
     run(ServerOptions(places=tuple(Path(place) for place in places), **options), announce)
+
+
+def _may_set_signals() -> bool:
+    """Whether this is the thread that signals are handled in."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def require_libraries(needed: Sequence[str] = NEEDED) -> None:

@@ -47,7 +47,7 @@ def serve(
     ] = 1.0,
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="A shutdown waits so long for answers.")
-    ] = 30.0,
+    ] = 25.0,
     access_log: Annotated[
         str | None, typer.Option("--access-log", metavar="FILE", help="A line of JSON a request; -: standard error.")
     ] = None,
