@@ -46,11 +46,9 @@ def changes_told() -> Iterator[None]:
     log, before = logging.getLogger("stoker.serving"), logging.getLogger("stoker.serving").level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    propagates, log.propagate = log.propagate, False
     try:
         yield
     finally:
-        log.propagate = propagates
         log.removeHandler(handler)
         log.setLevel(before)
         writer.close()
@@ -86,8 +84,8 @@ def render_service(started: Started, console: Console) -> None:
     console.print(_models(started.models))
     for name, reasons in started.problems.items():
         for reason in reasons:
-            what = (printable(name), "bold")
-            console.print(Text.assemble(("✗ ", "bold red"), what, f"  {printable(reason)}"), soft_wrap=True)
+            told = Text.assemble(("✗ ", "bold red"), (printable(name), "bold"), f"  {printable(reason)}")
+            console.print(told, soft_wrap=True)
     console.print()
     if started.models and started.http is not None:
         console.print(Text(printable(example(started.models[0], started)), "dim"), soft_wrap=True)

@@ -76,7 +76,7 @@ async def _reload(server: Server, asked: asyncio.Event) -> None:
             await server.reload()
         except StokerError as error:
             _log.warning("%s", error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the next signal is to be followed as well
             _log.exception("the reload failed")
 
 

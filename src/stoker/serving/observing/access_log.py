@@ -1,4 +1,4 @@
-"""A line of JSON for every request, written by a thread of its own so that no disk and no reader holds the server up."""
+"""A line of JSON for every request, written by a thread of its own so that no disk and no reader holds it up."""
 
 from __future__ import annotations
 
