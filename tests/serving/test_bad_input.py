@@ -47,7 +47,7 @@ _MASK = {"name": "attention_mask", "shape": [1, 2], "datatype": "INT64", "data":
         ("digits", question(rows=3000), 413, "KiB"),
         ("words", {"inputs": [_IDS, _MASK]}, 400, "'tokens'"),
         ("words", {"inputs": [_IDS | {"shape": [1, 65], "data": [1] * 65}, _MASK]}, 400, "equal"),
-        ("nobody", question(), 404, "digits, words"),
+        ("nobody", question(), 404, "no model 'nobody'"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(plain: Running, model: str, body: Any, status: int, words: str) -> None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from stoker.artifacts.elements import Arrays, dtype_of
 from stoker.engines import signal_stack, telemetry
 from stoker.engines.base import Graph
-from stoker.engines.problems import cannot_load, cannot_run, not_installed, require_names
-from stoker.errors import BadArtifact, ServiceError
+from stoker.engines.problems import BadInput, cannot_load, cannot_run, not_installed, require_names
+from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
 telemetry.withhold()
@@ -96,9 +96,9 @@ class OpenVino:
                 return self._infer(held)
             except RuntimeError:  # of a stream that none of the others came to
                 continue
-        for _ in range(self._num_streams):
-            self._answers_others(self._answered)
-        raise cannot_run("openvino", error) from error
+        # An engine that answers as before was not what failed.
+        answers = [self._answers_others(self._answered) for _ in range(self._num_streams)]
+        raise cannot_run("openvino", error, is_input=any(answers)) from error
 
     def _answers_others(self, inputs: Arrays) -> bool:
         """Whether another number of these samples can be answered; a run takes the streams of all instances in turn."""
@@ -184,7 +184,7 @@ def _in_place(array: NDArray[Any]) -> NDArray[Any]:
 def _require_32_bits(name: str, array: NDArray[Any]) -> None:
     """OpenVINO computes whole numbers in 32 bits on the CPU, and drops the others in silence."""
     if array.size and (array.min() < _LOWEST or array.max() > _HIGHEST):
-        raise ServiceError(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
+        raise BadInput(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
 
 
 def _tensor(array: NDArray[Any]) -> Any:
