@@ -35,7 +35,8 @@ _HOME_OF = {
     "bench_serve": "loadtesting", "check_data": "inspecting", "compress": "compressing", "doctor": "diagnosis",
     "export": "exporting", "load": "runs",
     "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
-    "profile": "profiles", "report": "runs", "rollback": "serving", "serve": "serving", "take_part_in": "members", "train": "running",
+    "profile": "profiles", "report": "runs", "rollback": "serving", "serve": "serving",
+    "take_part_in": "members", "train": "running",
     "verify": "verification",
     "Study": "studies", "TuneOptions": "tune_options", "study": "tuning", "tune": "tuning",
     "Sent": "tracking", "track": "tracking",
@@ -43,8 +44,8 @@ _HOME_OF = {
 
 __all__ = [
     "OwnLoop", "Run", "Sent", "StepProfile", "Study", "TuneOptions", "bench_serve", "check_data", "compress",
-    "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report", "rollback", "serve", "study",
-    "take_part_in", "track", "train", "tune", "verify",
+    "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report", "rollback", "serve",
+    "study", "take_part_in", "track", "train", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -89,8 +89,8 @@ def rollback(
         if as_json:
             print_document(to_json(done))
             return
-        named = {None: "the newest version"}
-        before, now = (named.get(number, f"version {number}") for number in (done.before, done.now))
+        named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
+        before, now = named
         told = f"{done.model}: {now} serves from now on, before {before}"
         Console().print(printable(told), highlight=False, markup=False, soft_wrap=True)
 

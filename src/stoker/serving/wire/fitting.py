@@ -16,8 +16,7 @@ from stoker.serving.problems import BadRequest, TooLarge
 from stoker.serving.service import Request
 
 FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
-_FEW = 4096
-"""Elements up to which BLAS computes a dot product on the calling thread."""
+_FEW = 65_536
 _UNLIMITED = DynamicDim(name="any")
 
 
@@ -56,10 +55,9 @@ def is_finite(array: NDArray[Any]) -> bool:
     if array.dtype.itemsize == 2:  # NumPy computes in few of these: the exponent is all ones in what is not finite
         bits = array.view(np.uint16) & np.uint16(0x7FFF)
         return array.size == 0 or int(bits.max()) < (0x7C00 if array.dtype == np.float16 else 0x7F80)
-    if array.size <= _FEW:  # a third of the time of the others; a sum of squares is finite only if all of it is
-        flat = array.reshape(-1)
-        return math.isfinite(flat.dot(flat)) or bool(np.isfinite(flat).all())
-    return math.isfinite(array.min()) and math.isfinite(array.max())  # NaN is the least and the largest
+    if array.size <= _FEW:  # 0.7 µs for a sample of 64
+        return int(np.count_nonzero(np.isfinite(array))) == array.size
+    return math.isfinite(array.min()) and math.isfinite(array.max())  # without a temporary array; NaN is both
 
 
 def _require_utf8(strings: NDArray[Any], name: str) -> None:
