@@ -18,7 +18,7 @@ from stoker.artifacts import excess
 from stoker.artifacts.variations import cut, filled, rows, stacked
 from stoker.engines import Graph, load, load_graph
 from stoker.engines.problems import BadInput
-from stoker.errors import BadArtifact
+from stoker.errors import BadArtifact, ServiceError
 from stoker.records import EngineName, TensorSpec
 from stoker.testing.models import Kind, tiny_artifact, tiny_graph, tiny_inputs
 

@@ -96,9 +96,10 @@ class OpenVino:
                 return self._infer(held)
             except RuntimeError:  # of a stream that none of the others came to
                 continue
-        # An engine that answers as before was not what failed.
-        answers = [self._answers_others(self._answered) for _ in range(self._num_streams)]
-        raise cannot_run("openvino", error, is_input=any(answers)) from error
+        # An engine that answers as before is not what failed. Each run takes the next stream: so all of them, twice.
+        works = [bool(self._answered) and self._answers(self._answered) for _ in range(self._num_streams)]
+        works += [self._answers_others(self._answered) for _ in range(self._num_streams)]
+        raise cannot_run("openvino", error, is_input=any(works)) from error
 
     def _answers_others(self, inputs: Arrays) -> bool:
         """Whether another number of these samples can be answered; a run takes the streams of all instances in turn."""
@@ -108,8 +109,11 @@ class OpenVino:
             name: array if array.ndim == 0 else np.concatenate([array, array]) if len(array) == 1 else array[:1].copy()
             for name, array in inputs.items()
         }
+        return self._answers(others)
+
+    def _answers(self, inputs: Arrays) -> bool:
         try:
-            self._infer(others)
+            self._infer(inputs)
         except RuntimeError:
             return False
         return True
