@@ -28,3 +28,35 @@ def test_settings_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     """A model that is not there has no settings."""
     with pytest.raises(BadArtifact, match=r"service.json"):
         write_settings(tmp_path / "nowhere", ServiceSettings())
+
+
+def test_what_a_person_writes_needs_no_record_and_no_schema(tmp_path: Path) -> None:
+    """As docs/serving.md has it."""
+    (tmp_path / SETTINGS).write_text('{"versions": [1]}')
+    assert read_settings(tmp_path) == ServiceSettings(versions=(1,))
+    (tmp_path / SETTINGS).write_text('{"record": "ServiceSettings", "schema": 2}')
+    with pytest.raises(BadArtifact, match="schema version 2"):
+        read_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "cannot be read"),
+        ("[]", "an object"),
+        ("{}" + " " * 2**20, "more than 1,048,576 bytes"),
+        ('{"max_batch_rows": 1000000000}', "max_batch_rows must be from 1 to 65,536, got 1,000,000,000"),
+        ('{"threads": 100000}', "threads must be from 1 to 1,024"),
+        ('{"instances": 100000}', "instances must be from 1 to 1,024"),
+        ('{"max_delay_s": 1e300}', "max_delay_s must be from 0 to 3600"),
+        ('{"deadline_s": 1e300}', "at most 86400"),
+        ('{"buckets": [1000000000000]}', "from 1 to 999,999,999"),
+        (f'{{"versions": {list(range(1, 2000))}}}', "1,999 numbers, at most 1000"),
+    ],
+)
+def test_settings_that_no_server_can_follow_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    """Deep, large, and numbers that would fill the memory or start threads without end."""
+    (tmp_path / SETTINGS).write_text(text)
+    with pytest.raises(BadArtifact, match=r"service\.json cannot be read") as caught:
+        read_settings(tmp_path)
+    assert says in caught.value.message

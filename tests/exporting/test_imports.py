@@ -310,3 +310,31 @@ def test_a_graph_of_strings_is_served_by_the_engine_that_can(tmp_path: Path) -> 
     artifact = import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m")
     assert (artifact.manifest.engine, artifact.manifest.is_batched) == ("onnxruntime", True)
     assert artifact.golden().outputs["y"].tolist()[1] == b"word 1word 1"
+
+
+def test_outputs_of_a_model_without_a_batch_vary_where_its_inputs_do(tmp_path: Path) -> None:
+    """An example of one caller does not say that there is only one: as of models that hand their state back."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceSum", ["state", "axis"], ["sum"], keepdims=0),
+            helper.make_node("Add", ["x", "sum"], ["y"]),
+            helper.make_node("Identity", ["state"], ["stateN"]),
+        ],
+        "g",
+        [value("x", TensorProto.FLOAT, [None, 4]), value("state", TensorProto.FLOAT, [2, None, 4])],
+        [value("y", TensorProto.FLOAT, None), value("stateN", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array([0]), "axis")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    draw = np.random.default_rng(0)
+    inputs = {
+        "x": draw.standard_normal((1, 4), dtype=np.float32),
+        "state": draw.standard_normal((2, 1, 4), dtype=np.float32),
+    }
+    artifact = import_onnx(saved(tmp_path / "g.onnx", model), tmp_path / "m", inputs=inputs)
+    assert not artifact.manifest.is_batched
+    shapes = {spec.name: spec.shape for spec in artifact.manifest.outputs}
+    assert [[isinstance(dim, str) for dim in shapes[name]] for name in ("y", "stateN")] == [
+        [True, False], [False, True, False]
+    ]  # fmt: skip

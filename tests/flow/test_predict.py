@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from stoker import flow
+from stoker import engines, flow
+from stoker.artifacts import Artifact
 from stoker.cli.main import app
 from stoker.engines import load
 from stoker.errors import BadArtifact, BadJob, BadRun, RunFailed
@@ -380,3 +381,74 @@ def test_the_command_line_tells_what_came_of_it(tmp_path: Path) -> None:
     assert "wanted stretch, crop or pad" in _invoke(model, path, "-o", out, "--resize", "squash").stderr
     write_csv(path, vectors(40), lambda row, line: "" if row else "1")
     assert _invoke(model, path, "-o", tmp_path / "bad").exit_code == RunFailed.exit_code
+
+
+class _OffInLargeBatches:
+    """An engine whose answers to 32 rows and more are others, as bf16 kernels have it."""
+
+    def __init__(self, engine: engines.Engine) -> None:
+        self._engine = engine
+
+    def run(self, inputs: Any) -> Any:
+        answers = self._engine.run(inputs)
+        return {name: array + (len(array) >= 32) for name, array in answers.items()}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def test_what_a_server_refuses_is_not_predicted_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer version that is off in full batches is passed over with its reason; asked for by number it is refused."""
+    model = _model(tmp_path)
+    tiny_artifact(tmp_path, name="model", seed=1)
+    write_parquet(tmp_path / "in.parquet", vectors(50))
+    read = engines.load
+
+    def loading(artifact: Artifact, **how: Any) -> Any:
+        loaded = read(artifact, **how)
+        return tuple(map(_OffInLargeBatches, loaded)) if artifact.version == 2 else loaded
+
+    monkeypatch.setattr("stoker.flow.predicting.load", loading)
+    told: list[PredictionEvent] = []
+    flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT, sink=told.append)
+    assert loads((tmp_path / "out" / "job.json").read_bytes(), PredictionJob).version == 1
+    (warning,) = (event.fields["message"] for event in told if event.kind == "warned")
+    assert "version 2 is passed over, as a server would" in warning
+    assert "is off by" in warning
+    with pytest.raises(BadArtifact, match="is not the golden answer"):
+        flow.predict(model / "2", [tmp_path / "in.parquet"], tmp_path / "other", CUT)
+
+
+def test_predictions_are_made_with_the_version_that_is_served(tmp_path: Path) -> None:
+    """A rollback holds for both; without one it is the newest, and a damaged one is passed over."""
+    model = _model(tmp_path)
+    newest = tiny_artifact(tmp_path, name="model", seed=1)
+    write_parquet(tmp_path / "in.parquet", vectors(5))
+
+    def version(out: str) -> int:
+        flow.predict(model, [tmp_path / "in.parquet"], tmp_path / out, CUT)
+        return loads((tmp_path / out / "job.json").read_bytes(), PredictionJob).version
+
+    assert version("a") == 2
+    flow.rollback(model)
+    assert version("b") == 1
+    flow.rollback(model, newest=True)
+    newest.graph_path.write_bytes(b"damaged")
+    assert version("c") == 1
+
+
+def test_the_largest_batch_that_is_predicted_is_checked_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though served batches are smaller: nothing of the job is begun."""
+    model = _model(tmp_path)
+    (model / "service.json").write_text('{"max_batch_rows": 8}')
+    write_parquet(tmp_path / "in.parquet", vectors(50))
+    read = engines.load
+    monkeypatch.setattr(
+        "stoker.flow.predicting.load", lambda artifact, **how: tuple(map(_OffInLargeBatches, read(artifact, **how)))
+    )
+    with pytest.raises(BadArtifact, match="is not the golden answer"):
+        flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", PredictOptions(batch_rows=64))
+    assert not (tmp_path / "out" / "job.json").exists()
+    flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT)

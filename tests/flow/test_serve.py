@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
+import inspect
 import json
 import os
 import signal
@@ -17,9 +19,11 @@ from typing import Any
 import pytest
 
 from stoker import flow
-from stoker.cli.services import announce, example
-from stoker.errors import ServiceError
-from stoker.flow.serving import require_libraries
+from stoker.artifacts import read_settings
+from stoker.cli.services import announce, changes_told, example
+from stoker.errors import BadArtifact, BadJob, ServiceError
+from stoker.flow.serving import Rollback, require_libraries
+from stoker.serving.options import ServerOptions
 from stoker.testing.models import tiny_artifact
 from tests.flow.command import command, stoker_here
 from tests.serving.asking import ask, fetch, question, running
@@ -233,6 +237,172 @@ def test_serving_starts_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env=dict(os.environ)
     )
     assert done.stdout == "False\n"
+
+
+def script_of(folder: Path, body: str, **options: Any) -> list[str]:
+    """A command that runs lines before it serves a folder at free ports."""
+    given = {"http_port": 0, "grpc_port": None, "admin_port": None, **options}
+    text = (
+        "import os, signal, sys, threading\nfrom pathlib import Path\nfrom stoker import engines, flow\n"
+        f"{body}\n"
+        f"flow.serve({str(folder)!r}, announce=up, **{given!r})\n"
+    )
+    return [sys.executable, "-c", text]
+
+
+def test_sighup_at_any_moment_of_the_start_is_followed_later(tmp_path: Path) -> None:
+    """Before libraries are loaded, and while models are: the default of the signal would end the process."""
+    tiny_artifact(tmp_path, name="digits")
+    body = (
+        "from stoker.flow import serving\n"
+        "from stoker.serving.lifecycle import Server\n"
+        "def hup(act):\n"
+        "    def acting(*given, **named):\n"
+        "        os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        return act(*given, **named)\n"
+        "    return acting\n"
+        "serving.require_libraries = hup(serving.require_libraries)\n"
+        "engines.load = hup(engines.load)\n"
+        "async def reload(self):\n"
+        "    print('reloaded', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "Server.reload = reload\n"
+        "def up(started): print('up', flush=True)"
+    )
+    done = subprocess.run(script_of(tmp_path, body), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "up\nreloaded\n"), done.stderr
+
+
+def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path: Path) -> None:
+    """Standard error is a full pipe, for the access log and for news of models; the server ends all the same."""
+    tiny_artifact(tmp_path, name="digits")
+    body = (
+        "from stoker.cli.services import changes_told\n"
+        "from stoker.serving.observing import access_log\n"
+        "access_log.MOST_WAITING = 20\n"
+        "changes_told().__enter__()\n"
+        "def up(started): print(started.http, started.admin, flush=True)"
+    )
+    command = script_of(tmp_path, body, access_log="-", admin_port=0, grace_s=2.0)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            fcntl.fcntl(process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+            http, admin = process.stdout.readline().split()
+            host, port = http.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port)), timeout=20) as connection:
+                connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+                answers = b""
+                while answers.count(b"HTTP/1.1 200") < 200:
+                    answers += connection.recv(65536)
+            for _ in range(3):
+                process.send_signal(signal.SIGHUP)
+                assert ask(f"{http}/v2/health/ready")[0] == 200
+            for _ in range(5):  # each of them a line, which waits as well
+                assert ask(f"{admin}/v2/repository/models/nobody/load", {})[0] == 404
+            dropped = [
+                line for line in fetch(f"{admin}/metrics")[1].decode().splitlines() if "log_dropped_total " in line
+            ]
+            assert float(dropped[-1].split()[1]) > 0
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_bad_key_file_does_not_stop_the_certificate_from_being_read(tmp_path: Path) -> None:
+    """Each part of a reload is done whatever becomes of the others, and what failed is told."""
+    tiny_artifact(tmp_path / "models", name="digits")
+    keys = tmp_path / "keys"
+    keys.write_text("alice:alice-has-a-long-key\n")
+    with running(tmp_path / "models", api_keys=keys) as up:
+        read: list[str] = []
+
+        class Certificate:
+            def read(self) -> None:
+                read.append("certificate")
+
+        up.server._tls = Certificate()  # type: ignore[assignment]
+        keys.write_text("alice:short\n")
+        tiny_artifact(tmp_path / "models", name="digits", seed=1)
+        for _ in range(2):
+            with pytest.raises(BadJob, match="at least 16"):
+                up.do(up.server.reload())
+        assert read == ["certificate"] * 2
+        assert ask(f"{up.started.http}/v2/models/digits", X_API_Key="alice-has-a-long-key")[1]["versions"] == ["2"]
+
+
+def test_the_default_grace_leaves_time_to_close_before_kubernetes_kills() -> None:
+    """30 s after SIGTERM; the command line and Python agree."""
+    from stoker.cli.commands import services
+
+    assert ServerOptions(places=()).grace_s == inspect.signature(services.serve).parameters["grace"].default < 30
+
+
+def test_names_from_disk_do_not_reach_the_terminal_as_commands(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A directory may be named anything: its escapes are shown, not sent, on the page, in the log and in errors."""
+    name = "\x1b]0;owned\x07\x1b[2Jdigits"
+    tiny_artifact(tmp_path, name="digits")
+    (tmp_path / "digits").rename(tmp_path / name)
+    with changes_told(), running(tmp_path) as up:
+        announce(up.started, as_json=False)
+        tiny_artifact(tmp_path, name=name, seed=1)
+        for _ in range(2):
+            up.do(up.server.repository.look_around())
+    out, err = capfd.readouterr()
+    assert "\x1b" not in out + err
+    assert r"\x1b]0;owned\x07" in out
+    assert r"\x1b[2Jdigits: version 2 passed" in err
+    outcome = stoker_here("rollback", tmp_path / name, "--to", "7")
+    assert (outcome.code, "\x1b" in outcome.err, "has no version 7" in outcome.err) == (2, False, True)
+
+
+def test_rolling_back_serves_an_older_version_and_the_newest_again(tmp_path: Path) -> None:
+    """One command, which a running server takes up; other settings stay."""
+    for seed in range(3):
+        tiny_artifact(tmp_path, name="digits", seed=seed)
+    model = tmp_path / "digits"
+    (model / "service.json").write_text('{"max_batch_rows": 8}')
+    with running(tmp_path) as up:
+
+        def serving_now() -> list[str]:
+            for _ in range(2):
+                up.do(up.server.repository.look_around())
+            return list(ask(f"{up.started.http}/v2/models/digits")[1]["versions"])
+
+        outcome = stoker_here("rollback", model)
+        assert (outcome.code, outcome.out) == (0, "digits: version 2 serves from now on, before the newest version\n")
+        assert serving_now() == ["2"]
+        assert flow.rollback(model) == Rollback(model="digits", before=2, now=1)
+        assert serving_now() == ["1"]
+        with pytest.raises(BadJob, match="no version older than 1"):
+            flow.rollback(model)
+        assert flow.rollback(model, to=3).now == 3
+        assert serving_now() == ["3"]
+        assert json.loads(stoker_here("rollback", model, "--newest", "--json").out)["now"] is None
+        tiny_artifact(tmp_path, name="digits", seed=4)
+        assert serving_now() == ["4"]
+    assert read_settings(model).max_batch_rows == 8
+
+
+def test_rolling_back_to_what_cannot_be_served_changes_nothing(tmp_path: Path) -> None:
+    """No such version, one that is damaged, a directory that is no model, and options that contradict each other."""
+    for seed in range(2):
+        tiny_artifact(tmp_path, name="digits", seed=seed)
+    model = tmp_path / "digits"
+    (model / "1" / "model.onnx").write_bytes(b"damaged")
+    for place, to, newest, kind, says in (
+        (model, 7, False, BadArtifact, "has no version 7"),
+        (model, None, False, BadArtifact, "is not what was exported"),
+        (tmp_path, None, False, BadArtifact, "is no model"),
+        (model, 1, True, BadJob, "contradict"),
+    ):
+        with pytest.raises(kind, match=says):
+            flow.rollback(place, to=to, newest=newest)
+    assert not (model / "service.json").exists()
 
 
 def test_a_library_that_is_missing_is_named() -> None:

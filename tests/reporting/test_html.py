@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
-from stoker.records import Report, dumps
+from stoker.records import Report, dumps, from_json, to_json
 from stoker.records.progress import read_event
 from stoker.reporting import render_html
 from tests.reporting import story
@@ -163,3 +165,52 @@ def test_odd_events_of_another_machine_leave_a_report() -> None:
                     refused += 1
     assert refused > 100
     assert "</html>" in render_html(story.report(events))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a document has strings."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from leaves(inner, (*path, key))
+    if isinstance(value, str):
+        yield path
+
+
+def changed(value: Any, path: tuple[Any, ...], suffix: str) -> Any:
+    """A copy of a document with one of its strings longer."""
+    if not path:
+        return value + suffix
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(value[path[0]], path[1:], suffix)
+    return copy
+
+
+def test_no_string_of_any_record_is_markup() -> None:
+    """Whatever a record from elsewhere may hold: every string that reading it accepts, and those of events."""
+    evil = '"><img src=x onerror=alert(1)></script><script>alert(2)'
+    report, num_changed = story.report(story.whole_run(), failure="x"), 0
+    for name in ("run", "spec", "decision", "device", "environment", "coupling"):
+        record = getattr(report, name)
+        if record is None:
+            continue
+        document = to_json(record)
+        for path in list(leaves(document)):
+            candidate = changed(document, path, evil)
+            try:
+                from_json(candidate, type(record))
+            except ValueError:
+                continue
+            document, num_changed = candidate, num_changed + 1
+        report = dataclasses.replace(report, **{name: from_json(document, type(record))})
+    told = {"message", "run", "checkpoint", "why", "reason", "guarantee", "class", "name"}
+    events = []
+    for event in report.events:
+        fields = to_json(event.fields)
+        for path in [path for path in leaves(fields) if path[-1] in told]:
+            fields, num_changed = changed(fields, path, evil), num_changed + 1
+        events.append(dataclasses.replace(event, fields=fields))
+    html = render_html(dataclasses.replace(report, events=tuple(events)))
+    assert num_changed > 50
+    assert "<img src=x" not in html
+    assert "<script>alert" not in html
+    assert "&lt;img src=x" in html

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
+from onnx import TensorProto, helper
+from safetensors.numpy import save_file
 
+from stoker.artifacts import Golden, publish
+from stoker.records import ArtifactSource, EngineName, FileDigest, Manifest, TensorSpec, Tolerance, dumps
+from stoker.serving.grpc.messages import message as message_of
 from stoker.serving.server import Running
 from stoker.testing.models import tiny_artifact
 from tests.serving.asking import ask, infer, metric, question, running, tensor
@@ -47,7 +58,7 @@ _MASK = {"name": "attention_mask", "shape": [1, 2], "datatype": "INT64", "data":
         ("digits", question(rows=3000), 413, "KiB"),
         ("words", {"inputs": [_IDS, _MASK]}, 400, "'tokens'"),
         ("words", {"inputs": [_IDS | {"shape": [1, 65], "data": [1] * 65}, _MASK]}, 400, "equal"),
-        ("nobody", question(), 404, "digits, words"),
+        ("nobody", question(), 404, "no model 'nobody'"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(plain: Running, model: str, body: Any, status: int, words: str) -> None:
@@ -91,3 +102,185 @@ def test_a_deadline_that_cannot_be_met_is_refused(plain: Running) -> None:
     assert "error" in answer
     misses = metric(plain, 'stoker_deadline_miss_total{model="digits"}')
     assert misses >= 1
+
+
+def binary(values: Any, name: str = "x", datatype: str = "FP32") -> tuple[bytes, dict[str, str]]:
+    """A request with one tensor as binary data, and its header."""
+    raw = values if isinstance(values, bytes) else values.tobytes()
+    shape = [1, 1] if isinstance(values, bytes) else list(values.shape)
+    described = {"name": name, "shape": shape, "datatype": datatype, "parameters": {"binary_data_size": len(raw)}}
+    text = json.dumps({"inputs": [described]}).encode()
+    return text + raw, {"Inference_Header_Content_Length": str(len(text))}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_refused_in_binary_as_in_json(plain: Running, value: float) -> None:
+    """One number among many; JSON has no way to write it."""
+    url = f"{plain.started.http}/v2/models/digits/infer"
+    for rows in (1, 1000):
+        values = np.full((rows, 8), 0.5, np.float32)
+        values[-1, 3] = value
+        body, header = binary(values)
+        status, answer = ask(url, body, **header)
+        assert (status, "has NaN or infinities" in answer["error"]) == (400, True)
+    body, header = binary(np.full((1, 8), 3e38, np.float32))  # whose squares are infinite, and no matter
+    assert ask(url, body, **header)[0] == 200
+    message = message_of("ModelInferRequest")(model_name="digits", raw_input_contents=[values[-1:].tobytes()])
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 8])
+    with pytest.raises(grpc.RpcError) as refused:
+        call(plain, message)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("rows", [1, 600])
+def test_a_setting_lets_it_through(rows: int, tmp_path: Path) -> None:
+    """For models to which NaN means that a value is missing."""
+    tiny_artifact(tmp_path, name="digits")
+    body, header = binary(np.full((rows, 8), np.nan, np.float32))
+    with running(tmp_path, overrides=("allow_nan=true",)) as up:
+        assert ask(f"{up.started.http}/v2/models/digits/infer", body, **header)[0] == 200
+
+
+def call(up: Running, message: Any) -> Any:
+    """Ask over gRPC."""
+    assert up.started.grpc is not None
+    with grpc.insecure_channel(up.started.grpc) as channel:
+        method = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=message_of("ModelInferRequest").SerializeToString,
+            response_deserializer=message_of("ModelInferResponse").FromString,
+        )
+        return method(message, timeout=20)
+
+
+def test_strings_that_are_not_utf8_are_the_clients_fault(tmp_path: Path) -> None:
+    """Over HTTP and over gRPC, raw and typed; the string and the byte are named."""
+    strings_artifact(tmp_path)
+    with running(tmp_path) as up:
+        raw = struct.pack("<I", 3) + b"a\xffb"
+        body, header = binary(raw, datatype="BYTES")
+        status, answer = ask(f"{up.started.http}/v2/models/words/infer", body, **header)
+        assert (status, "string 0 of input 'x' is not UTF-8: invalid start byte at byte 1" in answer["error"]) == (
+            400,
+            True,
+        )
+        whole, header = binary(struct.pack("<I", 5) + "grün".encode(), datatype="BYTES")
+        assert ask(f"{up.started.http}/v2/models/words/infer", whole, **header)[0] == 200
+        for typed in (False, True):
+            message = message_of("ModelInferRequest")(model_name="words")
+            described = message.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
+            if typed:
+                described.contents.bytes_contents.append(b"\xff")
+            else:
+                message.raw_input_contents.append(raw)
+            with pytest.raises(grpc.RpcError) as refused:
+                call(up, message)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def strings_artifact(root: Path) -> None:
+    """A model that gives its strings back."""
+
+    def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
+        value = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [helper.make_node("Identity", ["x"], ["y"])], "g",
+            [value("x", TensorProto.STRING, ["batch", 1])], [value("y", TensorProto.STRING, ["batch", 1])],
+        )  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        (directory / "model.onnx").write_bytes(model.SerializeToString())
+        asked = {"x": np.array([[b"a"], [b"b"]], object)}
+        save_file(Golden(asked, {"y": asked["x"]}).as_tensors(), directory / "golden.safetensors")
+        spec = TensorSpec(name="x", datatype="BYTES", shape=("batch", 1))
+        return Manifest(
+            name="words", engine="onnxruntime", precision="fp32", graph="model.onnx", golden="golden.safetensors",
+            inputs=(spec,), outputs=(replace(spec, name="y"),), tolerance=Tolerance(absolute=0.0, relative=0.0),
+            proved_on="a test", source=ArtifactSource(kind="onnx", name="t", digest="0" * 64),
+            made_at="2026-11-22T00:00:00+00:00", files=digests(),
+        )  # fmt: skip
+
+    publish(root / "words", write)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_shapes_that_do_not_fit_inside_the_graph_are_the_clients_fault(engine: EngineName, tmp_path: Path) -> None:
+    """A state of another batch than the inputs': the manifest has no word of it, the engine refuses, 400."""
+    artifact = tiny_artifact(tmp_path, name="words", kind="tokens", engine=engine)
+    names = {"input_ids": "ids", "attention_mask": "mask"}
+    inputs = tuple(replace(spec, shape=("batch", names[spec.name])) for spec in artifact.manifest.inputs)
+    document = dumps(replace(artifact.manifest, inputs=inputs, dims=()))
+    (artifact.path / "manifest.json").write_text(document)
+    with running(tmp_path) as up:
+        for _ in range(4):
+            status, answer = infer(up, "words", {"inputs": [_IDS, _MASK]})
+            assert (status, "could not compute this request" in answer["error"]) == (400, True)
+        mask = _MASK | {"shape": [1, 3], "data": [1, 1, 1]}
+        assert infer(up, "words", {"inputs": [_IDS, mask]})[0] == 200
+
+
+def test_an_encoding_that_is_not_known_is_an_unsupported_media_type(plain: Running) -> None:
+    """415 as RFC 9110 has it, with those that are."""
+    status, answer = ask(f"{plain.started.http}/v2/models/digits/infer", b"x", Content_Encoding="br")
+    assert (status, "gzip and deflate are" in answer["error"]) == (415, True)
+
+
+@pytest.mark.parametrize("path", ["models/{}", "models/digits/versions/{}", "models/digits/versions/{}/ready", "{}"])
+def test_long_names_are_not_found_and_not_repeated(plain: Running, path: str) -> None:
+    """Five thousand digits are no version, and no traceback either."""
+    for name in ("1" * 5000, "x" * 5000):
+        status, answer = ask(f"{plain.started.http}/v2/{path.format(name)}")
+        if path.endswith("/ready"):
+            assert (status, answer["ready"]) == (503, False)
+        else:
+            assert status == 404
+            assert "… (50" in answer["error"]
+            assert len(answer["error"]) < 250
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"GET / SMTP/1.1\r\n\r\n", "HTTP/"),
+        (b"NOTHING / HTTP/1.1\r\n\r\n", "method"),
+        (b"GET / HTTP/1.1\r\nna me: x\r\n\r\n", "header"),
+        (b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", "Content-Length"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "chunk"),
+    ],
+)
+def test_what_is_not_http_is_told_which_part(plain: Running, sent: bytes, says: str) -> None:
+    """The parser's own reason, in a JSON error."""
+    assert plain.started.http is not None
+    host, port = plain.started.http.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(sent)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.rpartition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert says in json.loads(body)["error"]
+
+
+def test_without_a_key_no_model_is_named(tmp_path: Path) -> None:
+    """Questions about health need none, and tell of the model that was asked for alone."""
+    tiny_artifact(tmp_path / "models", name="secret-project")
+    keys = tmp_path / "keys"
+    keys.write_text("me:abcdefghijklmnopqrst\n")
+    with running(tmp_path / "models", api_keys=keys) as up:
+        status, answer = ask(f"{up.started.http}/v2/models/zzz/ready")
+        assert (status, answer) == (404, {"error": "there is no model 'zzz'"})
+        assert ask(f"{up.started.http}/v2/models/secret-project/versions/{'1' * 5000}/ready")[0] == 503
+
+
+def test_a_page_of_another_site_unloads_nothing(tmp_path: Path) -> None:
+    """Neither by its origin, nor under a name that it lets point here; a program still can."""
+    tiny_artifact(tmp_path, name="digits")
+    with running(tmp_path) as up:
+        url = f"{up.started.admin}/v2/repository/models/digits/unload"
+        for headers in (
+            {"Origin": "https://evil.example", "Content_Type": "text/plain", "Host": "rebound.evil.example"},
+            {"Origin": "https://evil.example"},
+            {"Host": "rebound.evil.example"},
+        ):
+            assert ask(url, b"", **headers)[0] == 403
+        assert ask(f"{up.started.admin}/metrics", Host="rebound.evil.example")[0] == 403
+        assert infer(up)[0] == 200
+        assert ask(url, b"")[0] == 200

@@ -2,15 +2,21 @@
 
 A version is written aside, with its manifest last, fsynced and renamed into place: it is there as a whole or not at
 all, after a power cut too. What somebody copies by hand may be half there; `Artifact.verify` tells.
+
+An artifact is its manifest and the regular files that the manifest lists, and nothing else: engines open files of their
+own accord (`model.bin` beside `model.xml`), so an unlisted file or a link would be read by a server without a check.
+Links above the files are the operator's own and are followed: a directory of models, a model, or a version may be one.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +34,9 @@ _MOST_MANIFEST_BYTES = 16 * 1024 * 1024
 _MOST_DIGITS = 9
 _ABANDONED_S = 86400.0
 """A half-written version that was not touched for so long is nobody's, where locks do not tell [s]."""
+
+Listing = Mapping[str, tuple[int, int, int, int]]
+"""Files of an artifact by name: inode, size [bytes], times of the last change of content and of inode [ns]."""
 
 
 @dataclass(frozen=True)
@@ -72,36 +81,82 @@ class Artifact:
                 raise BadArtifact(f"{path} has no {what} {lacking[0]!r}", remedy="Export the model again.")
         return found
 
-    def verify(self) -> None:
-        """Read every file, and compare its size and digest with the manifest's.
+    def verify(self) -> Listing:
+        """Compare the directory with the manifest: the same files, regular ones, each of the size and digest listed.
+
+        Returns:
+            The files as they are, for `require_unchanged` once an engine has read them.
 
         Raises:
-            BadArtifact: a file is absent, is not what was written, or lies elsewhere behind a link.
+            BadArtifact: a file is absent, is not what was written, is not listed, or is a link or a device.
         """
-        home = self.path.resolve()
-        for wanted in self.manifest.files:
-            path = self.path / wanted.name
-            if not path.resolve().is_relative_to(home):
-                raise BadArtifact(f"{path} is a link to {path.resolve()}, outside the artifact")
-            if not path.is_file():
-                raise BadArtifact(f"{self.path} has no {wanted.name}", remedy="Copy it whole, or export it again.")
+        listing = self._listing()
+        for expected in self.manifest.files:
+            path = self.path / expected.name
             with _reading(path):
-                num_bytes = path.stat().st_size  # before the content is read: most of what is wrong shows in the size
-                found = sha256_file(path) if num_bytes == wanted.num_bytes else "of another size"
-            if found != wanted.sha256:
+                num_bytes = listing[expected.name][1]  # first, since most damage shows in the size
+                sha256 = _sha256_of_regular(path) if num_bytes == expected.num_bytes else "of another size"
+            if sha256 != expected.sha256:
                 raise BadArtifact(
-                    f"{path} is not what was exported: it has {num_bytes:,} bytes and SHA-256 {found[:15]}, "
-                    f"the manifest says {wanted.num_bytes:,} and {wanted.sha256[:15]}",
+                    f"{path} is not what was exported: it has {num_bytes:,} bytes and SHA-256 {sha256[:15]}, "
+                    f"the manifest says {expected.num_bytes:,} and {expected.sha256[:15]}",
                     remedy="Copy it again, or export it again.",
                 )
+        return listing
+
+    def require_unchanged(self, verified: Listing) -> None:
+        """Refuse an artifact whose files are not those that `verify` returned: they were replaced since.
+
+        Raises:
+            BadArtifact: see above.
+        """
+        if self._listing() != verified:
+            raise BadArtifact(
+                f"{self.path} changed while it was being loaded", remedy="Write each version once, then leave it alone."
+            )
+
+    def _listing(self) -> Listing:
+        """The files of the directory, which are those of the manifest."""
+        listed = {MANIFEST, *(file.name for file in self.manifest.files)}
+        listing = {}
+        with _reading(self.path):
+            for name, status in _walk(self.path, ""):
+                if stat.S_ISLNK(status.st_mode):
+                    raise BadArtifact(
+                        f"{self.path / name} is a link; an artifact has regular files only",
+                        remedy="Copy what it points to into its place (cp -L), or link the whole directory.",
+                    )
+                if not stat.S_ISREG(status.st_mode):
+                    raise BadArtifact(f"{self.path / name} is not a regular file", remedy="Remove it.")
+                if name not in listed:
+                    raise BadArtifact(
+                        f"{self.path / name} is not in the manifest's list of files",
+                        remedy="Remove it: an engine could read it, and nothing says what it should contain.",
+                    )
+                listing[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if absent := sorted(listed - set(listing)):
+            raise BadArtifact(f"{self.path} has no {absent[0]}", remedy="Copy it whole, or export it again.")
+        return listing
+
+
+def version_number(text: str) -> int | None:
+    """The number of a version from its name, such as `12`; None for what no version is named (`012`, `1a`, 10 digits).
+
+    >>> [version_number(text) for text in ("12", "012", "-1", "9" * 5000)]
+    [12, None, None, None]
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number and text == str(int(text)) else None
 
 
 def versions(model: Path) -> tuple[int, ...]:
     """The versions of a model that have a manifest, oldest first; none where there is no such directory."""
     if not model.is_dir():
         return ()
-    numbers = (int(one.name) for one in model.iterdir() if _is_version(one.name))
-    return tuple(sorted(number for number in numbers if (model / str(number) / MANIFEST).is_file()))
+    numbers = (version_number(entry.name) for entry in model.iterdir())
+    return tuple(
+        sorted(number for number in numbers if number is not None and (model / str(number) / MANIFEST).is_file())
+    )
 
 
 def read(path: str | Path) -> Artifact:
@@ -120,7 +175,7 @@ def read(path: str | Path) -> Artifact:
                 remedy="`stoker export RUN -o DIR` makes one.",
             )
         path /= str(found[-1])
-    if not _is_version(path.name):
+    if version_number(path.name) is None:
         remedy = "Put it into a directory such as models/digits/1."
         raise BadArtifact(f"{path} is not named for a version", remedy=remedy)
     return Artifact(path, _read_manifest(path / MANIFEST))
@@ -214,6 +269,25 @@ def _locked_directory(directory: Path) -> int | None:
 
 def _is_version(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS and name == str(int(name))
+
+
+def _walk(directory: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything below a directory but directories, by its name from there; no link is followed."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path), f"{prefix}{entry.name}/")
+            else:
+                yield f"{prefix}{entry.name}", entry.stat(follow_symlinks=False)
+
+
+def _sha256_of_regular(path: Path) -> str:
+    """SHA-256 (hex) of a regular file, also where a link or a pipe took its place since it was listed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_manifest(path: Path) -> Manifest:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from stoker.errors import BadArtifact
-from stoker.records import ServiceSettings, dumps, loads
+from stoker.records import ServiceSettings, dumps, from_json
 from stoker.store import write_atomic
 
 SETTINGS = "service.json"
+_MOST_BYTES = 1024 * 1024
 
 
 def read_settings(model: Path) -> ServiceSettings:
-    """A model's settings; the defaults where nobody wrote any.
+    """A model's settings; the defaults where nobody wrote any. What a person writes needs no `record` and `schema`.
 
     Raises:
         BadArtifact: they cannot be read.
     """
     path = model / SETTINGS
     try:
-        return loads(path.read_bytes(), ServiceSettings)
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        document = json.loads(text)
+        if isinstance(document, dict) and not {"record", "schema"} & document.keys():  # written by hand
+            document |= {"record": ServiceSettings.__name__, "schema": ServiceSettings.schema}
+        return from_json(document, ServiceSettings)
     except FileNotFoundError:
         return ServiceSettings()
-    except (OSError, ValueError) as error:
-        remedy = "Mend or delete it; `stoker bench-serve` writes one."
+    except (OSError, ValueError, RecursionError) as error:
+        remedy = 'Mend or delete it; `{"versions": [1]}` is a whole one, and `stoker bench-serve` writes one.'
         raise BadArtifact(f"{path} cannot be read: {error}", remedy=remedy) from error
 
 

@@ -53,6 +53,7 @@ app.command(rich_help_panel=TRAINING)(runs.report)
 app.command(rich_help_panel=AFTER)(models.export)
 app.command(rich_help_panel=AFTER)(models.compress)
 app.command(rich_help_panel=AFTER)(services.serve)
+app.command(rich_help_panel=AFTER)(services.rollback)
 app.command("bench-serve", rich_help_panel=AFTER)(services.bench_serve)
 app.command(rich_help_panel=AFTER)(models.predict)
 

@@ -8,16 +8,19 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker.cli.terminal import printable
 from stoker.records import TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:  # what they stand on is an extra, and looked for first
+    from stoker.serving.observing.access_log import LineWriter
     from stoker.serving.options import ServedModel, Started
 
 _MOST_SHOWN = 32
@@ -31,8 +34,14 @@ def door(port: int) -> int | None:
 
 @contextmanager
 def changes_told() -> Iterator[None]:
-    """Within the block, say on standard error what happens to models: a line when one is swapped, or fails."""
-    handler = logging.StreamHandler()
+    """Within the block, say on standard error what happens to models: a line when one is swapped, or fails.
+
+    A thread writes the lines, so that nobody has to read them for the server to go on.
+    """
+    from stoker.serving.observing.access_log import LineWriter
+
+    writer = LineWriter(None)
+    handler = _Lines(writer)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
     log, before = logging.getLogger("stoker.serving"), logging.getLogger("stoker.serving").level
     log.addHandler(handler)
@@ -42,6 +51,19 @@ def changes_told() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
+        writer.close()
+
+
+class _Lines(logging.Handler):
+    """Hands formatted lines to a writer; names in them come from disks and clients."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record's line, or several of a traceback."""
+        self._writer.put("".join(f"{printable(line)}\n" for line in self.format(record).splitlines()))
 
 
 def announce(started: Started, *, as_json: bool) -> None:
@@ -62,17 +84,18 @@ def render_service(started: Started, console: Console) -> None:
     console.print(_models(started.models))
     for name, reasons in started.problems.items():
         for reason in reasons:
-            console.print(Text.assemble(("✗ ", "bold red"), (name, "bold"), f"  {reason}"), soft_wrap=True)
+            told = Text.assemble(("✗ ", "bold red"), (printable(name), "bold"), f"  {printable(reason)}")
+            console.print(told, soft_wrap=True)
     console.print()
     if started.models and started.http is not None:
-        console.print(Text(example(started.models[0], started), "dim"), soft_wrap=True)
+        console.print(Text(printable(example(started.models[0], started)), "dim"), soft_wrap=True)
 
 
 def example(model: ServedModel, started: Started) -> str:
     """A command that asks a model; where its inputs are too many to write, one that asks what it takes."""
     key = " -H 'Authorization: Bearer KEY'" if started.has_keys else ""
     secure = " -k" if started.has_tls else ""
-    url = f"{started.http}/v2/models/{model.name}"
+    url = f"{started.http}/v2/models/{quote(model.name, safe='')}"
     tensors = [_zeros(spec) for spec in model.inputs]
     if any(tensor is None for tensor in tensors):
         return f"curl{secure}{key} {url}"
@@ -103,7 +126,7 @@ def _models(models: tuple[ServedModel, ...]) -> Table:
     for one in models:
         settings = one.settings
         table.add_row(
-            Text(one.name, "bold"), one.version, one.engine, one.precision,
+            Text(printable(one.name), "bold"), one.version, one.engine, one.precision,
             f"{settings.instances} × {settings.threads}", str(settings.max_batch_rows), format_seconds(one.load_s),
         )  # fmt: skip
     return table

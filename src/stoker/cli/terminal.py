@@ -32,6 +32,20 @@ INTERRUPTED = 130
 """The exit code of what was interrupted."""
 
 
+def printable(text: str) -> str:
+    r"""Text without what a terminal obeys or cannot print, such as in the names of files: `\x1b` for an escape.
+
+    >>> printable("a\x1b[2Jb\u202ec\n")
+    'a\\x1b[2Jb\\u202ec\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text.encode(errors="backslashreplace").decode()
+    )
+
+
 @contextmanager
 def reported(*, debug: bool) -> Iterator[None]:
     """Show an error that a user can mend in words, after its traceback if asked for, and exit with its code."""
@@ -41,9 +55,9 @@ def reported(*, debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exception(error)
         console = Console(stderr=True, highlight=False)
-        console.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
+        console.print(Text.assemble(("error: ", "bold red"), printable(error.message)), soft_wrap=True)
         if error.remedy:
-            console.print(Text.assemble(("try:   ", "bold"), error.remedy), soft_wrap=True)
+            console.print(Text.assemble(("try:   ", "bold"), printable(error.remedy)), soft_wrap=True)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")

@@ -6,18 +6,20 @@ has a session, since those of a session take from one pool, and an instance woul
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
 from stoker.artifacts.elements import Arrays
 from stoker.engines.base import Graph
-from stoker.engines.problems import cannot_load, cannot_run, not_installed, require_names
+from stoker.engines.problems import BadInput, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype
 
 try:
     import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 except ImportError as error:
     raise not_installed("onnxruntime") from error
 
@@ -27,6 +29,7 @@ _TYPES: dict[str, Datatype] = {
     "double": "FP64", "string": "BYTES",
 }  # fmt: skip
 _FATAL = 4
+_SHAPES = re.compile(r"broadcast|[Dd]imension|[Ss]hape|out of (bounds|range)|out of data bounds")
 
 
 class OnnxRuntime:
@@ -43,8 +46,10 @@ class OnnxRuntime:
         """Every output for these inputs."""
         try:
             found = self._session.run(self._names, self._decoded(inputs), self._options)
+        except UnicodeDecodeError as error:
+            raise BadInput(f"onnxruntime takes strings in UTF-8: {error}") from error
         except Exception as error:  # its errors have no base of their own
-            raise cannot_run("onnxruntime", error) from error
+            raise cannot_run("onnxruntime", error, is_input=_is_of_input(error)) from error
         return self._encoded(dict(zip(self._names, found, strict=True)))
 
     def close(self) -> None:
@@ -87,6 +92,11 @@ def load_all(graph: Graph) -> tuple[OnnxRuntime, ...]:
     found = {one.name: _datatype(one.type) for one in sessions[0].get_outputs()}
     require_names(graph.path, "output", graph.outputs, found)
     return tuple(OnnxRuntime(sessions[i % len(sessions)], graph) for i in range(graph.instances))
+
+
+def _is_of_input(error: Exception) -> bool:
+    """Whether shapes or values of the inputs are to blame; some kernels report shapes as a failure of their own."""
+    return isinstance(error, InvalidArgument) or _SHAPES.search(str(error)) is not None
 
 
 def _session(graph: Graph) -> Any:

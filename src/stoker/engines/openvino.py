@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from stoker.artifacts.elements import Arrays, dtype_of
 from stoker.engines import signal_stack, telemetry
 from stoker.engines.base import Graph
-from stoker.engines.problems import cannot_load, cannot_run, not_installed, require_names
-from stoker.errors import BadArtifact, ServiceError
+from stoker.engines.problems import BadInput, cannot_load, cannot_run, not_installed, require_names
+from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
 telemetry.withhold()
@@ -96,9 +96,10 @@ class OpenVino:
                 return self._infer(held)
             except RuntimeError:  # of a stream that none of the others came to
                 continue
-        for _ in range(self._num_streams):
-            self._answers_others(self._answered)
-        raise cannot_run("openvino", error) from error
+        # An engine that answers as before is not what failed. Each run takes the next stream: so all of them, twice.
+        works = [bool(self._answered) and self._answers(self._answered) for _ in range(self._num_streams)]
+        works += [self._answers_others(self._answered) for _ in range(self._num_streams)]
+        raise cannot_run("openvino", error, is_input=any(works)) from error
 
     def _answers_others(self, inputs: Arrays) -> bool:
         """Whether another number of these samples can be answered; a run takes the streams of all instances in turn."""
@@ -108,8 +109,11 @@ class OpenVino:
             name: array if array.ndim == 0 else np.concatenate([array, array]) if len(array) == 1 else array[:1].copy()
             for name, array in inputs.items()
         }
+        return self._answers(others)
+
+    def _answers(self, inputs: Arrays) -> bool:
         try:
-            self._infer(others)
+            self._infer(inputs)
         except RuntimeError:
             return False
         return True
@@ -184,7 +188,7 @@ def _in_place(array: NDArray[Any]) -> NDArray[Any]:
 def _require_32_bits(name: str, array: NDArray[Any]) -> None:
     """OpenVINO computes whole numbers in 32 bits on the CPU, and drops the others in silence."""
     if array.size and (array.min() < _LOWEST or array.max() > _HIGHEST):
-        raise ServiceError(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
+        raise BadInput(f"openvino computes in 32 bits, and {name!r} has numbers that need more")
 
 
 def _tensor(array: NDArray[Any]) -> Any:

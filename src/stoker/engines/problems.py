@@ -42,9 +42,14 @@ def cannot_load(path: Path, engine: str, error: BaseException) -> BadArtifact:
     return BadArtifact(f"{engine} cannot load {path}: {telling_line(error)}", remedy="Export the model again.")
 
 
-def cannot_run(engine: str, error: BaseException) -> ServiceError:
-    """The library could not compute an answer."""
-    return ServiceError(f"{engine} could not compute this: {telling_line(error)}")
+class BadInput(ServiceError):
+    """The inputs are what an engine could not compute; it goes on computing others."""
+
+
+def cannot_run(engine: str, error: BaseException, *, is_input: bool = False) -> ServiceError:
+    """The library could not compute an answer; with `is_input` because of what it was given."""
+    kind = BadInput if is_input else ServiceError
+    return kind(f"{engine} could not compute this: {telling_line(error)}")
 
 
 def require_names(path: Path, what: str, wanted: Iterable[TensorSpec], found: Mapping[str, str]) -> None:

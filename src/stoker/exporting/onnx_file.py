@@ -5,11 +5,11 @@ Nothing it says is believed until it has been asked; see `imports`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from stoker.engines.onnx_weights import weights_named
 from stoker.engines.problems import telling_line
 from stoker.errors import BadArtifact
 from stoker.records import BATCH, Datatype, TensorSpec
@@ -75,7 +75,7 @@ class OnnxFile:
     @property
     def external(self) -> tuple[str, ...]:
         """Files with weights, by their places relative to the graph."""
-        return tuple(dict.fromkeys(_external(self.model.graph)))
+        return weights_named(self.model)
 
     @property
     def files(self) -> dict[str, Path]:
@@ -154,23 +154,6 @@ def _require_tensor(path: Path, what: str, value: Any) -> Any:
             remedy="Of scikit-learn's converter: convert_sklearn(…, options={'zipmap': False}).",
         )
     return tensor
-
-
-def _external(graph: Any) -> Iterator[str]:
-    for tensor in _tensors(graph):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield from (entry.value for entry in tensor.external_data if entry.key == "location")
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """Weights and constants of a graph, and of those that its branches and loops run."""
-    yield from graph.initializer
-    for attribute in (one for node in graph.node for one in node.attribute):
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            yield from _tensors(inner)
 
 
 def _what_fails(error: Exception) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.artifacts import datatype_of
 from stoker.artifacts.elements import Arrays
 from stoker.artifacts.variations import cut, rows, sizes_of
-from stoker.errors import BadArtifact
+from stoker.errors import BadArtifact, ServiceError
 from stoker.exporting.checking import Answer
 from stoker.exporting.trial import BATCH_SIZES, Trial
 from stoker.records import BATCH, Datatype, DynamicDim, TensorSpec
@@ -42,19 +46,47 @@ def input_specs(samples: Arrays, dynamic: Dynamic) -> tuple[TensorSpec, ...]:
 def output_specs(answer: Answer, trial: Trial) -> tuple[TensorSpec, ...]:
     """What a model gives, from its answers to two requests that differ in every size that may vary.
 
-    A dimension that varies otherwise than an input's gets a name of its own.
+    A dimension that varies otherwise than an input's gets a name of its own. Without a batch a size of 1 cannot be cut;
+    where the model answers twice of it, an output that changes then varies too.
     """
     fewer = rows(trial.samples, slice(BATCH_SIZES[1])) if trial.is_batched else trial.samples
     other = cut(fewer, trial.inputs, trial.shorter)
     found, again = answer(trial.samples), answer(other)
+    larger = _larger(answer, trial)
     sizes_of_both = sizes_of(trial.samples, trial.inputs), sizes_of(other, trial.inputs)
     return tuple(
         TensorSpec(
             name=name,
             datatype=_datatype(name, found),
-            shape=_shape(name, (array.shape, again[name].shape), sizes_of_both),
+            shape=_varied(name, _shape(name, (array.shape, again[name].shape), sizes_of_both), larger.get(name)),
         )
         for name, array in found.items()
+    )
+
+
+def _larger(answer: Answer, trial: Trial) -> Arrays:
+    """Answers with every named size of 1 doubled; none where there is none, or the model cannot answer that."""
+    ones = {dim for dim, size in trial.sizes.items() if size == 1}
+    if trial.is_batched or not ones:
+        return {}
+    doubled = dict(trial.samples)
+    for spec in trial.inputs:
+        for axis, dim in enumerate(spec.shape):
+            if dim in ones:
+                doubled[spec.name] = np.concatenate([doubled[spec.name]] * 2, axis=axis)
+    try:
+        return answer(doubled)
+    except ServiceError:
+        return {}
+
+
+def _varied(name: str, shape: tuple[int | str, ...], other: NDArray[Any] | None) -> tuple[int | str, ...]:
+    """A shape in which the sizes that another answer has otherwise are named."""
+    if other is None or other.ndim != len(shape):
+        return shape
+    return tuple(
+        f"{name}_{axis}" if isinstance(dim, int) and dim != size else dim
+        for axis, (dim, size) in enumerate(zip(shape, other.shape, strict=True))
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.flow.range_test import lr_range
     from stoker.flow.running import train
     from stoker.flow.runs import Run, load, report
-    from stoker.flow.serving import serve
+    from stoker.flow.serving import rollback, serve
     from stoker.flow.studies import Study
     from stoker.flow.tracking import Sent, track
     from stoker.flow.tune_options import TuneOptions
@@ -35,7 +35,8 @@ _HOME_OF = {
     "bench_serve": "loadtesting", "check_data": "inspecting", "compress": "compressing", "doctor": "diagnosis",
     "export": "exporting", "load": "runs",
     "lr_range": "range_test", "plan": "decision", "predict": "predicting", "prepare": "own_loop",
-    "profile": "profiles", "report": "runs", "serve": "serving", "take_part_in": "members", "train": "running",
+    "profile": "profiles", "report": "runs", "rollback": "serving", "serve": "serving",
+    "take_part_in": "members", "train": "running",
     "verify": "verification",
     "Study": "studies", "TuneOptions": "tune_options", "study": "tuning", "tune": "tuning",
     "Sent": "tracking", "track": "tracking",
@@ -43,8 +44,8 @@ _HOME_OF = {
 
 __all__ = [
     "OwnLoop", "Run", "Sent", "StepProfile", "Study", "TuneOptions", "bench_serve", "check_data", "compress",
-    "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report", "serve", "study",
-    "take_part_in", "track", "train", "tune", "verify",
+    "doctor", "export", "load", "lr_range", "plan", "predict", "prepare", "profile", "report", "rollback", "serve",
+    "study", "take_part_in", "track", "train", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stoker.artifacts import Artifact, excess, read
+from stoker.artifacts import MANIFEST, Artifact, read, read_settings, versions
+from stoker.artifacts.directory import Listing
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, load
-from stoker.errors import BadArtifact, BadRun
+from stoker.errors import BadArtifact, BadRun, ServiceError, StokerError
 from stoker.predicting.beginning import elsewhere, new_job
 from stoker.predicting.directory import OutputDirectory, next_free
 from stoker.predicting.identity import differences
 from stoker.predicting.request import PredictOptions, Request, request
 from stoker.predicting.running import Running
+from stoker.records import ServiceSettings
 from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
+from stoker.serving.repository.checking import check_answers
+from stoker.serving.repository.choosing import versions_to_try
 from stoker.store import RunLock
 
 Sink = Callable[[PredictionEvent], None]
@@ -48,19 +53,93 @@ def predict(
         BadRun: `out` holds another job, or is in use.
         RunFailed: it could not go on; what is done is kept.
     """
-    artifact = read(model)
-    artifact.verify()
-    asked = request(artifact, [str(name) for name in inputs], options or PredictOptions())
     place = next_free(Path(out)) if new else Path(out)
+    candidates, settings = _candidates(Path(model))
+    for path in candidates[:-1]:
+        try:
+            return _predicted(path, settings, inputs, place, options or PredictOptions(), sink)
+        except _Refused as error:
+            message = f"version {path.name} is passed over, as a server would: {error.reason}"
+            sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
+    try:
+        return _predicted(candidates[-1], settings, inputs, place, options or PredictOptions(), sink)
+    except _Refused as error:
+        raise error.reason from None
+
+
+class _Refused(Exception):
+    """A version that a server would not serve, and why."""
+
+    def __init__(self, reason: StokerError) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+def _candidates(model: Path) -> tuple[tuple[Path, ...], ServiceSettings]:
+    """The versions to try, as a server tries them, and the model's settings; of a version that was named, it alone."""
+    if (model / MANIFEST).is_file():
+        return (model,), read_settings(model.absolute().parent)
+    settings = read_settings(model)
+    numbers = versions_to_try(versions(model), settings.versions)
+    if not numbers:
+        read(model)  # which says what it is instead
+    return tuple(model / str(number) for number in numbers), settings
+
+
+def _predicted(
+    path: Path,
+    settings: ServiceSettings,
+    inputs: Sequence[str | Path],
+    place: Path,
+    options: PredictOptions,
+    sink: Sink,
+) -> PredictionSummary:
+    """Predict with one version, if it passes the checks that a server makes.
+
+    Raises:
+        _Refused: it does not.
+    """
+    try:
+        artifact = read(path)
+        verified = artifact.verify()
+    except BadArtifact as error:
+        raise _Refused(error) from error
+    asked = request(artifact, [str(name) for name in inputs], options)
     with RunLock(place):
         directory = OutputDirectory(place)
-        job = _begun_job(directory, asked)
-        summary = None if job is None else directory.read_summary()
+        job = directory.read_job()
+        threads = asked.asked.threads or (job.threads if job else 1)
+        is_same = job is not None and not differences(job, asked.asked, asked.sources)
+        summary = directory.read_summary() if is_same else None
         if summary is not None:
             directory.finish(summary)
             sink(PredictionEvent(kind="finished", at=time.time(), fields=asdict(summary) | {"computed_rows": 0}))
             return summary
-        return _compute(asked, job, directory, sink)
+        with _checked(artifact, verified, settings, threads) as engines:
+            return _compute(asked, _begun_job(directory, asked), directory, engines, threads, sink)
+
+
+@contextmanager
+def _checked(
+    artifact: Artifact, verified: Listing, settings: ServiceSettings, threads: int
+) -> Iterator[tuple[Engine, ...]]:
+    """As many engines as the cores hold, once the first has given the golden answers, also in the largest batch served.
+
+    Raises:
+        _Refused: it has not.
+    """
+    engines: tuple[Engine, ...] = ()
+    try:
+        try:
+            engines = load(artifact, instances=max(1, attached_cpu().cores // threads), threads=threads)
+            artifact.require_unchanged(verified)
+            check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=settings.max_batch_rows)
+        except (BadArtifact, ServiceError) as error:
+            raise _Refused(error) from error
+        yield engines
+    finally:
+        for engine in engines:
+            engine.close()
 
 
 def _begun_job(directory: OutputDirectory, asked: Request) -> PredictionJob | None:
@@ -78,35 +157,27 @@ def _begun_job(directory: OutputDirectory, asked: Request) -> PredictionJob | No
     return job
 
 
-def _compute(asked: Request, job: PredictionJob | None, directory: OutputDirectory, sink: Sink) -> PredictionSummary:
-    """Begin the job if it was not, and compute what is not done, on as many engines as the cores hold."""
-    threads = asked.asked.threads or (job.threads if job else 1)
-    engines = load(asked.artifact, instances=max(1, attached_cpu().cores // threads), threads=threads)
-    try:
-        _check_golden(asked.artifact, engines[0])
-        if job is None:
-            job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
-            directory.begin(job)
-        elif changed := elsewhere(job, asked.artifact.manifest.engine):
-            message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
-            sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
-        running = Running(
-            job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
-            schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
-        )  # fmt: skip
-        return running.run()
-    finally:
-        for engine in engines:
-            engine.close()
-
-
-def _check_golden(artifact: Artifact, engine: Engine) -> None:
-    """Ask for what was answered at the export, before hours are spent."""
-    golden, manifest = artifact.golden(), artifact.manifest
-    share = excess(engine.run(golden.inputs), golden.outputs, manifest.tolerance)
-    if not share <= 1:
-        raise BadArtifact(
-            f"{artifact.path} does not answer here as it did on {manifest.proved_on}: "
-            f"{share:.3g} times the difference its manifest allows",
-            remedy="Export it again on this machine, with an engine and a precision that it computes correctly.",
-        )
+def _compute(
+    asked: Request,
+    job: PredictionJob | None,
+    directory: OutputDirectory,
+    engines: Sequence[Engine],
+    threads: int,
+    sink: Sink,
+) -> PredictionSummary:
+    """Begin the job if it was not, and compute what is not done."""
+    artifact = asked.artifact
+    begun = job is not None
+    if job is None:
+        job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
+    check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)
+    if not begun:
+        directory.begin(job)
+    elif changed := elsewhere(job, artifact.manifest.engine):
+        message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
+        sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
+    running = Running(
+        job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
+        schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
+    )  # fmt: skip
+    return running.run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ from stoker.serving.repository.repository import Repository, Shelf
 from stoker.serving.repository.settings import parse_overrides
 from stoker.units import format_bytes
 
+_log = logging.getLogger(__name__)
+
 LEAST_CLOSING_S = 1.0
 """What the admin door and the models get of time to close each, however little is left of the grace."""
 
@@ -45,15 +48,21 @@ class Server:
         self._keys = None if options.api_keys is None else KeyFile(options.api_keys)
         self._admin_keys = None if options.admin_keys is None else KeyFile(options.admin_keys)
         self.metrics = Metrics()
+        cpu = attached_cpu()
         shelf = Shelf(
             places=options.places,
             settings=options.settings,
             overrides=parse_overrides(options.overrides),
-            cores=options.cores or attached_cpu().cores,
+            cores=options.cores or cpu.cores,
+            memory_bytes=cpu.memory_bytes,
         )
         self.repository = Repository(shelf, self.metrics)
         self.models = Models(self.repository, self.metrics)
-        self._log = _access_log(options.access_log)
+        self._log = log = _access_log(options.access_log)
+        if log is not None:
+            self.metrics.read(
+                "access_log_dropped", "Lines of the access log not written.", lambda: log.dropped, is_total=True
+            )
         self._http: HttpDoor | None = None
         self._grpc: GrpcDoor | None = None
         self._admin: HttpDoor | None = None
@@ -77,6 +86,11 @@ class Server:
         self.models.is_open = True
         if self._options.watch_s is not None:
             self._watching = asyncio.get_running_loop().create_task(self.repository.watch(self._options.watch_s))
+            self._watching.add_done_callback(_watch_ended)
+            self.metrics.read(
+                "repository_look_age_seconds", "Since the models' directories were last looked at.",
+                lambda: time.monotonic() - self.repository.looked_at_s,
+            )  # fmt: skip
         return self._started(problems)
 
     async def stop(self, grace_s: float) -> int:
@@ -100,15 +114,23 @@ class Server:
     async def reload(self) -> None:
         """Reopen the access log, read keys and certificate again, look at the directories: what SIGHUP asks for.
 
+        Each part is done whatever becomes of the others.
+
         Raises:
-            BadJob: a file cannot be used; what was read before still holds.
+            BadJob: files cannot be used; what was read of them before still holds.
         """
         if self._log is not None:
             self._log.reopen()
+        problems = []
         for files in (self._keys, self._admin_keys, self._tls):
             if files is not None:
-                files.read()
+                try:
+                    files.read()
+                except BadJob as error:
+                    problems.append(error.message)
         await self.repository.look_around()
+        if problems:
+            raise BadJob("; ".join(problems))
 
     async def _open_doors(self) -> None:
         """Bind every port before the first door opens, so that one that is taken stops everything at once."""
@@ -226,6 +248,15 @@ def _access_log(where: str | None) -> AccessLog | None:
     if where is None:
         return None
     return AccessLog(None if where == "-" else Path(where))
+
+
+def _watch_ended(task: asyncio.Task[None]) -> None:
+    """The watch goes on until it is cancelled; should it end otherwise, say so."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.critical(
+            "the watch of the models' directories has ended; new versions are served after a restart, or when asked",
+            exc_info=task.exception(),
+        )
 
 
 async def _nothing() -> int:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from stoker.artifacts import version_number
 from stoker.records import Manifest
 from stoker.records.codec import JSON
 from stoker.serving.observing.metrics import OK, Metrics
@@ -47,7 +48,8 @@ class Models:
         found = self._repository.model(model)
         if not version:
             return found.is_ready and not self.is_stopping
-        served = found.served.get(int(version)) if version.isascii() and version.isdigit() else None
+        number = version_number(version)
+        served = None if number is None else found.served.get(number)
         return served is not None and not served.is_broken and not self.is_stopping
 
     def manifest(self, model: str, version: str = "") -> Manifest:
@@ -75,7 +77,11 @@ class Models:
 
     def index(self, *, ready_only: bool = False) -> tuple[Entry, ...]:
         """Every version in the repository and its state."""
-        entries = (entry for _, model in sorted(self._repository.models.items()) for entry in model.index())
+        entries = [entry for _, model in sorted(self._repository.models.items()) for entry in model.index()]
+        entries += [
+            Entry(name=name, version="", state="UNAVAILABLE", reason=reason)
+            for name, reason in sorted(self._repository.problems.items())
+        ]
         return tuple(entry for entry in entries if entry.state == "READY" or not ready_only)
 
     async def infer(self, request: Request) -> Response:
@@ -92,7 +98,7 @@ class Models:
         deadline_s = math.inf if seconds is None else began_s + seconds
         try:
             answers = await served.batcher.ask(
-                fit(request, served.manifest, max_rows=served.settings.max_queue_rows),
+                fit(request, served.manifest, max_rows=served.settings.max_queue_rows, allow_nan=served.allow_nan),
                 deadline=None if seconds is None else began_s + (1 - WAY_SHARE) * seconds,
                 priority=request.priority,
                 caller=request.caller,

@@ -11,6 +11,8 @@ from stoker.units import MIB
 
 LOOPBACK = "127.0.0.1"
 BODIES_AT_ONCE = 16
+GRACE_S = 25.0
+"""Below the 30 s after which Kubernetes kills a container that was told to stop: what is left is for closing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class ServerOptions:
     max_body_bytes: int = 64 * MIB
     max_bodies_bytes: int | None = None
     watch_s: float | None = 1.0
-    grace_s: float = 30.0
+    grace_s: float = GRACE_S
     access_log: str | None = None
     is_strict: bool = False
     cores: int | None = None

@@ -10,6 +10,20 @@ MOST_CHARS = 600
 """Of a longer message the middle is left out: names in it come from callers, and gRPC sends it in a header."""
 
 
+_MOST_OF_A_NAME = 80
+
+
+def shortened(name: str) -> str:
+    """A name that a caller sent, in quotes; of a long one the beginning, and how long it is.
+
+    >>> shortened("digits"), shortened("1" * 5000)[-22:]
+    ("'digits'", "11' … (5000 characters)")
+    """
+    if len(name) <= _MOST_OF_A_NAME:
+        return repr(name)
+    return f"{name[:_MOST_OF_A_NAME]!r} … ({len(name)} characters)"
+
+
 class Refusal(ServiceError):
     """A request that is not answered; `reason` labels it in the metrics. Subclasses give the statuses."""
 
@@ -38,6 +52,14 @@ class Unauthorized(Refusal):
     reason = "unauthorized"
     http_status = 401
     grpc_status = "UNAUTHENTICATED"
+
+
+class Forbidden(Refusal):
+    """It comes from a web page of another site, by way of a browser."""
+
+    reason = "forbidden"
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
 
 
 class NotFound(Refusal):
@@ -70,6 +92,14 @@ class TooLarge(Refusal):
     reason = "too_large"
     http_status = 413
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class WrongFormat(Refusal):
+    """Its body is compressed or written in a way that is not taken here."""
+
+    reason = "wrong_format"
+    http_status = 415
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class QueueFull(Refusal):

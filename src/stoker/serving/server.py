@@ -47,11 +47,12 @@ def run(options: ServerOptions, announce: Callable[[Started], None]) -> None:
 
 
 async def _serve(options: ServerOptions, announce: Callable[[Started], None]) -> int:
-    stop = asyncio.Event()
+    stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    server = Server(options)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT):  # before anything else: a signal may come at any moment
         loop.add_signal_handler(number, _stop_or_end, stop, number)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    server = Server(options)
     starting = loop.create_task(server.start())
     stopped = loop.create_task(stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -60,17 +61,23 @@ async def _serve(options: ServerOptions, announce: Callable[[Started], None]) ->
         await asyncio.wait({starting})
         return 0
     announce(starting.result())
-    reloads: set[asyncio.Task[None]] = set()
-    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(loop.create_task(_reload(server))))
+    reloading = loop.create_task(_reload(server, reload))
     await stopped
+    reloading.cancel()
     return await server.stop(options.grace_s)
 
 
-async def _reload(server: Server) -> None:
-    try:
-        await server.reload()
-    except StokerError as error:
-        _log.warning("%s", error)
+async def _reload(server: Server, asked: asyncio.Event) -> None:
+    """Reload whenever it is asked for; once for what was asked several times meanwhile, or during the start."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            await server.reload()
+        except StokerError as error:
+            _log.warning("%s", error)
+        except Exception:  # noqa: BLE001 - the next signal is to be followed as well
+            _log.exception("the reload failed")
 
 
 def _stop_or_end(stop: asyncio.Event, number: int) -> None:

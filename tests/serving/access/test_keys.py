@@ -97,3 +97,28 @@ def test_keys_are_read_again(path: Path) -> None:
     with pytest.raises(BadJob):
         keys.read()
     assert keys.authorize({"x-api-key": BOB}) == "carol"
+
+
+def test_64_hexadecimal_digits_are_what_the_file_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A key as `openssl rand -hex 32` prints it, or a digest; where it is not said a digest, with a warning."""
+    key = hashlib.sha256(b"drawn").hexdigest()
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    path = tmp_path / "keys"
+    for line in (f"ci:key:{key}", f"ci:sha256:{digest}", f"ci:{digest}"):
+        path.write_text(f"{line}\n")
+        assert read_keys(path).authorize({"x-api-key": key}) == "ci"
+        with pytest.raises(Unauthorized):
+            read_keys(path).authorize({"x-api-key": digest})
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 2  # the last line, which was read twice
+    assert "line 1: 64 hexadecimal digits are taken for the SHA-256 of the key of 'ci'" in warned[0]
+    assert digest not in warned[0]
+
+
+def test_a_key_with_umlauts_is_known_however_it_is_sent(tmp_path: Path) -> None:
+    """Headers come decoded as Latin-1; curl sends the terminal's UTF-8, other clients Latin-1."""
+    key = "schlüssel-mit-umlaut"
+    (tmp_path / "keys").write_text(f"zoe:{key}\n", encoding="utf-8")
+    ring = read_keys(tmp_path / "keys")
+    for sent in (key.encode("utf-8"), key.encode("latin-1")):
+        assert ring.authorize({"x-api-key": sent.decode("latin-1")}) == "zoe"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,40 +79,70 @@ def test_a_slow_disk_drops_lines_and_holds_nobody_up(tmp_path: Path, monkeypatch
     for _ in range(5):
         log(ONE)
     assert log.dropped == 2
-    log._file.close()
+    os.close(log._descriptor)
 
 
-def test_a_full_disk_is_counted(tmp_path: Path) -> None:
+def test_a_full_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that the disk refuses are dropped, and later ones written."""
-    log = AccessLog(tmp_path / "log")
-    write, refusals = log._file.write, iter([OSError(28, "No space left on device")])
+    path = tmp_path / "log"
+    log, write, refusals = AccessLog(path), os.write, iter([OSError(28, "No space left on device")])
 
-    class Full:
-        def write(self, line: str) -> None:
-            for error in refusals:
-                raise error
-            write(line)
+    def full(descriptor: int, content: bytes) -> int:
+        for error in refusals:
+            raise error
+        return write(descriptor, content)
 
-        def flush(self) -> None:
-            log_file.flush()
-
-        def close(self) -> None:
-            log_file.close()
-
-    log_file, log._file = log._file, Full()
-    for _ in range(3):
+    monkeypatch.setattr(access_log.os, "write", full)
+    log(ONE)
+    until_on_threads(lambda: log.dropped == 1)
+    for _ in range(2):
         log(ONE)
     log.close()
-    assert (log.dropped, len(lines(tmp_path / "log"))) == (1, 2)
+    assert (log.dropped, len(lines(path))) == (1, 2)
 
 
-def test_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_that_is_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither logging nor rotating nor ending waits for the reader; what was not written is counted."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 65536)
+    os.set_blocking(writer, True)
+    monkeypatch.setattr(access_log.os, "dup", lambda _: writer)
+    monkeypatch.setattr(access_log, "MOST_WAITING", 3)
+    monkeypatch.setattr(access_log, "_CLOSING_S", 0.05)
+    log = AccessLog(None)
+    for _ in range(10):
+        log(ONE)
+    assert log.dropped >= 6
+    log.reopen()
+    log.close()
+    assert log._thread.is_alive()  # it is still at its write
+    os.close(reader)  # which now fails
+    log.close()
+    until_on_threads(lambda: not log._thread.is_alive())
+
+
+def test_no_line_has_what_a_terminal_obeys(tmp_path: Path) -> None:
+    """Paths and names come from clients: escapes of eight bits, and text that UTF-8 cannot hold, are written out."""
+    log = AccessLog(tmp_path / "log")
+    sent = "/\x1b[2J\x9b31m\x7f\ud800é"
+    log(replace(ONE, path=sent))
+    log.close()
+    content = (tmp_path / "log").read_bytes()
+    assert content.isascii()
+    assert b"\x1b" not in content
+    assert lines(tmp_path / "log")[0]["path"] == sent
+
+
+def test_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     """Without a file, lines go where errors go."""
     log = AccessLog(None)
     log(ONE)
     log.reopen()
     log.close()
-    assert json.loads(capsys.readouterr().err)["path"] == "/v2"
+    assert json.loads(capfd.readouterr().err)["path"] == "/v2"
 
 
 def test_a_file_that_cannot_be_opened_stops_the_start(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from stoker.errors import BadArtifact
+from stoker.serving.repository import finding
 from stoker.serving.repository.finding import find_models
 from stoker.testing.models import tiny_artifact
 
@@ -17,27 +19,58 @@ def test_a_place_is_a_model_or_a_directory_of_models(tmp_path: Path) -> None:
         tiny_artifact(tmp_path, name=name)
     (tmp_path / "half" / "1").mkdir(parents=True)
     (tmp_path / "notes.txt").write_text("no model")
-    assert list(find_models([tmp_path])) == ["digits", "words"]
-    assert find_models([tmp_path / "words"]) == {"words": tmp_path / "words"}
-    assert list(find_models([tmp_path, tmp_path / "words"])) == ["digits", "words"]
+    assert list(find_models([tmp_path]).models) == ["digits", "words"]
+    assert find_models([tmp_path / "words"]).models == {"words": tmp_path / "words"}
+    assert list(find_models([tmp_path, tmp_path / "words"]).models) == ["digits", "words"]
 
 
 def test_a_model_in_the_working_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`stoker serve .` serves a model under the name of the directory, not as `.`."""
     tiny_artifact(tmp_path, name="digits")
     monkeypatch.chdir(tmp_path / "digits")
-    assert list(find_models([Path()])) == ["digits"]
+    assert list(find_models([Path()]).models) == ["digits"]
 
 
-def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
-    """Both places are named."""
+def test_two_models_of_one_name_are_a_fault(tmp_path: Path) -> None:
+    """Both places are named, and the first one of them stays."""
     tiny_artifact(tmp_path / "a", name="digits")
     tiny_artifact(tmp_path / "b", name="digits")
-    with pytest.raises(BadArtifact, match="are both named 'digits'"):
-        find_models([tmp_path / "a", tmp_path / "b"])
+    found = find_models([tmp_path / "a", tmp_path / "b"])
+    assert "are both named 'digits'" in found.faults["digits"].message
+    assert found.models == {"digits": tmp_path / "a" / "digits"}
 
 
-def test_a_place_must_be_a_directory(tmp_path: Path) -> None:
-    """A path that is not there says so."""
-    with pytest.raises(BadArtifact, match="nowhere is not a directory"):
-        find_models([tmp_path / "nowhere"])
+def test_a_place_that_is_no_directory_is_a_fault_of_its_own(tmp_path: Path) -> None:
+    """A path that is not there says so, and the others are looked at."""
+    tiny_artifact(tmp_path, name="digits")
+    found = find_models([tmp_path / "nowhere", tmp_path])
+    assert "nowhere is not a directory" in found.faults[str(tmp_path / "nowhere")].message
+    assert list(found.models) == ["digits"]
+
+
+def test_a_sibling_that_cannot_be_read_is_told_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of another user; `lost+found` of a file system is no model, and not worth a word."""
+    for name in ("digits", "private", "lost+found"):
+        tiny_artifact(tmp_path, name=name)
+    versions = finding.artifacts.versions
+
+    def forbidden(path: Path) -> tuple[int, ...]:
+        if path.name in {"private", "lost+found"}:
+            raise PermissionError(13, "Permission denied", str(path))
+        return versions(path)
+
+    monkeypatch.setattr(finding.artifacts, "versions", forbidden)
+    found = find_models([tmp_path])
+    assert list(found.models) == ["digits"]
+    assert found.problems == {"private": "its directory cannot be read: Permission denied"}
+
+
+def test_a_name_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    """It could not be written into any answer, nor into the metrics of the others."""
+    tiny_artifact(tmp_path, name="digits")
+    shutil.copytree(tmp_path / "digits", os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    found = find_models([tmp_path])
+    assert list(found.models) == ["digits"]
+    assert "not UTF-8" in found.problems["bad\\udcff"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stoker import engines
+from stoker import artifacts, engines
+from stoker.artifacts import Artifact
 from stoker.errors import ServiceError
 from stoker.serving.batching.watching import Patience
 from stoker.serving.models import Models
@@ -66,12 +67,12 @@ def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path, caplog:
         assert models.is_model_ready("words")
         shutil.rmtree(tmp_path / "words")
         await repository.look_around()
-        with pytest.raises(NotFound, match="known: digits"):
+        with pytest.raises(NotFound, match=r"no model 'words'$"):
             models.is_model_ready("words")
 
     opened(tmp_path, story)
     told = [record.message for record in caplog.records if record.name.startswith("stoker.serving")]
-    assert told == [f"model {model}: version {number} passed its checks and serves" for model, number in
+    assert sorted(told) == [f"model {model}: version {number} passed its checks and serves" for model, number in
                     (("digits", 2), ("words", 1))]  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def test_loading_takes_a_model_that_was_not_there(tmp_path: Path) -> None:
         tiny_artifact(tmp_path, name="words", kind="tokens")
         await models.load("words")
         assert models.is_model_ready("words", "1")
-        with pytest.raises(NotFound, match="known: digits, words"):
+        with pytest.raises(NotFound, match=r"no model 'nobody'$"):
             await models.load("nobody")
 
     opened(tmp_path, story)
@@ -334,9 +335,196 @@ def test_watching_goes_on_after_trouble(tmp_path: Path, caplog: pytest.LogCaptur
         repository._sleep = move
         with pytest.raises(asyncio.CancelledError):
             await repository.watch(1.0)
+        await asyncio.gather(*repository._tasks)
         assert await version_of(models) == "2"
 
     opened(place, story)
     told = [record.message for record in caplog.records if "is not a directory" in record.message]
     assert len(told) == 1
-    assert "the models' directories cannot be looked at" in told[0]
+    assert "the models' directories cannot all be looked at" in told[0]
+
+
+@pytest.mark.parametrize("settings", ["[" * 100_000, "{", '{"versions": [0]}', '{"max_batch_rows": 1000000000}', "\0"])
+def test_one_models_damaged_settings_are_its_own(settings: str, tmp_path: Path) -> None:
+    """The others get their new versions, it goes on as it was, and the index says what is wrong; at a start too."""
+    for name in ("digits", "other"):
+        tiny_artifact(tmp_path, name=name)
+
+    async def story(repository: Repository, models: Models) -> None:
+        (tmp_path / "other" / "service.json").write_text(settings)
+        for _ in range(3):
+            await repository.look_around()
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        for _ in range(2):
+            await repository.look_around()
+        assert await version_of(models) == "2"
+        assert await version_of(models, "other") == "1"
+        (entry,) = (entry for entry in models.index() if entry.name == "other")
+        assert (entry.state, "service.json cannot be read" in entry.reason) == ("READY", True)
+
+    opened(tmp_path, story)
+
+    async def afterwards(_repository: Repository, models: Models) -> None:
+        assert await version_of(models) == "2"
+        assert {entry.name: entry.state for entry in models.index(ready_only=True)} == {"digits": "READY"}
+        with pytest.raises(Unavailable, match=r"service\.json cannot be read"):
+            await version_of(models, "other")
+
+    opened(tmp_path, afterwards)
+
+
+def test_a_sibling_that_cannot_be_read_stops_nothing_and_is_in_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that may not read one directory starts, serves the rest, and picks up their new versions."""
+    for name in ("digits", "private"):
+        tiny_artifact(tmp_path, name=name)
+    versions = artifacts.versions
+
+    def forbidden(path: Path) -> tuple[int, ...]:
+        if path.name == "private":
+            raise PermissionError(13, "Permission denied", str(path))
+        return versions(path)
+
+    monkeypatch.setattr(artifacts, "versions", forbidden)
+
+    async def story(repository: Repository, models: Models) -> None:
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        for _ in range(2):
+            await repository.look_around()
+        assert await version_of(models) == "2"
+        (entry,) = (entry for entry in models.index() if entry.name == "private")
+        assert (entry.state, entry.reason) == ("UNAVAILABLE", "its directory cannot be read: Permission denied")
+        with pytest.raises(Unavailable, match="Permission denied"):
+            await models.load("private")
+
+    opened(tmp_path, story)
+
+
+def test_a_watch_survives_whatever_a_look_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of no kind that is known is logged once, and the next look goes on."""
+    tiny_artifact(tmp_path, name="digits")
+
+    async def story(repository: Repository, models: Models) -> None:
+        glances = 0
+        look = repository._look
+
+        async def raising() -> list[asyncio.Task[None]]:
+            raise RecursionError("too deep")
+
+        async def move(_seconds: float) -> None:
+            nonlocal glances
+            glances += 1
+            monkeypatch.setattr(repository, "_look", raising if glances < 4 else look)
+            if glances == 4:
+                tiny_artifact(tmp_path, name="digits", seed=1)
+            if glances == 8:
+                raise asyncio.CancelledError
+
+        repository._sleep = move
+        with pytest.raises(asyncio.CancelledError):
+            await repository.watch(1.0)
+        await asyncio.gather(*repository._tasks)
+        assert await version_of(models) == "2"
+
+    opened(tmp_path, story)
+    assert [record.message for record in caplog.records].count("the models' directories cannot be looked at") == 1
+
+
+class _Panic(BaseException):
+    """What a library in Rust raises where it gives up (pyo3's PanicException)."""
+
+
+def test_a_panic_of_a_library_is_one_versions_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no Exception, and ends neither the start nor the watch."""
+    for name in ("digits", "other"):
+        tiny_artifact(tmp_path, name=name)
+    load = engines.load
+
+    def panicking(artifact: Artifact, **how: Any) -> Any:
+        if artifact.manifest.name == "other":
+            raise _Panic("called `Result::unwrap()` on an `Err` value")
+        return load(artifact, **how)
+
+    monkeypatch.setattr(engines, "load", panicking)
+
+    async def story(_repository: Repository, models: Models) -> None:
+        assert await version_of(models) == "1"
+        with pytest.raises(Unavailable, match="could not be brought up: called"):
+            await version_of(models, "other")
+
+    opened(tmp_path, story)
+
+
+def test_models_load_at_the_same_time_and_one_that_hangs_holds_up_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several are under way at once; the watch brings up others beside one that never ends."""
+    for name in ("digits", "slow"):
+        tiny_artifact(tmp_path, name=name)
+    load, together, let_go = engines.load, threading.Barrier(2), threading.Event()
+
+    def loading(artifact: Artifact, **how: Any) -> Any:
+        if artifact.version == 1:
+            together.wait(20.0)
+        elif artifact.manifest.name == "slow":
+            let_go.wait(20.0)
+        return load(artifact, **how)
+
+    monkeypatch.setattr(engines, "load", loading)
+
+    async def story(repository: Repository, models: Models) -> None:
+        tiny_artifact(tmp_path, name="slow", seed=1)
+        await repository._look()
+        await repository._look()
+        tiny_artifact(tmp_path, name="digits", seed=1)
+        await repository._look()
+        await repository._look()
+        await until(lambda: models.is_model_ready("digits", "2"))
+        assert await version_of(models, "slow") == "1"
+        let_go.set()
+        await until(lambda: models.is_model_ready("slow", "2"))
+
+    opened(tmp_path, story)
+
+
+def test_versions_with_large_files_are_loaded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they would take more than their share of the memory; each is loaded all the same."""
+    for number in range(4):
+        tiny_artifact(tmp_path, name=f"m{number}")
+    load, under_way, most = engines.load, threading.Semaphore(0), [0]
+    lock, running = threading.Lock(), [0]
+
+    def loading(artifact: Artifact, **how: Any) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        under_way.acquire(timeout=0.05)  # long enough for another one to come, if it may
+        with lock:
+            running[0] -= 1
+        return load(artifact, **how)
+
+    monkeypatch.setattr(engines, "load", loading)
+
+    async def story(_repository: Repository, models: Models) -> None:
+        assert len(models.index(ready_only=True)) == 4
+
+    monkeypatch.setattr("stoker.serving.repository.loading._require_room", lambda *_: None)
+    opened(tmp_path, story, cores=4, memory_bytes=1000)
+    assert most[0] == 1
+    opened(tmp_path, story, cores=4)
+    assert most[0] > 1
+
+
+def test_a_largest_batch_that_fills_the_memory_is_refused(tmp_path: Path) -> None:
+    """The check would end the server, and with it the models beside."""
+    tiny_artifact(tmp_path, name="digits")
+    (tmp_path / "digits" / "service.json").write_text('{"max_batch_rows": 65536}')
+
+    async def story(_repository: Repository, models: Models) -> None:
+        with pytest.raises(Unavailable, match=r"max_batch_rows=65,536 takes 2\.8 MiB"):
+            await version_of(models)
+
+    opened(tmp_path, story, memory_bytes=4 * 2**20)

@@ -41,7 +41,7 @@ def test_values_are_written_as_json_or_as_a_list(word: str, name: str, value: ob
         ("digits.max_rows=3", "Did you mean 'max_queue_rows'|Known"),
         ("basis=guess", "no setting 'basis'"),
         ("max_batch_rows=many", "wanted"),
-        ("max_batch_rows=0", "at least 1"),
+        ("max_batch_rows=0", "from 1 to 65,536"),
         ("max_delay_s=-1", "from 0"),
     ],
 )

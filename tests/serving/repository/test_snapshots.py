@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from stoker.serving.repository.snapshots import settled, snapshot
 from stoker.testing.models import tiny_artifact
 
@@ -47,3 +49,47 @@ def test_a_change_counts_once_it_rests_and_was_not_tried() -> None:
     assert settled({"m": new}, {"m": new}, {"m": new}) == []
     assert settled({"m": new}, {}, {}) == []
     assert settled({"m": new}, {"m": new}, {}) == ["m"]
+
+
+def test_links_within_a_version_are_not_followed(tmp_path: Path) -> None:
+    """Two links to `.` make a tree without end; as links they are two entries."""
+    artifact = tiny_artifact(tmp_path, name="digits")
+    before = snapshot(tmp_path / "digits")
+    for name in ("a", "b"):
+        (artifact.path / name).symlink_to(".")
+    assert len(snapshot(tmp_path / "digits")) == len(before) + 2
+    (artifact.path / "c" / "d").mkdir(parents=True)
+    (artifact.path / "c" / "d" / "up").symlink_to("../..")
+    assert len(snapshot(tmp_path / "digits")) == len(before) + 3
+
+
+def test_what_a_link_to_a_version_or_to_settings_leads_to_is_seen(tmp_path: Path) -> None:
+    """Volumes of Kubernetes swap what a link points to."""
+    artifact = tiny_artifact(tmp_path / "store", name="digits")
+    model = tmp_path / "digits"
+    model.mkdir()
+    (model / "1").symlink_to(artifact.path)
+    (tmp_path / "settings").write_text("{}")
+    (model / "service.json").symlink_to(tmp_path / "settings")
+    seen = [snapshot(model)]
+    assert len(seen[0]) == 4
+    (tmp_path / "settings").write_text("{ }")
+    seen.append(snapshot(model))
+    artifact.graph_path.write_bytes(b"another")
+    seen.append(snapshot(model))
+    assert len(set(seen)) == 3
+
+
+def test_hidden_files_within_a_version_count(tmp_path: Path) -> None:
+    """A version that is refused for one is tried again once it is gone."""
+    artifact = tiny_artifact(tmp_path, name="digits")
+    before = snapshot(tmp_path / "digits")
+    (artifact.path / ".DS_Store").write_bytes(b"x")
+    assert snapshot(tmp_path / "digits") != before
+
+
+def test_a_model_of_very_many_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them are looked at than a bound."""
+    tiny_artifact(tmp_path, name="digits")
+    monkeypatch.setattr("stoker.serving.repository.snapshots.MOST_FILES", 2)
+    assert len(snapshot(tmp_path / "digits")) == 2

@@ -49,3 +49,18 @@ def test_nothing_wanted_is_nothing_done() -> None:
     """The common case gives back what it was given."""
     response = Response(model="m", version="1", id="", outputs={})
     assert classify(response, Request(model="m", inputs={}), {}) is response
+
+
+def test_a_few_bytes_do_not_ask_for_a_million_strings() -> None:
+    """They are made on the event loop: 10^9 of a million classes are refused, the ten largest are given."""
+    scores = np.zeros((1, 2**20), np.float32)
+    scores[0, [5, 2**19]] = 1.0
+
+    def asked(most: int) -> Response:
+        response = Response(model="m", version="1", id="", outputs={"y": scores})
+        request = Request(model="m", inputs={}, outputs=(Wanted(name="y", classification=most),))
+        return classify(response, request, {})
+
+    with pytest.raises(BadRequest, match="would be 1,048,576 classes, at most 16,384"):
+        asked(10**9)
+    assert [value.decode() for value in asked(4).outputs["y"][0]] == ["1.0:5", "1.0:524288", "0.0:0", "0.0:1"]

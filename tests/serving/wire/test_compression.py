@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.serving.problems import BadRequest, Refusal, TooLarge, Unsupported
+from stoker.serving.problems import BadRequest, Refusal, TooLarge, WrongFormat
 from stoker.serving.wire.compression import asked_for, compress, decompress
 
 MOST = 1000
@@ -67,7 +67,7 @@ def test_any_bytes_are_a_body_or_a_refusal(body: bytes, encoding: str) -> None:
 def test_other_encodings_are_not_known() -> None:
     """Neither is one on top of another."""
     for encoding in ("br", "zstd", "gzip, gzip"):
-        with pytest.raises(Unsupported, match="gzip and deflate are"):
+        with pytest.raises(WrongFormat, match="gzip and deflate are"):
             decompress(b"", encoding, most_bytes=MOST)
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from stoker.cli.options import AsJson, Debug
-from stoker.cli.terminal import print_document, reported
+from stoker.cli.terminal import print_document, printable, reported
 from stoker.records import to_json
 
 
@@ -47,7 +47,7 @@ def serve(
     ] = 1.0,
     grace: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", min=0, help="A shutdown waits so long for answers.")
-    ] = 30.0,
+    ] = 25.0,
     access_log: Annotated[
         str | None, typer.Option("--access-log", metavar="FILE", help="A line of JSON a request; -: standard error.")
     ] = None,
@@ -70,6 +70,29 @@ def serve(
                 max_body_bytes=max_body * 2**20, max_bodies_bytes=max_bodies and max_bodies * 2**20,
                 watch_s=watch or None, grace_s=grace, access_log=access_log, is_strict=strict,
             )  # fmt: skip
+
+
+def rollback(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Its directory: models/digits.", show_default=False)],
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="VERSION", min=1, help="Default: the one before that which serves.")
+    ] = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Serve the newest again, and those to come.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Serve an older version of a model; a running server takes it up. Writes `versions` into service.json."""
+    with reported(debug=debug):
+        from stoker import flow
+
+        done = flow.rollback(model, to=to, newest=newest)
+        if as_json:
+            print_document(to_json(done))
+            return
+        named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
+        before, now = named
+        told = f"{done.model}: {now} serves from now on, before {before}"
+        Console().print(printable(told), highlight=False, markup=False, soft_wrap=True)
 
 
 def bench_serve(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +14,11 @@ from pathlib import Path
 from stoker.errors import BadJob
 from stoker.serving.problems import Unauthorized
 
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_HEX = re.compile(r"(?:(key|sha256):)?([0-9a-fA-F]{64})")
+"""What 64 hexadecimal digits are, if it is said: a key, as `openssl rand -hex 32` prints one, or the SHA-256 of one."""
 _LEAST_LETTERS = 16
-_WANTED = "wanted one NAME:KEY or NAME:SHA256-OF-KEY (64 hexadecimal digits) in a line"
+_WANTED = "wanted one NAME:KEY or NAME:sha256:DIGEST in a line; 64 hexadecimal digits that are a key: NAME:key:DIGITS"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,12 @@ class KeyRing:
         """
         if not key:
             raise Unauthorized("this server wants an API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-        presented = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = ""
-        for name, wanted in self.digests:
-            if hmac.compare_digest(presented, wanted):
-                found = name
+        for content in _contents(key):
+            presented = hashlib.sha256(content).digest()
+            for name, wanted in self.digests:
+                if hmac.compare_digest(presented, wanted):
+                    found = name
         if not found:
             raise Unauthorized("the API key is not known to this server")
         return found
@@ -83,8 +88,20 @@ def _presented(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
+def _contents(key: str) -> tuple[bytes, ...]:
+    """The bytes that a key may stand for: headers come decoded as Latin-1, and clients send either that or UTF-8."""
+    if key.isascii():
+        return (key.encode(),)
+    both = [key.encode("utf-8", "surrogateescape")]
+    with contextlib.suppress(UnicodeEncodeError):
+        both.append(key.encode("latin-1"))
+    return tuple(both)
+
+
 def read_keys(path: Path) -> KeyRing:
-    """The keys in a file: one `NAME:KEY` or `NAME:SHA256-OF-KEY` a line; empty lines and `#` comments are passed over.
+    """The keys in a file: one `NAME:KEY` or `NAME:sha256:DIGEST` a line; empty lines and `#` comments are passed over.
+
+    64 hexadecimal digits alone are a digest, with a warning, since they look like a key too; `NAME:key:DIGITS` is one.
 
     A name may have several keys, so that a key can be changed while the old one still holds.
 
@@ -110,8 +127,16 @@ def _parse(line: str, where: str) -> tuple[str, bytes]:
     name, colon, key = (part.strip() for part in line.partition(":"))
     if not (name and colon and key):
         raise BadJob(f"{where}: no NAME:KEY", remedy=_WANTED)
-    if _SHA256.fullmatch(key):
-        return name, bytes.fromhex(key)
+    if digits := _HEX.fullmatch(key):
+        kind, text = digits.groups()
+        if kind == "key":
+            return name, hashlib.sha256(text.encode()).digest()
+        if kind is None:
+            _log.warning(
+                "%s: 64 hexadecimal digits are taken for the SHA-256 of the key of %r; write sha256: before them, or "
+                "key: if they are the key itself", where, name,
+            )  # fmt: skip
+        return name, bytes.fromhex(text)
     if len(key) < _LEAST_LETTERS:
         raise BadJob(
             f"{where}: the key of {name!r} has {len(key)} letters, at least {_LEAST_LETTERS} are wanted",

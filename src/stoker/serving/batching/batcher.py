@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from stoker.artifacts import Golden
 from stoker.artifacts.elements import Arrays
 from stoker.engines.base import Engine
+from stoker.engines.problems import BadInput
 from stoker.records import Manifest, ServiceSettings
 from stoker.serving.batching.assembling import Assembler, joined
 from stoker.serving.batching.executed import Executed
@@ -20,7 +21,7 @@ from stoker.serving.batching.shapes import Shapes
 from stoker.serving.batching.warming import warm_up
 from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience, Run, Watch
 from stoker.serving.batching.workers import Room, Worker
-from stoker.serving.problems import DeadlinePassed, Failed, Refusal, Unavailable
+from stoker.serving.problems import BadRequest, DeadlinePassed, Failed, Refusal, Unavailable
 from stoker.units import format_seconds
 
 _ALARM_EVERY_S = 0.005
@@ -226,8 +227,10 @@ class Batcher:
             for part, answer in zip(attempt.parts, attempt.answers, strict=True):
                 self._answer(part, answer)
         elif attempt.is_final:
+            # Where it was computed alone, its own inputs are what the engine cannot take.
+            kind = BadRequest if isinstance(attempt.error, BadInput) and len(attempt.parts) == 1 else Failed
             for part in attempt.parts:
-                self._fail(part.owner, Failed(f"the model could not compute this request: {attempt.error}"))
+                self._fail(part.owner, kind(f"the model could not compute this request: {attempt.error}"))
         if worker.problem:
             self._lose(worker)
         assert self._loop is not None

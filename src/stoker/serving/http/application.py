@@ -7,13 +7,14 @@ import contextlib
 import logging
 
 from stoker.errors import StokerError
+from stoker.serving.access.cross_site import refuse_cross_site
 from stoker.serving.edge import Access, Edge
 from stoker.serving.http import answers
 from stoker.serving.http.answers import Answer
 from stoker.serving.http.exchange import Exchange, Receive, Scope, Send
 from stoker.serving.http.pages import DOING, TELLING
 from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Route, find
-from stoker.serving.problems import Cancelled, Failed, NotAllowed, NotFound, Unavailable
+from stoker.serving.problems import Cancelled, Failed, NotAllowed, NotFound, Unavailable, shortened
 from stoker.serving.wire import check_form, classify, decode, decode_raw, encode
 
 DISCONNECTED = "the client went away"
@@ -81,9 +82,11 @@ class Application:
         edge = self._edge
         route = exchange.route = find(exchange.path)
         if route.page in ADMIN and not edge.is_admin:
-            raise NotFound(f"{exchange.path} is not on this port; the admin port has it")
+            raise NotFound(f"{shortened(exchange.path)} is not on this port; the admin port has it")
         if exchange.scope["method"] != route.method and (exchange.scope["method"], route.method) != ("HEAD", "GET"):
-            raise NotAllowed(f"{exchange.path} takes {route.method}, not {exchange.scope['method']}")
+            raise NotAllowed(f"{shortened(exchange.path)} takes {route.method}, not {exchange.scope['method']}")
+        if edge.is_admin:
+            refuse_cross_site(exchange.headers, has_keys=edge.authorize is not None)
         if edge.authorize is not None and route.page not in WITHOUT_KEY:
             exchange.caller = edge.authorize(exchange.text_headers())
         if route.page == "infer":

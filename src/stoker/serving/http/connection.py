@@ -12,6 +12,7 @@ import logging
 from functools import partial
 from typing import Any
 
+import orjson
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -74,8 +75,8 @@ class Connection(HttpToolsProtocol):
         except HttpParserUpgrade:
             if not self._is_refused:
                 self.cycle.keep_alive = False  # answered as it is; what follows would be in another protocol
-        except HttpParserError:
-            self._refuse(400, "this is no HTTP/1.1 request")
+        except HttpParserError as error:
+            self._refuse(400, f"this is not an HTTP/1.1 request: {error}")
             return
         if self._in_headers and not self.transport.is_closing():
             self._header_bytes += len(data)
@@ -199,7 +200,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._is_refused = True
-        body = b'{"error":"%s"}' % message.encode()
+        body = orjson.dumps({"error": message})
         lines = (
             STATUS_LINE[status],
             b"content-type: application/json\r\n",

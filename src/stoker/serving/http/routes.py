@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote
 
-from stoker.serving.problems import NotFound, Unsupported
+from stoker.serving.problems import NotFound, Unsupported, shortened
 
 Page = Literal[
     "server", "live", "ready", "models", "all_statistics", "metadata", "model_ready", "config", "statistics", "infer",
@@ -75,8 +75,8 @@ def _find(path: str) -> Route:
         case ("v2", "repository", "models", model, action) if model and action in _OF_THE_REPOSITORY:
             return Route(_OF_THE_REPOSITORY[action], model)
         case ("v2", extension, *_) if extension in _UNSUPPORTED:
-            raise Unsupported(f"this server does not have the extension at {path}")
-    raise NotFound(f"there is no page {path[:200]!r}; the protocol's begin at /v2")
+            raise Unsupported(f"this server does not have the extension at {shortened(path)}")
+    raise NotFound(f"there is no page {shortened(path)}; the protocol's begin at /v2")
 
 
 _known = lru_cache(maxsize=1024)(_find)
@@ -86,5 +86,5 @@ def _of_a_model(path: str, model: str, version: str, action: list[str]) -> Route
     if len(action) <= 1 and (page := _OF_A_MODEL.get("".join(action))):
         return Route(page, model, version)
     if action and action[0] in _UNSUPPORTED_OF_A_MODEL:
-        raise Unsupported(f"this server does not have the extension at {path}")
-    raise NotFound(f"there is no page {path[:200]!r}; of a model there are ready, config, stats and infer")
+        raise Unsupported(f"this server does not have the extension at {shortened(path)}")
+    raise NotFound(f"there is no page {shortened(path)}; of a model there are ready, config, stats and infer")

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
@@ -46,6 +46,18 @@ class Live(Collector):
             rows.add_metric(place, waiting)
             ready.add_metric(place, is_ready)
         return info, rows, ready
+
+
+class Reading(Collector):
+    """A gauge, or with `is_total` a counter, whose value is asked for when somebody looks."""
+
+    def __init__(self, name: str, what: str, read: Callable[[], float], *, is_total: bool) -> None:
+        self._name, self._what, self._read, self._is_total = name, what, read, is_total
+
+    def collect(self) -> Iterable[Metric]:
+        """Its value now."""
+        family = CounterMetricFamily if self._is_total else GaugeMetricFamily
+        return [family(self._name, self._what, value=self._read())]
 
 
 class VersionMetrics:
@@ -133,6 +145,10 @@ class Metrics:
     def watch(self, served: Callable[[], Iterable[tuple[dict[str, str], int, bool]]]) -> None:
         """Read what `served` tells whenever somebody looks; see `Live`."""
         self.registry.register(Live(served))
+
+    def read(self, name: str, what: str, value: Callable[[], float], *, is_total: bool = False) -> None:
+        """A series without labels, whose value is asked for whenever somebody looks."""
+        self.registry.register(Reading(f"stoker_{name}", what, value, is_total=is_total))
 
     def version(self, model: str, version: str) -> VersionMetrics:
         """The children of a version, until its `release`; a version that is loaded again goes on where it was."""

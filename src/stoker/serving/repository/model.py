@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from stoker import artifacts
-from stoker.errors import StokerError
+from stoker.artifacts import version_number
+from stoker.errors import StokerError, first_line
 from stoker.records import ServiceSettings, digest
-from stoker.serving.problems import NotFound, Unavailable
+from stoker.serving.problems import NotFound, Unavailable, shortened
 from stoker.serving.repository.choosing import versions_to_try
 from stoker.serving.repository.version import LONGEST_DRAIN_S, Served
 from stoker.serving.service import Entry, ModelState
@@ -46,6 +47,8 @@ class Model:
         """Whether it should be served: nobody unloaded it."""
         self.has_served = False
         """Whether a version of it ever passed its checks."""
+        self.problem = ""
+        """Why its settings or its directory could not be read at the last refresh; empty where they could."""
         self._read_settings = read_settings
         self._start = start
         self._on_disk: tuple[int, ...] = ()
@@ -76,24 +79,26 @@ class Model:
             if self.default is None:
                 raise Unavailable(f"model {self.name!r} is not ready: {self._why()}")
             return self.default
-        number = int(version) if version.isascii() and version.isdigit() else -1
+        number = version_number(version)
         if number in self.served:
             return self.served[number]
         if number in self._problems:
             raise Unavailable(f"version {version} of model {self.name!r} is not ready: {self._problems[number]}")
         served = ", ".join(map(str, sorted(self.served))) or "none"
-        raise NotFound(f"model {self.name!r} has no version {version!r} in service; served: {served}")
+        raise NotFound(f"model {self.name!r} has no version {shortened(version)} in service; served: {served}")
 
     def index(self) -> tuple[Entry, ...]:
         """Every version on the disk, as of the last look, and every one in memory."""
-        absent = "another version is served" if self.is_wanted else "unloaded"
+        absent = self.problem or ("another version is served" if self.is_wanted else "unloaded")
         states: dict[int, tuple[ModelState, str]] = {
             number: ("UNAVAILABLE", self._problems.get(number, absent)) for number in (*self._on_disk, *self._problems)
         }
         for number, one in self.served.items():
-            stale = self._problems.get(number, "")
+            stale = self._problems.get(number, self.problem)
             states[number] = ("UNAVAILABLE", one.problem) if one.is_broken else ("READY", stale)
         states |= {number: (state, "") for number, state in self._moving.items() if number not in self.served}
+        if self.problem and not states:
+            return (Entry(name=self.name, version="", state="UNAVAILABLE", reason=self.problem),)
         return tuple(
             Entry(name=self.name, version=str(number), state=state, reason=reason)
             for number, (state, reason) in sorted(states.items())
@@ -113,10 +118,12 @@ class Model:
             if asked is not None:
                 self.asked = asked
             try:
-                settings = self._read_settings()
+                settings = await asyncio.to_thread(self._read_settings)
                 self._on_disk = await asyncio.to_thread(artifacts.versions, self.path)
-            except StokerError as error:
-                return (error.message,)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with one model is that model's problem
+                self.problem = error.message if isinstance(error, StokerError) else _unreadable(self.path, error)
+                return (self.problem,)
+            self.problem = ""
             chosen = self.asked or settings.versions
             fresh = await self._bring_up(versions_to_try(self._on_disk, chosen), settings, enough=len(chosen) or 1)
             self._forget({*self._on_disk, *chosen})
@@ -186,4 +193,10 @@ class Model:
         if not self.is_wanted:
             return "it was unloaded"
         newest = max(self._problems, default=None)
-        return "it is being loaded" if newest is None else f"version {newest}: {self._problems[newest]}"
+        if newest is None:
+            return self.problem or "it is being loaded"
+        return f"version {newest}: {self._problems[newest]}"
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return f"{path} cannot be read: {type(error).__name__}: {first_line(error)}"

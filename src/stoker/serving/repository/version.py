@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from stoker.artifacts import Golden, datatype_of
 from stoker.records import Manifest, ServiceSettings
 from stoker.serving.batching import Batcher
 from stoker.serving.batching.executed import Executed
@@ -16,6 +17,7 @@ from stoker.serving.observing.metrics import OK, VersionMetrics
 from stoker.serving.observing.statistics import Counters
 from stoker.serving.repository.loading import Loaded
 from stoker.serving.service import Statistics
+from stoker.serving.wire.fitting import FLOATS, is_finite
 
 LONGEST_DRAIN_S = 60.0
 _log = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ class Served:
         self.manifest: Manifest = replace(loaded.artifact.manifest, name=name)
         self.wanted_settings = wanted
         self.settings: ServiceSettings = loaded.settings
+        given = loaded.settings.allow_nan
+        self.allow_nan = not _all_finite(loaded.golden) if given is None else given
+        """Whether inputs may have NaN and infinities."""
         self.load_s = loaded.load_s
         self._counters = Counters(name, self.version)
         self._metrics = metrics
@@ -122,3 +127,9 @@ class Served:
     def _count_batch(self, batch: Executed) -> None:
         self._counters.add_batch(batch)
         self._metrics.batch(batch)
+
+
+def _all_finite(golden: Golden) -> bool:
+    """Whether the inputs that a model was exported with are finite numbers."""
+    floats = (array for array in golden.inputs.values() if datatype_of(array.dtype) in FLOATS)
+    return all(map(is_finite, floats))

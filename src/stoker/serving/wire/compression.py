@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from stoker.serving.problems import BadRequest, TooLarge, Unsupported
+from stoker.serving.problems import BadRequest, TooLarge, WrongFormat, shortened
 
 LEAST_BYTES = 1024
 """Below this an answer is not compressed: it fits into one packet as it is."""
@@ -19,13 +19,13 @@ def decompress(body: bytes, encoding: str, *, most_bytes: int) -> bytes:
     Raises:
         BadRequest: it is damaged, cut off, or something follows it.
         TooLarge: it would have more than `most_bytes`; no more than these were ever held.
-        Unsupported: another encoding.
+        WrongFormat: another encoding.
     """
     encoding = encoding.strip().lower()
     if encoding in {"", "identity"}:
         return body
     if encoding not in _WINDOW_BITS:
-        raise Unsupported(f"Content-Encoding {encoding!r} is not known; gzip and deflate are")
+        raise WrongFormat(f"Content-Encoding {shortened(encoding)} is not known; gzip and deflate are")
     stream = zlib.decompressobj(_WINDOW_BITS[encoding])
     try:
         whole = stream.decompress(body, most_bytes + 1)
