@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.artifacts import Artifact
+from stoker.artifacts import Artifact, Golden, served_sizes
 from stoker.artifacts.answers import filled_in
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.answers import answers
@@ -22,7 +22,7 @@ from stoker.compressing.rows import Material, Rows, cut_to, row_lengths
 from stoker.compressing.scores import Metric
 from stoker.compressing.timing import Race, race, speed_up
 from stoker.engines import Engine, Graph, load_graph
-from stoker.records import Manifest
+from stoker.records import Manifest, ServiceSettings, Tolerance
 from stoker.records.compression import CompressionTrial, Gate, Interval
 
 
@@ -31,14 +31,20 @@ class Terms:
     """What a search is asked for.
 
     `max_drop` is in the user's words, such as `0.5%`; `seconds` is for the whole search. `threads` are what an engine
-    computes with, as the service would give it.
+    computes with, as the service would give it; `most_rows` is the largest batch that the service makes.
     """
 
     max_drop: str = "0.5%"
     batch_sizes: tuple[int, ...] = (1, 32)
+    most_rows: int = ServiceSettings.max_batch_rows
     threads: int = 1
     seconds: float = 180.0
     confidence: float = 0.95
+
+    @property
+    def served_sizes(self) -> tuple[int, ...]:
+        """Batch sizes [rows] at which a candidate has to answer as it answers each row alone."""
+        return served_sizes(max(self.most_rows, *self.batch_sizes))
 
 
 @dataclass
@@ -96,6 +102,11 @@ class Course:
     def answers(self, engine: Engine, rows: Rows) -> Arrays:
         """An engine's answers for rows, in batches of the largest size asked for."""
         return answers(engine, rows, self.source.manifest, batch=max(self.terms.batch_sizes))
+
+    def golden_excess(self, engine: Engine, tolerance: Tolerance) -> float:
+        """How far its own golden answers move in the batches that are served, as a share of the tolerance."""
+        asked = self.source.golden().inputs
+        return Golden(asked, engine.run(asked)).excess_in_batches(engine.run, tolerance, self.terms.served_sizes)
 
     def solo(self, engine: Engine) -> tuple[Race, ...]:
         """The fewest rounds of one engine at each batch size, by the name `own`."""

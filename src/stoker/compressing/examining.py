@@ -101,10 +101,8 @@ def _judge(contender: Contender, candidate: Candidate, course: Course, bar: Bar,
     judged = _by_metric(contender, course, bar, found)
     if not judged.passed:
         return judged.reason
-    steady = steadiness(contender.engine, selection, contender.manifest)
-    contender.note(*steady.gates(), tolerance=steady.tolerance)
-    if not all(gate.passed for gate in steady.gates()):
-        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
+    if (unsteady := _by_batch(contender, course)) is not None:
+        return unsteady
     raced = _by_time(contender, candidate, course, rival)
     return None if raced.passed else raced.reason
 
@@ -116,6 +114,19 @@ def _by_metric(contender: Contender, course: Course, bar: Bar, found: Arrays) ->
     judged = selected(bar.scores, contender.scores, bar.allowed)
     contender.note(judged.gate, selection_drop=drop_of(bar.scores, contender.scores))
     return judged
+
+
+def _by_batch(contender: Contender, course: Course) -> str | None:
+    """Why a contender's answers depend on their batch; None if they do not, at any size that is served."""
+    sizes = course.terms.served_sizes
+    steady = steadiness(contender.engine, course.material.selection, contender.manifest, sizes)
+    contender.note(*steady.gates(), tolerance=steady.tolerance)
+    if not all(gate.passed for gate in steady.gates()):
+        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
+    excess = course.golden_excess(contender.engine, steady.tolerance)
+    what = f"golden answers among {', '.join(map(str, sizes))}, as a share of the tolerance"
+    contender.note(Gate(what=what, passed=excess <= 1, found=excess, limit=1.0))
+    return None if excess <= 1 else f"a golden answer depends on its batch: {excess:.3g} times what is allowed"
 
 
 def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: Contender) -> Judgement:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.artifacts import Artifact, dtype_of
+from stoker.artifacts import Artifact, dtype_of, read_settings
 from stoker.artifacts.elements import Arrays
 from stoker.engines import Graph, default_threads, load_graph
 from stoker.errors import BadArtifact, ServiceError
@@ -113,7 +113,9 @@ def _take_over(
     """Write the graph of one candidate, if it holds what its signature says."""
     samples = _drawn(file, specs, about.dims) if given is None else _fitting(given, specs)
     dims = ranges([dim for spec in specs for dim in spec.shape if isinstance(dim, str)], about.dims)
-    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims)
+    trial = Trial(
+        samples=contiguous(samples), inputs=specs, dims=dims, most_rows=read_settings(model).max_batch_rows
+    )
     if trial.is_batched:
         trial = dataclasses.replace(trial, samples=eight(trial.samples))
         require_varied(trial)

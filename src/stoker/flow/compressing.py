@@ -74,6 +74,7 @@ def compress(  # noqa: PLR0913 - what the command line offers
     terms = Terms(
         max_drop=max_drop,
         batch_sizes=batch_sizes or tuple(sorted({1, settings.max_batch_rows})),
+        most_rows=settings.max_batch_rows,
         threads=threads or settings.threads or default_threads(settings.instances or 1),
         seconds=seconds,
     )
