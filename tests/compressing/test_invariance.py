@@ -12,7 +12,6 @@ from stoker.compressing.rows import Rows
 from stoker.records import Manifest
 from stoker.testing.models import tiny_artifact, tiny_inputs
 
-
 SIZES = served_sizes(32)
 
 

@@ -116,6 +116,11 @@ def test_a_quantised_model_is_not_quantised_again(model: Artifact) -> None:
         (("--metric", "mean.py"), "gave scores of shape"),
         (("--metric", "empty.py"), "has no function `metric`"),
         (("--max-drop", "some"), "wanted a positive number"),
+        (("--max-drop", "200%"), "allows any candidate"),
+        (
+            ("--data", "bare.npz", "--metric", "accuracy"),
+            "no array or column 'target', which the metric accuracy needs",
+        ),
         (("--seconds", "0"), "wanted a positive number"),
         (("--batch", "0"), "batch sizes are 1 or more"),
         (("--keep-all", "models"), "models is not empty"),
@@ -130,6 +135,7 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     np.savez("short.npz", image=image[:60], target=np.zeros(60, np.int64))
     np.savez("other.npz", picture=image)
     np.savez("wide.npz", image=image.reshape(225, 1, 16, 16), target=np.zeros(225, np.int64))
+    np.savez("bare.npz", image=image)
     Path("broken.npz").write_bytes(b"PK no archive")
     Path("raises.py").write_text("def metric(outputs, targets):\n    return 1 / 0\n")
     Path("mean.py").write_text("def metric(outputs, targets):\n    return (outputs.argmax(1) == targets).mean()\n")
@@ -138,6 +144,22 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     outcome = compress(*options)
     assert (outcome.code, says in " ".join(outcome.err.split())) == (2, True), outcome.err
     assert read("models/tiny").version == 1
+
+
+@pytest.mark.usefixtures("twice_as_fast")
+def test_rows_without_a_target_are_judged_by_agreement(model: Artifact) -> None:
+    """The new version says so: the metric by its name, and in words what it means for the output."""
+    np.savez("bare.npz", **tiny_inputs("images", rows=900, seed=5))
+    outcome = stoker_here(
+        "compress", str(model.path.parent), "--data", "bare.npz", "--max-drop", "2%", "--seconds", "6", "--batch", "1",
+        "--threads", "1",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "judged by agreement with the answers of version 1" in " ".join(outcome.out.split())
+    found = read("models/tiny")
+    assert found.version == 2
+    assert 0.98 <= found.manifest.metrics["agreement"] <= 1
+    assert any("agreement with the answers of version 1" in note for note in found.manifest.notes)
 
 
 def test_a_model_made_elsewhere_needs_rows(model: Artifact) -> None:

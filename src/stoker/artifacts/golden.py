@@ -63,8 +63,8 @@ class Golden:
 def served_sizes(most_rows: int) -> tuple[int, ...]:
     """Batch sizes [rows] at which a model that is served in batches of up to `most_rows` has to answer equally.
 
-    Engines choose kernels by the number of rows: powers of two, an odd number, and the largest. A server asks the golden
-    inputs again at the smallest and the largest of them before it takes a version.
+    Engines choose kernels by the number of rows: powers of two, an odd number, and the largest. A server asks the
+    golden inputs again at the smallest and the largest of them before it takes a version.
 
     >>> served_sizes(32), served_sizes(5)
     ((1, 2, 3, 4, 8, 16, 32), (1, 2, 3, 4, 5))

@@ -95,6 +95,10 @@ class Course:
         )  # fmt: skip
         return load_graph(manifest.engine, wanted)[0]
 
+    def with_targets(self, rows: Rows, original: Arrays) -> Rows:
+        """The rows to score by: where agreement is the metric, the original's answers are the targets."""
+        return dataclasses.replace(rows, targets=original) if self.metric.is_agreement else rows
+
     def scores(self, found: Arrays, rows: Rows) -> Scores:
         """The metric's scores of answers for rows."""
         return self.metric.scores(found, rows.targets, len(rows))
@@ -136,6 +140,18 @@ def gain_of(races: tuple[Race, ...], confidence: float) -> Interval:
 def latencies(races: tuple[Race, ...], sizes: tuple[int, ...]) -> dict[str, float]:
     """Median seconds of `own` by rows of a batch."""
     return {str(size): one.latency("own") for size, one in zip(sizes, races, strict=True)}
+
+
+def latencies_beside(rival: dict[str, float], races: tuple[Race, ...], sizes: tuple[int, ...]) -> dict[str, float]:
+    """Seconds by rows of a batch, from the rival's and the rounds of both: so latencies and speed-ups agree.
+
+    Medians of rounds at different moments do not: a machine that others use is slower at one of them.
+    """
+    return {
+        str(size): rival[str(size)] / one.ratio("own", "rival")
+        for size, one in zip(sizes, races, strict=True)
+        if str(size) in rival
+    }
 
 
 def is_finite_like(found: Arrays, reference: Arrays) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.candidates import Candidate, Made, Workshop
-from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies, likeness
+from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies_beside, likeness
 from stoker.compressing.drops import Scores, corrected, drop_of
 from stoker.compressing.invariance import steadiness
 from stoker.compressing.judging import MOST_FINALISTS, Judgement, fast_enough, foreseen_bound, selected
@@ -48,8 +48,9 @@ def reference(course: Course) -> Contender:
         tolerance=manifest.tolerance,
     )
     engine = course.engine_of(manifest, source.graph_path)
-    found = course.answers(engine, course.material.selection)
-    scores = course.scores(found, course.material.selection)
+    rows = course.material.selection
+    found = course.answers(engine, rows)
+    scores = course.scores(found, course.with_targets(rows, found))
     return Contender(trial, manifest, Made(source.graph_path, (source.graph_path,)), engine, scores)
 
 
@@ -136,12 +137,9 @@ def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: 
     contender.pace = gain.value * rival.pace
     judged = fast_enough(gain, rival.trial.name, is_lossy=candidate.is_lossy)
     contender.note(
-        judged.gate, latency_s=latencies(races, terms.batch_sizes), speed_up=gain, rival=rival.trial.name,
-        pace=contender.pace,
+        judged.gate, latency_s=latencies_beside(rival.trial.latency_s, races, terms.batch_sizes), speed_up=gain,
+        rival=rival.trial.name, pace=contender.pace,
     )  # fmt: skip
-    if not rival.trial.latency_s:
-        medians = {str(size): one.latency("rival") for size, one in zip(terms.batch_sizes, races, strict=True)}
-        rival.note(latency_s=medians)
     return judged
 
 

@@ -113,9 +113,7 @@ def _take_over(
     """Write the graph of one candidate, if it holds what its signature says."""
     samples = _drawn(file, specs, about.dims) if given is None else _fitting(given, specs)
     dims = ranges([dim for spec in specs for dim in spec.shape if isinstance(dim, str)], about.dims)
-    trial = Trial(
-        samples=contiguous(samples), inputs=specs, dims=dims, most_rows=read_settings(model).max_batch_rows
-    )
+    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims, most_rows=read_settings(model).max_batch_rows)
     if trial.is_batched:
         trial = dataclasses.replace(trial, samples=eight(trial.samples))
         require_varied(trial)

@@ -99,9 +99,7 @@ def tolerance_of(proofs: Sequence[Proof], answers: Arrays, limit: float) -> Tole
     return Tolerance(absolute=max(share * min(scales), measured * max(scales)), relative=share)
 
 
-def _as_served(
-    name: EngineName, answer: Answer, golden: Golden, tolerance: Tolerance, sizes: Sequence[int]
-) -> Proof:
+def _as_served(name: EngineName, answer: Answer, golden: Golden, tolerance: Tolerance, sizes: Sequence[int]) -> Proof:
     """That the golden answers hold in every batch that is served: a server refuses the version otherwise."""
     what = f"{name}: golden answers among {', '.join(map(str, sizes))}, as a share of the tolerance"
     return Proof(what=what, error=golden.excess_in_batches(answer, tolerance, sizes), limit=1.0)
