@@ -22,7 +22,10 @@ def export(
         Path, typer.Option("--out", "-o", metavar="DIR", help="The model's directory, such as models/digits.")
     ],
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Example inputs for an ONNX file, as .npz.")
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="FILE", help="Example inputs of an ONNX file, .npz (default: drawn at random)."
+        ),
     ] = None,
     dynamic: Annotated[
         list[str] | None,
