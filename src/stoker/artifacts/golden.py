@@ -94,7 +94,8 @@ def _beginning_with(prefix: str, tensors: Arrays) -> Arrays:
 def _stored(name: str, array: NDArray[Any]) -> Arrays:
     if array.dtype.hasobject:
         return _with_lengths(name, array)
-    array = np.ascontiguousarray(array)  # of other arrays the library would write the memory, not the content
+    # Of other arrays the library would write the memory, not the content. (`ascontiguousarray` makes [1] of a number.)
+    array = np.asarray(array, order="C")
     if array.dtype == dtype_of("BF16"):
         return {name + _BF16: array.view(np.uint16)}
     return {name: array}
