@@ -85,9 +85,8 @@ class Search:
         expected_s = self._expected_s(candidate)
         if self.left_s < expected_s:
             self.left_out[candidate.name] = expected_s
-            reason = (
-                f"it takes about {format_seconds(expected_s)}, and {format_seconds(max(0.0, self.left_s))} were left"
-            )
+            left = format_seconds(self.left_s) if self.left_s > 0 else "nothing"
+            reason = f"it takes about {format_seconds(expected_s)}, and {left} was left beside acceptance"
             self._reject(dataclasses.replace(_record(candidate), outcome="left out", reason=reason))
             return False
         self.tell(f"trying {candidate.name}: {candidate.how}")

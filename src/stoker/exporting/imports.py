@@ -88,6 +88,8 @@ def _notes(problem: BadArtifact | None, *, is_drawn: bool, is_batched: bool) -> 
     elif problem is not None:
         kinds = " (by drawn inputs)" * is_drawn
         notes.append(f"served request by request, without batching: {problem.message}{kinds}")
+    elif not is_batched:
+        notes.append("served request by request, without batching: its inputs do not all begin with a size that varies")
     return tuple(notes)
 
 
