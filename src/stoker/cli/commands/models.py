@@ -59,7 +59,11 @@ def compress(
     ] = "0.5%",
     metric: Annotated[
         str | None,
-        typer.Option("--metric", metavar="NAME|FILE", help="A name, or a Python file with metric(outputs, targets)."),
+        typer.Option(
+            "--metric",
+            metavar="NAME|FILE",
+            help="A name, or a Python file with metric(outputs, targets); without targets: agreement.",
+        ),
     ] = None,
     job_file: Annotated[
         Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")
