@@ -30,7 +30,6 @@ from stoker.artifacts import Artifact
 from stoker.compressing import Metric, Terms
 from stoker.compressing.contender import Course, gain_of
 from stoker.compressing.judging import accepted
-from stoker.compressing.search import limited
 from stoker.exporting import About, export_module
 from stoker.flow.compressing import _material
 from stoker.loading.samples import Samples
@@ -112,9 +111,8 @@ def main() -> None:
 def _course(source: Artifact, data: Path | None, metric: Metric | None, sizes: tuple[int, ...], record: Any) -> Course:
     material, chosen = _material(source, None, data, metric, record.rows.seed)
     terms, rows = Terms(batch_sizes=sizes, threads=1), record.rows
-    return Course(
-        source, limited(material, rows.selection, rows.acceptance, rows.calibration), chosen, terms, handmade.clock
-    )
+    material = material.limited(selection=rows.selection, acceptance=rows.acceptance, calibration=rows.calibration)
+    return Course(source, material, chosen, terms, handmade.clock)
 
 
 def _by_hand(

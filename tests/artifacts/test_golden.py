@@ -41,3 +41,11 @@ def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(BadArtifact, match=r"golden.safetensors cannot be read"):
         read_golden(path)
+
+
+def test_a_single_number_stays_one(tmp_path: Path) -> None:
+    """A sampling rate has no dimensions, and an engine refuses a row of one."""
+    golden = Golden({"rate": np.array(16000)}, {"y": np.array(0.5)})
+    save_file(golden.as_tensors(), tmp_path / "g.safetensors")
+    found = read_golden(tmp_path / "g.safetensors")
+    assert (found.inputs["rate"].shape, found.outputs["y"].shape) == ((), ())

@@ -28,7 +28,7 @@ def test_a_harmless_candidate_is_accepted_and_a_harmful_one_is_not() -> None:
     assert good.passed
     assert drop.value < 0.005 < drop.high
     assert not bad.passed
-    assert "rows would tell" in bad.reason
+    assert "rows in all would tell" in bad.reason
 
 
 def test_what_one_finalist_may_lose_is_too_much_among_three() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.compressing.rows import Rows, batches, check_fit, cut_to, dealt, row_lengths
+from stoker.compressing.rows import Material, Rows, batches, check_fit, cut_to, dealt, row_lengths
 from stoker.errors import BadJob
 from stoker.records import Manifest
 from stoker.testing.models import tiny_artifact, tiny_inputs
@@ -100,3 +100,18 @@ def test_nothing_is_cut_below_the_least_size(tokens: Manifest) -> None:
     """A dimension keeps the least size that the manifest names."""
     low = dataclasses.replace(tokens, dims=(dataclasses.replace(tokens.dims[0], low=4),))
     assert cut_to(tiny_inputs("tokens", rows=2, tokens=6), low, 2)["input_ids"].shape == (2, 4)
+
+
+@pytest.mark.parametrize(("is_held_out", "acceptance"), [(True, 70 + 12 + 20), (False, 70 + 12)])
+def test_rows_that_other_uses_leave_over_accept(is_held_out: bool, acceptance: int) -> None:
+    """Those of selection and, where the model was not trained on them, of calibration; none has two uses."""
+    numbers = {name: Rows({"x": np.arange(start, stop)}, np.arange(start, stop)) for name, start, stop in
+               (("calibration", 0, 30), ("selection", 30, 62), ("acceptance", 62, 132))}  # fmt: skip
+    material = Material(**numbers, seed=0, is_held_out=is_held_out)
+    few = material.limited(selection=20, acceptance=1000, calibration=10)
+    assert (len(few.calibration), len(few.selection), len(few.acceptance)) == (10, 20, acceptance)
+    used = np.concatenate([part.inputs["x"] for part in (few.calibration, few.selection, few.acceptance)])
+    assert len(set(used.tolist())) == len(used)
+    assert isinstance(few.acceptance.targets, np.ndarray)
+    assert (few.acceptance.targets == few.acceptance.inputs["x"]).all()
+    assert len(material.limited(selection=20, acceptance=75, calibration=10).acceptance) == 75

@@ -32,7 +32,7 @@ def test_cross_entropy_is_that_of_the_softmax() -> None:
     assert scores == pytest.approx(np.log(shares[np.arange(4), CLASSES]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"agreement"}))
 def test_every_metric_prefers_the_truth(name: str) -> None:
     """Right outputs score higher than wrong ones."""
     is_number = name in {"mse", "l1", "binary_accuracy"}
@@ -79,3 +79,27 @@ def test_an_unknown_metric_names_the_nearest() -> None:
     """A slip of the pen is answered with what was likely meant."""
     with pytest.raises(BadJob, match="'accuracy'"):
         named("acuracy")
+
+
+def test_agreement_is_by_what_an_output_holds() -> None:
+    """Class scores by the largest, whole numbers by equality, others by their distance; the worst output counts."""
+    shares = np.array([[0.2, 0.8], [0.6, 0.4]], np.float32)
+    embedding = np.array([[3.0, 4.0], [4.0, 3.0]], np.float32)  # a root mean square of 3.5355
+    number = np.array([1, 2])
+    metric = named("agreement")
+    targets = {"p": shares, "e": embedding, "n": number}
+    assert metric.scores(targets, targets, 2).tolist() == [1.0, 1.0]
+    assert metric.scores({**targets, "p": shares[:, ::-1]}, targets, 2).tolist() == [0.0, 0.0]
+    assert metric.scores({**targets, "n": np.array([1, 3])}, targets, 2).tolist() == [1.0, 0.0]
+    moved = embedding + np.array([[0.35355, 0.35355], [0.0, 0.0]], np.float32)
+    assert metric.scores({**targets, "e": moved}, targets, 2) == pytest.approx([0.9, 1.0], abs=1e-4)
+    assert metric.scores({"p": np.array([[0.3, 0.7], [0.55, 0.45]])}, {"p": shares}, 2).tolist() == [1.0, 1.0]
+    assert metric.scores({"e": np.full((2, 2), np.nan)}, {"e": embedding}, 2).tolist() == [0.0, 0.0]
+    labelled = named("agreement", {"e"})
+    assert labelled.scores({"e": 5 * embedding}, {"e": embedding}, 2).tolist() == [1.0, 1.0]
+
+
+def test_a_drop_larger_than_any_score_is_refused() -> None:
+    """5 instead of 5% of accuracy."""
+    with pytest.raises(BadJob, match="accuracy is at most 1"):
+        named("accuracy").allowed("5", 0.9)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +11,16 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from stoker.compressing import examining
+from stoker.artifacts import Artifact
+from stoker.compressing import examining, named
 from stoker.compressing import search as searching
 from stoker.compressing.candidates import Candidate, Made, Workshop, candidates_for
 from stoker.compressing.candidates.base import explained
 from stoker.compressing.contender import Course
 from stoker.compressing.graphs import GraphKind
+from stoker.compressing.rows import Rows
 from stoker.compressing.search import Search, begin
+from stoker.engines import load
 from stoker.errors import BadJob
 from stoker.records.compression import CompressionTrial, Interval
 
@@ -69,6 +73,22 @@ def couple_batch(model: onnx.ModelProto) -> None:
     )
 
 
+def other_above_eight(model: onnx.ModelProto) -> None:
+    """Another answer in batches of more than eight rows, as of an engine that changes its kernel there."""
+    model.graph.node[-1].output[0] = "own"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(8, np.int64), "eight"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "first"))
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["own"], ["shape"]),
+            helper.make_node("Gather", ["shape", "first"], ["rows"]),
+            helper.make_node("Greater", ["rows", "eight"], ["is_large"]),
+            helper.make_node("Cast", ["is_large"], ["shift"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Add", ["own", "shift"], ["logits"]),
+        ]
+    )
+
+
 def nothing(model: onnx.ModelProto) -> None:
     """The same graph again."""
 
@@ -100,6 +120,7 @@ def tried(search: Search, candidate: Candidate) -> CompressionTrial:
         (swapped, "for selection, 0.03 is allowed"),
         (not_a_number, "not finite"),
         (couple_batch, "depends on its batch"),
+        (other_above_eight, "depends on its batch"),
         (blur, "for selection, 0.03 is allowed"),
         (nothing, "as fast as original"),
     ],
@@ -185,8 +206,67 @@ def test_a_candidate_that_is_unlikely_to_be_accepted_is_repaired(
     assert [one.trial.name for one in search.passed] == ["int8 plain", "int8 plain, 1 put back"]
 
 
+def test_without_time_for_any_candidate_nothing_is_judged(search: Search) -> None:
+    """It says that nothing was tried, and how many seconds it takes; with something tried it goes on."""
+    search.started -= 60
+    search.consider(planted("late", nothing))
+    with pytest.raises(BadJob, match=r"Nothing was tried: of --seconds 5 it took 6\d s") as refused:
+        search.require_tried()
+    assert re.search(r"Give --seconds (6|7)\d or more; all 1 candidates", refused.value.remedy or "")
+    search.rejected.append(dataclasses.replace(search.rejected[0], outcome="rejected"))
+    search.require_tried()
+
+
+def test_latencies_agree_with_the_speed_up(search: Search) -> None:
+    """Whatever the machine does between two measurements: the table's columns and ratios are of the same rounds."""
+    found = tried(search, planted("same", nothing))
+    assert found.pace is not None
+    original = search.original.trial.latency_s
+    ratios = [original[size] / found.latency_s[size] for size in original]
+    assert math.prod(ratios) ** (1 / len(ratios)) == pytest.approx(found.pace, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "reason"),
+    [
+        ("0.5%", "the targets are the original's own answers: its mse on them is 0, and 0.5% of that"),
+        ("-1%", "wanted a positive number or share"),
+        ("200%", "a drop of 100 % or more allows any candidate"),
+    ],
+)
+def test_a_drop_that_cannot_be_kept_is_refused(
+    course: Course, images: Artifact, directory: Path, max_drop: str, reason: str
+) -> None:
+    """A share of an error of 0 is 0; a negative one cannot be; the whole allows anything."""
+    (engine,) = load(images, threads=1)
+
+    def owned(rows: Rows) -> Rows:
+        return dataclasses.replace(rows, targets=engine.run(rows.inputs)["logits"])
+
+    rows = course.material
+    material = dataclasses.replace(rows, selection=owned(rows.selection), acceptance=owned(rows.acceptance))
+    terms = dataclasses.replace(course.terms, max_drop=max_drop, batch_sizes=(1, len(rows.selection)))
+    own = dataclasses.replace(course, material=material, metric=named("mse"), terms=terms)
+    with pytest.raises(BadJob, match=reason):
+        begin(own, directory, lambda line: None)
+
+
+def test_without_targets_agreement_with_the_original_is_the_metric(course: Course, directory: Path) -> None:
+    """The original agrees with itself in every row; what changes the class of many rows is refused."""
+    bare = {name: dataclasses.replace(getattr(course.material, name), targets=None) for name in
+            ("calibration", "selection", "acceptance")}  # fmt: skip
+    own = dataclasses.replace(course, material=dataclasses.replace(course.material, **bare), metric=named("agreement"))
+    search = begin(own, directory, lambda line: None)
+    assert (search.original.scores == 1).all()
+    assert "logits: largest class" in search.notes[0]
+    assert "for selection, 0.03 is allowed" in tried(search, planted("blur", blur)).reason
+    assert "as fast as original" in tried(search, planted("nothing", nothing)).reason
+    assert search.accept(0) is search.original
+
+
 def test_too_few_rows_are_refused_before_anything_is_tried(course: Course, directory: Path) -> None:
     """It says how many rows it takes."""
     few = dataclasses.replace(course, terms=dataclasses.replace(course.terms, max_drop="0.1%"))
-    with pytest.raises(BadJob, match="it takes 4093"):
+    with pytest.raises(BadJob, match="it takes 4,093") as refused:
         begin(few, directory, lambda line: None)
+    assert "Give 4,173 validation rows in all" in (refused.value.remedy or "")

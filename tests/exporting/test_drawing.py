@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from stoker.exporting.drawing import drawn, likely_sizes
+from stoker.exporting.drawing import DRAWS, drawn, likely_sizes
 from stoker.records import TensorSpec
 
 
@@ -55,3 +55,36 @@ def test_likely_sizes_are_those_of_sequences_and_of_images() -> None:
     image = TensorSpec(name="x", datatype="FP32", shape=("batch", 3, "h", "w"))
     assert likely_sizes((IDS,)) == {"tokens": 8}
     assert likely_sizes((image,)) == {"h": 64, "w": 128}
+
+
+def encoding(op: str, *, swapped: bool = False):
+    """A graph that encodes ids one-hot: by the operation, or by comparing them with a range."""
+    number = np.array(257) if op == "OneHot" else np.arange(257)[None, None]
+    weights = [numpy_helper.from_array(number, "number"), numpy_helper.from_array(np.array([0, 1]), "values")]
+    asked = ["number", "wide"] if swapped else ["wide", "number"]
+    nodes = [
+        helper.make_node("Constant", [], ["axes"], value=numpy_helper.from_array(np.array([2]))),
+        helper.make_node("Unsqueeze", ["ids", "axes"], ["wide"]),
+        helper.make_node(op, [*asked, "values"] if op == "OneHot" else asked, ["y"]),
+    ]
+    takes = helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "T"])
+    gives = helper.make_tensor_value_info("y", TensorProto.INT64, None)
+    return helper.make_model(helper.make_graph(nodes, "g", [takes], [gives], weights))
+
+
+@pytest.mark.parametrize(("op", "swapped"), [("OneHot", False), ("Equal", False), ("Equal", True)])
+def test_ids_are_below_the_depth_of_their_one_hot_encoding(op: str, swapped: bool) -> None:
+    """Zeros and ones alone are nonsense to a model of bytes, and move its answers."""
+    ids = drawn(encoding(op, swapped=swapped), (IDS,), {"batch": 8, "tokens": 400})["ids"]
+    assert (ids.min(), ids.max()) == (0, 256)
+
+
+def test_draws_differ_in_kind() -> None:
+    """Floats of several sizes, numbers of no known range as flags and as bytes; each the same every time."""
+    specs = (TensorSpec(name="x", datatype="FP32", shape=("batch", 99)), IDS)
+    model = looking_up([], 5)
+    model.graph.input[0].name = "other"
+    each = [drawn(model, specs, {"batch": 8, "tokens": 99}, number=number) for number in range(DRAWS)]
+    assert [(one["x"] < 0).any() for one in each] == [True, False, True]
+    assert [one["ids"].max() > 1 for one in each] == [False, True, False]
+    assert each[2]["x"].std() < 0.2 < each[0]["x"].std()

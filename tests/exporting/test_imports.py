@@ -8,11 +8,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from stoker.artifacts import excess, read
+from stoker.artifacts import excess, read, write_settings
 from stoker.engines import load
 from stoker.errors import BadArtifact
 from stoker.exporting import About, import_onnx
-from stoker.records import DynamicDim
+from stoker.records import DynamicDim, ServiceSettings
 from stoker.testing.models import Kind, tiny_graph, tiny_inputs
 
 
@@ -78,6 +78,43 @@ def test_a_first_dimension_that_mixes_is_no_batch(tmp_path: Path) -> None:
     manifest = import_onnx(saved(tmp_path / "g.onnx", made_of(nodes)), tmp_path / "m").manifest
     assert not manifest.is_batched
     assert manifest.inputs[0].shape == ("N", 4)
+    drawn, served = manifest.notes
+    assert "drawn at random" in drawn
+    assert "--inputs FILE.npz" in drawn
+    assert "served request by request, without batching: onnxruntime: each sample alone and among 2, 3" in served
+
+
+def test_a_batch_that_holds_up_to_eight_rows_alone_is_no_batch(tmp_path: Path) -> None:
+    """Its answers change between 8 and 32 rows, in which a service would ask it."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"], end=1),
+        helper.make_node("Greater", ["shape", "eight"], ["is_large"]),
+        helper.make_node("Cast", ["is_large"], ["shift"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "shift"], ["y"]),
+    ]
+    model = saved(tmp_path / "g.onnx", made_of(nodes, weights={"eight": np.array([8])}))
+    manifest = import_onnx(model, tmp_path / "m").manifest
+    assert not manifest.is_batched
+    (tmp_path / "n").mkdir()
+    write_settings(tmp_path / "n", ServiceSettings(max_batch_rows=8))
+    assert import_onnx(model, tmp_path / "n").manifest.is_batched
+
+
+@pytest.mark.parametrize(("share", "is_batched"), [(0.02, True), (1.0, False)])
+def test_a_batch_that_some_drawn_inputs_move_a_little_is_kept(tmp_path: Path, share: float, is_batched: bool) -> None:
+    """Numbers below 0 meet those of others: if by a little, it may be nonsense that real inputs do not show."""
+    nodes = [
+        helper.make_node("Min", ["x", "zero"], ["below"]),
+        helper.make_node("ReduceMean", ["below", "first"], ["mean"], keepdims=1),
+        helper.make_node("Mul", ["mean", "share"], ["shared"]),
+        helper.make_node("Add", ["x", "shared"], ["y"]),
+    ]
+    weights = {"zero": np.float32(0), "share": np.float32(share), "first": np.array([0])}
+    path = saved(tmp_path / "g.onnx", made_of(nodes, weights={n: np.asarray(a) for n, a in weights.items()}))
+    manifest = import_onnx(path, tmp_path / "m").manifest
+    assert manifest.is_batched == is_batched
+    expected = "drawn inputs of another kind" if is_batched else "request by request"
+    assert any(expected in note for note in manifest.notes)
 
 
 def test_what_is_dynamic_is_kept_with_its_pads_and_limits(tmp_path: Path) -> None:
@@ -105,6 +142,7 @@ def test_examples_of_the_users_are_the_golden_ones(tmp_path: Path) -> None:
     asked = tiny_inputs(rows=6, seed=9)
     artifact = import_onnx(saved(tmp_path / "g.onnx", tiny_graph()), tmp_path / "m", inputs=asked)
     assert (artifact.golden().inputs["x"] == asked["x"][:4]).all()
+    assert artifact.manifest.notes == ()
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_every_engine_was_checked_at_three_sizes_alone_and_padded(artifact) -> N
         assert any(
             what.startswith(f"{engine} and PyTorch, 1 sample (tokens 8); 3 samples (tokens 4)") for what in whats
         )
-        assert f"{engine}: each sample alone and among 8" in whats
+        assert f"{engine}: each sample alone and among 2, 3, 4, 8, 16, 32" in whats
         assert f"{engine}: padded (tokens 4 in 8)" in whats
     assert all(proof.error <= proof.limit for proof in artifact.manifest.proofs)
 
@@ -116,7 +116,7 @@ def test_what_was_exported_can_be_read_and_run(artifact) -> None:
 def test_the_tolerance_has_room_for_what_was_measured_and_no_more(artifact) -> None:
     """Not below the floor, and not as wide as what would be refused."""
     tolerance = artifact.manifest.tolerance
-    worst = max(proof.error for proof in artifact.manifest.proofs)
+    worst = max(proof.error for proof in artifact.manifest.proofs if proof.limit < 1)
     assert worst < 1e-4 <= tolerance.relative < 1e-3
     scales = [float(np.abs(one).max()) for one in artifact.golden().outputs.values()]
     assert tolerance.relative * min(scales) <= tolerance.absolute * (1 + 1e-9) < tolerance.relative * max(scales)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from stoker.artifacts import excess
-from stoker.exporting.proving import tolerance_of
-from stoker.records import Proof
+from stoker.artifacts.elements import Arrays
+from stoker.engines import Graph
+from stoker.errors import BadArtifact
+from stoker.exporting import proving
+from stoker.exporting.proving import prove, tolerance_of
+from stoker.exporting.trial import Trial
+from stoker.records import Proof, TensorSpec
 
 BOXES, SCORES = np.linspace(0, 640, 12, dtype=np.float32).reshape(3, 4), np.array([0.9, 0.5, 0.1], np.float32)
 
@@ -41,3 +48,50 @@ def test_what_is_filled_in_allows_nothing_to_the_others() -> None:
     assert tolerance.absolute == pytest.approx(2e-4)
     assert excess({**answers, "logits": logits + np.float32(0.01)}, answers, tolerance) > 1
     assert excess({**answers, "best": np.array([0, 40_001])}, answers, tolerance) > 1
+
+
+class Doubling:
+    """An engine that doubles its input, and is off by `shift` in batches of more than `above` rows."""
+
+    def __init__(self, above: int, shift: float) -> None:
+        self.above, self.shift = above, np.float32(shift)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        return {"y": 2 * inputs["x"] + self.shift * (len(inputs["x"]) > self.above)}
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def proven(monkeypatch: pytest.MonkeyPatch, most_rows: int, **engines: Doubling) -> proving.Proven:
+    """What comes of an export to these engines, served in batches of up to `most_rows`."""
+    monkeypatch.setattr(proving, "load_graph", lambda name, graph: (engines[name],))
+    spec = TensorSpec(name="x", datatype="FP32", shape=("batch", 4))
+    samples = {"x": np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)}
+    trial = Trial(samples=samples, inputs=(spec,), most_rows=most_rows)
+    graph = Graph(path=Path("model.onnx"), precision="fp32", inputs=(spec,), outputs=(spec,))
+    golden = {"x": samples["x"][:4]}
+    return prove(graph, Doubling(0, 0.0).run, "PyTorch", trial, golden, 1e-3)
+
+
+@pytest.mark.parametrize(("most_rows", "engine"), [(8, "openvino"), (32, "onnxruntime"), (48, "onnxruntime")])
+def test_an_engine_is_proved_at_the_batch_sizes_that_are_served(
+    monkeypatch: pytest.MonkeyPatch, most_rows: int, engine: str
+) -> None:
+    """One that changes its answers above 16 rows is taken where at most 8 are served, and nowhere else."""
+    found = proven(monkeypatch, most_rows, openvino=Doubling(16, 0.5), onnxruntime=Doubling(0, 0.0))
+    assert found.engine == engine
+    assert any(one.what.endswith(": among 32") for one in found.proofs) == (engine == "onnxruntime")
+
+
+def test_what_no_engine_answers_alike_in_served_batches_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server would refuse the version; the error says at which size."""
+    with pytest.raises(BadArtifact, match="among 32"):
+        proven(monkeypatch, 32, openvino=Doubling(16, 0.5), onnxruntime=Doubling(31, 0.5))
+
+
+def test_golden_answers_hold_within_the_tolerance_in_served_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every engine deviates by at 32 rows is in the tolerance that a server asks them with."""
+    found = proven(monkeypatch, 32, openvino=Doubling(16, 5e-4), onnxruntime=Doubling(0, 0.0))
+    assert found.engine == "openvino"
+    assert found.tolerance.absolute > 5e-4

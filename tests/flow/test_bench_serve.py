@@ -14,6 +14,7 @@ from stoker.records import ServiceSettings, dumps, loads
 from stoker.records.loadtest import LoadMeasurement, Objective, SettingsTrial
 from stoker.testing.models import tiny_artifact
 from tests.flow.command import stoker_here
+from tests.predicting.builders import whole_model
 from tests.serving.asking import running
 
 EASY = Objective(q=0.9, within_s=2.0)
@@ -49,6 +50,22 @@ def test_one_rate_is_measured_and_told_as_json(tmp_path: Path) -> None:
     assert (found.requests, found.answered, found.failures) == (20, 20, {})
     assert found.server_cpu_s is not None
     assert not (tmp_path / "words" / "service.json").exists()
+
+
+def test_a_model_without_a_batch_is_measured(tmp_path: Path) -> None:
+    """By its URL and from its directory, with inputs made up, of one request, and of several; each is answered."""
+    whole_model(tmp_path)
+    one, several = tmp_path / "one.npz", tmp_path / "several.npz"
+    np.savez(one, x=np.ones((3, 4), np.float32), k=np.float32(2))
+    np.savez(several, x=np.ones((5, 3, 4), np.float32), k=np.ones(5, np.float32))
+    with running(tmp_path / "whole") as server:
+        for inputs in (None, one, several):
+            found = measure_url(
+                server.started.http, "whole", rate=None, callers=2, seconds=0.2, load=Load(inputs=inputs)
+            )
+            assert (found.answered > 0, found.failures) == (True, {})
+    found = measure_models(tmp_path / "whole", rate=20, callers=None, seconds=0.2, load=Load(inputs=several))
+    assert (found.answered, found.failures) == (4, {})
 
 
 def test_a_running_server_is_asked_by_its_url(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import numpy as np
 import onnx
 import pytest
 
-from stoker.artifacts import Artifact, difference, excess, read
+from stoker.artifacts import Artifact, difference, read
 from stoker.compressing import examining, judging
 from stoker.compressing.candidates import Workshop, onnxruntime
 from stoker.compressing.rows import Rows
 from stoker.engines import load
 from stoker.records import loads
 from stoker.records.compression import Compression, Interval
+from stoker.serving.repository.checking import check_answers
 from stoker.testing.models import tiny_artifact, tiny_inputs
 from tests.flow.command import stoker_here
 from tests.flow.test_export import DIGITS, plan_file
@@ -69,7 +70,8 @@ def test_the_best_that_holds_becomes_the_next_version(model: Artifact) -> None:
     assert loads((found.path / "compression.json").read_text(), Compression).chosen == record.chosen
     found.verify()
     golden, (engine,) = found.golden(), load(found, threads=1)
-    assert excess(engine.run(golden.inputs), golden.outputs, found.manifest.tolerance) <= 1
+    for most_rows in range(1, 33):  # what a server asks before it takes a version
+        check_answers(engine, found.manifest, golden, most_rows=most_rows)
     assert difference(golden.outputs, model.golden().outputs) < 0.2
 
 
@@ -114,6 +116,11 @@ def test_a_quantised_model_is_not_quantised_again(model: Artifact) -> None:
         (("--metric", "mean.py"), "gave scores of shape"),
         (("--metric", "empty.py"), "has no function `metric`"),
         (("--max-drop", "some"), "wanted a positive number"),
+        (("--max-drop", "200%"), "allows any candidate"),
+        (
+            ("--data", "bare.npz", "--metric", "accuracy"),
+            "no array or column 'target', which the metric accuracy needs",
+        ),
         (("--seconds", "0"), "wanted a positive number"),
         (("--batch", "0"), "batch sizes are 1 or more"),
         (("--keep-all", "models"), "models is not empty"),
@@ -128,6 +135,7 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     np.savez("short.npz", image=image[:60], target=np.zeros(60, np.int64))
     np.savez("other.npz", picture=image)
     np.savez("wide.npz", image=image.reshape(225, 1, 16, 16), target=np.zeros(225, np.int64))
+    np.savez("bare.npz", image=image)
     Path("broken.npz").write_bytes(b"PK no archive")
     Path("raises.py").write_text("def metric(outputs, targets):\n    return 1 / 0\n")
     Path("mean.py").write_text("def metric(outputs, targets):\n    return (outputs.argmax(1) == targets).mean()\n")
@@ -136,6 +144,22 @@ def test_bad_input_is_answered_with_what_is_wrong(options: tuple[str, ...], says
     outcome = compress(*options)
     assert (outcome.code, says in " ".join(outcome.err.split())) == (2, True), outcome.err
     assert read("models/tiny").version == 1
+
+
+@pytest.mark.usefixtures("twice_as_fast")
+def test_rows_without_a_target_are_judged_by_agreement(model: Artifact) -> None:
+    """The new version says so: the metric by its name, and in words what it means for the output."""
+    np.savez("bare.npz", **tiny_inputs("images", rows=900, seed=5))
+    outcome = stoker_here(
+        "compress", str(model.path.parent), "--data", "bare.npz", "--max-drop", "2%", "--seconds", "6", "--batch", "1",
+        "--threads", "1",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "judged by agreement with the answers of version 1" in " ".join(outcome.out.split())
+    found = read("models/tiny")
+    assert found.version == 2
+    assert 0.98 <= found.manifest.metrics["agreement"] <= 1
+    assert any("agreement with the answers of version 1" in note for note in found.manifest.notes)
 
 
 def test_a_model_made_elsewhere_needs_rows(model: Artifact) -> None:

@@ -181,6 +181,19 @@ def test_what_cannot_be_meant_exits_with_2_and_a_sentence(place: Path, arguments
     assert not Path("models/m").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("tiny.pth", "stoker.export(module, OUT"), ("tiny.tflite", "Convert it to ONNX"), ("saved", "Convert it to ONNX")],
+)
+def test_files_of_other_kinds_are_refused_with_the_way_to_export_them(place: Path, name: str, says: str) -> None:
+    """Weights need their module, models of TensorFlow become ONNX first; no word of runs that are not there."""
+    if name == "saved":
+        Path(name).mkdir()
+    (Path(name) / "saved_model.pb" if name == "saved" else Path(name)).write_bytes(b"")
+    outcome = stoker_here("export", name, "-o", "models/other")
+    assert (outcome.code, says in outcome.err, "an ONNX file" in outcome.err) == (2, True, True), outcome.err
+
+
 def test_a_run_that_is_not_finished_is_refused(place: Path) -> None:
     """It has no weights yet."""
     run = stoker.train(blobs_job(), plan=PLAN)

@@ -31,7 +31,7 @@ from stoker.store import RunLock
 from stoker.testing import FaultyDisk
 from stoker.testing.models import Kind, tiny_artifact
 from stoker.testing.power_cut import PowerCutAt, operations_of
-from tests.predicting.builders import vectors, write_csv, write_jsonl, write_lines, write_parquet
+from tests.predicting.builders import vectors, whole_model, write_csv, write_jsonl, write_lines, write_parquet
 
 CUT = PredictOptions(batch_rows=8, part_rows=16)
 
@@ -452,3 +452,24 @@ def test_the_largest_batch_that_is_predicted_is_checked_as_well(
         flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", PredictOptions(batch_rows=64))
     assert not (tmp_path / "out" / "job.json").exists()
     flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT)
+
+
+def test_a_model_without_a_batch_answers_whole_requests(tmp_path: Path) -> None:
+    """Arrays of exactly its shapes are one request, stacked ones many; each row's answer is that of its request."""
+    model = whole_model(tmp_path)
+    x = np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
+    k = np.arange(1, 6, dtype=np.float32)
+    np.savez(tmp_path / "one.npz", x=x[0], k=k[0])
+    np.savez(tmp_path / "five.npz", x=x, k=k)
+    expected = k[:, None, None] * np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    for name, count in (("one", 1), ("five", 5)):
+        flow.predict(model, [tmp_path / f"{name}.npz"], tmp_path / name)
+        found = np.array(_predicted(tmp_path / name)["y"]).reshape(count, 3, 4)
+        np.testing.assert_allclose(found, expected[:count], rtol=1e-4)
+
+
+def test_a_single_number_is_no_row_of_a_model_with_a_batch(tmp_path: Path) -> None:
+    """It says what arrays have to look like."""
+    np.savez(tmp_path / "rows.npz", x=np.float32(1))
+    with pytest.raises(BadJob, match="x holds a single number, wanted rows"):
+        flow.predict(_model(tmp_path), [tmp_path / "rows.npz"], tmp_path / "out")

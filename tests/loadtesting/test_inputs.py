@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loadtesting.inputs import NUM_DRAWN, from_file, in_requests, made_up, sized, sizes_of
+from stoker.loadtesting.inputs import NUM_DRAWN, from_file, in_requests, made_up, sized, sizes_of, whole_requests
 from stoker.records import TensorSpec
 
 TOKENS = (
@@ -55,15 +55,41 @@ def test_sizes_that_mean_nothing_are_refused(word: str) -> None:
 
 
 def test_files_are_read_without_pickle(tmp_path: Path) -> None:
-    """Arrays come back; pickled objects, uneven rows and no file at all are refused."""
-    good, uneven, pickled = tmp_path / "a.npz", tmp_path / "b.npz", tmp_path / "c.npz"
+    """Arrays come back; pickled objects and no file at all are refused."""
+    good, pickled = tmp_path / "a.npz", tmp_path / "c.npz"
     np.savez(good, x=np.ones((3, 2)))
-    np.savez(uneven, x=np.ones(3), y=np.ones(2))
     np.savez(pickled, x=np.array([{}], dtype=object))
     assert from_file(good)["x"].shape == (3, 2)
-    for path in (uneven, pickled, tmp_path / "none.npz"):
+    for path in (pickled, tmp_path / "none.npz"):
         with pytest.raises(BadJob, match=path.name):
             from_file(path)
+
+
+@pytest.mark.parametrize("other", [np.ones(2), np.ones(()), np.ones((0, 2))])
+def test_rows_that_do_not_go_together_are_refused(other: np.ndarray) -> None:
+    """Uneven, a single number, or none at all."""
+    with pytest.raises(BadJob, match="equally many rows"):
+        in_requests({"x": np.ones((0, 3) if other.shape == (0, 2) else 3), "y": other})
+
+
+WHOLE = (
+    TensorSpec(name="x", datatype="FP32", shape=("n", 4)),
+    TensorSpec(name="k", datatype="FP32", shape=()),
+)
+
+
+def test_inputs_of_a_model_without_a_batch_are_one_request_or_several_stacked() -> None:
+    """Arrays of exactly its dimensions are one; of one more, as many as there are."""
+    one = {"x": np.ones((3, 4), np.float32), "k": np.float32(2)}
+    assert whole_requests(one, WHOLE) == [one]
+    several = whole_requests({"x": np.arange(24).reshape(2, 3, 4), "k": np.arange(2)}, WHOLE)
+    assert [(request["x"].shape, int(request["k"])) for request in several] == [((3, 4), 0), ((3, 4), 1)]
+    made = whole_requests(made_up(WHOLE), WHOLE)
+    assert [{name: array.shape for name, array in request.items()} for request in made] == [{"x": (16, 4), "k": ()}]
+    with pytest.raises(BadJob, match=r"k \[\] is \[3\]"):
+        whole_requests({"x": np.ones((3, 4)), "k": np.ones(3)}, WHOLE)
+    with pytest.raises(BadJob, match="no batch"):
+        whole_requests(one, WHOLE, rows=2)
 
 
 def test_made_up_inputs_have_the_form_of_the_model() -> None:

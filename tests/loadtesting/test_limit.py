@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from stoker.errors import ServiceError
+from stoker.loadtesting import limit
 from stoker.loadtesting.limit import Search
 from stoker.loadtesting.measuring import Target
 from stoker.records import ServiceSettings
@@ -82,3 +84,40 @@ def test_an_interrupted_search_has_its_best_so_far() -> None:
     assert found.chosen == found.default
     assert found.chosen.rate > 0
     assert (found.is_complete, found.levels) == (False, ())
+
+
+def test_where_nothing_is_held_other_settings_are_tried_at_rates_that_there_is_time_for() -> None:
+    """Every answer is late: the search goes on from the lowest rate it measured, and says down to which none held."""
+
+    @contextmanager
+    def late(settings: ServiceSettings) -> Iterator[Target]:
+        with served(single_server(0.001)) as address:
+            yield Target(address, [PAYLOAD], connections=8, objective=Objective(q=0.9, within_s=1e-5), patience_s=1.0)
+
+    objective = Objective(q=0.9, within_s=1e-5)
+    found = Search(start=late, objective=objective, default=DEFAULT, cores=1, seconds=3.0).run(
+        model="m", machine="here"
+    )
+    assert found.chosen.rate == 0
+    assert len(found.trials) > 1
+    assert "missed at every rate tried, down to" in found.default.why
+
+
+def test_a_rate_below_one_that_held_is_measured_twice_before_it_is_called_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A table with a rate that missed below one that held says that this was tried again."""
+    outcomes = iter(["held", "missed", "held", "missed", "missed"])
+    asked: list[float] = []
+
+    def measured(target: Target, rate: float, seconds: float, **options: object) -> SimpleNamespace:
+        asked.append(rate)
+        return SimpleNamespace(rate=rate, held=next(outcomes))
+
+    monkeypatch.setattr(limit, "at_rate", measured)
+    search = Search(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
+    search._began = search.clock()
+    best, levels = search._confirmed(SettingsTrial(settings=DEFAULT, rate=400.0, why=""))
+    assert asked == [400, 200, 200, 320, 320]
+    assert [one.held for one in levels] == ["held", "missed", "held"]
+    assert (best.rate, "320 requests/s missed twice" in best.why) == (400, True)

@@ -31,6 +31,14 @@ def test_inputs_are_read_from_a_models_metadata() -> None:
         )
 
 
+def test_a_model_whose_tensors_do_not_all_begin_with_a_varying_dimension_has_no_batch() -> None:
+    """A state or a rate beside the samples: what varies first is a dimension like any other."""
+    said = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]},
+                       {"name": "k", "datatype": "FP32", "shape": []}]}  # fmt: skip
+    with served(saying(said)) as address:
+        assert [spec.shape for spec in input_specs(address, "m")] == [("dim0", 4), ()]
+
+
 @pytest.mark.parametrize(
     ("said", "status", "words"),
     [

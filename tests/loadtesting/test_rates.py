@@ -57,7 +57,7 @@ def test_the_best_so_far_is_there_when_time_is_over(num_measurements: int) -> No
     found = highest_rate(service(1000), first=10, has_time=lambda seconds: next(left, False), seconds_at=two)
     assert len(found.tried) == num_measurements
     assert found.rate == max((one.rate or 0.0 for one in found.tried), default=0.0)
-    assert "no time was left for 2.0 s" in found.why
+    assert "no time was left for the 2.0 s" in found.why
 
 
 def test_unclear_measurements_are_made_again_for_longer() -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pyarrow.parquet as pq
+from onnx import TensorProto, helper
 
 from stoker.artifacts.elements import Arrays
 from stoker.errors import ServiceError
+from stoker.exporting import import_onnx
 from stoker.predicting.answering import Model
 from stoker.predicting.identity import Asked
 from stoker.predicting.inputs import Input, inputs_of
@@ -103,3 +106,20 @@ def write_csv(path: Path, values: Any, change: Callable[[int, str], str] = lambd
 def write_jsonl(path: Path, values: Any) -> Path:
     """The vectors as objects with a key `x`."""
     return write_lines(path, [json.dumps({"x": row.tolist()}) for row in values])
+
+
+def whole_model(folder: Path) -> Path:
+    """A model without a batch, `folder/whole`: x FP32 [n, 4] and a number k to k × softmax over the first dimension."""
+    graph = helper.make_graph(
+        [helper.make_node("Softmax", ["x"], ["shares"], axis=0), helper.make_node("Mul", ["shares", "k"], ["y"])],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info("k", TensorProto.FLOAT, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, folder / "whole.onnx")
+    samples = {"x": np.arange(12, dtype=np.float32).reshape(3, 4) / 9, "k": np.array(2, np.float32)}
+    return import_onnx(folder / "whole.onnx", folder / "whole", inputs=samples).path.parent

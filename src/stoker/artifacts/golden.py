@@ -7,6 +7,7 @@ the tensor's shape; bfloat16 numbers are their bits, as `in.NAME/bf16`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,13 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from stoker.artifacts.answers import excess
 from stoker.artifacts.elements import Arrays, dtype_of
+from stoker.artifacts.variations import num_rows, rows
 from stoker.errors import BadArtifact
+from stoker.records import Tolerance
 
+_ODD_ROWS = 3
 _INPUT, _OUTPUT = "in.", "out."
 _LENGTHS, _BF16 = "/lengths", "/bf16"
 
@@ -38,6 +43,34 @@ class Golden:
         for name, array in named.items():
             stored |= _stored(name, array)
         return stored
+
+    def in_batches(self, sizes: Sequence[int]) -> Iterator[tuple[Arrays, Arrays]]:
+        """Inputs and the answers expected, in batches of these sizes [rows]; rows repeat where there are fewer."""
+        available = num_rows(self.inputs)
+        for size in sizes:
+            order = (np.arange(size) % available).tolist()
+            yield rows(self.inputs, order), rows(self.outputs, order)
+
+    def excess_in_batches(self, run: Callable[[Arrays], Arrays], tolerance: Tolerance, sizes: Sequence[int]) -> float:
+        """The largest difference from these answers at any batch size, as a share of what is allowed; see `excess`.
+
+        Raises:
+            ServiceError: the engine could not answer.
+        """
+        return max((excess(run(asked), expected, tolerance) for asked, expected in self.in_batches(sizes)), default=0.0)
+
+
+def served_sizes(most_rows: int) -> tuple[int, ...]:
+    """Batch sizes [rows] at which a model that is served in batches of up to `most_rows` has to answer equally.
+
+    Engines choose kernels by the number of rows: powers of two, an odd number, and the largest. A server asks the
+    golden inputs again at the smallest and the largest of them before it takes a version.
+
+    >>> served_sizes(32), served_sizes(5)
+    ((1, 2, 3, 4, 8, 16, 32), (1, 2, 3, 4, 5))
+    """
+    powers = (1 << power for power in range(most_rows.bit_length()))
+    return tuple(sorted({*(size for size in (*powers, _ODD_ROWS) if size <= most_rows), most_rows}))
 
 
 def read_golden(path: Path) -> Golden:
@@ -61,7 +94,8 @@ def _beginning_with(prefix: str, tensors: Arrays) -> Arrays:
 def _stored(name: str, array: NDArray[Any]) -> Arrays:
     if array.dtype.hasobject:
         return _with_lengths(name, array)
-    array = np.ascontiguousarray(array)  # of other arrays the library would write the memory, not the content
+    # Of other arrays the library would write the memory, not the content. (`ascontiguousarray` makes [1] of a number.)
+    array = np.asarray(array, order="C")
     if array.dtype == dtype_of("BF16"):
         return {name + _BF16: array.view(np.uint16)}
     return {name: array}

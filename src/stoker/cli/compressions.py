@@ -60,10 +60,19 @@ def render_compression(found: Compressed, console: Console) -> None:
         console.print(Text.assemble(("note: ", "bold"), note), soft_wrap=True)
     console.print(_basis(record), soft_wrap=True)
     if found.artifact is None:
-        console.print("Nothing was better than the original: no version was written.", soft_wrap=True)
+        console.print(_no_gain(record), soft_wrap=True)
         return
     console.print(_gain(record), soft_wrap=True)
     console.print(Text.assemble(("written: ", "bold"), str(found.artifact.path)), soft_wrap=True)
+
+
+def _no_gain(record: Compression) -> str:
+    """Why no version was written: nothing to try, or nothing better among what was tried."""
+    tried = sum(trial.outcome != "left out" for trial in record.trials[1:])
+    if not tried:
+        return "There was nothing to try: no version was written."
+    among = f" among {tried} of {len(record.trials) - 1} candidates" if tried < len(record.trials) - 1 else ""
+    return f"Nothing was better than the original{among}: no version was written."
 
 
 def compression_document(found: Compressed) -> dict[str, JSON]:

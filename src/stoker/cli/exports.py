@@ -34,6 +34,8 @@ def render_export(artifact: Artifact, console: Console) -> None:
         console.print(table)
     console.print()
     console.print(_standing(manifest), soft_wrap=True)
+    for note in manifest.notes:
+        console.print(Text.assemble(("note: ", "bold"), note), soft_wrap=True)
     console.print(Text.assemble(("written: ", "bold"), str(artifact.path)), soft_wrap=True)
 
 

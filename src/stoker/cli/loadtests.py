@@ -194,8 +194,9 @@ def render_limit(found: ServingLimit, console: Console) -> None:
         gain = f"{found.chosen.rate / found.default.rate:.2f}x"
         console.print(Text(f"the default ones held {found.default.rate:.4g} requests/s: {gain}", "dim"))
     console.print(Text(f"{found.chosen.why}; {_thoroughness(found)}", "dim"), soft_wrap=True)
-    if found.levels:
-        console.print(_levels(found.levels))
+    levels = found.levels or [one for one in found.chosen.tried if one.loop == "open"]
+    if levels:
+        console.print(_levels(levels))
     print_notes(found.levels, console)
     if found.others_cores > _BUSY_CORES:
         others = f"other programs kept {found.others_cores:.1f} cores busy meanwhile: try again on a quiet machine"
@@ -220,7 +221,7 @@ def _headline(trial: SettingsTrial, objective: Objective) -> str:
 
 
 def _thoroughness(found: ServingLimit) -> str:
-    ended = "nothing better is near" if found.is_complete else "the time was over before all were tried"
+    ended = "nothing better is near" if found.is_complete else "the time left was too short to try the others"
     return f"{len(found.trials)} settings tried in {format_seconds(found.took_s)}, {ended}"
 
 

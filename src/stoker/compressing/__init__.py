@@ -3,10 +3,11 @@
 from stoker.compressing.candidates import PrunedGraph
 from stoker.compressing.contender import Course, Terms
 from stoker.compressing.rows import Material, Rows, check_fit, dealt
-from stoker.compressing.scores import Metric, named
+from stoker.compressing.scores import NAMES, Metric, named
 from stoker.compressing.whole import Compressed, Prune, Surroundings, compress
 
 __all__ = [
+    "NAMES",
     "Compressed",
     "Course",
     "Material",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.artifacts import Artifact
+from stoker.artifacts import Artifact, Golden, served_sizes
 from stoker.artifacts.answers import filled_in
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.answers import answers
@@ -22,7 +22,7 @@ from stoker.compressing.rows import Material, Rows, cut_to, row_lengths
 from stoker.compressing.scores import Metric
 from stoker.compressing.timing import Race, race, speed_up
 from stoker.engines import Engine, Graph, load_graph
-from stoker.records import Manifest
+from stoker.records import Manifest, ServiceSettings, Tolerance
 from stoker.records.compression import CompressionTrial, Gate, Interval
 
 
@@ -31,14 +31,20 @@ class Terms:
     """What a search is asked for.
 
     `max_drop` is in the user's words, such as `0.5%`; `seconds` is for the whole search. `threads` are what an engine
-    computes with, as the service would give it.
+    computes with, as the service would give it; `most_rows` is the largest batch that the service makes.
     """
 
     max_drop: str = "0.5%"
     batch_sizes: tuple[int, ...] = (1, 32)
+    most_rows: int = ServiceSettings.max_batch_rows
     threads: int = 1
     seconds: float = 180.0
     confidence: float = 0.95
+
+    @property
+    def served_sizes(self) -> tuple[int, ...]:
+        """Batch sizes [rows] at which a candidate has to answer as it answers each row alone."""
+        return served_sizes(max(self.most_rows, *self.batch_sizes))
 
 
 @dataclass
@@ -89,6 +95,10 @@ class Course:
         )  # fmt: skip
         return load_graph(manifest.engine, wanted)[0]
 
+    def with_targets(self, rows: Rows, original: Arrays) -> Rows:
+        """The rows to score by: where agreement is the metric, the original's answers are the targets."""
+        return dataclasses.replace(rows, targets=original) if self.metric.is_agreement else rows
+
     def scores(self, found: Arrays, rows: Rows) -> Scores:
         """The metric's scores of answers for rows."""
         return self.metric.scores(found, rows.targets, len(rows))
@@ -96,6 +106,11 @@ class Course:
     def answers(self, engine: Engine, rows: Rows) -> Arrays:
         """An engine's answers for rows, in batches of the largest size asked for."""
         return answers(engine, rows, self.source.manifest, batch=max(self.terms.batch_sizes))
+
+    def golden_excess(self, engine: Engine, tolerance: Tolerance) -> float:
+        """How far its own golden answers move in the batches that are served, as a share of the tolerance."""
+        asked = self.source.golden().inputs
+        return Golden(asked, engine.run(asked)).excess_in_batches(engine.run, tolerance, self.terms.served_sizes)
 
     def solo(self, engine: Engine) -> tuple[Race, ...]:
         """The fewest rounds of one engine at each batch size, by the name `own`."""
@@ -125,6 +140,18 @@ def gain_of(races: tuple[Race, ...], confidence: float) -> Interval:
 def latencies(races: tuple[Race, ...], sizes: tuple[int, ...]) -> dict[str, float]:
     """Median seconds of `own` by rows of a batch."""
     return {str(size): one.latency("own") for size, one in zip(sizes, races, strict=True)}
+
+
+def latencies_beside(rival: dict[str, float], races: tuple[Race, ...], sizes: tuple[int, ...]) -> dict[str, float]:
+    """Seconds by rows of a batch, from the rival's and the rounds of both: so latencies and speed-ups agree.
+
+    Medians of rounds at different moments do not: a machine that others use is slower at one of them.
+    """
+    return {
+        str(size): rival[str(size)] / one.ratio("own", "rival")
+        for size, one in zip(sizes, races, strict=True)
+        if str(size) in rival
+    }
 
 
 def is_finite_like(found: Arrays, reference: Arrays) -> bool:

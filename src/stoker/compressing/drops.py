@@ -77,7 +77,7 @@ def rows_needed(max_drop: float, worst: float, confidence: float) -> int:
     >>> rows_needed(0.005, 1.0, 0.95)
     598
     """
-    share = min(max_drop / worst, 1 - 1e-9)
+    share = min(max(max_drop / worst, 1e-15), 1 - 1e-9)
     return max(2, math.ceil(math.log(1 - confidence) / math.log1p(-share)))
 
 

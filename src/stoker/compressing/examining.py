@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.candidates import Candidate, Made, Workshop
-from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies, likeness
+from stoker.compressing.contender import Contender, Course, gain_of, is_finite_like, latencies_beside, likeness
 from stoker.compressing.drops import Scores, corrected, drop_of
 from stoker.compressing.invariance import steadiness
 from stoker.compressing.judging import MOST_FINALISTS, Judgement, fast_enough, foreseen_bound, selected
@@ -48,8 +48,9 @@ def reference(course: Course) -> Contender:
         tolerance=manifest.tolerance,
     )
     engine = course.engine_of(manifest, source.graph_path)
-    found = course.answers(engine, course.material.selection)
-    scores = course.scores(found, course.material.selection)
+    rows = course.material.selection
+    found = course.answers(engine, rows)
+    scores = course.scores(found, course.with_targets(rows, found))
     return Contender(trial, manifest, Made(source.graph_path, (source.graph_path,)), engine, scores)
 
 
@@ -101,10 +102,8 @@ def _judge(contender: Contender, candidate: Candidate, course: Course, bar: Bar,
     judged = _by_metric(contender, course, bar, found)
     if not judged.passed:
         return judged.reason
-    steady = steadiness(contender.engine, selection, contender.manifest)
-    contender.note(*steady.gates(), tolerance=steady.tolerance)
-    if not all(gate.passed for gate in steady.gates()):
-        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
+    if (unsteady := _by_batch(contender, course)) is not None:
+        return unsteady
     raced = _by_time(contender, candidate, course, rival)
     return None if raced.passed else raced.reason
 
@@ -118,6 +117,19 @@ def _by_metric(contender: Contender, course: Course, bar: Bar, found: Arrays) ->
     return judged
 
 
+def _by_batch(contender: Contender, course: Course) -> str | None:
+    """Why a contender's answers depend on their batch; None if they do not, at any size that is served."""
+    sizes = course.terms.served_sizes
+    steady = steadiness(contender.engine, course.material.selection, contender.manifest, sizes)
+    contender.note(*steady.gates(), tolerance=steady.tolerance)
+    if not all(gate.passed for gate in steady.gates()):
+        return f"an answer depends on its batch: it moves by {100 * steady.share:.2g} % of the outputs' scale"
+    excess = course.golden_excess(contender.engine, steady.tolerance)
+    what = f"golden answers among {', '.join(map(str, sizes))}, as a share of the tolerance"
+    contender.note(Gate(what=what, passed=excess <= 1, found=excess, limit=1.0))
+    return None if excess <= 1 else f"a golden answer depends on its batch: {excess:.3g} times what is allowed"
+
+
 def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: Contender) -> Judgement:
     terms = course.terms
     races = course.races(contender.engine, rival.engine, seconds=RACE_SHARE * terms.seconds)
@@ -125,12 +137,9 @@ def _by_time(contender: Contender, candidate: Candidate, course: Course, rival: 
     contender.pace = gain.value * rival.pace
     judged = fast_enough(gain, rival.trial.name, is_lossy=candidate.is_lossy)
     contender.note(
-        judged.gate, latency_s=latencies(races, terms.batch_sizes), speed_up=gain, rival=rival.trial.name,
-        pace=contender.pace,
+        judged.gate, latency_s=latencies_beside(rival.trial.latency_s, races, terms.batch_sizes), speed_up=gain,
+        rival=rival.trial.name, pace=contender.pace,
     )  # fmt: skip
-    if not rival.trial.latency_s:
-        medians = {str(size): one.latency("rival") for size, one in zip(terms.batch_sizes, races, strict=True)}
-        rival.note(latency_s=medians)
     return judged
 
 

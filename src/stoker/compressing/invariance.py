@@ -7,6 +7,7 @@ to some extent: kernels of other batch sizes round elsewhere, and scales that ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,6 @@ from stoker.compressing.rows import Rows, cut_to, row_lengths
 from stoker.engines import Engine
 from stoker.records import Manifest, Tolerance
 from stoker.records.compression import Gate
-
-BATCHES = (2, 8)
-"""Batch sizes that answers are compared at, with each row alone."""
 
 ROWS = 8
 """Rows that are asked alone."""
@@ -67,8 +65,14 @@ class Steadiness:
         )
 
 
-def steadiness(engine: Engine, rows: Rows, manifest: Manifest) -> Steadiness:
+def steadiness(engine: Engine, rows: Rows, manifest: Manifest, sizes: Sequence[int]) -> Steadiness:
     """Ask some rows alone, each cut to its own length, and the same in batches, filled up to the longest.
+
+    Args:
+        engine: loaded as a service would.
+        rows: the first `ROWS` of them are asked, repeated where a batch has more.
+        manifest: what the model takes.
+        sizes: of batches [rows]; those that are served (`artifacts.served_sizes`).
 
     Raises:
         ServiceError: the engine could not.
@@ -76,13 +80,15 @@ def steadiness(engine: Engine, rows: Rows, manifest: Manifest) -> Steadiness:
     few = rows.take(np.arange(min(ROWS, len(rows))))
     alone = [_alone(engine, few, manifest, row) for row in range(len(few))]
     deviation = dict.fromkeys(alone[0], 0.0)
-    for size in BATCHES:
-        together = answers(engine, few, manifest, batch=size)
-        longest = _at_full_length(engine, few) if size == max(BATCHES) else together
-        for row, single in enumerate(alone):
-            for name, one in single.items():
+    for size in sizes:
+        repeated = few.take(np.arange(max(size, len(few))) % len(few))
+        forms = [answers(engine, repeated, manifest, batch=size)]
+        if size == max(sizes):
+            forms.append(_at_full_length(engine, repeated))
+        for row in range(len(repeated)):
+            for name, one in alone[row % len(few)].items():
                 region = (slice(row, row + 1), *(slice(0, length) for length in one.shape[1:]))
-                for other in (together, longest):
+                for other in forms:
                     deviation[name] = max(deviation[name], _apart(other[name][region], one))
     stacked = {name: np.concatenate([one[name].ravel() for one in alone]).astype(np.float64) for name in deviation}
     scale = {name: _root_mean_square(values) for name, values in stacked.items()}

@@ -63,11 +63,19 @@ def fast_enough(gain: Interval, rival: str, *, is_lossy: bool) -> Judgement:
 
 
 def accepted(
-    original: Scores, candidate: Scores, *, allowed: float, confidence: float, finalists: int, seed: int
+    original: Scores,
+    candidate: Scores,
+    *,
+    allowed: float,
+    confidence: float,
+    finalists: int,
+    seed: int,
+    others: int = 0,
 ) -> tuple[Interval, Judgement]:
     """The drop on rows that nothing was chosen by, and whether it keeps within what is allowed.
 
-    With several finalists each bound holds at a higher confidence, so that all hold together at `confidence`.
+    With several finalists each bound holds at a higher confidence, so that all hold together at `confidence`. `others`
+    are the validation rows that other uses take, for how many to give in all.
     """
     each = corrected(confidence, finalists)
     drop = drop_interval(original, candidate, confidence=each, seed=seed)
@@ -78,11 +86,11 @@ def accepted(
     )  # fmt: skip
     reason = f"may lose up to {drop.high:.4g} ({drop.value:.4g} on {len(original)} rows), {allowed:.4g} is allowed"
     if drop.value <= allowed and (rows := rows_to_tell(original, candidate, allowed, each)):
-        reason += f"; about {rows} rows would tell"
+        reason += f"; about {rows + others:,} rows in all would tell, {rows:,} of them for acceptance"
     return drop, Judgement(gate, reason)
 
 
-def require_rows(rows: int, original: Scores, allowed: float, confidence: float) -> None:
+def require_rows(rows: int, original: Scores, allowed: float, confidence: float, others: int = 0) -> None:
     """Refuse to judge by so few rows that not even a model that changes nothing could pass.
 
     Args:
@@ -90,6 +98,7 @@ def require_rows(rows: int, original: Scores, allowed: float, confidence: float)
         original: the original's scores, of any rows: how far they lie apart is the most that a row can lose.
         allowed: the drop that is allowed.
         confidence: of all bounds together.
+        others: validation rows that other uses take.
 
     Raises:
         BadJob: they are too few; says how many it takes, and what these could show.
@@ -100,8 +109,8 @@ def require_rows(rows: int, original: Scores, allowed: float, confidence: float)
         could = worst * (1 - (1 - each) ** (1 / rows))
         raise BadJob(
             f"{rows} rows for acceptance cannot show a drop below {allowed:.4g} "
-            f"with {100 * confidence:g} % confidence: it takes {needed}",
-            remedy=f"Give more validation data, or allow a drop of {1.01 * could:.2g} or more.",
+            f"with {100 * confidence:g} % confidence: it takes {needed:,}",
+            remedy=f"Give {needed + others:,} validation rows in all, or allow a drop of {1.01 * could:.2g} or more.",
         )
 
 

@@ -45,6 +45,7 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
             tolerance=tolerance,
             metrics=_metrics(record, chosen),
             proofs=_proofs(chosen),
+            notes=record.notes,
             proved_on=record.proved_on,
             source=ArtifactSource(
                 kind="artifact", name=f"{source.manifest.name}/{source.version}", digest=source.digest

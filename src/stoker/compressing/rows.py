@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ class Rows:
     """
 
     inputs: Arrays
-    targets: NDArray[Any] | None = None
+    targets: NDArray[Any] | Arrays | None = None
+    """By output where they are another model's answers."""
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -37,18 +39,56 @@ class Rows:
 
     def take(self, indices: Indices) -> Rows:
         """The rows of these indices [M], in that order."""
-        targets = None if self.targets is None else self.targets[indices]
+        targets = self.targets
+        if isinstance(targets, dict):
+            targets = {name: array[indices] for name, array in targets.items()}
+        elif targets is not None:
+            targets = targets[indices]
         return Rows({name: array[indices] for name, array in self.inputs.items()}, targets)
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows, and then others of the same inputs and targets."""
+        targets = self.targets
+        if isinstance(targets, np.ndarray) and isinstance(other.targets, np.ndarray):
+            targets = np.concatenate([targets, other.targets])
+        return Rows({name: np.concatenate([array, other.inputs[name]]) for name, array in self.inputs.items()}, targets)
 
 
 @dataclass(frozen=True)
 class Material:
-    """All rows of a search: to calibrate on, to choose by, and to accept by; no row has two of these uses."""
+    """All rows of a search: to calibrate on, to choose by, and to accept by; no row has two of these uses.
+
+    `is_held_out` says that the calibration rows, too, are rows that the model was not trained on.
+    """
 
     calibration: Rows
     selection: Rows
     acceptance: Rows
     seed: int
+    is_held_out: bool = False
+
+    def limited(self, *, selection: int, acceptance: int, calibration: int) -> Material:
+        """At most so many rows for each use; what is left over of others serves for acceptance if that lacks rows.
+
+        Parts begin with the same rows, as these lie in the order they were dealt in.
+        """
+        rows = self.acceptance
+        spare = [(self.selection, selection), *([(self.calibration, calibration)] if self.is_held_out else [])]
+        for part, used in spare:
+            lacking = min(acceptance - len(rows), len(part) - used)
+            if lacking > 0:
+                rows = rows.joined(part.take(np.arange(used, used + lacking)))
+        return dataclasses.replace(
+            self,
+            calibration=self.calibration.first(calibration),
+            selection=self.selection.first(selection),
+            acceptance=rows.first(acceptance),
+        )
+
+    @property
+    def num_others(self) -> int:
+        """Validation rows of other uses than acceptance."""
+        return len(self.selection) + (len(self.calibration) if self.is_held_out else 0)
 
 
 def dealt(training: Rows | None, validation: Rows, *, seed: int, calibration: int, selection: float = 0.3) -> Material:
@@ -76,7 +116,9 @@ def dealt(training: Rows | None, validation: Rows, *, seed: int, calibration: in
             f"{len(validation)} rows are too few to choose a candidate by some and accept it by others",
             remedy="Give more validation data: some hundred rows at least.",
         )
-    return Material(calibrating, validation.take(order[:at]), validation.take(order[at:]), seed)
+    return Material(
+        calibrating, validation.take(order[:at]), validation.take(order[at:]), seed, is_held_out=training is None
+    )
 
 
 def check_fit(rows: Rows, manifest: Manifest, what: str) -> Rows:
@@ -88,9 +130,8 @@ def check_fit(rows: Rows, manifest: Manifest, what: str) -> Rows:
     names = {spec.name for spec in manifest.inputs}
     if names != set(rows.inputs):
         raise BadJob(f"{what}: the model takes {_listed(names)}, the data has {_listed(set(rows.inputs))}")
-    counts = {len(array) for array in rows.inputs.values()} | (
-        {len(rows.targets)} if rows.targets is not None else set()
-    )
+    targets = () if rows.targets is None else (rows.targets,)
+    counts = {len(array) for array in (*rows.inputs.values(), *targets)}
     if len(counts) > 1:
         raise BadJob(f"{what}: inputs and targets have different numbers of rows: {_listed(map(str, counts))}")
     return Rows({spec.name: _fitted(rows.inputs[spec.name], spec, what) for spec in manifest.inputs}, rows.targets)

@@ -1,13 +1,20 @@
-"""A metric as one score a row, higher is better: Stoker's by name, or a function of the user's."""
+"""A metric as one score a row, higher is better: Stoker's by name, or a function of the user's.
+
+Without targets there is `agreement`: how far answers are those of the original, 1 where they are the same. Of class
+scores it is whether the largest is the same one; of whole numbers and strings the share that is equal; of other numbers
+1 less their distance from the original's, as a share of the original's root mean square. Of several outputs the one
+that agrees least counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from stoker.artifacts.answers import filled_in
 from stoker.artifacts.elements import Arrays
 from stoker.compressing.drops import Scores
 from stoker.errors import BadJob, first_line, nearest
@@ -20,11 +27,16 @@ PerRow = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name; `per_row` gives values a row, of which the mean is the metric."""
+    """A metric by name; `per_row` gives values a row, of which the mean is the metric.
+
+    No score is above `highest`. With `is_agreement` the targets are the original's answers, by output.
+    """
 
     name: str
     per_row: PerRow
     lower_is_better: bool = False
+    highest: float = float("inf")
+    is_agreement: bool = False
 
     def scores(self, outputs: Arrays, targets: Array | None, rows: int) -> Scores:
         """One finite score a row [N], higher is better.
@@ -53,7 +65,7 @@ class Metric:
     def value(self, scores: Scores) -> float:
         """The metric itself, of scores as `scores` gives them."""
         mean = float(np.mean(scores))
-        return -mean if self.lower_is_better else mean
+        return 0.0 - mean if self.lower_is_better else mean  # of an error of 0, no -0
 
     def allowed(self, max_drop: str, baseline: float) -> float:
         """The drop that a user's words allow, in the metric's unit.
@@ -62,7 +74,7 @@ class Metric:
         (mse, l1, a loss), which has a scale of its own. A plain number is in the metric's unit.
 
         Raises:
-            BadJob: no positive number.
+            BadJob: no positive number, one that allows any candidate, or a share of an error that is 0.
         """
         is_share = max_drop.strip().endswith("%")
         try:
@@ -71,7 +83,24 @@ class Metric:
             number = -1.0
         if not 0 < number < float("inf"):
             raise BadJob(f"--max-drop {max_drop}: wanted a positive number or share, such as 0.5%")
-        return number * abs(baseline) if is_share and self.lower_is_better else number
+        if is_share and number >= 1:
+            raise BadJob(
+                f"--max-drop {max_drop}: a drop of 100 % or more allows any candidate",
+                remedy="Give a share below 100%, such as 0.5%.",
+            )
+        if not is_share and number >= self.highest:
+            raise BadJob(
+                f"--max-drop {max_drop}: {self.name} is at most {self.highest:g}, so any candidate is allowed",
+                remedy=f"Give a number below {self.highest:g}, or a share such as 0.5%.",
+            )
+        if not (is_share and self.lower_is_better):
+            return number
+        if not baseline:
+            raise BadJob(
+                f"the original's {self.name} is 0 on these rows, and --max-drop {max_drop} of 0 allows nothing",
+                remedy=f"Give --max-drop as a number in the unit of {self.name}, or --metric agreement.",
+            )
+        return number * abs(baseline)
 
 
 def _accuracy(outputs: Array, targets: Array) -> Array:
@@ -121,6 +150,64 @@ def _classes(outputs: Array, targets: Array) -> Array:
     return classes
 
 
+def are_own_answers(outputs: Arrays, targets: Array | None) -> bool:
+    """Whether targets are what the model itself answered, up to rounding."""
+    if len(outputs) != 1 or targets is None or isinstance(targets, dict):
+        return False
+    (own,) = outputs.values()
+    if own.dtype.kind not in "fiu" or targets.dtype.kind not in "fiu" or own.size != targets.size:
+        return False
+    scale = float(np.abs(own).max(initial=0.0))
+    return bool(np.allclose(own.reshape(-1), targets.reshape(-1), rtol=0.0, atol=1e-5 * scale))
+
+
+Likeness = Literal["largest class", "equal values", "relative error"]
+
+
+def likeness_of(name: str, original: Array, labelled: Collection[str]) -> Likeness:
+    """What agreement in an output means, by the original's answers [N, ...].
+
+    Class scores are rows of two or more numbers that have labels, are called logits, or are probabilities.
+    """
+    if original.dtype.kind not in "fV":
+        return "equal values"
+    if original.ndim != 2 or original.shape[1] < 2:
+        return "relative error"
+    if name in labelled or "logit" in name.lower():
+        return "largest class"
+    values = original.astype(np.float64)
+    are_shares = bool((values >= 0).all()) and bool(np.allclose(values.sum(axis=1), 1, atol=1e-3))
+    return "largest class" if are_shares else "relative error"
+
+
+def agreement(labelled: Collection[str] = ()) -> Metric:
+    """How far answers are the original's; `labelled` are outputs whose values have names of classes."""
+
+    def per_row(outputs: Array, targets: Array) -> Array:
+        answers = outputs if isinstance(outputs, dict) else {next(iter(targets)): outputs}
+        return np.min(
+            [_agreement(answers[name], right, likeness_of(name, right, labelled)) for name, right in targets.items()],
+            axis=0,
+        )
+
+    return Metric("agreement", per_row, highest=1.0, is_agreement=True)
+
+
+def _agreement(found: Array, right: Array, kind: Likeness) -> Array:
+    """The agreement of each row [N], from 0 to 1."""
+    if kind == "largest class":
+        return (found.argmax(axis=1) == right.argmax(axis=1)).astype(np.float64)
+    if kind == "equal values":
+        return (found == right).reshape(len(right), -1).astype(np.float64).mean(axis=1)
+    left, right = (array.astype(np.float64).reshape(len(right), -1) for array in (found, right))
+    counts = np.isfinite(left) & np.isfinite(right) & ~filled_in(np.abs(right))
+    differs = ~counts & ~((left == right) | (np.isnan(left) & np.isnan(right)))
+    apart = np.square(np.subtract(left, right, where=counts, out=np.zeros_like(left))).mean(axis=1)
+    scale = float(np.mean(np.square(right[counts]))) if counts.any() else 0.0
+    shares = np.sqrt(apart / scale) if scale else (apart > 0).astype(np.float64)
+    return np.where(differs.any(axis=1), 0.0, 1 - np.minimum(1.0, shares))
+
+
 _NAMED: Mapping[str, tuple[PerRow, bool]] = {
     "accuracy": (_accuracy, False),
     "top5_accuracy": (_top5_accuracy, False),
@@ -130,16 +217,19 @@ _NAMED: Mapping[str, tuple[PerRow, bool]] = {
     "l1": (_l1, True),
     "cross_entropy": (_cross_entropy, True),
 }
-NAMES = tuple(_NAMED)
+_AGREEMENT = "agreement"
+NAMES = (*_NAMED, _AGREEMENT)
 
 
-def named(name: str) -> Metric:
-    """A metric of Stoker's.
+def named(name: str, labelled: Collection[str] = ()) -> Metric:
+    """A metric of Stoker's; for `labelled` see `agreement`.
 
     Raises:
         BadJob: there is none of that name.
     """
+    if name == _AGREEMENT:
+        return agreement(labelled)
     if name not in _NAMED:
         raise BadJob(f"{name!r} is no metric. {nearest(name, NAMES)}")
     per_row, lower = _NAMED[name]
-    return Metric(name, per_row, lower)
+    return Metric(name, per_row, lower, float("inf") if lower else 1.0)

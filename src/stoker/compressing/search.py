@@ -1,12 +1,14 @@
 """The search: candidates in turn, each through the gates; the best of them against rows that nothing was chosen by.
 
 Time-boxed: a candidate is not begun if it would likely end after the time is over, and enough is kept for acceptance.
-Whenever it ends, the best so far is known.
+What was begun is finished, so a search may take longer by about one candidate. Whenever it ends, the best so far is
+known.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker.artifacts.elements import Arrays
 from stoker.compressing.candidates import Candidate, PrunedGraph, Workshop, as_given, candidates_for, forms_of
-from stoker.compressing.contender import Contender, Course, gain_of, latencies
+from stoker.compressing.contender import Contender, Course, gain_of, latencies, latencies_beside
 from stoker.compressing.drops import Scores, largest_loss, rows_needed
 from stoker.compressing.examining import RACE_SHARE, Bar, examine, reference
 from stoker.compressing.graphs import GraphKind
 from stoker.compressing.judging import MOST_FINALISTS, accepted, require_rows
 from stoker.compressing.repairing import rank, repaired
-from stoker.compressing.rows import Material
-from stoker.errors import BadArtifact, StokerError
+from stoker.compressing.scores import are_own_answers, likeness_of
+from stoker.errors import BadArtifact, BadJob, StokerError
 from stoker.records.compression import CompressionTrial
 from stoker.store.disk_errors import disk_errors
+from stoker.units import format_seconds
 
 Tell = Callable[[str], None]
 """Told what happens, a line at a time."""
@@ -34,6 +38,9 @@ SELECTION_SHARE, ACCEPTANCE_SHARE, CALIBRATION_SHARE = 0.02, 0.1, 0.01
 A quantiser asks for each calibration row several times, and with every activation between layers."""
 
 FEWEST_ROWS, FEWEST_CALIBRATION_ROWS = 200, 48
+
+_CALIBRATION_PASSES = 4
+"""How often a quantiser likely asks for each calibration row, before any has been timed."""
 
 _RANKING_SHARE = 0.25
 """The share of the time that is left which ranking layers may take."""
@@ -51,10 +58,15 @@ class Search:
     bar: Bar
     original: Contender
     rival: Contender
+    row_s: float = 0.0
+    """Seconds that the original takes for a row, asked in the largest batches."""
+    notes: tuple[str, ...] = ()
     passed: list[Contender] = field(default_factory=list)
     rejected: list[CompressionTrial] = field(default_factory=list)
     graphs: dict[str, Path] = field(default_factory=dict)
     """Graphs of OpenVINO's candidates by name: what can be repaired."""
+    left_out: dict[str, float] = field(default_factory=dict)
+    """Candidates that there was no time for, and about how long each takes [s]."""
     accepted_scores: Scores = field(default_factory=lambda: np.zeros(1))
     """The original's scores on the rows of acceptance, once they were asked."""
 
@@ -72,7 +84,9 @@ class Search:
         """Examine a candidate, if there is time; whether it passed."""
         expected_s = self._expected_s(candidate)
         if self.left_s < expected_s:
-            reason = f"it takes about {expected_s:.0f} s, and {max(0.0, self.left_s):.0f} s were left"
+            self.left_out[candidate.name] = expected_s
+            left = format_seconds(self.left_s) if self.left_s > 0 else "nothing"
+            reason = f"it takes about {format_seconds(expected_s)}, and {left} was left beside acceptance"
             self._reject(dataclasses.replace(_record(candidate), outcome="left out", reason=reason))
             return False
         self.tell(f"trying {candidate.name}: {candidate.how}")
@@ -117,8 +131,10 @@ class Search:
         if self.rival is not self.original and self.rival not in finalists:
             finalists[-1] = self.rival  # where every finalist in 8 bits fails, the best of the others may hold
         rows, held = self.course.material.acceptance, list[Contender]()
-        self.tell(f"accepting on {len(rows)} rows: {', '.join(one.trial.name for one in finalists) or 'nobody'}")
-        scores = self.accepted_scores = self.course.scores(self.course.answers(self.original.engine, rows), rows)
+        self.tell(f"accepting on {len(rows)} rows: {', '.join(one.trial.name for one in finalists) or 'no candidate'}")
+        answers = self.course.answers(self.original.engine, rows)
+        rows = self.course.with_targets(rows, answers)
+        scores = self.accepted_scores = self.course.scores(answers, rows)
         for one in finalists:
             try:
                 found = self.course.scores(self.course.answers(one.engine, rows), rows)
@@ -127,7 +143,7 @@ class Search:
                 continue
             drop, judged = accepted(
                 scores, found, allowed=self.bar.allowed, confidence=self.course.terms.confidence,
-                finalists=len(finalists), seed=seed,
+                finalists=len(finalists), seed=seed, others=self.course.material.num_others,
             )  # fmt: skip
             one.note(judged.gate, drop=drop, outcome="passed" if judged.passed else "rejected", reason=judged.reason)
             if judged.passed and one.pace > self.original.pace:
@@ -137,13 +153,18 @@ class Search:
         return chosen
 
     def _fastest(self, held: Sequence[Contender]) -> Contender:
-        """The fastest of those that held, in rounds with one another: each was timed at another moment before."""
-        ranked = sorted(held, key=lambda one: -one.pace)
+        """The fastest of those that held, in rounds with one another: each was timed at another moment before.
+
+        Paces and latencies become those of these rounds, so that the fastest is the fastest in the record too.
+        """
+        terms, ranked = self.course.terms, sorted(held, key=lambda one: -one.pace)
         best = ranked[0] if ranked else self.original
         for one in ranked[1:]:
-            races = self.course.races(one.engine, best.engine, seconds=RACE_SHARE * self.course.terms.seconds)
-            if gain_of(races, self.course.terms.confidence).value > 1:
-                best = one
+            races = self.course.races(one.engine, best.engine, seconds=RACE_SHARE * terms.seconds)
+            one.pace = best.pace * gain_of(races, terms.confidence).value
+            latency_s = latencies_beside(best.trial.latency_s, races, terms.batch_sizes)
+            one.note(pace=one.pace, latency_s=latency_s)
+            best = max(best, one, key=lambda each: each.pace)
         return best
 
     def _conclude(self, finalists: Collection[Contender], chosen: Contender) -> None:
@@ -170,14 +191,44 @@ class Search:
         self.tell(f"{trial.name}: {trial.reason}")
 
     def _expected_s(self, candidate: Candidate) -> float:
-        """About how long a candidate takes, by the longest of its kind so far."""
-        alike = [one for one in self.trials if (one.precision.startswith("int8")) == candidate.is_reduced]
-        return candidate.effort * max((one.took_s for one in alike), default=0.0)
+        """About how long a candidate takes: at the original's pace, or as the longest of its kind so far."""
+        material, terms = self.course.material, self.course.terms
+        rows = len(material.selection) + sum(terms.served_sizes)
+        if candidate.is_reduced:
+            rows += _CALIBRATION_PASSES * len(material.calibration)
+        same_kind = [one for one in self.trials[1:] if one.precision.startswith("int8") == candidate.is_reduced]
+        longest_s = max((one.took_s for one in same_kind), default=0.0)
+        return candidate.effort * max(longest_s, rows * self.row_s + RACE_SHARE * terms.seconds)
 
     @property
     def _acceptance_s(self) -> float:
-        """About how long acceptance takes: the original, and finalists that are about twice as fast."""
-        return len(self.course.material.acceptance) * _row_s(self.original) * (1 + MOST_FINALISTS / 2)
+        """About how long acceptance takes: of the original, the finalists so far, and a candidate that may be one."""
+        paces = sorted((one.pace for one in self.passed), reverse=True)[: MOST_FINALISTS - 1]
+        passes = 2 + sum(1 / pace for pace in paces)
+        return len(self.course.material.acceptance) * self.row_s * passes
+
+    def require_tried(self) -> None:
+        """Refuse to judge where there was no time to try anything.
+
+        Raises:
+            BadJob: every candidate was left out; says how long it takes.
+        """
+        if not self.left_out or self.passed or len(self.rejected) > len(self.left_out):
+            return
+        seconds, spent_s = self.course.terms.seconds, self.course.clock() - self.started
+        raise BadJob(
+            f"Nothing was tried: of --seconds {seconds:g} it took {spent_s:.0f} s to ask the original and set up, "
+            f"{self._acceptance_s:.0f} s are kept for acceptance, and the first candidate takes about "
+            f"{next(iter(self.left_out.values())):.0f} s",
+            remedy=f"Give --seconds {self.seconds_for(1)} or more; all {len(self.left_out)} candidates take about "
+            f"{self.seconds_for(len(self.left_out))}.",
+        )
+
+    def seconds_for(self, count: int) -> int:
+        """About how long a search takes that tries so many of the candidates that were left out as well [s]."""
+        spent_s = self.course.clock() - self.started
+        more_s = sum(list(self.left_out.values())[:count])
+        return math.ceil(1.1 * (spent_s + more_s + self._acceptance_s))
 
 
 def begin(course: Course, directory: Path, tell: Tell, *, sums_fit: bool = True) -> Search:
@@ -190,25 +241,61 @@ def begin(course: Course, directory: Path, tell: Tell, *, sums_fit: bool = True)
         BadArtifact, ServiceError: the model given cannot be asked.
     """
     started, terms = course.clock(), course.terms
-    few = dataclasses.replace(course, material=limited(course.material, FEWEST_ROWS, 1, 1))
+    course.metric.allowed(terms.max_drop, 1.0)
+    few = dataclasses.replace(
+        course, material=course.material.limited(selection=FEWEST_ROWS, acceptance=1, calibration=1)
+    )
     original = reference(few)
     original.note(latency_s=latencies(few.solo(original.engine), terms.batch_sizes))
     in_time = terms.seconds / _row_s(original)
+    _require_other_targets(few, original)
     allowed = course.metric.allowed(terms.max_drop, course.metric.value(original.scores))
     confidence = 1 - (1 - terms.confidence) / MOST_FINALISTS
     needed = rows_needed(allowed, largest_loss(original.scores, original.scores), confidence)
-    material = limited(
-        course.material,
-        max(FEWEST_ROWS, int(SELECTION_SHARE * in_time)),
-        max(2 * needed, int(ACCEPTANCE_SHARE * in_time)),
-        max(FEWEST_CALIBRATION_ROWS, int(CALIBRATION_SHARE * in_time)),
+    material = course.material.limited(
+        selection=max(FEWEST_ROWS, int(SELECTION_SHARE * in_time)),
+        acceptance=max(2 * needed, int(ACCEPTANCE_SHARE * in_time)),
+        calibration=max(FEWEST_CALIBRATION_ROWS, int(CALIBRATION_SHARE * in_time)),
     )
-    course = dataclasses.replace(course, material=material)
+    asked = course.clock()
     found = course.answers(original.engine, material.selection)
+    row_s = (course.clock() - asked) / len(material.selection)
+    material = dataclasses.replace(material, selection=course.with_targets(material.selection, found))
+    course = dataclasses.replace(course, material=material)
     original.scores = course.scores(found, material.selection)
-    require_rows(len(material.acceptance), original.scores, allowed, terms.confidence)
+    require_rows(len(material.acceptance), original.scores, allowed, terms.confidence, material.num_others)
     workshop = Workshop(course.source, material.calibration, sums_fit)
-    return Search(course, workshop, directory, tell, started, Bar(found, original.scores, allowed), original, original)
+    bar = Bar(found, original.scores, allowed)
+    notes = (_basis_of_agreement(course, found),) if course.metric.is_agreement else ()
+    return Search(course, workshop, directory, tell, started, bar, original, original, row_s, notes)
+
+
+def _require_other_targets(course: Course, original: Contender) -> None:
+    """Refuse a share of an error that is 0 because the targets are the original's own answers.
+
+    Raises:
+        BadJob: they are.
+    """
+    metric, rows, max_drop = course.metric, course.material.selection, course.terms.max_drop
+    if not (metric.lower_is_better and max_drop.strip().endswith("%")):
+        return
+    if are_own_answers(course.answers(original.engine, rows), rows.targets):
+        raise BadJob(
+            f"the targets are the original's own answers: its {metric.name} on them is "
+            f"{metric.value(original.scores):.2g}, and {max_drop} of that allows nothing",
+            remedy="Leave the target out, or give --metric agreement: answers are then compared with the original's. "
+            f"Or give --max-drop as a number in the unit of {metric.name}.",
+        )
+
+
+def _basis_of_agreement(course: Course, found: Arrays) -> str:
+    """What agreement means for each output, in a sentence."""
+    source = course.source
+    kinds = (f"{name}: {likeness_of(name, array, source.manifest.labels)}" for name, array in found.items())
+    return (
+        f"judged by agreement with the answers of version {source.version}, not by targets ({'; '.join(kinds)}): "
+        "it says how far answers changed, not whether they are right"
+    )
 
 
 def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str], pruned: Sequence[PrunedGraph] = ()) -> None:
@@ -230,16 +317,6 @@ def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str], pruned: S
             search.consider(candidate)
     for candidate in candidates[first + 1 :]:
         search.consider(candidate)
-
-
-def limited(material: Material, selection: int, acceptance: int, calibration: int) -> Material:
-    """At most so many rows for each use: the first, as rows lie in the order they were dealt in."""
-    return dataclasses.replace(
-        material,
-        calibration=material.calibration.first(calibration),
-        selection=material.selection.first(selection),
-        acceptance=material.acceptance.first(acceptance),
-    )
 
 
 def _row_s(original: Contender) -> float:

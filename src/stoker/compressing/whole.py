@@ -70,7 +70,7 @@ def compress(
 
     Raises:
         BadArtifact: the model cannot be asked or has no batch, or the disk cannot be written.
-        BadJob: too few rows to judge by, or a metric that cannot be used.
+        BadJob: too few rows to judge by, a metric that cannot be used, or no time to try anything.
     """
     if not source.manifest.is_batched:
         raise BadArtifact(
@@ -88,8 +88,9 @@ def compress(
         if prune is not None and not kind.quantised:
             pruned, search.started = prune(search.course), around.clock()
         run(search, kind, around.fast_dtypes, pruned)
+        search.require_tried()
         chosen = search.accept(material.seed)
-        record = _record(search, chosen, around, _notes(kind, source))
+        record = _record(search, chosen, around, (*search.notes, *_notes(kind, source), *_untried(search)))
         published = None
         if chosen is not search.original:
             published = publish_chosen(source, chosen, record, source.path.parent)
@@ -123,6 +124,15 @@ def _record(search: Search, chosen: Contender, around: Surroundings, notes: tupl
         made_at=around.made_at,
         libraries=around.libraries,
     )  # fmt: skip
+
+
+def _untried(search: Search) -> tuple[str, ...]:
+    """What there was no time for, and how much it takes."""
+    count = len(search.left_out)
+    if not count:
+        return ()
+    enough = f"--seconds {search.seconds_for(count)} would likely try them all"
+    return (f"{count} of {len(search.trials) - 1} candidates were left out for want of time; {enough}",)
 
 
 def _notes(kind: GraphKind, source: Artifact) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ What cannot be asked at all is infinitely far.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from stoker.artifacts import difference
@@ -32,14 +32,26 @@ def prove_equal(who: str, answer: Answer, oracle: Answer, trial: Trial, limit: f
     return _worst(f"{who}, {'; '.join(words for words, _ in asked)}", errors, limit)
 
 
-def prove_alone(who: str, answer: Answer, trial: Trial, limit: float = LIMIT) -> Proof:
-    """That every sample has the same answer alone as in a batch with others."""
+def prove_alone(
+    who: str, answer: Answer, trial: Trial, limit: float = LIMIT, sizes: Sequence[int] | None = None
+) -> Proof:
+    """That every sample has the same answer alone as in batches of these sizes, by default those that are served."""
+    sizes = tuple(size for size in (trial.served_sizes if sizes is None else sizes) if size > 1)
     count = num_rows(trial.samples)
-
-    def alone() -> Arrays:
-        return stacked(answer(rows(trial.samples, slice(at, at + 1))) for at in range(count))
-
-    return _worst(f"{who}: each sample alone and among {count}", [("", _apart(answer, trial.samples, alone))], limit)
+    orders = [[at % count for at in range(size)] for size in sizes]
+    what = f"{who}: each sample alone and among {', '.join(map(str, sizes))}"
+    try:
+        each = [answer(rows(trial.samples, slice(at, at + 1))) for at in range(min(count, max(sizes, default=1)))]
+    except ServiceError as error:
+        return Proof(what=f"{what}: {error.message}", error=math.inf, limit=limit)
+    if stray := next((name for one in each for name, array in one.items() if array.shape[:1] != (1,)), None):
+        return Proof(what=f"{what}: {stray!r} does not begin with the samples", error=math.inf, limit=limit)
+    alone = stacked(each)
+    errors = [
+        (f"among {len(order)}", _apart(answer, rows(trial.samples, order), partial(rows, alone, order)))
+        for order in orders
+    ]
+    return _worst(what, errors, limit)
 
 
 def prove_padding(who: str, answer: Answer, trial: Trial, outputs: Iterable[TensorSpec], limit: float = LIMIT) -> Proof:
@@ -73,7 +85,7 @@ def _apart(answer: Answer, request: Arrays, wanted: Callable[[], Arrays]) -> tup
 
 
 def _worst(what: str, errors: Iterable[tuple[str, tuple[float, str]]], limit: float) -> Proof:
-    """One proof of several errors; where one is infinite, with the reason."""
+    """One proof of several errors; where it does not hold, with the request that was worst, and the reason."""
     at, (error, why) = max(errors, key=lambda one: one[1][0])
-    reason = f": {at}{': ' * bool(at)}{why}" if why else ""
-    return Proof(what=f"{what}{reason}", error=error, limit=limit)
+    reason = ": ".join(filter(None, (what, *((at, why) if error > limit else ()))))
+    return Proof(what=reason, error=error, limit=limit)

@@ -1,12 +1,14 @@
 """Taking over an ONNX graph made elsewhere: from TensorFlow, JAX, MXNet, scikit-learn, or PyTorch long ago.
 
 What a graph says of its dimensions is a proposal. A batch is what it has if its samples have the same answers alone as
-together, at several sizes; else it is served request by request.
+together, at every size that is served; else it is served request by request, and the manifest's notes say so. Where no
+example inputs are given several kinds are drawn, as nonsense may move answers that real inputs leave alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.artifacts import Artifact, dtype_of
+from stoker.artifacts import Artifact, dtype_of, read_settings
 from stoker.artifacts.elements import Arrays
 from stoker.engines import Graph, default_threads, load_graph
 from stoker.errors import BadArtifact, ServiceError
 from stoker.exporting.about import About
 from stoker.exporting.checking import Answer, is_held, prove_alone
-from stoker.exporting.drawing import drawn, likely_sizes
+from stoker.exporting.drawing import DRAWS, drawn, likely_sizes
 from stoker.exporting.onnx_file import OnnxFile, named_batch, read_onnx
 from stoker.exporting.padding import padded_specs
 from stoker.exporting.signature import output_specs, ranges, require_varied
@@ -31,6 +33,10 @@ from stoker.exporting.trial import NUM_SAMPLES, Trial, contiguous, eight
 from stoker.exporting.writing import Exported, require_place, write_version
 from stoker.records import BATCH, ArtifactSource, DynamicDim, EngineName, ServingPrecision, TensorSpec
 from stoker.store import sha256_file
+
+_MOST_BY_NONSENSE = 0.05
+"""Answers alone and together that differ by more, of the largest value, are of samples that depend on one another, and
+not of rounding that drawn inputs magnify: no other kind is drawn then."""
 
 _REFERENCES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
 """Who says what a graph means: the first that can load it."""
@@ -58,16 +64,39 @@ def import_onnx(
     with _candidates(found) as candidates:
         problem: BadArtifact | None = None
         for candidate, specs in candidates:
-            try:
-                return _take_over(found, candidate, specs, model, inputs, about)
-            except _NoBatch as error:
-                problem = error
+            is_batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
+            for number in range(DRAWS if inputs is None and is_batched else 1):
+                samples = _drawn(candidate, specs, about.dims, number) if inputs is None else _fitting(inputs, specs)
+                notes = _notes(problem, is_drawn=inputs is None, is_batched=is_batched)
+                try:
+                    return _take_over(found, candidate, specs, model, samples, about, notes, is_drawn=inputs is None)
+                except _NoBatch as error:
+                    problem = problem or error
+                    if _MOST_BY_NONSENSE < error.difference < math.inf:
+                        break
         assert problem is not None, "the last candidate has no batch to be wrong about"
         raise problem
 
 
+def _notes(problem: BadArtifact | None, *, is_drawn: bool, is_batched: bool) -> tuple[str, ...]:
+    """What to know of an import: that inputs were drawn, and why there is no batch, or hardly one."""
+    notes = [
+        "example inputs were drawn at random: proofs are of these; give real ones with --inputs FILE.npz"
+    ] * is_drawn
+    if problem is not None and is_batched:
+        notes.append(f"a batch was proved by drawn inputs of another kind than these: {problem.message}")
+    elif problem is not None:
+        kinds = " (by drawn inputs)" * is_drawn
+        notes.append(f"served request by request, without batching: {problem.message}{kinds}")
+    elif not is_batched:
+        notes.append("served request by request, without batching: its inputs do not all begin with a size that varies")
+    return tuple(notes)
+
+
 class _NoBatch(BadArtifact):
-    """The first dimension is not the samples."""
+    """The first dimension is not the samples; `difference` of answers alone and together, infinite where unknown."""
+
+    difference = math.inf
 
 
 class _CannotVary(BadArtifact):
@@ -107,13 +136,15 @@ def _take_over(
     file: OnnxFile,
     specs: tuple[TensorSpec, ...],
     model: Path,
-    given: Mapping[str, NDArray[Any]] | None,
+    samples: Arrays,
     about: About,
+    notes: tuple[str, ...],
+    *,
+    is_drawn: bool,
 ) -> Artifact:
-    """Write the graph of one candidate, if it holds what its signature says."""
-    samples = _drawn(file, specs, about.dims) if given is None else _fitting(given, specs)
+    """Write the graph of one candidate, if it holds what its signature says of these samples."""
     dims = ranges([dim for spec in specs for dim in spec.shape if isinstance(dim, str)], about.dims)
-    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims)
+    trial = Trial(samples=contiguous(samples), inputs=specs, dims=dims, most_rows=read_settings(model).max_batch_rows)
     if trial.is_batched:
         trial = dataclasses.replace(trial, samples=eight(trial.samples))
         require_varied(trial)
@@ -122,7 +153,7 @@ def _take_over(
     try:
         outputs = _outputs(answer, trial)
     except _CannotVary:
-        if given is None:
+        if is_drawn:
             raise
         trial = dataclasses.replace(trial, inputs=_as_shown(trial), dims=())
         outputs = _outputs(answer, trial)
@@ -142,6 +173,7 @@ def _take_over(
         labels={output: tuple(classes) for output, classes in about.labels.items()},
         metrics=about.metrics,
         limit=about.limit,
+        notes=notes,
     )
 
     def write_files(directory: Path) -> None:
@@ -152,12 +184,12 @@ def _take_over(
     return write_version(model, exported, write_files)
 
 
-def _drawn(file: OnnxFile, specs: tuple[TensorSpec, ...], dims: Sequence[DynamicDim]) -> Arrays:
+def _drawn(file: OnnxFile, specs: tuple[TensorSpec, ...], dims: Sequence[DynamicDim], number: int) -> Arrays:
     sizes = likely_sizes(specs)
     for dim in dims:
         size = max(sizes.get(dim.name, 0), 2 * dim.low)
         sizes[dim.name] = size if dim.high is None else min(size, dim.high)
-    return drawn(file.model, specs, {**sizes, BATCH: NUM_SAMPLES})
+    return drawn(file.model, specs, {**sizes, BATCH: NUM_SAMPLES}, number=number)
 
 
 def _fitting(given: Mapping[str, NDArray[Any]], specs: tuple[TensorSpec, ...]) -> Arrays:
@@ -220,7 +252,9 @@ def _require_batch(name: EngineName, answer: Answer, trial: Trial, limit: float)
         return
     proof = prove_alone(name, answer, trial, limit)
     if not is_held(proof):
-        raise _NoBatch(f"{proof.what} differ by {proof.error:.2g}, at most {limit:g} is allowed")
+        problem = _NoBatch(f"{proof.what} differ by {proof.error:.2g}, at most {limit:g} is allowed")
+        problem.difference = proof.error
+        raise problem
 
 
 def _as_shown(trial: Trial) -> tuple[TensorSpec, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stoker.artifacts import Artifact
+from stoker.artifacts import Artifact, read_settings
 from stoker.artifacts.elements import Arrays
 from stoker.engines.torch_module import TorchModule, as_array, as_tensor
 from stoker.errors import BadArtifact, StokerError, first_line
@@ -28,7 +28,7 @@ from stoker.exporting.torch_graph import (
     write_program,
     write_weights,
 )
-from stoker.exporting.trial import Trial, contiguous, eight
+from stoker.exporting.trial import NUM_SAMPLES, Trial, contiguous, eight
 from stoker.exporting.writing import Exported, require_place, write_version
 from stoker.records import BATCH, ArtifactSource, Proof, TensorSpec
 from stoker.stepping import weights_digest
@@ -83,6 +83,7 @@ def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, abo
         samples=eight(contiguous(samples)),
         inputs=inputs,
         dims=ranges([dim for spec in inputs for dim in spec.shape if isinstance(dim, str)], about.dims),
+        most_rows=read_settings(model).max_batch_rows,
     )
     require_varied(trial)
     answer = _original(flat, trial)
@@ -152,7 +153,7 @@ def _of_the_original(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ..
             f"The output {shared[0]!r} is named like an input, and a graph has one tensor of a name",
             remedy="Return it under another name.",
         )
-    proof = prove_alone(_ORACLE, answer, trial, limit)
+    proof = prove_alone(_ORACLE, answer, trial, limit, (NUM_SAMPLES,))
     if not is_held(proof):
         raise BadArtifact(
             f"A sample's answer depends on what else is in the batch: {proof.what} differ by {proof.error:.2g} of the "

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stoker.artifacts import Golden
 from stoker.artifacts.answers import scales_of
 from stoker.artifacts.elements import Arrays
 from stoker.engines import Graph, load_graph
@@ -46,23 +47,23 @@ def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: 
     Raises:
         BadArtifact: none holds, or none is installed.
     """
-    chosen: tuple[EngineName, tuple[Proof, ...], Arrays] | None = None
+    chosen: tuple[EngineName, Arrays, Tolerance] | None = None
     proofs: list[Proof] = []
     for name in PREFERRED:
-        found, answers = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
-        proofs += found
-        if chosen is None and answers is not None and all(map(is_held, found)):
-            chosen = name, found, answers
+        own, result = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
+        proofs += own
+        if chosen is None and result is not None:
+            chosen = name, *result
     if chosen is None:
         raise _nobody(graph, proofs)
-    name, own, answers = chosen
-    return Proven(engine=name, proofs=tuple(proofs), golden=answers, tolerance=tolerance_of(own, answers, limit))
+    name, answers, tolerance = chosen
+    return Proven(engine=name, proofs=tuple(proofs), golden=answers, tolerance=tolerance)
 
 
 def _examined(
     name: EngineName, graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: Arrays, limit: float
-) -> tuple[tuple[Proof, ...], Arrays | None]:
-    """What was checked of one engine, and its golden answers; None where it cannot load the graph."""
+) -> tuple[tuple[Proof, ...], tuple[Arrays, Tolerance] | None]:
+    """What was checked of one engine; its golden answers and their tolerance, if all of it holds."""
     try:
         (engine,) = load_graph(name, graph)
     except BadArtifact as error:
@@ -75,8 +76,13 @@ def _examined(
             proofs.append(prove_alone(name, engine.run, trial, limit))
         if trial.sizes and any(spec.pad is not None for spec in graph.inputs):
             proofs.append(prove_padding(name, engine.run, trial.with_inputs(graph.inputs), graph.outputs, limit))
-        answers = engine.run(golden) if all(map(is_held, proofs)) else None
-        return tuple(proofs), answers
+        if not all(map(is_held, proofs)):
+            return tuple(proofs), None
+        answers = engine.run(golden)
+        tolerance = tolerance_of(proofs, answers, limit)
+        if trial.is_batched:
+            proofs.append(_as_served(name, engine.run, Golden(golden, answers), tolerance, trial.served_sizes))
+        return tuple(proofs), (answers, tolerance) if is_held(proofs[-1]) else None
     finally:
         engine.close()
 
@@ -91,6 +97,12 @@ def tolerance_of(proofs: Sequence[Proof], answers: Arrays, limit: float) -> Tole
     measured = min(_ROOM * max(proof.error for proof in proofs), max(limit, _FLOOR))
     share, scales = max(_FLOOR, measured), [scale for scale in scales_of(answers) if scale > 0] or [1.0]
     return Tolerance(absolute=max(share * min(scales), measured * max(scales)), relative=share)
+
+
+def _as_served(name: EngineName, answer: Answer, golden: Golden, tolerance: Tolerance, sizes: Sequence[int]) -> Proof:
+    """That the golden answers hold in every batch that is served: a server refuses the version otherwise."""
+    what = f"{name}: golden answers among {', '.join(map(str, sizes))}, as a share of the tolerance"
+    return Proof(what=what, error=golden.excess_in_batches(answer, tolerance, sizes), limit=1.0)
 
 
 def _nobody(graph: Graph, proofs: Sequence[Proof]) -> BadArtifact:

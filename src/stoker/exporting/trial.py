@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stoker.artifacts import served_sizes
 from stoker.artifacts.elements import Arrays
 from stoker.artifacts.variations import cut, num_rows, rows, sizes_of
 from stoker.errors import BadArtifact
-from stoker.records import BATCH, DynamicDim, TensorSpec
+from stoker.records import BATCH, DynamicDim, ServiceSettings, TensorSpec
 
 NUM_SAMPLES = 8
 _FEWEST = 2
@@ -22,11 +23,20 @@ BATCH_SIZES = (1, 3, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Samples to ask a model about, and what it takes; without a batch they are one request, asked as it is."""
+    """Samples to ask a model about, and what it takes; without a batch they are one request, asked as it is.
+
+    `most_rows` is the largest batch that the model will be served in.
+    """
 
     samples: Arrays
     inputs: tuple[TensorSpec, ...]
     dims: tuple[DynamicDim, ...] = ()
+    most_rows: int = ServiceSettings.max_batch_rows
+
+    @property
+    def served_sizes(self) -> tuple[int, ...]:
+        """Batch sizes [rows] that answers are compared at with each sample alone; without a batch none."""
+        return served_sizes(max(self.most_rows, NUM_SAMPLES)) if self.is_batched else ()
 
     @property
     def is_batched(self) -> bool:

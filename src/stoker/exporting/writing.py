@@ -56,6 +56,7 @@ class Exported:
     metrics: Mapping[str, float] = field(default_factory=dict)
     proofs: tuple[Proof, ...] = ()
     limit: float = LIMIT
+    notes: tuple[str, ...] = ()
 
 
 def write_version(model: Path, exported: Exported, write_files: Callable[[Path], None]) -> Artifact:
@@ -97,6 +98,7 @@ def write_version(model: Path, exported: Exported, write_files: Callable[[Path],
             labels=dict(exported.labels),
             metrics=dict(exported.metrics),
             proofs=(*exported.proofs, *proven.proofs),
+            notes=exported.notes,
             proved_on=this_cpu(),
             source=exported.source,
             libraries=libraries(),

@@ -16,9 +16,9 @@ from stoker.engines import default_threads
 from stoker.errors import BadJob
 from stoker.exporting.writing import libraries, now
 from stoker.flow.preparation import users_code
-from stoker.flow.rows_of_files import read_rows
+from stoker.flow.rows_of_files import TARGETS, read_rows
 from stoker.jobs import Job
-from stoker.records import Event
+from stoker.records import Event, Manifest
 from stoker.units import Duration
 
 MOST_ROWS = 20_000
@@ -51,7 +51,8 @@ def compress(  # noqa: PLR0913 - what the command line offers
         max_drop: what may be lost of the metric; see `Metric.allowed`.
         job: whose data to use; default: that of the run the model was exported from.
         data: rows in a file instead, an .npz or a Parquet table, with an array or column for each input and `target`.
-        metric: a name, a Python file with a function `metric(outputs, targets)`; default: the job's first.
+        metric: a name, a Python file with a function `metric(outputs, targets)`; default: the job's first, or agreement
+            with the model's own answers where rows have no target.
         batch_sizes: rows of the batches that count; default: 1, and the most the service takes.
         threads: of an engine; default: as the service has them.
         seconds: for the whole search, about.
@@ -74,6 +75,7 @@ def compress(  # noqa: PLR0913 - what the command line offers
     terms = Terms(
         max_drop=max_drop,
         batch_sizes=batch_sizes or tuple(sorted({1, settings.max_batch_rows})),
+        most_rows=settings.max_batch_rows,
         threads=threads or settings.threads or default_threads(settings.instances or 1),
         seconds=seconds,
     )
@@ -110,16 +112,26 @@ def _material(
     """The rows of a search and its metric."""
     manifest = source.manifest
     if data is not None:
-        if metric is None:
-            raise BadJob("there is no metric to keep", remedy="Give one: --metric accuracy, or a Python file.")
         rows = compressing.check_fit(read_rows(Path(data), manifest), manifest, str(data))
-        return compressing.dealt(None, rows, seed=seed, calibration=CALIBRATION_ROWS), _metric_of(metric)
+        if metric is None and rows.targets is not None:
+            raise BadJob(
+                "there is no metric to keep", remedy="Give one: --metric accuracy, agreement, …, or a Python file."
+            )
+        chosen = _metric_of("agreement" if metric is None else metric, manifest)
+        if rows.targets is None and metric in compressing.NAMES and not chosen.is_agreement:
+            raise BadJob(
+                f"{data} has no array or column {TARGETS[0]!r}, which the metric {chosen.name} needs",
+                remedy="Add it, or leave --metric out: answers are then compared with the original's.",
+            )
+        return compressing.dealt(None, rows, seed=seed, calibration=CALIBRATION_ROWS), chosen
     from stoker.flow.rows_of_jobs import job_of, metric_of_job, rows_of_job  # noqa: PLC0415 - loads torch
 
     with users_code("the job's data", None):
         job = job or job_of(source)
         training, validation = rows_of_job(job, manifest, CALIBRATION_ROWS, MOST_ROWS, seed)
-    chosen = metric_of_job(job) if metric is None else _metric_of(metric)
+    if metric is None:
+        metric = metric_of_job(job) if validation.targets is not None else "agreement"
+    chosen = _metric_of(metric, manifest)
     training, validation = (
         compressing.check_fit(rows, manifest, what)
         for rows, what in ((training, "training data"), (validation, "validation data"))
@@ -127,13 +139,13 @@ def _material(
     return compressing.dealt(training, validation, seed=seed, calibration=CALIBRATION_ROWS), chosen
 
 
-def _metric_of(metric: str | Path | Metric) -> Metric:
+def _metric_of(metric: str | Path | Metric, manifest: Manifest) -> Metric:
     """A metric by name, or out of a Python file."""
     if isinstance(metric, Metric):
         return metric
     path = Path(metric)
     if path.suffix != ".py":
-        return compressing.named(str(metric))
+        return compressing.named(str(metric), manifest.labels)
     if not path.is_file():
         raise BadJob(f"there is no {path}")
     spec = importlib.util.spec_from_file_location("stoker_metric", path)

@@ -67,7 +67,34 @@ def export(
             return exporting.export_module(what, _as_tensors(inputs), out, about)
     if not isinstance(what, Run) and Path(what).suffix == ".onnx":
         return exporting.import_onnx(Path(what), out, inputs=_as_arrays(inputs), about=about)
+    if not isinstance(what, Run):
+        _require_known_kind(Path(what))
     return export_run(what if isinstance(what, Run) else load(what), out, about or About(), job)
+
+
+def _require_known_kind(path: Path) -> None:
+    """Refuse files of models that are neither a run nor ONNX, with the way to export them.
+
+    Raises:
+        BadArtifact: it is a SavedModel, a TF Lite file, or weights of PyTorch.
+    """
+    if path.suffix in {".pt", ".pth", ".pt2", ".ckpt", ".safetensors"}:
+        raise BadArtifact(
+            f"{path} holds weights or a program of PyTorch: stoker export takes a run, or an ONNX file",
+            remedy="Load it in Python and call stoker.export(module, OUT, inputs=…), or convert it to ONNX.",
+        )
+    kinds = {
+        ".tflite": "a TF Lite model",
+        ".pb": "a TensorFlow graph",
+        ".h5": "a Keras model",
+        ".keras": "a Keras model",
+    }
+    kind = "a TensorFlow SavedModel" if (path / "saved_model.pb").is_file() else kinds.get(path.suffix)
+    if kind is not None:
+        raise BadArtifact(
+            f"{path} is {kind}: stoker export takes a run, or an ONNX file",
+            remedy="Convert it to ONNX first (tf2onnx), then: stoker export model.onnx -o DIR.",
+        )
 
 
 def _as_tensors(inputs: Examples) -> Inputs:

@@ -18,13 +18,13 @@ from stoker.devices.load import CpuSample, others_cores
 from stoker.errors import BadJob, ServiceError
 from stoker.loadtesting.child import cpu_seconds, serving
 from stoker.loadtesting.connection import Address, address_of
-from stoker.loadtesting.inputs import from_file, in_requests, made_up, sized
+from stoker.loadtesting.inputs import from_file, in_requests, made_up, sized, whole_requests
 from stoker.loadtesting.limit import Search
 from stoker.loadtesting.measuring import Target, at_rate, greet, with_callers
 from stoker.loadtesting.metadata import input_specs
 from stoker.loadtesting.payloads import infer_payload
 from stoker.loadtesting.rates import highest_rate, probe_seconds
-from stoker.records import ServiceSettings, TensorSpec
+from stoker.records import BATCH, ServiceSettings, TensorSpec
 from stoker.records.loadtest import LoadMeasurement, Objective, ServingLimit, SettingsTrial
 
 MOST_CALLERS = 900
@@ -256,6 +256,7 @@ def _requests(specs: Sequence[TensorSpec], artifact: Artifact | None, load: Load
         arrays = made_up(specs) if artifact is None else artifact.golden().inputs
     if wrong := {spec.name for spec in specs} ^ arrays.keys():
         raise BadJob(f"the inputs do not fit the model: {sorted(wrong)}; it takes {[spec.name for spec in specs]}")
-    if artifact is not None and not artifact.manifest.is_batched:
-        return [arrays]
+    is_batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
+    if not (is_batched if artifact is None else artifact.manifest.is_batched):
+        return sized(whole_requests(arrays, specs, load.rows), specs, load.sizes)
     return sized(in_requests(arrays, load.rows), specs, load.sizes)

@@ -20,22 +20,18 @@ NUM_DRAWN = 64
 
 
 def from_file(path: Path) -> Arrays:
-    """The arrays of a `.npz` file by name, each with its rows along the first dimension.
+    """The arrays of a `.npz` file by name.
 
     Raises:
-        BadJob: it cannot be read, holds pickled objects, or its arrays differ in how many rows they have.
+        BadJob: it cannot be read, or holds pickled objects.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
         raise BadJob(
             f"{path} cannot be read: {error}", remedy="Write it with numpy.savez(path, NAME=array, …)."
         ) from error
-    sizes = {name: array.shape[:1] for name, array in arrays.items()}
-    if len(set(sizes.values())) != 1 or () in sizes.values() or (0,) in sizes.values():
-        raise BadJob(f"{path}: wanted arrays with equally many rows, at least one; their first dimensions are {sizes}")
-    return arrays
 
 
 def made_up(specs: Sequence[TensorSpec], *, rows: int = 8, seed: int = 0) -> Arrays:
@@ -60,16 +56,39 @@ def in_requests(arrays: Arrays, rows: int = 1) -> list[Arrays]:
     """The arrays cut into requests of so many rows; from the beginning again where there are too few.
 
     Raises:
-        BadJob: `rows` is not positive.
+        BadJob: `rows` is not positive, or arrays differ in how many rows they have.
     """
     if rows < 1:
         raise BadJob(f"--rows {rows}: wanted at least 1")
+    sizes = {name: array.shape[:1] for name, array in arrays.items()}
+    if len(set(sizes.values())) != 1 or () in sizes.values() or (0,) in sizes.values():
+        raise BadJob(f"wanted inputs with equally many rows, at least one; their first dimensions are {sizes}")
     have = min(len(array) for array in arrays.values())
     starts = range(0, have - have % rows, rows) if have >= rows else range(1)
     return [
         {name: array.take(range(start, start + rows), axis=0, mode="wrap") for name, array in arrays.items()}
         for start in starts
     ]
+
+
+def whole_requests(arrays: Arrays, specs: Sequence[TensorSpec], rows: int = 1) -> list[Arrays]:
+    """Requests of a model without a batch: arrays of exactly its inputs' dimensions are one, of one more are many.
+
+    Raises:
+        BadJob: arrays are neither, or `rows` is not 1.
+    """
+    if rows != 1:
+        raise BadJob(f"--rows {rows}: the model has no batch, and a request is one", remedy="Leave --rows out.")
+    more = {spec.name: arrays[spec.name].ndim - len(spec.shape) for spec in specs}
+    if set(more.values()) == {0}:
+        return [arrays]
+    counts = {array.shape[:1] for array in arrays.values()}
+    if set(more.values()) != {1} or len(counts) != 1 or counts == {(0,)}:
+        raise BadJob(
+            "the model has no batch: wanted the whole inputs of one request, or of several, stacked: "
+            + ", ".join(f"{spec.name} {list(spec.shape)} is {list(arrays[spec.name].shape)}" for spec in specs),
+        )
+    return [{name: array[at, ...] for name, array in arrays.items()} for at in range(counts.pop()[0])]
 
 
 def sized(
@@ -84,7 +103,7 @@ def sized(
     """
     if not sizes:
         return list(requests)
-    named = {dim for spec in specs for dim in spec.shape[1:] if isinstance(dim, str)}
+    named = {dim for spec in specs for dim in spec.shape if isinstance(dim, str)} - {BATCH}
     if unknown := sizes.keys() - named:
         raise BadJob(f"--sizes: the model has no dimension {sorted(unknown)}; those that vary are {sorted(named)}")
     random = np.random.default_rng(seed)

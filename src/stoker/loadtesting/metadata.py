@@ -16,8 +16,8 @@ from stoker.records import BATCH, TensorSpec, from_json
 def input_specs(address: Address, model: str, headers: Mapping[str, str] | None = None) -> tuple[TensorSpec, ...]:
     """The inputs of a model, from its metadata.
 
-    The protocol calls every dimension that varies -1: the first becomes the batch, the others are named `dim1`,
-    `dim2`, … by their place.
+    The protocol calls every dimension that varies -1: the first becomes the batch if it varies in every input and
+    output, the others are named `dim1`, `dim2`, … by their place.
 
     Raises:
         ServiceError: there is no such model, or what came back is no metadata.
@@ -31,13 +31,17 @@ def input_specs(address: Address, model: str, headers: Mapping[str, str] | None 
             remedy="Name a model with --model; GET /v2/models or the repository's index tells which there are.",
         )
     try:
-        return tuple(_spec(one) for one in json.loads(answer.body)["inputs"])
+        document = json.loads(answer.body)
+        tensors = [*document["inputs"], *document.get("outputs", ())]
+        is_batched = all(one["shape"][:1] == [-1] for one in tensors)
+        return tuple(_spec(one, is_batched=is_batched) for one in document["inputs"])
     except (ValueError, KeyError, TypeError) as error:
         raise ServiceError(f"the metadata of model {model!r} cannot be used ({error!r}): {said}") from error
 
 
-def _spec(document: dict[str, Any]) -> TensorSpec:
+def _spec(document: dict[str, Any], *, is_batched: bool) -> TensorSpec:
     shape = [
-        (BATCH if place == 0 else f"dim{place}") if size == -1 else size for place, size in enumerate(document["shape"])
+        (BATCH if place == 0 and is_batched else f"dim{place}") if size == -1 else size
+        for place, size in enumerate(document["shape"])
     ]
     return from_json({"name": document["name"], "datatype": document["datatype"], "shape": shape}, TensorSpec)

@@ -94,7 +94,9 @@ def highest_rate(
         for stretch in (1, 2):
             needed_s = stretch * seconds_at(rate)
             if tried and not has_time(needed_s):
-                why = f"no time was left for {format_seconds(needed_s)} at {rate:.4g} requests/s"
+                lowest = min(one.rate for one in tried if one.rate is not None)
+                missed = "" if bracket.held else f"missed at every rate tried, down to {lowest:.4g} requests/s; "
+                why = f"{missed}no time was left for the {format_seconds(needed_s)} that {rate:.4g} requests/s take"
                 return Found(bracket.held, tuple(tried), why)
             measured = probe(rate, needed_s)
             tried.append(measured)

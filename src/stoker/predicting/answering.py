@@ -86,7 +86,7 @@ def stacked(filled: Filled, rows: Sequence[int], model: Model) -> Arrays:
             batch[one.name] = samples.values[list(rows)]
         else:
             batch[one.name] = stack([samples[row] for row in rows], one.pad)
-    return batch if model.manifest.is_batched else {name: array[0] for name, array in batch.items()}
+    return batch if model.manifest.is_batched else {name: array[0, ...] for name, array in batch.items()}
 
 
 class _Collecting:

@@ -18,7 +18,9 @@ from stoker.predicting.mapping import parse_mapping, resolve
 from stoker.predicting.pixels import parse_pixels
 from stoker.predicting.rows import Field
 from stoker.predicting.sources import Source, find_sources
+from stoker.predicting.sources.arrays import ArraySource
 from stoker.predicting.tables import schema_of
+from stoker.records import Manifest
 from stoker.records.prediction import PixelSettings
 
 Resize = Literal["", "stretch", "crop", "pad"]
@@ -68,6 +70,8 @@ def request(artifact: Artifact, names: Sequence[str], options: PredictOptions) -
     """
     manifest = artifact.manifest
     sources = find_sources(names)
+    if not manifest.is_batched:
+        sources = tuple(_of_whole_requests(source, manifest, options) for source in sources)
     stamps = tuple(map(stamp_of, sources))
     fields = {str(source.path): source.fields() for source in sources}
     first = {field.name: field for field in next(iter(fields.values()))}
@@ -90,6 +94,17 @@ def request(artifact: Artifact, names: Sequence[str], options: PredictOptions) -
     _check_pixels(inputs, first, asked)
     schema = schema_of(manifest, [first[name] for name in options.keep])
     return Request(artifact, sources, stamps, inputs, asked, schema, parse_most_bad(options.max_bad))
+
+
+def _of_whole_requests(source: Source, manifest: Manifest, options: PredictOptions) -> Source:
+    """A source whose arrays may be the whole inputs of one request, as of a model without a batch."""
+    if not isinstance(source, ArraySource):
+        return source
+    columns = parse_mapping(options.columns)
+    ranks = {columns.get(spec.name, (spec.name,))[0]: len(spec.shape) for spec in manifest.inputs}
+    if source.format == "npy" and len(manifest.inputs) == 1:
+        ranks = {source.path.stem: len(manifest.inputs[0].shape)}
+    return ArraySource(source.path, ranks=ranks)
 
 
 def _check_pixels(inputs: Sequence[Input], fields: Mapping[str, Field], asked: Asked) -> None:

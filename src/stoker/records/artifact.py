@@ -86,7 +86,7 @@ class Manifest:
     `graph` is the file that the engine loads. `golden` is a safetensors file with inputs (`in.NAME`) and the outputs
     that they gave (`out.NAME`); a service asks for these before it answers anyone. Outputs that have a named dimension
     of a padded input are cut back to what was asked. `labels` names the classes of an output, by the output's name.
-    `proved_on` is the CPU or GPU the proofs hold for.
+    `proved_on` is the CPU or GPU the proofs hold for. `notes` say in words what to know of how it was made.
     """
 
     schema: ClassVar[int] = 1
@@ -102,6 +102,7 @@ class Manifest:
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     proofs: tuple[Proof, ...] = ()
+    notes: tuple[str, ...] = ()
     proved_on: str
     source: ArtifactSource
     libraries: dict[str, str] = field(default_factory=dict)

@@ -34,7 +34,8 @@ class Gate:
 class CompressionTrial:
     """One candidate: how it was made, what it weighs, how long it takes, what it costs of the metric, its gates.
 
-    `latency_s` is by rows of a batch, as text (JSON knows no other keys): the median over the rounds [s].
+    `latency_s` is by rows of a batch, as text (JSON knows no other keys) [s]: of the original the median over rounds,
+    of others the original's divided by how much faster they were in rounds together, so that it agrees with `pace`.
     `speed_up` is against `rival`, the fastest so far that is neither pruned nor in 8 bits, in rounds with it, over all
     batch sizes; above 1 is faster. `pace` is how much faster than the model given that makes it. A drop of the metric
     is positive where the candidate is worse; `drop` is on rows that nothing was chosen by, `selection_drop` on those

@@ -22,7 +22,10 @@ def export(
         Path, typer.Option("--out", "-o", metavar="DIR", help="The model's directory, such as models/digits.")
     ],
     inputs: Annotated[
-        Path | None, typer.Option("--inputs", metavar="FILE", help="Example inputs for an ONNX file, as .npz.")
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="FILE", help="Example inputs of an ONNX file, .npz (default: drawn at random)."
+        ),
     ] = None,
     dynamic: Annotated[
         list[str] | None,
@@ -56,7 +59,11 @@ def compress(
     ] = "0.5%",
     metric: Annotated[
         str | None,
-        typer.Option("--metric", metavar="NAME|FILE", help="A name, or a Python file with metric(outputs, targets)."),
+        typer.Option(
+            "--metric",
+            metavar="NAME|FILE",
+            help="A name, or a Python file with metric(outputs, targets); without targets: agreement.",
+        ),
     ] = None,
     job_file: Annotated[
         Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -32,10 +32,15 @@ class _Header:
 
 @final
 class ArraySource:
-    """A file with one array, named for the file, or with several of equal length (`numpy.savez`)."""
+    """A file with one array, named for the file, or with several of equal length (`numpy.savez`).
 
-    def __init__(self, path: Path) -> None:
+    `ranks` are the numbers of dimensions of a whole request, by array, for models without a batch: arrays of exactly
+    these are one row together, arrays of one more are a row for each of their first dimension.
+    """
+
+    def __init__(self, path: Path, *, ranks: Mapping[str, int] | None = None) -> None:
         self.path = path
+        self.ranks = dict(ranks or {})
         self.format: SourceFormat = "npy" if path.suffix.lower() == _SUFFIX else "npz"
 
     def files(self) -> Sequence[Path]:
@@ -59,6 +64,20 @@ class ArraySource:
         return ArrayReader(self.path, {name: headers[name] for name in columns})
 
     def _headers(self) -> dict[str, _Header]:
+        """The arrays' headers, whose first dimension is the rows."""
+        headers = self._stored_headers()
+        ranks = {name: self.ranks[name] for name in headers if name in self.ranks}
+        if ranks and all(len(headers[name].shape) == rank for name, rank in ranks.items()):
+            return {name: replace(headers[name], shape=(1, *headers[name].shape)) for name in ranks}
+        if single := next((name for name, header in headers.items() if not header.shape), None):
+            raise BadJob(
+                f"{self.path} cannot be read as a NumPy file: {single} holds a single number, wanted rows",
+                remedy="Give every array its rows as the first dimension; of a model without a batch, the whole inputs "
+                "of one request.",
+            )
+        return headers
+
+    def _stored_headers(self) -> dict[str, _Header]:
         try:
             if self.format == "npy":
                 with self.path.open("rb") as file:
@@ -123,8 +142,6 @@ def _header(file: IO[bytes]) -> _Header:
         raise ValueError("an array in it is stored by columns (Fortran order); save numpy.ascontiguousarray of it")
     if dtype.kind not in "biuf":
         raise ValueError(f"it holds {dtype}, wanted numbers")
-    if not shape:
-        raise ValueError("it holds a single number, wanted rows")
     return _Header(tuple(shape), dtype, file.tell())
 
 

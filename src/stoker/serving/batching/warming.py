@@ -75,7 +75,7 @@ def _resized(array: NDArray[Any], spec: TensorSpec, wanted: dict[str, int]) -> N
     for axis, dim in enumerate(spec.shape):
         if (size := wanted.get(str(dim))) is not None and isinstance(dim, str):
             array = np.take(array, np.arange(size) % array.shape[axis], axis=axis)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # of a single number `ascontiguousarray` makes a row of one
 
 
 def _ladder(manifest: Manifest, dim: str, golden: int) -> list[int]:
