@@ -280,7 +280,8 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path:
         "from stoker.cli.services import changes_told\n"
         "from stoker.serving.observing import access_log\n"
         "access_log.MOST_WAITING = 20\n"
-        "changes_told().__enter__()\n"
+        "told = changes_told()\n"
+        "told.__enter__()\n"
         "def up(started): print(started.http, started.admin, flush=True)"
     )
     command = script_of(tmp_path, body, access_log="-", admin_port=0, grace_s=2.0)

@@ -14,10 +14,12 @@ import pytest
 from stoker import artifacts, engines
 from stoker.artifacts import Artifact
 from stoker.errors import ServiceError
+from stoker.records import ServiceSettings
 from stoker.serving.batching.watching import Patience
 from stoker.serving.models import Models
 from stoker.serving.observing.metrics import Metrics
 from stoker.serving.problems import Failed, NotFound, Unavailable
+from stoker.serving.repository import settings as repository_settings
 from stoker.serving.repository.model import MOST_LEFT_BEHIND
 from stoker.serving.repository.repository import Repository, Shelf
 from stoker.serving.service import Request
@@ -528,3 +530,27 @@ def test_a_largest_batch_that_fills_the_memory_is_refused(tmp_path: Path) -> Non
             await version_of(models)
 
     opened(tmp_path, story, memory_bytes=4 * 2**20)
+
+
+def test_settings_that_fail_in_a_way_nobody_foresaw_are_one_models_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last line of defence: the model says so, the others start."""
+    for name in ("digits", "other"):
+        tiny_artifact(tmp_path, name=name)
+    read = repository_settings.read_settings
+
+    def failing(model: Path) -> ServiceSettings:
+        if model.name == "other":
+            raise KeyError("nobody foresaw this")
+        return read(model)
+
+    monkeypatch.setattr(repository_settings, "read_settings", failing)
+
+    async def story(_repository: Repository, models: Models) -> None:
+        assert await version_of(models) == "1"
+        (entry,) = (entry for entry in models.index() if entry.name == "other")
+        assert (entry.version, entry.state) == ("", "UNAVAILABLE")
+        assert "KeyError: 'nobody foresaw this'" in entry.reason
+
+    opened(tmp_path, story)
