@@ -10,10 +10,10 @@ from stoker.errors import StokerError
 from stoker.serving.edge import Access, Edge
 from stoker.serving.http import answers
 from stoker.serving.http.answers import Answer
-from stoker.serving.http.exchange import Exchange, Receive, Scope, Send
+from stoker.serving.http.exchange import WORTH_A_THREAD_BYTES, Exchange, Receive, Scope, Send
 from stoker.serving.http.pages import DOING, TELLING
 from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Route, find
-from stoker.serving.problems import Cancelled, Failed, NotAllowed, NotFound, Unavailable
+from stoker.serving.problems import Cancelled, Crowded, Failed, NotAllowed, NotFound, Unavailable
 from stoker.serving.wire import check_form, classify, decode, decode_raw, encode
 
 DISCONNECTED = "the client went away"
@@ -36,9 +36,15 @@ class Application:
         started = clock()
         exchange = Exchange(scope, receive, self._edge.limits, self._edge.in_flight)
         answer = await self._answer(exchange)
-        exchange.release()
+        if len(answer.body) > WORTH_A_THREAD_BYTES:
+            exchange.release()  # of the request; from here on the answer counts
+            try:
+                exchange.hold(len(answer.body))
+            except Crowded as refused:
+                answer = answers.refusal(refused)
         with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
             await answers.send(answer, send)
+        exchange.release()
         if self._edge.log is None:
             return
         route = exchange.route

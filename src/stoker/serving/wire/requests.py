@@ -63,7 +63,7 @@ def decode(
         BadRequest: it is malformed; whether it fits the model is not looked at.
         Unsupported: it needs shared memory or sequences.
     """
-    view = memoryview(body)
+    view = memoryview(body).toreadonly()
     if json_bytes is None:
         json_bytes = len(view)
     elif json_bytes > len(view):
@@ -113,7 +113,7 @@ def decode_raw(
         for size in shape:
             fixed *= size if isinstance(size, int) else 1
         shape[varying[0]] = len(body) // max(1, fixed)
-    array = from_raw(body, spec.datatype, cast("tuple[int, ...]", tuple(shape)), f"input {spec.name!r}")
+    array = from_raw(memoryview(body).toreadonly(), spec.datatype, cast("tuple[int, ...]", tuple(shape)), f"input {spec.name!r}")
     request = Request(model=model, version=version, inputs={spec.name: array}, caller=caller, num_bytes=len(body))
     return request, _ALL_BINARY
 
