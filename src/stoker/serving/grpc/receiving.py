@@ -1,17 +1,17 @@
 """Bounds what gRPC holds that no handler sees: messages that are still coming in, and answers that are not read.
 
 What: gRPC's library takes a message's bytes as soon as it is asked for the message, and says nothing before it has all
-of them. So it is asked only after the key was checked, and only for as many messages at a time as fit half of the
+of them. So it is asked only after the key was checked, and only for as many messages at a time as fit a quarter of the
 memory budget at the largest size allowed. A read that is not done after `QUICK_S` is slow, and slow ones may have half
-of the places: those who send little of a large message and wait cannot keep out small ones. Until its turn a call has
-at most `WINDOW_BYTES` of its message here, which is HTTP/2's flow control; the limits on connections and on calls of
-one make a quarter of the budget of that. Nothing else of the library can be bounded per call (grpcio 1.85).
-A stream that waits for its next message looks the same as one that sends half of it. So the system is asked how many
-bytes came over its connection since (`TCP_INFO`, Linux): a stream takes a place once more came than a window. An answer
-counts until gRPC is done with it, and a client that reads it more slowly than the least rate loses its connection,
-whose socket is found among the process's own: the library has no call for that.
-Costs: for each message an entry in a dictionary; one timer while there are any. For each stream a file descriptor.
-Does not combine with: systems without `/proc`; there streams that wait are not bounded, nor unread answers dropped.
+of the places: those who send little of a large message and wait cannot keep out small ones. A stream that waits for its
+next message looks the same as one that sends half of it, so there may be as many streams as fit half of the budget.
+Until its turn a call has at most `WINDOW_BYTES` of its message here, which is HTTP/2's flow control; the limits on
+connections and on calls of one make the last quarter of that. Together this is the budget once more, beside what
+`InFlight` counts: the library (grpcio 1.85) cannot be told to count both as one. An answer counts until gRPC is done
+with it, and a client that reads it more slowly than the least rate loses its connection, whose socket is found among
+the process's own: the library has no call for that.
+Costs: for each message an entry in a dictionary; one timer while there are any.
+Does not combine with: systems without `/proc`, where clients that do not read are not dropped; their answers count.
 Source: the newest first under overload: Maurer 2015, Fail at Scale, ACM Queue 13(8), "adaptive LIFO".
 """
 
@@ -22,9 +22,8 @@ import contextlib
 import os
 import socket
 import stat
-import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -42,8 +41,6 @@ WINDOW_BYTES = 16 * KIB
 MOST_CALLS = 128
 """Calls at a time on one connection."""
 _IDLE_LOOK_S = 0.25
-_BYTES_RECEIVED = struct.Struct("<Q")
-_BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in struct tcp_info, linux/tcp.h, since Linux 4.1
 _NEWEST_FIRST_S = 0.1
 """When the first in line waits longer, the last goes first: there is more than can be read, and it has given up."""
 
@@ -76,35 +73,6 @@ def options(edge: Edge) -> list[tuple[str, int]]:
     ]
 
 
-class Incoming:
-    """A stream's connection, to see what comes over it while the stream waits for a message."""
-
-    def __init__(self, context: ServicerContext[Any, Any]) -> None:
-        self._socket = connection_of(context.peer())
-        self._before = 0
-
-    def begin(self) -> None:
-        """A message is waited for from here on."""
-        self._before = self._received()
-
-    def has_come(self) -> bool:
-        """Whether more came since then than a call may have here unread: a part of a message that is held."""
-        return self._received() - self._before > 2 * WINDOW_BYTES
-
-    def close(self) -> None:
-        """The stream is over."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _received(self) -> int:
-        if self._socket is None:
-            return 0
-        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        long_enough = len(info) >= _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size
-        return int(_BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]) if long_enough else 0
-
-
 def connection_of(peer: str) -> socket.socket | None:
     """A second descriptor of the connection to `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; None where none is seen."""
     _, _, address = unquote(peer).partition(":")
@@ -133,10 +101,11 @@ class Reception:
     def __init__(self, edge: Edge) -> None:
         self._limits = edge.limits
         self._in_flight = edge.in_flight
-        self.places = max(2, edge.in_flight.most_bytes // (2 * edge.limits.body_bytes))
+        self.places = max(2, edge.in_flight.most_bytes // (4 * edge.limits.body_bytes))
+        self.most_streams = max(2, edge.in_flight.most_bytes // (2 * edge.limits.body_bytes))
+        self._num_streams = 0
         self._reading: dict[asyncio.Task[Any], float] = {}
         self._slow: set[asyncio.Task[Any]] = set()
-        self._streams: dict[asyncio.Task[Any], Incoming] = {}
         self._unread: dict[object, tuple[float, str]] = {}
         self._given_up: dict[asyncio.Task[Any], Crowded | TooSlow] = {}
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
@@ -171,7 +140,9 @@ class Reception:
         try:
             raw = await context.read()
         except asyncio.CancelledError:
-            self._raise_if_given_up(task)
+            if refusal := self._given_up.pop(task, None):
+                task.uncancel()
+                raise refusal from None
             raise
         finally:
             del self._reading[task]
@@ -179,29 +150,24 @@ class Reception:
             self._next()
         return None if raw is EOF else raw
 
-    async def next_of(self, context: ServicerContext[Any, Any], incoming: Incoming) -> bytes | None:
-        """The bytes of a stream's next message, for which it may wait as long as it likes while nothing comes.
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a stream in while it lasts; its messages need no place.
 
         Raises:
-            Crowded: see `read`.
-            TooSlow: likewise.
+            Crowded: there are as many as there may be.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        incoming.begin()
-        self._streams[task] = incoming
-        self._watch(asyncio.get_running_loop())
+        if self._num_streams >= self.most_streams:
+            raise Crowded(
+                f"there are {self.most_streams} streams, each of which may hold a message of up to "
+                f"{format_bytes(self._limits.body_bytes)}; ask with ModelInfer, or serve with a smaller --max-body or "
+                "a larger --max-bodies"
+            )
+        self._num_streams += 1
         try:
-            raw = await context.read()
-        except asyncio.CancelledError:
-            self._raise_if_given_up(task)
-            raise
+            yield
         finally:
-            del self._streams[task]
-            self._reading.pop(task, None)
-            self._slow.discard(task)
-            self._next()
-        return None if raw is EOF else raw
+            self._num_streams -= 1
 
     def hold_answer(self, context: ServicerContext[Any, Any], num_bytes: int) -> None:
         """Count an answer until it is sent, and drop its connection when it is not read at the least rate.
@@ -234,11 +200,6 @@ class Reception:
             raise BadRequest("the call ended without a message")
         return raw
 
-    def _raise_if_given_up(self, task: asyncio.Task[Any]) -> None:
-        if refusal := self._given_up.pop(task, None):
-            task.uncancel()
-            raise refusal from None
-
     def _next(self) -> None:
         """Give a place that is free to one who waits."""
         while self._waiting and len(self._reading) < self.places:
@@ -258,9 +219,6 @@ class Reception:
         self._timer = None
         now = loop.time()
         patience = format_seconds(self._limits.body_s)
-        for task, incoming in self._streams.items():
-            if task not in self._reading and incoming.has_come():
-                self._reading[task] = now - QUICK_S
         for task, began in list(self._reading.items()):
             if now - began > self._limits.body_s:
                 self._give_up(task, TooSlow(f"the message did not arrive within {patience}; send it faster"))
@@ -279,7 +237,7 @@ class Reception:
                 if connection := connection_of(peer):
                     with connection, contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
-        if self._reading or self._waiting or self._streams or self._unread:
+        if self._reading or self._waiting or self._unread:
             self._watch(loop)
 
     def _give_up(self, task: asyncio.Task[Any], why: Crowded | TooSlow) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
-from grpc.aio import ServicerContext
+from grpc.aio import EOF, ServicerContext
 
 from stoker.serving.edge import Edge
 from stoker.serving.grpc import messages, receiving
 from stoker.serving.grpc.answering import Answering, methods
 from stoker.serving.grpc.calls import Entry, abort, as_refusal, caller_of
 from stoker.serving.grpc.inferring import Stream, infer
-from stoker.serving.grpc.receiving import Incoming, Parse, Reception, parsed
+from stoker.serving.grpc.receiving import Parse, Reception, parsed
 from stoker.serving.grpc.tensors import Message
-from stoker.serving.problems import Cancelled, Refusal
+from stoker.serving.problems import Cancelled
 from stoker.units import KIB
 
 _OPTIONS = (
@@ -100,28 +101,21 @@ def _single(edge: Edge, method: str, answering: Answering | None, reception: Rec
 def _streamed(edge: Edge, method: str, reception: Reception, parse: Parse) -> Any:
     """ModelStreamInfer."""
 
-    async def asked_by(context: ServicerContext, refusals: list[Refusal]) -> AsyncIterator[Message]:
-        incoming = Incoming(context)
-        try:
-            while (raw := await reception.next_of(context, incoming)) is not None:
-                yield parsed(raw, parse)
-        except Refusal as refusal:  # what was asked before is answered first
-            refusals.append(refusal)
-        finally:
-            incoming.close()
+    async def asked_by(context: ServicerContext) -> AsyncIterator[Message]:
+        while (raw := await context.read()) is not EOF:
+            yield parsed(raw, parse)
 
     async def call(_messages: object, context: ServicerContext) -> AsyncIterator[Message]:
-        try:
-            stream = Stream(edge, context, method)
-        except Exception as error:  # noqa: BLE001 - likewise; no key, or a wrong one
-            refused = as_refusal(error, method)
-            Entry(edge, method).done(refused=refused)
-            await abort(context, refused)
-            return
-        refusals: list[Refusal] = []
-        async for answer in stream.answers(asked_by(context, refusals)):
-            yield answer
-        if refusals:
-            await abort(context, refusals[0])
+        with contextlib.ExitStack() as held:
+            try:
+                stream = Stream(edge, context, method)
+                held.enter_context(reception.stream())
+            except Exception as error:  # noqa: BLE001 - likewise; no key, or a wrong one
+                refused = as_refusal(error, method)
+                Entry(edge, method).done(refused=refused)
+                await abort(context, refused)
+                return
+            async for answer in stream.answers(asked_by(context)):
+                yield answer
 
     return call

@@ -238,6 +238,9 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         finally:
             body.release()
+            if self._stall is not None:  # uvloop knows how much is unsent after the write that it paused, not in it
+                self._stall.cancel()
+                self._watch_stall()
             cycle.on_response = _nothing  # which points here: neither would go without the garbage collector
 
     def _headers_are_long(self) -> None:
