@@ -48,7 +48,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
+        self._unsent_bytes = self._held_bytes = 0
         self._stall: asyncio.TimerHandle | None = None
         self._bodies: dict[RequestResponseCycle, WholeBody] = {}
         self._body: WholeBody
@@ -59,6 +59,7 @@ class Connection(HttpToolsProtocol):
         """Expect headers before long."""
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
+        transport.set_write_buffer_limits(high=0)  # paused as soon as anything of an answer is left, which holds it all
         try:
             self._in_flight.connect(
                 self._peer, most=self._limits.connections, most_of_peer=self._limits.connections_of_peer
@@ -201,10 +202,8 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _watch_stall(self) -> None:
-        """Count what is not sent yet, in place of what was counted before, and look again after `body_s`."""
-        unsent = self.transport.get_write_buffer_size()
-        self._in_flight.give_back(self._unsent_bytes - unsent)
-        self._unsent_bytes = unsent
+        """Look again after `body_s` how much was read."""
+        self._unsent_bytes = self.transport.get_write_buffer_size()
         self._stall = self.loop.call_later(self._limits.body_s, self._look_at_stall)
 
     def _look_at_stall(self) -> None:
@@ -219,8 +218,8 @@ class Connection(HttpToolsProtocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
-            self._in_flight.give_back(self._unsent_bytes)
-            self._unsent_bytes = 0
+            self._in_flight.give_back(self._held_bytes)
+            self._held_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """As uvicorn does, with body and answer in one piece each; the task can be cancelled later."""
@@ -230,17 +229,17 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(task)
 
     async def _answer(self, cycle: RequestResponseCycle, app: Any) -> None:
-        body = self._bodies.pop(cycle)
+        body, answer = self._bodies.pop(cycle), WholeAnswer(cycle)
         try:
-            await app(cycle.scope, body, WholeAnswer(cycle))
+            await app(cycle.scope, body, answer)
         except Exception:
             _logger.exception("%s %s was not answered", cycle.scope["method"], cycle.scope["path"])
             self.transport.close()
         finally:
             body.release()
-            if self._stall is not None:  # uvloop knows how much is unsent after the write that it paused, not in it
-                self._stall.cancel()
-                self._watch_stall()
+            if self._stall is not None:  # the whole of an answer is held until the last byte of it is sent
+                self._in_flight.give_back(self._held_bytes - answer.num_bytes)
+                self._held_bytes = answer.num_bytes
             cycle.on_response = _nothing  # which points here: neither would go without the garbage collector
 
     def _headers_are_long(self) -> None:
