@@ -32,7 +32,9 @@ class Forgets(list[Request]):
 def main() -> None:
     """Serve."""
     limits = Limits(body_bytes=BODY_BYTES, body_s=20.0, connections=200, connections_of_peer=150)
-    edge = Edge(service=FakeService(requests=Forgets()), limits=limits, in_flight=InFlight(BUDGET_BYTES), authorize=authorize)
+    edge = Edge(
+        service=FakeService(requests=Forgets()), limits=limits, in_flight=InFlight(BUDGET_BYTES), authorize=authorize
+    )
     with running(edge) as where:
         print(where.http, where.grpc, flush=True)
         sys.stdin.read()

@@ -140,7 +140,9 @@ class Server:
             metrics=self.metrics.document if is_admin else None,
             limits=Limits(body_bytes=options.max_body_bytes),
             in_flight=InFlight(
-                options.max_body_bytes if is_admin else options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes
+                options.max_body_bytes
+                if is_admin
+                else options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes
             ),
             is_admin=is_admin,
         )

@@ -24,6 +24,7 @@ import socket
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,6 +35,7 @@ from stoker.serving.edge import Edge
 from stoker.serving.problems import BadRequest, Crowded, TooSlow
 from stoker.units import KIB, format_bytes, format_seconds
 
+_DESCRIPTORS = Path("/proc/self/fd")
 QUICK_S = 0.05
 """A read that is done within it competes with no slow one."""
 WINDOW_BYTES = 16 * KIB
@@ -78,13 +80,13 @@ def connection_of(peer: str) -> socket.socket | None:
     _, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not port.isdigit() or not os.path.isdir("/proc/self/fd"):
+    if not port.isdigit() or not _DESCRIPTORS.is_dir():
         return None
-    for name in os.listdir("/proc/self/fd"):
+    for entry in _DESCRIPTORS.iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not connected
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
                 continue
-            copy = socket.socket(fileno=os.dup(int(name)))
+            copy = socket.socket(fileno=os.dup(int(entry.name)))
             try:
                 if copy.family in {socket.AF_INET, socket.AF_INET6} and copy.getpeername()[:2] == (host, int(port)):
                     return copy
