@@ -2,13 +2,13 @@
 
     python -m bench.serving.soak [--minutes 60]
 
-A server in a process of its own serves a small MLP with ONNX Runtime. Callers ask it without a pause: HTTP in binary, HTTP
-in JSON (small, and large enough to be read on a thread), gRPC calls, a gRPC stream, and requests that are wrong (bad JSON,
-endless trailers, half bodies that hang up, unknown models). Meanwhile a version is written and loaded every few seconds
-and old ones are removed, and SIGHUP comes every ten. Every five seconds resident memory, descriptors and threads are
-read from /proc. It passes if every good request is answered with 200 or refused for load (429, 503), every bad one is
-refused, the server ends by SIGTERM with code 0, and from the first fifth of the time on memory grows by less than 5 % and
-16 MiB together, descriptors and threads by less than 16 (medians of the first and last tenth of the rest).
+A server in a process of its own serves a small MLP with ONNX Runtime. Callers ask it without a pause: HTTP in binary
+and in JSON (small, and large enough to be read on a thread), gRPC calls, a gRPC stream, and requests that are wrong
+(bad JSON, endless trailers, half bodies that hang up). Meanwhile a version is written and loaded every few seconds and
+old ones are removed, and SIGHUP comes every ten. Every five seconds resident memory, descriptors and threads are read
+from /proc. It passes if every good request is answered with 200 or refused for load (429, 503), every bad one is
+refused, the server ends by SIGTERM with code 0, and from the first fifth of the time on memory grows by less than 5 %
+and 16 MiB together, descriptors and threads by less than 16 (medians of the first and last tenth of the rest).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import http.client
 import json
-import os
 import platform
 import shutil
 import signal
@@ -160,7 +159,7 @@ def look(pid: int) -> dict[str, float]:
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {
         "rss_mib": round(int(status["VmRSS"].split()[0]) / 1024, 1),
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "descriptors": sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()),
         "threads": int(status["Threads"]),
     }
 
