@@ -60,7 +60,8 @@ class Connection(HttpToolsProtocol):
         """Expect headers before long."""
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
-        transport.set_write_buffer_limits(high=0)  # paused as soon as anything of an answer is left, which holds it all
+        # Paused as soon as anything of an answer is left, which holds all of it. With 0, uvloop's TLS pauses at once.
+        transport.set_write_buffer_limits(high=1, low=0)
         try:
             self._in_flight.connect(
                 self._peer, most=self._limits.connections, most_of_peer=self._limits.connections_of_peer

@@ -44,7 +44,8 @@ def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
     Raises:
         TooLarge: the rest has more lists, objects or values than can be read at once.
     """
-    token, long = secrets.token_hex(16), {}
+    token = secrets.token_hex(16)
+    long: dict[str, Numbers] = {}
 
     def replaced(match: re.Match[bytes]) -> bytes:
         name = f"{token}{len(long)}"
