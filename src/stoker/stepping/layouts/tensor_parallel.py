@@ -87,8 +87,8 @@ class TensorParallel:
         self._is_loss_divided = job.loss == "token_cross_entropy" and not is_smoothed and divided.output is not None
         self._most_apart = _MOST_APART.get(precision, _MOST_APART_ELSE)
         self._num_updates, self._left_in_a_row = 0, _MOST_IN_A_ROW
-        self._names: list[str] = []
-        self._seen: torch.Tensor | None = None
+        self._known: set[str] = set()  # parameters that have had a gradient
+        self._seen: set[str] = set()  # those that have had one other than zero
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Spread.accumulate`."""
@@ -147,9 +147,10 @@ class TensorParallel:
         and so on.
         """
         self._num_updates += 1
-        names = [name for name, p in self._divided.named() if p.grad is not None]
-        if names != self._names:
-            self._names, self._left_in_a_row, self._seen = names, _MOST_IN_A_ROW, None
+        names = {name for name, p in self._divided.named() if p.grad is not None}
+        if not names <= self._known:
+            self._known |= names
+            self._left_in_a_row = _MOST_IN_A_ROW
         is_power = self._num_updates & (self._num_updates - 1) == 0
         is_due = is_power or self._left_in_a_row > 0
         self._left_in_a_row -= self._left_in_a_row > 0
@@ -158,9 +159,11 @@ class TensorParallel:
     def _check(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
         """Raise BadJob, in all processes, if a gradient that should be computed alike by all is not."""
         size, num = self._divided.group.size(), len(before)
-        gradients = [local(p.grad) for _, p in self._divided.named() if p.grad is not None]
+        gradients = {name: local(p.grad) for name, p in self._divided.named() if p.grad is not None}
         apart = [_largest(one * size - mean) for one, mean in zip(before, after, strict=True)]
-        found = torch.stack([one.float() for one in (*apart, *map(_largest, after), *map(_largest, gradients))])
+        found = torch.stack(
+            [one.float() for one in (*apart, *map(_largest, after), *map(_largest, gradients.values()))]
+        )
         dist.all_reduce(found, op=dist.ReduceOp.MAX)  # over all processes: shards of one gradient agree on it
         difference, largest, of_all = found.split([num, num, len(gradients)])
         wrong = (difference > self._most_apart * largest).nonzero()
@@ -171,8 +174,8 @@ class TensorParallel:
                 f"{self._num_updates} in this session), of which each has a part of the work",
                 remedy='Say "summed" of its module in the model\'s tensor_plan, or "region" of the one around it.',
             )
-        self._seen = of_all > 0 if self._seen is None else self._seen | (of_all > 0)
-        if bool(self._seen.all()):
+        self._seen |= {name for name, value in zip(gradients, of_all.tolist(), strict=True) if value > 0}
+        if self._seen >= self._known:
             self._left_in_a_row = 0
 
 
