@@ -112,7 +112,7 @@ WAYS = {
     "finite": "a stage needs weights that another one holds",
     "late mask": "a stage needs weights that another one holds",
     "balance": "a stage needs weights that another one holds",
-    "center": "center.running_mean is registered with one stage, but another changes it",
+    "center": "center.running_mean is registered with one stage, but changed by another",
     "reversed": "in another order than registered",
     "recycled": "is called before",
     "skipped": "blocks.3 is called before blocks.2",
