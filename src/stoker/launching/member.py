@@ -23,6 +23,7 @@ class Link(Protocol):
 
     worker: int
     can_reform: bool
+    patience_s: float
 
     @property
     def store(self) -> Store:
@@ -156,4 +157,4 @@ class Member:
             RuntimeError: the generation broke meanwhile, as a collective call would say it: see `lost`.
         """
         assert self._meeting is not None, "meet first"
-        require_same(self.store, self._meeting, facts)
+        require_same(self.store, self._meeting, facts, patience_s=self._link.patience_s)

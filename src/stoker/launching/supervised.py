@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import RunFailed
+from stoker.launching.agreement import PATIENCE_S
 from stoker.launching.channel import Channel, Message
 from stoker.launching.meeting import Dismissed, Meeting
 from stoker.launching.stores import connect
@@ -41,6 +42,7 @@ class Supervised:
     """
 
     can_reform = True
+    patience_s = PATIENCE_S
 
     def __init__(
         self, worker: int, channel: Channel, host: str, port: int, orphaned: Callable[[], None] | None = None
@@ -49,6 +51,7 @@ class Supervised:
         self._orphaned = orphaned or _end_at_once
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._called, self._broken = threading.Event(), threading.Event()
+        self._secret: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._verdict: int | None = None
         self._act: Callable[[], None] | None = None
         self._number = 0
@@ -65,18 +68,11 @@ class Supervised:
 
     @cached_property
     def store(self) -> Store:
-        """The supervisor's store; a wait for somebody who was lost meanwhile ends with `DistStoreError`.
-
-        Not where there is CUDA: NCCL asks its store from threads of its own, in which Python is best left alone.
-        """
-        import torch  # noqa: PLC0415 - importing this package does not load PyTorch
+        """The supervisor's store, sealed by the run's secret; a wait for a process that is lost ends."""
+        from stoker.launching.sealed import Sealed  # noqa: PLC0415 - importing this package does not load PyTorch
 
         store = connect(*self._address, patience_s=_STORE_PATIENCE_S)
-        if torch.cuda.is_available():
-            return store
-        from stoker.launching.breakable import Breakable  # noqa: PLC0415 - likewise
-
-        return Breakable(store, self._broken.is_set)
+        return Sealed(store, bytes.fromhex(self._secret.get()), self._broken.is_set)
 
     def meet(self) -> Meeting:
         """Say that this worker is ready, and wait for a generation."""
@@ -126,6 +122,8 @@ class Supervised:
 
     def _listen(self) -> None:
         for message in self._channel.messages():
+            if message["kind"] == "secret":
+                self._secret.put(message["secret"])
             if message["kind"] in {"called", "dismissed"}:
                 self._called.set()
             if message.get("is_broken") or message["kind"] == "dismissed":
