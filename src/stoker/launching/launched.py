@@ -86,6 +86,7 @@ class Launched:
 
     def __init__(self, place: Place) -> None:
         self._place, self.patience_s = place, place.patience_s
+        self._sealed: Store | None = None
         self.worker = place.local
 
     @classmethod
@@ -134,25 +135,17 @@ class Launched:
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
-    @cached_property
+    @property
     def store(self) -> Store:
-        """The store, sealed by the key that all processes agreed on when they met.
-
-        Raises:
-            RunFailed: some process does not know the secret.
-        """
-        from stoker.launching.sealed import Sealed, agreed_key, launched_secret  # noqa: PLC0415 - loads PyTorch
-
-        place = self._place
-        name = f"launched/{place.attempt}"
-        key = agreed_key(self._open, launched_secret(), name, place.rank, place.size, place.patience_s)
-        return Sealed(self._open, key)
+        """The store, sealed by the key that all processes agreed on when they met."""
+        assert self._sealed is not None, "meet first"
+        return self._sealed
 
     def meet(self) -> Meeting:
         """Wait for all the others.
 
         Raises:
-            RunFailed: somebody did not come; raised in the first of those that came.
+            RunFailed: somebody did not come, raised in the first of those that came; or does not know the secret.
             Dismissed: likewise, in the others.
         """
         place = self._place
@@ -169,7 +162,10 @@ class Launched:
                 raise Dismissed(RunFailed.exit_code)
         except RuntimeError:  # whoever served the store has given up, and said why
             raise Dismissed(RunFailed.exit_code) from None
-        _ = self.store  # all of them prove that they know the secret
+        from stoker.launching.sealed import Sealed, agreed_key, launched_secret  # noqa: PLC0415 - loads PyTorch
+
+        key = agreed_key(store, launched_secret(), name, place.rank, place.size, place.patience_s)
+        self._sealed = Sealed(store, key)
         return Meeting(number=1, rank=place.rank, size=place.size, name=name)
 
     def lost(self, why: str, notes: dict[str, Any]) -> NoReturn:

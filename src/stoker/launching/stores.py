@@ -71,9 +71,9 @@ def local_address(host: str, port: int, patience_s: float) -> str:
             with socket.create_connection((host, port), timeout=max(left_s, _SHORTEST_PAUSE_S)) as way:
                 return str(way.getsockname()[0])
         except OSError:
-            if until - time.monotonic() <= pause_s:
+            if time.monotonic() >= until:
                 raise
-        time.sleep(pause_s)
+        time.sleep(max(0.0, min(pause_s, until - time.monotonic())))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
