@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from stoker.errors import first_line
 from stoker.loading import Batch, Content, Fields, map_tensors
+from stoker.records.codec import from_json, to_json
 from stoker.records.examples import Example, ExampleSet
 from stoker.stepping.world import World
 from stoker.training.agreement import gathered
@@ -84,14 +85,15 @@ class ExampleWatcher:
         """What all processes found together, in each of them, pictures on `scale`; None if there is nothing to show."""
         counts = None if self._confusion is None else self._confusion.tolist()
         worst, first = ([self._drawn(one, scale) for one in some] for some in (self._worst, self._first))
-        mine = (world.data_rank, self.num_samples, worst, first, counts)
+        mine = (world.data_rank, self.num_samples, to_json(worst), to_json(first), counts)
         # Of processes that share a part of the batch one has seen it, or all have.
         by_part = {told[0]: told for told in gathered(world, mine) if told[1]}
         if not by_part:
             return None
         parts = [by_part[rank] for rank in sorted(by_part)]
-        worst = sorted((one for part in parts for one in part[2]), key=lambda one: (-(one.loss or 0.0), one.index))
-        first = sorted((one for part in parts for one in part[3]), key=lambda one: one.index)
+        worst, first = ([from_json(one, Example) for part in parts for one in part[kind]] for kind in (2, 3))
+        worst = sorted(worst, key=lambda one: (-(one.loss or 0.0), one.index))
+        first = sorted(first, key=lambda one: one.index)
         matrices = [part[4] for part in parts if part[4] is not None]
         return ExampleSet(
             split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),

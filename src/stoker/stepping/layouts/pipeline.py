@@ -43,7 +43,7 @@ from stoker.stepping.layouts.stages import Cut, cut
 from stoker.stepping.layouts.terms import problem_with_job
 from stoker.stepping.local_tensors import all_local
 from stoker.stepping.optimizers import parameter_groups
-from stoker.stepping.world import World
+from stoker.stepping.world import World, broadcast_json
 
 Turn = tuple[Literal["forward", "backward"], int]
 """What a stage does next, with which micro-batch."""
@@ -278,9 +278,8 @@ class Pipeline:
         """The last stage's measures, in all stages."""
         last = dist.get_global_rank(self._line, self._line.size() - 1)
         if self._names is None:
-            names: list[Any] = [None if measured is None else list(measured)]
-            dist.broadcast_object_list(names, src=last, group=self._line, device=self._device)
-            self._names = names[0]
+            names = None if measured is None else list(measured)
+            self._names = broadcast_json(names, last, self._device, self._line)
         values = torch.zeros(len(self._names or ()), 2, dtype=torch.float64, device=self._device)
         for row, loss in zip(values, (measured or {}).values(), strict=False):
             row[0], row[1] = loss.sum, loss.count
