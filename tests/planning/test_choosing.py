@@ -74,7 +74,7 @@ def test_the_chosen_keeps_the_limits_and_nothing_that_keeps_them_is_cheaper(rows
 def test_who_has_enough_is_told_so() -> None:
     """A run of minutes needs nothing rented."""
     quick = candidate("cpu", total_s=200, cost=None, is_here=True)
-    assert advice(quick, [H100]) == "What is here is enough: done in 3 min 20 s."
+    assert advice(quick, [H100]) == "What is here is enough: done in 3 min 20 s (3 min to 3 min 40 s)."
 
 
 def test_who_waits_days_is_told_what_renting_changes() -> None:

@@ -157,7 +157,7 @@ def test_a_file_that_is_gone_or_a_folder_is_told_by_each(kind: str, tmp_path: Pa
 def test_quotes_that_are_never_closed_are_told_with_their_place(tmp_path: Path) -> None:
     """They would swallow the rest of the file: nothing after them is a row."""
     (tmp_path / "t.csv").write_text('a,b\n1,2\n"3,4\n5,6\n')
-    words = r"is no CSV from byte 8 on: .*never closed"
+    words = r"is no CSV from line 3 \(byte 8\) on: .*never closed"
     with pytest.raises(BadJob, match=words):
         CsvSource(tmp_path / "t.csv").extent(1)
     with pytest.raises(BadJob, match=words):
