@@ -118,7 +118,7 @@ def plan_and_why(report: Report) -> Markup:
     if len(stretches) > 1:
         lines = [
             f"From {format_samples(stretch.start)} samples on: {stretch.plan.in_words()}."
-            f" {stretch.share:.1%} of the samples."
+            f" {100 * stretch.share:.1f} % of the samples."
             for stretch in stretches
         ]
         content[1:1] = [element("p", escaped(line), css="note") for line in lines]
@@ -250,7 +250,9 @@ def _threads(report: Report) -> str:
     counts = [f"{threads} thread{'' if threads == 1 else 's'}" for threads, _ in ranked]
     if len(ranked) < 2:
         return "".join(counts)
-    return ", ".join(f"{count} for {share:.1%}" for count, (_, share) in zip(counts, ranked, strict=True))
+    return ", ".join(
+        f"{count} for {100 * share:.1f} % of the samples" for count, (_, share) in zip(counts, ranked, strict=True)
+    )
 
 
 def _tile(label: str, value: str, note: str) -> Markup:

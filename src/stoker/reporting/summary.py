@@ -142,7 +142,7 @@ def summary_lines(report: Report) -> list[str]:
     if report.decision is not None:
         lines.append(f"plan: {report.decision.chosen.plan.in_words()}")
         lines += [
-            f"plan from {format_samples(stretch.start)} samples on ({stretch.share:.1%} of them): "
+            f"plan from {format_samples(stretch.start)} samples on, {100 * stretch.share:.1f} % of them: "
             f"{stretch.plan.in_words()}"
             for stretch in plans_in_force(report)[1:]
         ]

@@ -166,6 +166,14 @@ def test_quotes_that_are_never_closed_are_told_with_their_place(tmp_path: Path) 
         trained_on(tmp_path / "t.csv", "csv", frozenset())
 
 
+@pytest.mark.parametrize(("text", "line"), [('a,b\n"x\ny",2\n"3,4\n5,6\n', 4), ('a,b\r1,2\r3,4\r"5,6\r7,8\r', 4)])
+def test_the_line_of_an_unclosed_quote_is_that_of_an_editor(text: str, line: int, tmp_path: Path) -> None:
+    """Line breaks within quotes count, and so do carriage returns alone."""
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    with pytest.raises(BadJob, match=rf"from line {line} \(byte \d+\)"):
+        CsvSource(tmp_path / "t.csv").extent(1)
+
+
 @pytest.mark.parametrize(
     ("header", "words"),
     [(b"", "is empty"), (b'"a"b,c\n', "has a first line that is no CSV"), (b"a,\xff\n", r"has a column b'\\xff'"),
