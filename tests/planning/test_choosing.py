@@ -80,7 +80,8 @@ def test_who_has_enough_is_told_so() -> None:
 def test_who_waits_days_is_told_what_renting_changes() -> None:
     """The cheapest that is much faster, and the fastest where it is faster still."""
     assert advice(HERE, [H100, L4, T4]) == (
-        "It runs here in 4 d 15 h (4 d 4 h to 5 d 2 h); l4 at RunPod takes 10 h for $2.00, or h100 at RunPod takes 1 h for $3.00."
+        "It runs here in 4 d 15 h (4 d 4 h to 5 d 2 h); l4 at RunPod takes 10 h for $2.00, "
+        "or h100 at RunPod takes 1 h for $3.00."
     )
     slow = candidate("t4", total_s=399999, cost=1.0)
     assert advice(HERE, [slow]).endswith("and nothing for rent would be much faster.")

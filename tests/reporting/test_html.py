@@ -154,7 +154,7 @@ def test_the_head_tells_the_threads_that_trained() -> None:
     fields = {"samples": 1620, "old": to_json(story.PLAN), "new": to_json(one), "why": "a neighbour holds a core"}
     change = Event(kind="replanned", at=story.START_S, fields=fields)
     text = page(story.report([*story.whole_run(), change])).text
-    assert "2 cores, 1 thread for 99.5 % of the samples, 2 threads for 0.5 % of the samples" in text
+    assert "2 cores, 1 thread for 99.5 % of the samples, 2 threads for 0.5 %" in text
     assert f"From 0 samples on: {story.PLAN.in_words()}. 0.5 % of the samples." in text
     assert f"From 1,620 samples on: {one.in_words()}. 99.5 % of the samples." in text
     assert "2 cores, 2 threads" in page(story.report(story.whole_run())).text

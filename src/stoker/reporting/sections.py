@@ -248,11 +248,10 @@ def _threads(report: Report) -> str:
         shares = {report.environment.threads: 1.0}
     ranked = sorted(shares.items(), key=lambda item: -item[1])
     counts = [f"{threads} thread{'' if threads == 1 else 's'}" for threads, _ in ranked]
-    if len(ranked) < 2:
-        return "".join(counts)
-    return ", ".join(
-        f"{count} for {100 * share:.1f} % of the samples" for count, (_, share) in zip(counts, ranked, strict=True)
-    )
+    if len(ranked) > 1:
+        counts = [f"{count} for {100 * share:.1f} %" for count, (_, share) in zip(counts, ranked, strict=True)]
+        counts[0] += " of the samples"
+    return ", ".join(counts)
 
 
 def _tile(label: str, value: str, note: str) -> Markup:
