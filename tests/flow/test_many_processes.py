@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import stoker
 from stoker.devices import attached_devices, planned_devices
@@ -139,10 +140,12 @@ def test_an_interrupt_stops_all_and_the_same_command_goes_on() -> None:
     assert stoker.load("run").record.samples == 300 * 80
 
 
+NORMS = "settings['model'] = lambda: nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 2))"
+
+
 def test_coupled_samples_of_two_processes_go_on_in_one() -> None:
     """Each took half of a group that batch norm couples; the one that goes on takes all of it in one pass."""
-    norms = "settings['model'] = lambda: nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Linear(width, 2))"
-    path = job_file(f"{LONG}\n{norms}")
+    path = job_file(f"{LONG}\n{NORMS}")
     plan = Path("halves.json")
     plan.write_text(dumps(dataclasses.replace(PLAN, micro_batch=8, layout=TWO)))
     settings = ("train", path, "--set", "epochs=300", "--run-dir", "run")
@@ -155,6 +158,29 @@ def test_coupled_samples_of_two_processes_go_on_in_one() -> None:
     change = alone.of("replanned")[0]  # neighbours may ask for others later, of threads
     assert (change["old"]["micro_batch"], change["new"]["micro_batch"]) == (8, 16)
     assert stoker.load("run").record.samples == 300 * 80
+
+
+@pytest.mark.slow  # three runs of two processes
+def test_batch_norm_in_two_stages_goes_on_after_a_signal() -> None:
+    """SIGTERM in the middle, and the same command again: weights and statistics are those of a run not stopped."""
+    path, plan = job_file(f"{LONG}\n{NORMS}"), plan_over(Layout(stages=2))
+    settings = ("train", path, "--set", "epochs=300", "--on", "2xhere", "--plan", plan, "--run-dir")
+    unbroken = stoker_process(*settings, "unbroken", "--json")
+    assert unbroken.code == 0, unbroken.err
+    with Running(*settings, "stopped") as run:
+        run.until("progress", 2)
+        ended = run.end(signal.SIGTERM)
+    assert ended.code == 143, ended.err
+    reached = stoker.load("stopped").record
+    assert reached.status == "unfinished"
+    assert 0 < reached.samples < 300 * 80
+    again = stoker_process(*settings, "stopped", "--json")
+    assert again.code == 0, again.err
+    assert again.of("resumed")[0]["samples"] == reached.samples
+    expected, weights = stoker.load("unbroken").weights(), stoker.load("stopped").weights()
+    assert "1.num_batches_tracked" in expected
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
 def test_a_job_without_a_file_is_refused_before_it_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 import stoker
 from stoker.errors import BadJob
 from stoker.loading import datasets_of
 from stoker.loading.batches import in_order
+from stoker.records import Layout
 from stoker.stepping import build_model, find_coupling, num_parameters
+from stoker.stepping.world import ALONE, World
+from stoker.testing.ranks import on_ranks
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
 from tests.optional import optional
-from tests.stepping.driving import largest_difference, plan_of, trained
+from tests.stepping.driving import SEPARABLE, largest_difference, plan_of, trained
+from tests.stepping.layouts.conformance import Learned, largest_loss_difference, taught
 from tests.stepping.models import samples_of
 
 transformers = optional("transformers")
@@ -223,3 +231,90 @@ def test_training_does_not_depend_on_the_seed_of_the_process() -> None:
     first = build_model(classified()).state_dict()
     torch.manual_seed(2)
     assert all(torch.equal(tensor, first[name]) for name, tensor in build_model(classified()).state_dict().items())
+
+
+QWEN3 = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": TOKENS,
+         "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+
+
+class InDouble(TorchFunctionMode):
+    """Computes in float64 what models ask for in float32 whatever their dtype: `.float()`, softmax, norms, rotations.
+
+    Without it, "float64" rounds to 1e-7, and a comparison with one process shows no fault that is smaller.
+    """
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        args, kwargs = tree_map(lambda one: torch.float64 if one is torch.float32 else one, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def gpt2_layouts_job() -> stoker.Job:
+    """GPT-2 with its own loss; input and output share their embedding."""
+    return language(clip_norm=1.0)
+
+
+def qwen3_layouts_job() -> stoker.Job:
+    """Qwen3, with shared keys and values and normalised queries; labels are the next tokens."""
+    job = language()
+    make = lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**QWEN3))  # noqa: E731 - a setting
+    return language(model=make, data=with_next(job), loss="token_cross_entropy", clip_norm=1.0)
+
+
+LAYOUTS_JOBS = {"gpt2": gpt2_layouts_job, "qwen3": qwen3_layouts_job}
+
+
+def learned_in_double(world: World, layout: Layout, names: list[str], fault: float = 0.0) -> dict[str, Learned]:
+    """What a process learns of each job in ten updates; with a fault the last layer of rank 0 is off by that part."""
+    learned = {}
+    for name in names:
+        job = LAYOUTS_JOBS[name]()
+        if fault and world.rank == 0:
+            job = dataclasses.replace(job, model=functools.partial(_faulty, job.model, fault))
+        plan = plan_of(4 if layout.world_size > 1 else 12, layout=layout)
+        with InDouble():
+            learned[name] = taught(world, job, plan, SEPARABLE, torch.float64, 10)
+    return learned
+
+
+def _faulty(make: Any, fault: float) -> torch.nn.Module:
+    model: torch.nn.Module = make()
+    model.get_submodule("lm_head").register_forward_hook(lambda *given: given[-1] * (1 + fault))
+    return model
+
+
+def differences(layout: Layout, names: list[str], fault: float = 0.0) -> dict[str, float]:
+    """The largest difference of any process from one process, in losses or weights, by job."""
+    alone = learned_in_double(ALONE, Layout(), names)
+    return {
+        name: max(
+            max(largest_loss_difference(each[name], alone[name]), largest_difference(each[name].weights,
+                                                                                     alone[name].weights))
+            for each in together
+        )
+        for together in [on_ranks(layout, learned_in_double, layout, names, fault)] for name in names
+    }  # fmt: skip
+
+
+@pytest.mark.slow  # each process imports transformers
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        (Layout(replicas=2), ["gpt2", "qwen3"]), (Layout(shards=2), ["gpt2", "qwen3"]), (Layout(tensor=2), ["qwen3"]),
+        (Layout(shards=2, tensor=2), ["qwen3"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_two_processes_learn_what_one_does(layout: Layout, names: list[str]) -> None:
+    """To 1e-9, losses and weights, with all of the model in float64."""
+    found = differences(layout, names)
+    assert max(found.values()) < 1e-9, found
+
+
+@pytest.mark.slow  # each process imports transformers
+def test_a_fault_of_a_tenth_of_a_millionth_is_seen() -> None:
+    """Logits of one of two replicas off by 1e-7, which is less than float32 rounds to, are off by more than 1e-9."""
+    found = differences(Layout(replicas=2), ["gpt2", "qwen3"], fault=1e-7)
+    assert min(found.values()) > 1e-9, found

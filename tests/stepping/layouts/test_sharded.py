@@ -50,7 +50,8 @@ def reads_weights(model: Stack, batch: tuple[torch.Tensor, torch.Tensor]) -> Los
 
 def stack_job(**changed: object):
     """Trains a `Stack`, with an average of its weights."""
-    return make_job(Stack, optimizer=AdamW(lr=1e-2), metrics=["accuracy", reads_weights], ema=0.5, **changed)
+    return make_job(changed.pop("model", Stack), optimizer=AdamW(lr=1e-2), metrics=["accuracy", reads_weights], ema=0.5,
+                    **changed)  # fmt: skip
 
 
 class Stumbles(Exception):
@@ -166,3 +167,63 @@ def test_what_cannot_be_sharded_is_said_in_plain_words() -> None:
         assert "torch.float32" in dtypes
         assert "torch.float64" in dtypes
         assert "mixes weights, which lie in parts" in penalty
+
+
+class Skips(Stack):
+    """Passes through the blocks that `order` says, in every pass."""
+
+    def __init__(self, order: list[int]) -> None:
+        super().__init__()
+        self.order = order
+
+    def forward(self, x_BF: torch.Tensor) -> torch.Tensor:
+        x = self.between(torch.relu(self.first(x_BF)))
+        for number in self.order:
+            x = self.blocks[number](x)
+        return self.head(x)
+
+
+Orders = list[tuple[list[int], list[int]]]
+"""The blocks that ranks 0 and 1 pass through, in each update."""
+
+EQUAL_SKIPS: Orders = [([0, 1, 2], [0, 1, 2]), ([0, 2], [0, 2]), ([1], [1]), ([0, 1, 2], [0, 1, 2]), ([2, 1], [2, 1])]
+
+REFUSED: dict[str, tuple[Orders, list[str]]] = {
+    "as many": ([([0, 2], [0, 1])], ["rank 0 at blocks.2", "rank 1 at blocks.1"]),
+    "fewer": ([([0, 1], [0, 1, 2])], ["rank 0 at the end of its pass", "rank 1 at blocks.2"]),
+    "later": ([*EQUAL_SKIPS, ([0, 2], [0, 1])], ["rank 0 at blocks.2", "rank 1 at blocks.1"]),
+}
+"""Skips that differ, and what is said of them; the sixth update is one whose blocks are compared after its passes."""
+
+
+def _passing_through(world: World, orders: Orders, layout: Layout) -> tuple[dict[str, torch.Tensor], int, str]:
+    """Weights after the updates, how many were made, and what was said of the one that was not."""
+    step = Step(stack_job(model=lambda: Skips([])), Plan(device="cpu", micro_batch=8, layout=layout), SEPARABLE,
+                dtype=torch.float64, world=world)  # fmt: skip
+    for update, by_rank in enumerate(orders):
+        step.model.order = by_rank[world.rank]
+        try:
+            update_with(step, update)
+        except BadJob as problem:
+            return {}, update, problem.message
+    return step.whole_weights(), len(orders), ""
+
+
+def _through_all(world: World, layout: Layout) -> dict[str, tuple[dict[str, torch.Tensor], int, str]]:
+    """`_passing_through` of equal skips and of each that is refused."""
+    cases = {"equal": EQUAL_SKIPS, **{name: orders for name, (orders, _) in REFUSED.items()}}
+    return {name: _passing_through(world, orders, layout) for name, orders in cases.items()}
+
+
+@pytest.mark.parametrize("layout", [TWO, Layout(shards=2, reshard=False)], ids=["resharded", "gathered"])
+def test_blocks_that_some_ranks_skip_are_refused_by_name(layout: Layout) -> None:
+    """In all processes, before the optimiser's step; what all skip alike trains as in one process."""
+    alone, _, _ = _passing_through(ALONE, EQUAL_SKIPS, Layout())
+    for outcome in on_ranks(layout, _through_all, layout):
+        weights, _, _ = outcome["equal"]
+        for name, tensor in alone.items():
+            torch.testing.assert_close(weights[name], tensor, rtol=1e-9, atol=1e-12)
+        for name, (orders, said) in REFUSED.items():
+            _, update, message = outcome[name]
+            assert update == len(orders) - 1, name
+            assert all(part in message for part in said), message

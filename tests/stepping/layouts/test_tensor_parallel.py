@@ -123,6 +123,24 @@ def test_a_tensor_group_learns_what_one_process_does(layout: Layout) -> None:
                 assert largest_difference(one.averages, expected.averages) < LIMITS[dtype]
 
 
+def _in_six_updates(world: World, layout: Layout) -> Learned:
+    """What a process learns of a GPT with four heads."""
+    return learned(world, "gpt", plan_of(8, layout=layout), torch.float64, 6)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(tensor=4), pytest.param(Layout(tensor=4, sequence=True), marks=pytest.mark.slow)],
+    ids=Layout.in_words,
+)
+def test_a_tensor_group_of_four_learns_what_one_process_does(layout: Layout) -> None:
+    """Losses and weights, to 1e-9: a head and a quarter of each matrix for each process."""
+    expected = _in_six_updates(ALONE, Layout())
+    for one in on_ranks(layout, _in_six_updates, layout):
+        assert largest_loss_difference(one, expected) < LIMITS[torch.float64]
+        assert largest_difference(one.weights, expected.weights) < LIMITS[torch.float64]
+
+
 def _others(world: World, layout: Layout) -> dict[str, Learned]:
     """What each of OTHERS learns in six updates; the plan of the model's own knows nothing of sequences."""
     return {name: taught(world, make(), plan_of(8, layout=layout), SEPARABLE, torch.float64, 6)

@@ -5,18 +5,21 @@ up to the parts that each process holds. With replicas, parts are held once per 
 Use when: the state does not fit on each device. Costs: every pass gathers all parameters, twice where `reshard` lets
 them go between forward and backward, and adds up gradients in parts; without it, gradients stay whole until the last
 pass of an update. Under autocast the casts of gathered weights stay until the backward pass, unless blocks are
-checkpointed. Does not combine with: blocks that some processes pass through and others do not; a block's weights read
-outside its forward pass; Muon, whose matrices are whole; steps of the job's own, closure optimisers.
+checkpointed. Does not combine with: blocks that some processes pass through and others do not (see `_BlockOrder`); a
+block's weights read outside its forward pass; Muon, whose matrices are whole; a job's own step; closure optimisers.
 Source: Zhao et al. 2023, https://arxiv.org/abs/2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
@@ -52,7 +55,9 @@ class Sharded:
         self._world = world
         self._scalars = [p for p in model.parameters() if p.dim() == 0]  # FSDP2 divides by rows, and takes none
         self._root = WholePass(model)
-        self._parts = _fully_sharded(self._root, separate_blocks(model), world, set(self._scalars), along)
+        blocks = separate_blocks(model)
+        self._parts = _fully_sharded(self._root, blocks, world, set(self._scalars), along)
+        self._order = _BlockOrder(model, blocks, world)
         self._gathers_once = not world.layout.reshard
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._trained_scalars = [p for p in self._scalars if p.requires_grad]
@@ -62,6 +67,7 @@ class Sharded:
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Spread.accumulate`."""
         self._used.clear()
+        self._order.begin_update()
         try:
             losses = [self._pass(one, loss_of, is_last=one is passes[-1]) for one in passes]
         except Exception:
@@ -69,7 +75,8 @@ class Sharded:
             raise
         settling = self._settling()
         loss = summed(losses, self._world, settling)
-        self._settle(settling)
+        self._order.require_equal(settling[: _BlockOrder.NUM_SUMS])
+        self._settle(settling[_BlockOrder.NUM_SUMS :])
         return loss
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
@@ -78,13 +85,15 @@ class Sharded:
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """As `Spread.whole`."""
+        self._order.require_equal_before()
         with torch.no_grad():
             return {name: _whole(tensor) for name, tensor in tensors.items()}
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Spread.measures`."""
         found: list[dict[str, Loss]] = []
-        self._root(lambda: found.append(measure(self.model, content, size)))
+        with self._order.evaluation():
+            self._root(lambda: found.append(measure(self.model, content, size)))
         for part in self._parts:
             part.reshard()  # without a backward pass nobody lets go of them
         return found[0]
@@ -98,7 +107,9 @@ class Sharded:
             found.append(loss_of(one))
             return found[0].sum
 
-        loss = backward(Loss(self._root(work), found[0].count), 1.0 if one.counts else 0.0)
+        with self._order.forward_pass():
+            total = self._root(work)
+        loss = backward(Loss(total, found[0].count), 1.0 if one.counts else 0.0)
         return loss if one.counts else Loss(torch.zeros_like(loss.sum), 0)
 
     def _add_up_now(self, *, is_last: bool) -> None:
@@ -114,11 +125,12 @@ class Sharded:
         root.set_is_last_backward(is_last)
 
     def _settling(self) -> torch.Tensor:
-        """What processes have to add up before `_settle`: whether each parameter was used, and scalars' gradients."""
+        """What processes have to add up: the order of blocks, whether each parameter was used, scalars' gradients."""
         device = next(iter(self._trained.values())).device
         uses = torch.tensor([name in self._used for name in self._trained], dtype=torch.float64, device=device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained_scalars]
-        return torch.cat([uses, *(one.detach().double().reshape(1) for one in gradients)])
+        order = torch.tensor(self._order.to_sum(), dtype=torch.float64, device=device)
+        return torch.cat([order, uses, *(one.detach().double().reshape(1) for one in gradients)])
 
     def _settle(self, total: torch.Tensor) -> None:
         """Give scalars their gradients' sums, and forget those of parameters that no process used in this batch.
@@ -156,6 +168,146 @@ class Sharded:
         root: Any = self._root
         if hasattr(root, "reset_iter_state"):  # since PyTorch 2.13
             root.reset_iter_state()
+
+
+_PASS_END = 0
+"""Stands after the numbers of a pass's blocks, which count from 1."""
+
+_FIRST_COMPARED = 4
+
+
+def _is_compared(number: int) -> bool:
+    """Whether blocks are compared before they are gathered in this update or evaluation: 1 to 4, 8, 16 and so on."""
+    return number <= _FIRST_COMPARED or number & (number - 1) == 0
+
+
+class _BlockOrder:
+    """Refuses models whose blocks are not gathered in the same order by all processes that share a batch.
+
+    A gather does not know whose weights it is given: where as many blocks are skipped in each process, weights of
+    different ones are put together without an error, and otherwise processes wait for each other until patience ends.
+
+    1. In updates and evaluations 1 to 4, 8, 16 and so on each process says which block comes next before it is
+       gathered: a small sum over the processes for each block. All processes refuse what differs at once.
+    2. In every update the order is compared after its passes, by two numbers in the message that is sent anyway. That
+       finds all orders that differ, but for those whose processes wait for each other within the passes.
+    """
+
+    NUM_SUMS = 2
+
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], world: World) -> None:
+        names = {id(module): name for name, module in model.named_modules()}
+        self._names = ["the end of its pass", *(names[id(block)] for block in blocks)]
+        self._world = world
+        self._model = type(model).__name__
+        self._num_updates = self._num_evaluations = 0
+        self._is_within_pass = self._compares = False
+        self._order: list[int] = []  # of the passes of this update, or of an evaluation
+        self._begin = 0  # of this pass in it
+        self._unread: tuple[Any, torch.Tensor, list[int]] | None = None
+        for number, block in enumerate(blocks, 1):
+            block.register_forward_pre_hook(functools.partial(self._enter, number), prepend=True)  # before FSDP2's
+
+    def begin_update(self) -> None:
+        """Forget the order of the update before."""
+        self._order = []
+        self._num_updates += 1
+        self._compares = _is_compared(self._num_updates)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Around the forward pass of an evaluation."""
+        self.require_equal_before()
+        self._order = []
+        self._num_evaluations += 1
+        self._compares = _is_compared(self._num_evaluations)
+        with self.forward_pass():
+            yield
+
+    @contextlib.contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Around a forward pass; blocks recomputed in a backward pass are gathered by that one."""
+        self._begin, self._is_within_pass = len(self._order), True
+        try:
+            yield
+            self._next(_PASS_END)
+        finally:
+            self._is_within_pass = False
+
+    def to_sum(self) -> list[float]:
+        """A number below 2^20 that stands for the order, and its square: their sums over 8,192 processes are exact."""
+        digest = _digest(self._order)
+        return [digest, digest * digest]
+
+    def require_equal(self, sums: torch.Tensor) -> None:
+        """Raise BadJob, in all processes, unless all passed through the same blocks.
+
+        A GPU is not waited for: there it is done after the next update's passes.
+
+        Args:
+            sums: of `to_sum` over the processes [2].
+        """
+        self.require_equal_before()
+        if sums.device.type == "cpu":
+            self._require(sums.tolist(), self._order)
+            return
+        on_host = torch.empty(self.NUM_SUMS, dtype=sums.dtype, pin_memory=True)
+        on_host.copy_(sums, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        self._unread = copied, on_host, self._order
+
+    def require_equal_before(self) -> None:
+        """As `require_equal`, of an earlier update that was not looked at yet."""
+        if self._unread is not None:
+            (copied, sums, order), self._unread = self._unread, None
+            copied.synchronize()
+            self._require(sums.tolist(), order)
+
+    def _require(self, sums: list[float], order: list[int]) -> None:
+        size, digest = self._world.layout.data_size, _digest(order)
+        if sums != [size * digest, size * digest * digest]:  # then in no process: equal means no variance
+            for number in order:
+                self._compare(number)
+
+    def _enter(self, number: int, *_: Any) -> None:
+        if not self._is_within_pass:
+            return
+        if self._world.layout.reshard or number not in self._order[self._begin :]:  # else it is gathered already
+            self._next(number)
+
+    def _next(self, number: int) -> None:
+        self._order.append(number)
+        if self._compares:
+            self._compare(number)
+
+    def _compare(self, number: int) -> None:
+        """Raise BadJob where other processes that share a batch are at another block."""
+        # Of a dtype that is named: the default is another one within passes than after them.
+        numbers = torch.zeros(self._world.layout.data_size, dtype=torch.float64, device=self._world.device)
+        numbers[self._world.data_rank] = number
+        numbers = self._world.total(numbers)
+        by_number: dict[int, list[int]] = {}
+        for rank, other in zip(dist.get_process_group_ranks(self._world.data), numbers.tolist(), strict=True):
+            by_number.setdefault(int(other), []).append(rank)
+        if len(by_number) > 1:
+            where = "; ".join(f"{_ranks(ranks)} at {self._names[other]}" for other, ranks in by_number.items())
+            raise BadJob(
+                f"the processes do not pass through the same blocks of {self._model}, whose weights they hold in "
+                f"shards: {where}",
+                remedy="Skip the same blocks in all processes (by a generator seeded with the update's number, say), "
+                "or use a layout of replicas.",
+            )
+
+
+def _digest(order: Sequence[int]) -> int:
+    return zlib.crc32(repr(order).encode()) & (2**20 - 1)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0, 1`, `ranks 0, 1, 2, 3 and 60 others`."""
+    named = ", ".join(map(str, ranks[:4]))
+    return f"rank{'s' * (len(ranks) > 1)} {named}{f' and {len(ranks) - 4} others' * (len(ranks) > 4)}"
 
 
 def separate_blocks(model: nn.Module) -> list[nn.Module]:
