@@ -18,12 +18,13 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.fuzz.targets import targets
+from bench.fuzz.targets import seeds_of, targets
 from bench.train.results import document, save
 
 HERE = Path(__file__).parent
@@ -39,15 +40,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=1.0, help="of each target")
     parser.add_argument("--target", action="append", choices=sorted(targets()), help="default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
-    results = {name: _run(name, chosen.minutes) for name in chosen.target or sorted(targets())}
+    names = chosen.target or sorted(targets())
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        results = dict(zip(names, pool.map(lambda name: _run(name, chosen.minutes), names), strict=True))
     if chosen.save:
-        names = ("atheris", "numpy", "torch", "safetensors", "pyarrow", "uvicorn")
+        packages = ("atheris", "numpy", "torch", "safetensors", "pyarrow", "uvicorn")
         content = document(
             "Coverage-guided fuzzing of readers: executions, edges covered, and inputs that ended otherwise",
-            f"make fuzz MINUTES={chosen.minutes:g} SAVE=1",
-            {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in names},
+            f"python -m bench.fuzz --minutes {chosen.minutes:g} --jobs {chosen.jobs} --save",
+            {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in packages},
         )
         save(ROOT / "bench" / "results" / f"fuzz_{datetime.now(UTC).date()}.json", content | {"targets": results})
     if failed := [name for name, result in results.items() if result["exit"] or result["findings"]]:
@@ -60,8 +64,8 @@ def _run(name: str, minutes: float) -> dict[str, Any]:
     shutil.rmtree(place, ignore_errors=True)
     (place / "corpus").mkdir(parents=True)
     seeds = [folder for folder in (HERE / "corpus" / name, HERE / "found" / name) if folder.is_dir()]
-    words = sorted({word for folder in seeds for path in folder.iterdir() for word in _WORDS.findall(path.read_bytes())})
-    (place / "words.dict").write_text("".join(f'"{word.decode()}"\n' for word in words))
+    words = {word.decode() for path in seeds_of(name) for word in _WORDS.findall(path.read_bytes())}
+    (place / "words.dict").write_text("".join(f'"{word}"\n' for word in sorted(words | {"null"})))
     began = time.monotonic()
     with (place / "log.txt").open("wb") as log:
         done = subprocess.run(
@@ -84,7 +88,7 @@ def _run(name: str, minutes: float) -> dict[str, Any]:
         "executions": int(executions[1] if executions else progress[-1][0] if progress else 0),
         "edges_covered": int(progress[-1][1]) if progress else 0,
         "features": int(progress[-1][2]) if progress else 0,
-        "seeds": sum(1 for folder in seeds for _ in folder.iterdir()),
+        "seeds": len(seeds_of(name)),
         "inputs_kept": sum(1 for _ in (place / "corpus").iterdir()),
         "exit": done.returncode,
         "findings": findings,
@@ -92,7 +96,8 @@ def _run(name: str, minutes: float) -> dict[str, Any]:
     print(f"{name:20} {result['executions']:>9,} executions, {result['edges_covered']:>6,} edges, "
           f"{result['seconds']:.0f} s, {len(findings)} findings, exit {done.returncode}", flush=True)  # fmt: skip
     if done.returncode:
-        print("\n".join(text.splitlines()[-30:]), flush=True)
+        lines = [line for line in text.splitlines() if not line.startswith(("INFO: ", "WARNING: "))]
+        print("\n".join(lines[-30:]), flush=True)
     return result
 
 

@@ -6,14 +6,19 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["stoker", "tarfile", "uvicorn"]):
-    from bench.fuzz.targets import targets
+PACKAGES = ["stoker", "bench.fuzz", "tarfile", "uvicorn"]
 
 
 def main() -> None:
     """Fuzz until libFuzzer is done."""
-    chosen = targets()[sys.argv.pop(1)]
-    atheris.Setup(sys.argv, chosen)
+    name = sys.argv.pop(1)
+    with atheris.instrument_imports(include=PACKAGES):
+        from bench.fuzz.targets import seeds_of, targets  # noqa: PLC0415 - instrumented as it is imported
+
+        target = targets()[name]
+        for path in seeds_of(name):  # so that what is imported on first use is instrumented as well
+            target(path.read_bytes())
+    atheris.Setup(sys.argv, target)
     atheris.Fuzz()
 
 

@@ -327,6 +327,11 @@ def zipped(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
+def seeds_of(name: str) -> list[Path]:
+    """The inputs that fuzzing of a target begins with: those made by writers, and those that once were a finding."""
+    return sorted(path for folder in ("corpus", "found") for path in (Path(__file__).parent / folder / name).glob("*"))
+
+
 def targets() -> dict[str, Target]:
     """All targets by name; those of the server's wire where what it needs is installed."""
     found: dict[str, Target] = {
