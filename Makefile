@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving soak clean
+.PHONY: help demo demo-serve test test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving soak fuzz lock audit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -85,6 +85,20 @@ soak: $(INSTALLED) ## A server under mixed load, reloads and signals for MINUTES
 bench-predict: $(INSTALLED) ## Kill offline jobs at random moments and compare what they leave, byte by byte (5 minutes)
 	$(BIN)/python -m bench.predict.kill
 
+fuzz: $(INSTALLED) ## Fuzz what reads from elsewhere, guided by coverage; MINUTES=1 of each target, TARGET=NAME for one
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt -r bench/fuzz/requirements.txt
+	$(BIN)/python -m bench.fuzz --minutes $(or $(MINUTES),1) $(if $(TARGET),--target $(TARGET))
+
+lock: $(INSTALLED) ## Write requirements-hashes.txt anew from constraints.txt
+	$(BIN)/python -m bench.locking
+
+audit: $(INSTALLED) ## Hold the pins against the lock, and against advisories of known vulnerabilities (needs a network)
+	$(BIN)/python -m bench.locking --check
+	$(BIN)/python -m venv --clear $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet pip-audit==2.10.1
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt || { \
+		echo "The audit is not passed: a version above is vulnerable, or no advisories could be fetched for one." >&2; exit 1; }
+
 bench-gpu: $(INSTALLED) ## The same beside compiled loops on the GPU here, with MFU
 	$(BIN)/python -m bench.train.gpu
 	$(BIN)/python -m bench.train.table
@@ -115,5 +129,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 		"$$python" -m venv $(VENV); \
 	fi; \
 	echo "Installing Stoker and its dependencies (once, a few minutes)"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
 	@touch $@

@@ -1,6 +1,9 @@
 """The report as a page."""
 
+import base64
 import dataclasses
+import hashlib
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -78,6 +81,18 @@ def test_a_page_needs_nothing_from_outside(whole: str) -> None:
     assert Page(whole).references == []
     assert "default-src 'none'" in whole.replace("&#x27;", "'")
     assert whole.count("plotly.js v") == 1
+
+
+def test_only_the_scripts_of_the_page_may_run(whole: str) -> None:
+    """The policy names the SHA-256 of each script that runs, as a browser computes it, and no `unsafe-inline`."""
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', whole)
+    assert policy is not None
+    allowed = html.unescape(policy[1]).split("script-src ")[1].split(";")[0].split()
+    programs = re.findall(r"<script>(.*?)</script>", whole, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in programs]
+    assert allowed == [f"'sha256-{digest}'" for digest in digests]
+    assert len(programs) == 2
+    assert "\r" not in "".join(programs), "a browser would compute the digest of other line ends"
 
 
 def test_each_figure_has_its_place_and_its_words(whole: str) -> None:

@@ -82,7 +82,8 @@ def read_golden(path: Path) -> Golden:
     try:
         stored = load_file(path)
         tensors = dict(_restored(name, array, stored) for name, array in stored.items() if not name.endswith(_LENGTHS))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, safetensors.SafetensorError) as error:
+        # KeyError, AttributeError: a type that NumPy does not know
         raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
     return Golden(_beginning_with(_INPUT, tensors), _beginning_with(_OUTPUT, tensors))
 
@@ -114,6 +115,8 @@ def _with_lengths(name: str, strings: NDArray[Any]) -> Arrays:
 
 
 def _strings(joined: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
+    if lengths.dtype != np.int64 or joined.dtype != np.uint8 or (lengths < 0).any() or lengths.sum() != joined.size:
+        raise ValueError(f"the lengths of {lengths.size:,} strings are not those of {joined.size:,} bytes")
     ends = np.cumsum(lengths.reshape(-1))
     content, strings = joined.tobytes(), np.empty(lengths.size, dtype=object)
     for at, (end, length) in enumerate(zip(ends, lengths.reshape(-1), strict=True)):

@@ -1,11 +1,15 @@
 """A run's report as one HTML file that needs nothing else: no network, no other file.
 
-A content security policy in the page forbids it to load anything; plotly.js (MIT licence) is inside, once.
+A content security policy in the page forbids it to load anything, and lets run only the scripts whose SHA-256 it names:
+plotly.js (MIT licence), which is inside once, and what draws the figures with it. Source: W3C, Content Security Policy
+Level 3, section 6.7.3, "Does element match source list for type and source?".
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
@@ -24,7 +28,7 @@ from stoker.reporting.plots import habit_charts
 from stoker.reporting.predictions import predictions
 from stoker.reporting.rank_section import ranks_together
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_POLICY = "default-src 'none'; script-src {}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
@@ -75,7 +79,7 @@ def _document(title: str, body: Markup, scripts: Markup) -> str:
     style = f"{style_variables()}{_resource('page.css')}"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_policy())}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escaped(title)} · Stoker</title><style>{style}</style></head><body>{body}{scripts}</body></html>\n"
@@ -107,10 +111,21 @@ def _scripts(drawn: Sequence[Chart]) -> Markup:
     return joined(
         [
             element("script", script_json(data), type="application/json", id="report-data"),
-            element("script", Markup(_plotly_js())),
-            element("script", Markup(_resource("page.js"))),
+            *(element("script", Markup(script)) for script in _programs()),
         ]
     )
+
+
+def _programs() -> tuple[str, ...]:
+    """The scripts that run in a page; `report-data` is data, which none does."""
+    return _plotly_js(), _resource("page.js")
+
+
+@functools.cache
+def _policy() -> str:
+    """What a page may do: run these scripts and no other, draw with styles in it, show images in it."""
+    digests = (hashlib.sha256(script.encode()).digest() for script in _programs())
+    return _POLICY.format(" ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests))
 
 
 def _footer() -> Markup:

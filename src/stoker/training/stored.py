@@ -122,7 +122,7 @@ class OnDisk:
                 file = self._open(name)
                 for key in file.keys():  # noqa: SIM118 - it is no dict
                     header = file.get_slice(key)
-                    shape, dtype = tuple(header.get_shape()), _DTYPES[header.get_dtype()]
+                    shape, dtype = tuple(header.get_shape()), _DTYPES.get(header.get_dtype(), header.get_dtype())
                     piece = StoredPiece(file=name, offsets=(0,) * len(shape), sizes=shape)
                     found[key] = StoredTensor(shape=shape, dtype=dtype, pieces=(piece,))
             except (OSError, safetensors.SafetensorError) as error:

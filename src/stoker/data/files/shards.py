@@ -6,6 +6,7 @@ import glob
 import hashlib
 import io
 import itertools
+import math
 import os
 import re
 import zipfile
@@ -24,7 +25,9 @@ from stoker.store import cache_root, write_atomic
 from stoker.store.files import make_directories
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+_MOST_NAMES = 1_000_000
+"""What a pattern of braces may stand for."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -71,10 +74,22 @@ def expanded(pattern: str) -> Iterator[str]:
 
     >>> list(expanded("train-{08..10}.{tar,idx}"))[:3]
     ['train-08.tar', 'train-08.idx', 'train-09.tar']
+
+    Raises:
+        BadJob: they stand for more than a million names.
     """
     pieces = _BRACES.split(pattern)
+    count = math.prod(_num_choices(piece) for piece in pieces[1::2])
+    if not count <= _MOST_NAMES:  # of numbers too large for a float it is nan
+        raise BadJob(f"{pattern[:200]} stands for {count:.3g} files", remedy=f"At most {_MOST_NAMES:,} are read.")
     choices = [_choices(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
     yield from ("".join(chosen) for chosen in itertools.product(*choices))
+
+
+def _num_choices(inside: str) -> float:
+    """How many names one pair of braces stands for."""
+    found = _RANGE.fullmatch(inside)
+    return inside.count(",") + 1 if found is None else abs(float(found[1]) - float(found[2])) + 1
 
 
 def _choices(inside: str) -> list[str]:

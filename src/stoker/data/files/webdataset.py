@@ -6,7 +6,7 @@ in an order that is computed. Source: https://github.com/webdataset/webdataset, 
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy_format
 
 from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
 from stoker.data.files.images import ImageForm, image_form
@@ -25,6 +26,7 @@ from stoker.data.files.source import IndexedSource, Labels, class_names, digest_
 from stoker.data.reading.image_kinds import SUFFIXES
 from stoker.data.reading.tar_shard import members_of, named
 from stoker.errors import BadJob, nearest
+from stoker.records.codec import parsed
 
 _IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 _PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
@@ -138,7 +140,7 @@ class WebDataset(IndexedSource):
             return torch.from_numpy(self.form.decoded(content))
         if last in {"cls", "cls2", "index", "inx", "id"}:
             return self._number(content.decode().strip())
-        decoders: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "text": bytes.decode, "json": json.loads,
+        decoders: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "text": bytes.decode, "json": parsed,
                                                        "npy": _array}  # fmt: skip
         return decoders.get(last, bytes)(content)
 
@@ -151,6 +153,8 @@ class WebDataset(IndexedSource):
             raise ValueError(f"{text!r} is no class. {nearest(text, self.classes)}") from None
         if self.classes and not 0 <= number < len(self.classes):
             raise ValueError(f"there are {len(self.classes)} classes, it is of number {number}")
+        if abs(number) >= 2**63:
+            raise ValueError(f"{text[:30]} is no number of a class")
         return number
 
 
@@ -268,8 +272,24 @@ def _is_image(field: str) -> bool:
 
 
 def _array(content: bytes) -> Any:
+    """The array in a .npy file; no memory is taken for more than the file holds, whatever its header says.
+
+    Raises:
+        ValueError: it is none, holds objects, or of a type that PyTorch does not know.
+    """
     import io
 
     import torch
 
-    return torch.from_numpy(np.load(io.BytesIO(content), allow_pickle=False))
+    stream = io.BytesIO(content)
+    try:
+        version = npy_format.read_magic(stream)
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+        count = math.prod(shape)
+        if dtype.hasobject or count < 0:
+            raise ValueError(f"it has the shape {shape} and the type {dtype}")
+        array = np.frombuffer(content, dtype, count, stream.tell()) if count else np.empty(0, dtype)
+        return torch.from_numpy(array.reshape(shape, order="F" if is_fortran else "C").copy())
+    except Exception as error:  # NumPy reads headers as Python text, and raises what its parser does
+        raise ValueError(f"it is no array that can be read: {error}") from error
