@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +49,12 @@ class Kept:
         """
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                said = file.metadata() or {}
+                said = json.loads((file.metadata() or {})[training.KEPT_AT])
             return cls(
                 path, int(said["samples"]), int(said["updates"]), float(said["epochs"]), int(said["since_samples"]),
                 float(said["since_epochs"]),
             )  # fmt: skip
-        except (OSError, safetensors.SafetensorError, KeyError, ValueError) as error:
+        except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
             raise BadRun(f"{path} cannot be read as weights that a run kept: {error}") from error
 
     def is_at(self, at: Duration) -> bool:

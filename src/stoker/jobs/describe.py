@@ -76,7 +76,9 @@ def _describe(value: Any, within: tuple[int, ...]) -> JSON:
 
 
 def _describe_mapping(value: Mapping[Any, Any], within: tuple[int, ...]) -> JSON:
-    if any(callable(key) for key in value):  # as predicates of groups: by what they do, in their order
+    if any(
+        callable(key) and not isinstance(key, type) for key in value
+    ):  # as predicates of groups: by what they do, in their order
         return [[_describe(key, within), _describe(item, within)] for key, item in value.items()]
     return {str(key): _describe(item, within) for key, item in value.items()}
 

@@ -152,7 +152,7 @@ def _belongs(group: Group, name: str, parameter: nn.Parameter) -> bool:
         raise BadJob(
             f"optimiser group {group_name(group)} raised {type(error).__name__} for {name}: {error}",
             remedy="It may look at the name, the shape, the dtype and other attributes of a parameter, and not at its "
-            "values: planning makes the optimiser without any.",
+            "values: planning may make the optimiser without any.",
         ) from error
 
 

@@ -24,7 +24,7 @@ from stoker.store.traces import TraceCache
 __all__ = [
     "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Draft", "Holder",
     "MicroBenchmarkCache", "RunDirectory", "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name",
-    "choose_directory", "disk_errors", "find_run", "headway_of", "is_held_here", "list_runs", "make_directories", "name_in",
-    "read_lines", "require_same_spec", "runs_root", "sha256_file", "told_changes", "unfinished_before", "write_atomic",
-    "write_file",
+    "choose_directory", "disk_errors", "find_run", "headway_of", "is_held_here", "list_runs", "make_directories",
+    "name_in", "read_lines", "require_same_spec", "runs_root", "sha256_file", "told_changes", "unfinished_before",
+    "write_atomic", "write_file",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from stoker.training.agreement import require_seen_by_all
 from stoker.training.carrying import Carried, given_by_the_furthest
-from stoker.training.checkpoints import Checkpointer, keep_weights, kept_at, kept_path
+from stoker.training.checkpoints import KEPT_AT, Checkpointer, keep_weights, kept_at, kept_path
 from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch
 from stoker.training.hooks import Hook, Hooks, Listening, Update, on
@@ -16,7 +16,7 @@ from stoker.training.threads import ThreadKeeper, thread_keeper
 from stoker.training.watchdog import Patience, Watchdog, patience_s, slowest_phase_s
 
 __all__ = [
-    "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Listening", "Loop", "Patience",
+    "KEPT_AT", "Best", "Called", "Carried", "Checkpointer", "Course", "Hook", "Hooks", "Listening", "Loop", "Patience",
     "Recovery", "Replanned", "RollBack", "Sink", "StopRequest", "Telemetry", "ThreadKeeper", "Together", "Update",
     "Watchdog", "evaluate", "evaluation_batch", "evaluation_is_due", "given_by_the_furthest", "keep_weights",
     "kept_at", "kept_path", "kept_weights", "load_weights",

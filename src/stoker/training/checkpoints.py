@@ -7,8 +7,8 @@ all shares are durable. Whether to go on is agreed where the next one is saved, 
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ class _Order:
     started: float
     blocked_s: float
     best: bool
-    kept: Mapping[str, str] | None
+    kept: dict[str, JSON] | None
 
 
 class Checkpointer:
@@ -82,7 +82,7 @@ class Checkpointer:
         progress: dict[str, JSON],
         *,
         best: bool,
-        kept: Mapping[str, str] | None = None,
+        kept: dict[str, JSON] | None = None,
     ) -> list[Written]:
         """Copy the state and start writing it; `progress` is kept with it. Returns what was finished meanwhile.
 
@@ -269,22 +269,26 @@ class Checkpointer:
         return [] if pending is None else _finished(pending)
 
 
-def kept_at(extent: Extent, position: Position) -> dict[str, str]:
+KEPT_AT = "stoker"
+"""What the metadata of kept weights call their place in the run: one entry, since the order of several is not fixed."""
+
+
+def kept_at(extent: Extent, position: Position) -> dict[str, JSON]:
     """Where the weights of `position` come from, as it is written into their file.
 
     `since_…` is where the update before it ended: of all points in between these are the first weights.
     """
     before = extent.position(position.updates - 1)
     return {
-        "updates": str(position.updates),
-        "samples": str(position.samples),
-        "since_samples": str(before.samples),
-        "epochs": repr(position.epoch + position.cursor / extent.num_train),
-        "since_epochs": repr(before.epoch + before.cursor / extent.num_train),
+        "updates": position.updates,
+        "samples": position.samples,
+        "since_samples": before.samples,
+        "epochs": position.epoch + position.cursor / extent.num_train,
+        "since_epochs": before.epoch + before.cursor / extent.num_train,
     }
 
 
-def keep_weights(folder: Path, checkpoint: Path, manifest: CheckpointManifest, kept: Mapping[str, str]) -> Path:
+def keep_weights(folder: Path, checkpoint: Path, manifest: CheckpointManifest, kept: dict[str, JSON]) -> Path:
     """Write a checkpoint's weights worth evaluating to a file in `folder`, durably; returns its path.
 
     Raises:
@@ -293,7 +297,9 @@ def keep_weights(folder: Path, checkpoint: Path, manifest: CheckpointManifest, k
     weights = {name: tensor.contiguous().clone() for name, tensor in kept_weights(checkpoint, manifest).items()}
     path = kept_path(folder, manifest.position)
     make_directories(folder)
-    write_atomic(path, safetensors.torch.save(weights, metadata=dict(kept)), what="the weights that are kept")
+    write_atomic(
+        path, safetensors.torch.save(weights, metadata={KEPT_AT: json.dumps(kept)}), what="the weights that are kept"
+    )
     return path
 
 
