@@ -162,7 +162,10 @@ def test_killed_again_and_again_a_run_with_all_of_it_ends_at_the_same_bits() -> 
 settings["swa"] = stoker.SWA(start=0.2, every=stoker.updates(3), statistics=4)
 settings["schedule"] = stoker.schedules.plateau(factor=0.7, patience=stoker.epochs(1), min_delta=0.01)
 settings["stop"] = [stoker.EarlyStopping("accuracy", patience=stoker.epochs(8), min_delta=0.01)]
-settings["select"] = "last" """
+settings["select"] = "last"
+settings["valid"] = {"seen": stoker.holdout(0.2), "unseen": (inputs[:40] + 1.0, target[:40])}
+settings["optimizer"] = stoker.SGD(lr=lr, momentum=0.9, groups={lambda name, p: p.dim() >= 2: {"weight_decay": 1e-3}})
+settings["keep_every"] = stoker.updates(7) """
     path, plan = job_file(changes), plan_file()
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"checkpoint_every_s": 0.02}))
     arguments: list[str | Path] = ["train", path, "--set", "epochs=60", "--plan", plan]

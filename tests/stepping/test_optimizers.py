@@ -154,7 +154,7 @@ def test_groups_by_predicate_are_those_of_pytorchs_own_loop() -> None:
             weight_decay=0.0,
         )
 
-    step, _ = trained(job, 4, 30)
+    step = trained(job, 4, updates=30)
     assert largest_difference(dict(step.model.state_dict()), by_hand(job, make)) < 1e-9
 
 
