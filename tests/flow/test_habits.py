@@ -165,7 +165,7 @@ settings["stop"] = [stoker.EarlyStopping("accuracy", patience=stoker.epochs(8), 
 settings["select"] = "last"
 settings["valid"] = {"seen": stoker.holdout(0.2), "unseen": (inputs[:40] + 1.0, target[:40])}
 settings["optimizer"] = stoker.SGD(lr=lr, momentum=0.9, groups={lambda name, p: p.dim() >= 2: {"weight_decay": 1e-3}})
-settings["keep_every"] = stoker.updates(7) """
+settings["keep_every"] = stoker.updates(30) """
     path, plan = job_file(changes), plan_file()
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"checkpoint_every_s": 0.02}))
     arguments: list[str | Path] = ["train", path, "--set", "epochs=60", "--plan", plan]
@@ -180,7 +180,7 @@ settings["keep_every"] = stoker.updates(7) """
     assert killed.metrics == whole.metrics
     assert killed.record.ended_early == whole.record.ended_early is not None
     assert files_kept("killed") == files_kept("whole")
-    assert len(files_kept("whole")) == whole.record.updates // 7
+    assert len(files_kept("whole")) == whole.record.updates // 30
 
 
 def test_the_example_of_habits_shows_all_of_them() -> None:

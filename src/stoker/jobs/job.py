@@ -17,7 +17,7 @@ from stoker.jobs.metrics import listed, metric_name
 from stoker.jobs.mixing import Mix, problems_with_mix
 from stoker.jobs.optimizers import SGD, Muon, Optimizer
 from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
-from stoker.jobs.sampling import Sampling
+from stoker.jobs.sampling import InOrder, Sampling
 from stoker.jobs.schedule_shapes import bound
 from stoker.jobs.schedules import Constant, Schedule
 from stoker.jobs.stopping import Stop
@@ -367,7 +367,9 @@ def _is_column(value: Any) -> bool:
 
 
 def _validation(job: Job) -> Iterator[_Check]:
-    """Names of several validation sets: they become part of the names of results."""
+    """What validation sets can be; names of several become part of the names of results."""
+    is_cut = isinstance(job.sampling, InOrder) and any(isinstance(one, Holdout) for one in job.validation.values())
+    yield "valid", not is_cut, "a holdout would leave gaps in the order that in_order() keeps; give data of its own"
     if not _are_sets(job.valid):
         return
     measures = [metric_name(metric) for metric in job.metrics] if _is_list(job.metrics) else []
