@@ -156,13 +156,16 @@ def test_the_norm_that_is_told_is_that_before_clipping() -> None:
 
 
 def test_killed_again_and_again_a_run_with_all_of_it_ends_at_the_same_bits() -> None:
-    """SIGKILL at several moments of a run with a plateau, SWA with batch norms, and an end before its time."""
+    """SIGKILL at several moments: a plateau, SWA with batch norms, an end before its time, two sets, weights kept."""
     changes = """settings["model"] = lambda: nn.Sequential(
     nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 2))
 settings["swa"] = stoker.SWA(start=0.2, every=stoker.updates(3), statistics=4)
 settings["schedule"] = stoker.schedules.plateau(factor=0.7, patience=stoker.epochs(1), min_delta=0.01)
 settings["stop"] = [stoker.EarlyStopping("accuracy", patience=stoker.epochs(8), min_delta=0.01)]
-settings["select"] = "last" """
+settings["select"] = "last"
+settings["valid"] = {"seen": stoker.holdout(0.2), "unseen": (inputs[:40] + 1.0, target[:40])}
+settings["optimizer"] = stoker.SGD(lr=lr, momentum=0.9, groups={lambda name, p: p.dim() >= 2: {"weight_decay": 1e-3}})
+settings["keep_every"] = stoker.updates(30) """
     path, plan = job_file(changes), plan_file()
     plan.write_text(json.dumps(json.loads(plan.read_text()) | {"checkpoint_every_s": 0.02}))
     arguments: list[str | Path] = ["train", path, "--set", "epochs=60", "--plan", plan]
@@ -176,6 +179,8 @@ settings["select"] = "last" """
     assert_equal_weights(killed, whole)
     assert killed.metrics == whole.metrics
     assert killed.record.ended_early == whole.record.ended_early is not None
+    assert files_kept("killed") == files_kept("whole")
+    assert len(files_kept("whole")) == whole.record.updates // 30
 
 
 def test_the_example_of_habits_shows_all_of_them() -> None:
@@ -220,3 +225,141 @@ settings["select"] = "last" """
     for name, value in one.metrics.items():
         assert two.metrics[name] == pytest.approx(value, abs=1e-5)
     assert 'id="confusion-test"' in two.report_path.read_text()
+
+
+def two_sets(**changes: Any) -> stoker.Job:
+    """A job that is evaluated on points like the training data, held out, and on others that are shifted."""
+    inputs, target = blobs(40, seed=2)
+    others = (inputs + 1.0, target)
+    return blobs_job(**({"valid": {"seen": stoker.holdout(0.2), "unseen": others}} | changes))
+
+
+def test_each_validation_set_is_evaluated_every_time_and_the_first_one_chooses() -> None:
+    """Under its own name in events and results; the first set's values are those of a run with it alone."""
+    run, heard = trained(two_sets(), run_dir="both")
+    alone, told = trained(blobs_job(), run_dir="alone")
+    assert [event["split"] for event in heard.of("evaluated")] == ["valid/seen", "valid/unseen"] * 3 + ["test"]
+    first, alike = heard.of("evaluated", split="valid/seen"), told.of("evaluated", split="valid")
+    assert [(one["metrics"], one["best"]) for one in first] == [(one["metrics"], one["best"]) for one in alike]
+    assert_equal_weights(run, alone)
+    assert set(run.metrics) == {f"{split}/{name}" for split in ("valid/seen", "valid/unseen", "test")
+                                for name in ("loss", "accuracy")}  # fmt: skip
+    assert run.metrics["valid/seen/loss"] == alone.metrics["valid/loss"]
+    assert run.metrics["valid/seen/loss"] != run.metrics["valid/unseen/loss"]
+    assert heard.of("started")[0]["data"]["valid"] == 60
+    page = run.report_path.read_text()
+    assert all(f"{split} at its lowest" in page for split in ("valid/seen", "valid/unseen"))
+    assert run.directory.read_spec().digest() != alone.directory.read_spec().digest()
+
+
+def test_a_set_that_is_named_chooses_lowers_the_rate_and_ends_the_run() -> None:
+    """By the values of that set: `select`, `stop` and a plateau take `set/measure`."""
+    named = {
+        "select": "valid/unseen/loss", "until": stoker.epochs(9),
+        "stop": [stoker.EarlyStopping("unseen/loss", patience=stoker.epochs(2), min_delta=0.9)],
+        "schedule": schedules.plateau("valid/unseen/loss", factor=0.5, patience=stoker.epochs(1), min_delta=0.9),
+    }  # fmt: skip
+    run, heard = trained(two_sets(**named))
+    best = [event["samples"] for event in heard.of("evaluated", split="valid/unseen") if event["best"]]
+    losses = {event["samples"]: event["metrics"]["loss"] for event in heard.of("evaluated", split="valid/unseen")}
+    assert losses[best[-1]] == min(losses.values()) == pytest.approx(run.metrics["valid/unseen/loss"])
+    assert not any(event["best"] for event in heard.of("evaluated", split="valid/seen"))
+    assert run.record.ended_early is not None
+    assert run.record.ended_early.startswith("unseen/loss on valid has not got better")
+    assert any("a plateau" in event.get("decided", "") for event in heard.of("evaluated", split="valid/unseen"))
+
+
+def test_a_run_with_two_sets_that_was_stopped_goes_on_as_one_that_never_was() -> None:
+    """To the same bits and metrics."""
+    job = two_sets(until=stoker.epochs(6), select="unseen/accuracy", keep_every=stoker.epochs(2))
+    stopped_run(job, at_samples=240, run_dir="stopped")
+    again, _ = trained(job, run_dir="stopped")
+    whole, _ = trained(job, run_dir="whole")
+    assert_equal_weights(again, whole)
+    assert again.metrics == whole.metrics
+    assert files_kept("stopped") == files_kept("whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"valid": {"a": (torch.zeros(0, 6), torch.zeros(0).long())}}, "valid/a has no samples"),
+        ({"valid": {"a": blobs(8), "b c": blobs(8)}}, "a set is named by letters.*got 'b c'"),
+        ({"valid": {1: blobs(8)}}, "a set is named by letters.*got 1"),
+        ({"valid": {"a": blobs(8), "b": None}}, "the set .*'b'.* is None"),
+        ({"valid": {"a": stoker.holdout(0.1), "b": stoker.holdout(0.2)}}, "2 sets are held out of the training data"),
+        ({"valid": {}}, "valid has no samples"),
+        ({"valid": {"a": blobs(8)}, "metrics": {"a/f": lambda output, target: output.sum()}}, "results of one name"),
+        ({"select": "unseen/accuracy"}, 'wanted "best" or "last", or a measure .loss, accuracy.'),
+        ({"stop": [stoker.Target("unseen/accuracy", 0.9)]}, "'unseen/accuracy' is none of this job's measures"),
+        ({"keep_every": stoker.seconds(3)}, "wanted epochs, samples or updates, got .*seconds"),
+        ({"keep_every": 5}, "wanted epochs, samples or updates, got 5"),
+    ],
+)
+def test_sets_and_intervals_that_cannot_be_meant_are_refused(changes: dict[str, Any], problem: str) -> None:
+    """Before anything is spent."""
+    with pytest.raises(stoker.BadJob, match=problem):
+        stoker.plan(blobs_job(**changes))
+
+
+def test_a_dict_of_columns_stays_one_validation_set() -> None:
+    """Arrays, or lists of numbers, are the entries of samples."""
+    inputs, target = blobs(20)
+    job = blobs_job(data={"x": inputs, "y": target}, valid={"x": inputs, "y": target.tolist()}, target="y", test=None)
+    assert list(job.validation) == ["valid"]
+
+
+def files_kept(run_dir: str) -> dict[str, bytes]:
+    """The files of the weights that a run kept for good."""
+    return {path.name: path.read_bytes() for path in Path(run_dir, "weights").iterdir()}
+
+
+def test_weights_are_kept_at_intervals_and_loaded_again() -> None:
+    """Those that are evaluated, an average's here, at the end of every second epoch, whatever checkpoints are left."""
+    run, _ = trained(blobs_job(until=stoker.epochs(5), keep_every=stoker.epochs(2), ema=0.9, select="last"))
+    assert [(kept.epochs, kept.samples, kept.updates) for kept in run.kept()] == [(2.0, 160, 10), (4.0, 320, 20)]
+    early, _ = trained(blobs_job(until=stoker.epochs(2), ema=0.9, select="last"))
+    for at in (stoker.epochs(2), stoker.samples(160), stoker.updates(10)):
+        kept = run.weights(at)
+        assert all(torch.equal(kept[name], tensor) for name, tensor in early.weights().items())
+    assert torch.equal(run.model(at=stoker.epochs(4))[0].weight, run.weights(stoker.epochs(4))["0.weight"])
+    assert not torch.equal(run.model()[0].weight, run.model(at=stoker.epochs(4))[0].weight)
+    for missed in (stoker.epochs(3), stoker.updates(11), stoker.seconds(2)):
+        with pytest.raises(stoker.BadRun, match=r"kept no weights at .*those of epochs 2, 4"):
+            run.weights(missed)
+    with pytest.raises(stoker.BadRun, match="it kept none"):
+        early.model(at=stoker.epochs(2))
+
+
+def test_weights_are_kept_at_points_that_are_not_evaluated() -> None:
+    """A mean's batch norms have their statistics found first, as before an evaluation."""
+    habits = {"until": stoker.epochs(4), "swa": stoker.SWA(start=0.4), "model": normed, "select": "last"}
+    run, _ = trained(blobs_job(keep_every=stoker.epochs(3), evaluate_every=stoker.epochs(9), **habits))
+    other, _ = trained(blobs_job(keep_every=stoker.epochs(3), **habits))
+    kept, expected = run.weights(stoker.epochs(3)), other.weights(stoker.epochs(3))
+    assert len(run.kept()) == 1
+    assert all(torch.equal(kept[name], tensor) for name, tensor in expected.items())
+
+
+def test_weights_that_a_kill_cost_are_written_when_the_run_goes_on() -> None:
+    """A kill may come after a checkpoint was written and before the weights of it were."""
+    job = blobs_job(until=stoker.epochs(6), keep_every=stoker.updates(1))
+    stopped_run(job, run_dir="stopped")
+    newest = max(Path("stopped/weights").iterdir())
+    newest.unlink()
+    trained(job, run_dir="stopped")
+    trained(job, run_dir="whole")
+    assert len(files_kept("whole")) == 30
+    assert files_kept("stopped") == files_kept("whole")
+
+
+def test_a_group_by_predicate_is_planned_trained_and_resumed() -> None:
+    """A plan traces the optimiser without values; a run that was stopped goes on to the same bits."""
+    groups = {lambda _name, parameter: parameter.dim() >= 2: {"weight_decay": 0.3, "lr": 0.02}}
+    job = blobs_job(until=stoker.epochs(6), optimizer=stoker.AdamW(lr=0.01, groups=groups))
+    stopped_run(job, at_samples=240, run_dir="stopped")
+    again, told = trained(job, run_dir="stopped")
+    whole, _ = trained(job, run_dir="whole")
+    assert told.of("progress")[-1]["lrs"] == [0.01, 0.02]
+    assert_equal_weights(again, whole)
+    assert stoker.plan(job).candidates

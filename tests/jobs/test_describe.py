@@ -319,3 +319,16 @@ def test_a_description_is_the_same_in_every_process() -> None:
         return done.stdout
 
     assert described("1") == described("2")
+
+
+def test_groups_by_predicate_are_described_by_what_it_does() -> None:
+    """Not by an address, which differs in every process; what it closes over, and the order of groups, count."""
+
+    def groups(least: int, *, first: bool = True) -> Any:
+        pairs = [(lambda _name, parameter: parameter.dim() >= least, {"lr": 1.0}), ("*.bias", {"lr": 0.5})]
+        return describe(SGD(lr=0.1, groups=dict(pairs if first else pairs[::-1])))
+
+    assert groups(2) == groups(2)
+    assert "0x" not in str(groups(2))
+    assert groups(2) != groups(3)
+    assert groups(2) != groups(2, first=False)

@@ -82,7 +82,7 @@ def loss(output, target):
         ({"coupling_group": 8.0}, "got 8.0"),
         ({"on_non_finite": "go on"}, "Job(on_non_finite=…): wanted \"stop\", \"roll_back\" or \"skip\", got 'go on'"),
         ({"loss_scope": "group"}, "Job(loss_scope=…): wanted \"sample\" or \"batch\", got 'group'"),
-        ({"select": "worst"}, "Job(select=…): wanted \"best\" or \"last\", got 'worst'"),
+        ({"select": "worst"}, "Job(select=…): wanted \"best\" or \"last\", or a measure (loss), got 'worst'"),
         ({"inputs": []}, "Job(inputs=…): wanted a key or an index of an entry, or several, got []"),
         ({"inputs": 1.5}, "got 1.5"),
         ({"target": ["y"]}, "Job(target=…): wanted a key or an index of an entry, got ['y']"),

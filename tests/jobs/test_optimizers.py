@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,10 @@ def test_muons_own_settings_are_checked(changed: dict[str, object], problem: str
     with pytest.raises(BadSetting, match=problem):
         Muon(**{"lr": 0.02, "rest": SGD(lr=0.1), **changed})  # type: ignore[arg-type]
     assert Muon(lr=0.02, rest=SGD(lr=0.1), groups={"*": {"momentum": 0.5}}).groups
+
+
+@pytest.mark.parametrize("key", [3, lambda parameter: parameter.dim() >= 2, None], ids=["3", "one", "None"])
+def test_a_key_of_a_group_is_a_pattern_or_a_function_of_name_and_parameter(key: Any) -> None:
+    """Anything else is refused when the optimiser is stated, before a model is made."""
+    with pytest.raises(BadSetting, match="a function of a name and its parameter, got"):
+        SGD(lr=0.1, groups={key: {"lr": 1.0}})

@@ -52,7 +52,7 @@ def pairwise_job() -> stoker.Job:
 
 def traced(job: stoker.Job, micro_batch: int, coupling: Coupling = SEPARABLE, **settings) -> Trace:
     """The job's update at one micro-batch."""
-    data = Datasets(train=as_samples(job.data, what="data"), valid=None, test=None)
+    data = Datasets(train=as_samples(job.data, what="data"), held_out={}, test=None)
     chosen = {"target": "cpu", "capability": "", "micro_batch": micro_batch} | settings
     return dataclasses.replace(trace_with_repetition(job, data, coupling, TraceSettings(**chosen)), took_s=0.0)
 

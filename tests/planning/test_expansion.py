@@ -41,7 +41,7 @@ def job_with(model, **settings) -> stoker.Job:
 
 def traces(job: stoker.Job, **settings) -> tuple[Trace, Trace]:
     """The job's update traced whole, and with repeated blocks traced once."""
-    data = Datasets(train=as_samples(job.data, what="data"), valid=None, test=None)
+    data = Datasets(train=as_samples(job.data, what="data"), held_out={}, test=None)
     chosen = TraceSettings(**({"target": "cpu", "capability": "", "micro_batch": 2} | settings))
     return trace_update(job, data, SEPARABLE, chosen), trace_with_repetition(job, data, SEPARABLE, chosen)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from stoker import optimizers
 from stoker.errors import BadJob
-from stoker.jobs import Job, Optimizer
+from stoker.jobs import SGD, AdamW, Job, Optimizer
 from stoker.records import Plan
 from stoker.stepping import Step
 from stoker.stepping.optimizers import implementations
@@ -131,3 +131,43 @@ def test_complex_weights_are_left_to_pytorchs_own(optimizer: Optimizer) -> None:
         Step(make_job(Spectral, optimizer=optimizer), plan_of(16), SEPARABLE)
     job = make_job(Spectral)
     train(job, Step(job, plan_of(16), SEPARABLE), 1)
+
+
+def is_matrix(_name: str, parameter: nn.Parameter) -> bool:
+    """Two or more dimensions."""
+    return parameter.dim() >= 2
+
+
+def test_groups_by_predicate_are_those_of_pytorchs_own_loop() -> None:
+    """Decay of matrices alone, in float64 over 30 updates at another micro-batch; the rest has the optimiser's own."""
+    groups = {is_matrix: {"weight_decay": 0.3}, "*bias": {"lr": 0.02}}
+    job = make_job(mlp, optimizer=AdamW(lr=0.01, weight_decay=0.0, groups=groups))
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        known = list(parameters)
+        return torch.optim.AdamW(
+            [
+                {"params": [p for p in known if p.dim() >= 2], "weight_decay": 0.3},
+                {"params": [p for p in known if p.dim() < 2], "lr": 0.02},
+            ],
+            lr=0.01,
+            weight_decay=0.0,
+        )
+
+    step = trained(job, 4, updates=30)
+    assert largest_difference(dict(step.model.state_dict()), by_hand(job, make)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("predicate", "problem"),
+    [
+        (lambda _name, parameter: parameter.dim() > 7, "matches no parameter that is left. It was asked about"),
+        (lambda name, _parameter: None, "matches no parameter that is left"),
+        (lambda _name, parameter: parameter.dims, "raised AttributeError for .*'dims'"),
+        (lambda name, _parameter: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_a_predicate_that_finds_nothing_or_raises_is_refused(predicate: Any, problem: str) -> None:
+    """With the place of its code, so that one of many is found."""
+    with pytest.raises(BadJob, match=rf"lambda> \(test_optimizers.py, line \d+\) {problem}"):
+        Step(make_job(mlp, optimizer=SGD(lr=0.1, groups={predicate: {"lr": 1.0}})), plan_of(4), SEPARABLE)

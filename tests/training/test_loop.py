@@ -38,7 +38,7 @@ class Training:
         extent = data.extent(job)
         self.loop = Loop(
             step=step, source=source_of(step, data), extent=extent, total_updates=extent.updates_in(job.until),
-            valid=data.valid, evaluate_every=job.evaluate_every, best=Best("loss"),
+            held_out=data.held_out, evaluate_every=job.evaluate_every, best=Best("loss"),
             checkpointer=Checkpointer(self.store, spec_digest="s", version="0"),
             telemetry=Telemetry(
                 self.events.append, total_samples=extent.position(extent.updates_in(job.until)).samples,

@@ -19,6 +19,7 @@ from stoker.planning.ranking import SURE_ENOUGH
 from stoker.planning.space import trace_settings
 from stoker.planning.time import operation_times
 from stoker.records import Bottleneck, Ceilings, Device, Estimate, Plan, Profile, Report
+from stoker.records.progress import is_validation
 from stoker.store import CeilingsCache, cache_root
 
 WORTH_TRACING_S = 60.0
@@ -57,13 +58,15 @@ def _times(report: Report) -> RunTimes:
     rows = {row.quantity: row.measured for row in reporting.forecast_rows(report)}
     total = report.decision.chosen.forecast.total_updates if report.decision is not None else 0
     events = reporting.live_history(report.events)
-    evaluated = [event.fields for event in events if event.kind == "evaluated"]
+    evaluations_s: dict[int, float] = {}  # of all validation sets, by position
+    for fields in (event.fields for event in events if event.kind == "evaluated" and is_validation(event)):
+        evaluations_s[fields["samples"]] = evaluations_s.get(fields["samples"], 0.0) + float(fields["took_s"])
     return RunTimes(
         split_s={phase: split.get(phase, 0.0) for phase in ("update", "data", "evaluation", "checkpoint")},
         updates=report.run.updates,
         samples_per_update=report.run.total_samples / total if total else 0.0,
         samples_per_s=rows.get("throughput"),
-        evaluations_s=[float(fields["took_s"]) for fields in evaluated if fields["split"] == "valid"],
+        evaluations_s=[*evaluations_s.values()],
         num_checkpoints=sum(event.kind == "checkpointed" for event in events),
     )
 

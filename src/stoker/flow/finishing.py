@@ -38,7 +38,7 @@ def final_metrics(session: Session) -> dict[str, float]:
     # What the run is judged by is the plan that its training ended under: it may have begun under another, and the
     # evaluations below may need still smaller batches.
     session.decision = with_plan(session.decision, step.plan)
-    best = session.store.best() if job.select == "best" and data.valid is not None else None
+    best = session.store.best() if job.select != "last" and data.valid is not None else None
     if best is not None:
         weights = training.kept_weights(*best)
     else:
@@ -47,7 +47,7 @@ def final_metrics(session: Session) -> dict[str, float]:
     training.load_weights(step.model, weights, session.directory.path, world=step.world)
     found: dict[str, float] = {}
     watchers: list[ExampleWatcher] = []
-    for split, samples in (("valid", data.valid), ("test", data.test)):
+    for split, samples in (*data.held_out.items(), ("test", data.test)):
         if samples is None:
             continue
         started = time.perf_counter()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 
@@ -17,12 +20,53 @@ from stoker.jobs import Job
 from stoker.records.pruning import Cut, Pruning
 from stoker.stepping import build_model
 from stoker.store import RunDirectory, find_run, runs_root, write_atomic
+from stoker.units import Duration
 
 WEIGHTS = "model.safetensors"
 """The weights a finished run keeps, in its directory."""
 
 PRUNING = "pruning.json"
 """What was taken out of its model before a run trained it, in its directory; runs of whole models have none."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Weights that a run kept for good: their file, and where training was."""
+
+    path: Path
+    samples: int
+    updates: int
+    epochs: float
+    since_samples: int
+    since_epochs: float
+
+    @classmethod
+    def of(cls, path: Path) -> Kept:
+        """The weights in a file, by what it says of them.
+
+        Raises:
+            BadRun: it cannot be read, or does not say.
+        """
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                said = json.loads((file.metadata() or {})[training.KEPT_AT])
+            return cls(
+                path, int(said["samples"]), int(said["updates"]), float(said["epochs"]), int(said["since_samples"]),
+                float(said["since_epochs"]),
+            )  # fmt: skip
+        except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise BadRun(f"{path} cannot be read as weights that a run kept: {error}") from error
+
+    def is_at(self, at: Duration) -> bool:
+        """Whether training reached `at` in the update that led to these weights."""
+        if at.unit == "updates":
+            return self.updates == at.value
+        since, until = (self.since_epochs, self.epochs) if at.unit == "epochs" else (self.since_samples, self.samples)
+        return since < at.value - _ROUNDING and at.value <= until + _ROUNDING
+
+
+_ROUNDING = 1e-6
+"""Epochs are whole to within this."""
 
 
 class Run:
@@ -58,13 +102,26 @@ class Run:
         """The run's report, an HTML file."""
         return self.directory.report_path
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights the run kept, by name; no code of the job runs.
+    def kept(self) -> tuple[Kept, ...]:
+        """The weights that `Job(keep_every=…)` kept so far, oldest first.
 
         Raises:
-            BadRun: the run is not finished, or its weights cannot be read.
+            BadRun: a file of them cannot be read.
         """
-        path = self.path / WEIGHTS
+        paths = sorted(self.directory.kept_weights.glob("*.safetensors"))
+        return tuple(sorted((Kept.of(path) for path in paths), key=lambda kept: kept.updates))
+
+    def weights(self, at: Duration | None = None) -> dict[str, torch.Tensor]:
+        """The weights the run kept, by name; no code of the job runs.
+
+        Args:
+            at: those of a moment for which `Job(keep_every=…)` kept them, such as `stoker.epochs(5)`, also of a run
+                that is not finished (default: the final ones).
+
+        Raises:
+            BadRun: the run is not finished, kept none at that moment, or its weights cannot be read.
+        """
+        path = self.path / WEIGHTS if at is None else self._kept(at).path
         if not path.is_file():
             raise BadRun(f"{self.name} has no final weights: it is {self.status}",
                          remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
@@ -73,8 +130,8 @@ class Run:
         except safetensors.SafetensorError as error:
             raise BadRun(f"{path} cannot be read: {error}") from error
 
-    def model(self, job: Job | None = None) -> torch.nn.Module:
-        """The trained model, in evaluation mode.
+    def model(self, job: Job | None = None, *, at: Duration | None = None) -> torch.nn.Module:
+        """The trained model, in evaluation mode; with the weights of a moment `at` which they were kept, if given.
 
         The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
         job file, which then runs as code: load only runs you trust. What pruning took out of it is taken out again.
@@ -90,7 +147,7 @@ class Run:
 
             for cut in cuts:
                 model = rebuilt(model, cut)
-        training.load_weights(model, self.weights(), self.path / WEIGHTS)
+        training.load_weights(model, self.weights(at), self.path / WEIGHTS)
         return model.eval()
 
     def job(self) -> Job:
@@ -146,6 +203,18 @@ class Run:
         """Name, status and metrics."""
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"<Run {self.name}: {self.status}{', ' if metrics else ''}{metrics}>"
+
+    def _kept(self, at: Duration) -> Kept:
+        kept = self.kept()
+        match = next((one for one in kept if one.is_at(at)), None)
+        if match is None:
+            known = ", ".join(f"{one.epochs:g}" for one in kept)
+            raise BadRun(
+                f"{self.name} kept no weights at {at}; "
+                + (f"it kept those of epochs {known}" if kept else "it kept none"),
+                remedy="Job(keep_every=…) says how often weights are kept; run.kept() lists them.",
+            )
+        return match
 
     def _job_before(self, pruning: Pruning) -> Job:
         try:

@@ -16,7 +16,9 @@ from stoker import profiling, records, training
 from stoker.errors import BadRun
 from stoker.flow.preparation import Prepared
 from stoker.jobs import Job, Optimizer
-from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
+from stoker.jobs.habits import measure_of
+from stoker.jobs.metrics import direction_of, gives_one_number, metric_name, says_lower_is_better
+from stoker.jobs.stopping import bare_name
 from stoker.loading import BatchSource, Stream, key_of, seed_generators
 from stoker.loading.naming import in_data
 from stoker.records import CheckpointManifest, Coupling, Decision, Device, Environment, JobSpec, Position
@@ -127,20 +129,25 @@ def ready(  # noqa: PLR0913 - what a session is made of
             and world.is_first
         ):
             store.mark_best(start.path.name)  # a kill may have come between its writing and its marking
+        if start is not None and start.is_own and world.is_first:
+            _keep_if_missed(prepared, directory, start)
     telemetry = _telemetry(prepared, decision, position, float(progress.get("wall_s", 0.0)), sink)
     source = BatchSource(
         prepared.data.train, step.pipeline(prepared.data.train, augmented=True), prepared.extent, prepared.job.seed,
         plan, split=step.split(),
     )  # fmt: skip
     source.reader.state = progress.get("reader")
-    checkpointer = training.Checkpointer(store, spec_digest=identity, version=stoker_version())
+    checkpointer = training.Checkpointer(
+        store, spec_digest=identity, version=stoker_version(), kept_in=directory.kept_weights
+    )
     loop = training.Loop(
         step=step,
         source=source,
         extent=prepared.extent,
         total_updates=decision.chosen.forecast.total_updates,
-        valid=prepared.data.valid,
+        held_out=prepared.data.held_out,
         evaluate_every=prepared.job.evaluate_every,
+        keep_every=prepared.job.keep_every,
         best=_best_so_far(prepared.job, progress),
         checkpointer=checkpointer,
         telemetry=telemetry,
@@ -168,6 +175,15 @@ def ready(  # noqa: PLR0913 - what a session is made of
     if given is None:
         _tell_start(session, device)
     return session
+
+
+def _keep_if_missed(prepared: Prepared, directory: RunDirectory, start: _Start) -> None:
+    """Write weights that are to be kept, where a kill came after their checkpoint was written and before they were."""
+    every, position, folder = prepared.job.keep_every, start.position, directory.kept_weights
+    if every is None or position.updates == 0 or training.kept_path(folder, position).exists():
+        return
+    if training.evaluation_is_due(every, prepared.extent, prepared.extent.position(position.updates - 1), position):
+        training.keep_weights(folder, start.path, start.manifest, training.kept_at(prepared.extent, position))
 
 
 def slowest_s(job: Job, decision: Decision) -> float:
@@ -287,8 +303,8 @@ def _tell_start(session: Session, device: Device) -> None:
     for words in _doubts(session) if not session.position.updates else ():
         telemetry.emit("warned", message=words)
     spec, data = prepared.spec, prepared.data
-    sizes = {name: 0 if part is None else len(part) for name, part in
-             (("train", data.train), ("valid", data.valid), ("test", data.test))}  # fmt: skip
+    sizes = {"train": len(data.train), "valid": sum(map(len, data.held_out.values())),
+             "test": 0 if data.test is None else len(data.test)}  # fmt: skip
     telemetry.emit(
         "started",
         samples=session.position.samples,
@@ -331,11 +347,15 @@ def _course(job: Job, step: Step, progress: dict[str, JSON]) -> training.Course:
 def _best_so_far(job: Job, progress: dict[str, JSON]) -> training.Best:
     """The measure that tells the best checkpoint, and its best value so far.
 
-    It is the first metric, if it is one number and known which way is better: by its name, by an attribute
-    `lower_is_better`, or by torchmetrics' `higher_is_better`; else the loss.
+    It is the one that `select` names; else the first metric, if it is one number and known which way is better: by its
+    name, by an attribute `lower_is_better`, or by torchmetrics' `higher_is_better`; else the loss.
     """
-    first = next(iter(job.metrics), "loss")
-    lower_is_better = says_lower_is_better(first) if gives_one_number(first) else None
-    name = "loss" if lower_is_better is None else metric_name(first)
+    if job.select in ("best", "last"):
+        first = next(iter(job.metrics), "loss")
+        lower_is_better = says_lower_is_better(first) if gives_one_number(first) else None
+        name = "loss" if lower_is_better is None else metric_name(first)
+    else:
+        name = bare_name(job.select)
+        lower_is_better = direction_of(measure_of(job, job.select), list(job.metrics), None)
     found: dict[str, JSON] = progress.get("best", {"value": None, "samples": 0})
     return training.Best(name, found["value"], found["samples"], lower_is_better=bool(lower_is_better))

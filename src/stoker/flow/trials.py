@@ -20,6 +20,7 @@ from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_bet
 from stoker.jobs.source import digests_by_text, name_of, source_digest
 from stoker.records import Event, Plan, digest
 from stoker.records.codec import JSON
+from stoker.records.progress import by_measure, is_validation
 from stoker.records.study import Parameter, PlannedTrial
 from stoker.store import CheckpointStore, RunDirectory, RunLock
 from stoker.tuning.messages import Ending, EndingKind, Judge, Reading, Request, Slot
@@ -139,6 +140,7 @@ class _Listener:
         self._judge, self._is_stopping = judge, is_stopping
         self._total_samples = self._samples = 0
         self._wall_s = 0.0
+        self._evaluated: dict[str, dict[str, float]] = {}
 
     def __call__(self, event: Event) -> None:
         fields = event.fields
@@ -148,8 +150,12 @@ class _Listener:
             self._total_samples = int(fields["total_samples"])
             if self._is_stopping:
                 _stop_run()
-        if event.kind == "evaluated" and fields["split"] == "valid":
-            reading = Reading(samples=fields["samples"], total_samples=self._total_samples, metrics=_metrics_of(event))
+        if event.kind == "evaluated" and is_validation(event):
+            self._evaluated[fields["split"]] = _metrics_of(event)
+            if fields.get("more"):  # validation sets
+                return
+            metrics, self._evaluated = by_measure(self._evaluated), {}
+            reading = Reading(samples=fields["samples"], total_samples=self._total_samples, metrics=metrics)
             if self._judge(reading) and reading.samples < self._total_samples:
                 _stop_run()
 
@@ -175,13 +181,13 @@ def _missed(directory: RunDirectory, heard: int) -> tuple[list[Reading], int]:
     if newest is None:
         return [], 0
     saved, total = newest[1].position.samples, run.total_samples
-    last: dict[int, Event] = {
-        event.fields["samples"]: event for event in directory.read_events()
-        if event.kind == "evaluated" and event.fields["split"] == "valid"
-        and heard <= event.fields["samples"] <= saved
-    }  # fmt: skip
+    last: dict[int, dict[str, dict[str, float]]] = {}
+    for event in directory.read_events():
+        if event.kind == "evaluated" and is_validation(event) and heard <= event.fields["samples"] <= saved:
+            last.setdefault(event.fields["samples"], {})[event.fields["split"]] = _metrics_of(event)
     return [
-        Reading(samples=at, total_samples=total, metrics=_metrics_of(one)) for at, one in sorted(last.items())
+        Reading(samples=samples, total_samples=total, metrics=by_measure(evaluated))
+        for samples, evaluated in sorted(last.items())
     ], saved
 
 
@@ -326,25 +332,29 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
         )
     directions = _directions(first.job)
     objectives = {name: is_higher for name, is_higher in directions.items() if is_higher is not None}
-    chosen = f"valid/{metric_name(first.job.metrics[0])}" if first.job.metrics else ""
+    chooses = next(iter(first.data.held_out))
+    chosen = f"{chooses}/{metric_name(first.job.metrics[0])}" if first.job.metrics else ""
     ends = [_ends(one) for one in prepared]
     totals = [one.total_samples for one in planned if one.total_samples] or [end for _, end in ends if end]
     return Survey(
         digest=source.digest(first.entry), text_digest=source.text_digest(first.entry),
         data_fingerprint=first.spec.data_fingerprint, objectives=objectives,
         unclear=tuple(directions.keys() - objectives.keys()),
-        default=chosen if chosen in objectives else "valid/loss",
+        default=chosen if chosen in objectives else f"{chooses}/loss",
         first_samples=min(begin for begin, _ in ends), total_samples=max(totals, default=0), planned=tuple(planned),
     )  # fmt: skip
 
 
 def _directions(job: Job) -> dict[str, bool | None]:
     """Of each measure that is one number, whether higher is better; None where nobody says."""
-    found: dict[str, bool | None] = {} if job.loss is None else {"valid/loss": False}
-    for metric in job.metrics:
-        lower = says_lower_is_better(metric)
-        if lower is None or gives_one_number(metric):
-            found[f"valid/{metric_name(metric)}"] = None if lower is None else not lower
+    found: dict[str, bool | None] = {}
+    for split in job.validation:
+        if job.loss is not None:
+            found[f"{split}/loss"] = False
+        for metric in job.metrics:
+            lower = says_lower_is_better(metric)
+            if lower is None or gives_one_number(metric):
+                found[f"{split}/{metric_name(metric)}"] = None if lower is None else not lower
     return found
 
 

@@ -26,7 +26,7 @@ from stoker.records.codec import JSON
 _NOT_SETTINGS = ("model", "init", "data", "valid", "test", "name")
 """Fields of a Job that its spec identifies by content (weights, data) rather than by description."""
 
-_LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths")
+_LATER = ("step", "sync", "freeze", "swa", "mix", "sampling", "lengths", "keep_every")
 """Fields that came later, and are left out where they are None."""
 
 _WORDS = ("torch.dtype", "torch.device")
@@ -59,7 +59,7 @@ def _describe(value: Any, within: tuple[int, ...]) -> JSON:
         return {"again": name_of(type(value))}
     within = (*within, id(value))
     if isinstance(value, Mapping):
-        return {str(key): _describe(item, within) for key, item in value.items()}
+        return _describe_mapping(value, within)
     if isinstance(value, list | tuple):
         return [_describe(item, within) for item in value]
     if isinstance(value, set | frozenset):
@@ -73,6 +73,14 @@ def _describe(value: Any, within: tuple[int, ...]) -> JSON:
     if _is_array(value):
         return {"type": name_of(type(value)), **_content(value)}
     return _describe_object(value, within)
+
+
+def _describe_mapping(value: Mapping[Any, Any], within: tuple[int, ...]) -> JSON:
+    if any(
+        callable(key) and not isinstance(key, type) for key in value
+    ):  # as predicates of groups: by what they do, in their order
+        return [[_describe(key, within), _describe(item, within)] for key, item in value.items()]
+    return {str(key): _describe(item, within) for key, item in value.items()}
 
 
 def _describe_routine(value: Any, within: tuple[int, ...]) -> JSON:

@@ -28,6 +28,25 @@ def habit_checks(job: Job) -> Iterator[Check]:
         yield from _measured("schedule", job, plateau.metric, lower_is_better=plateau.lower_is_better)
 
 
+def choice_checks(job: Job) -> Iterator[Check]:
+    """What the choice of the weights that a run keeps can be."""
+    given: object = job.select
+    if given in ("best", "last"):
+        return
+    known = _measures(job)
+    is_known = isinstance(given, str) and measure_of(job, given).partition("[")[0] in known
+    yield "select", is_known, f'wanted "best" or "last", or a measure ({", ".join(known)}), got {given!r}'
+    if isinstance(given, str):
+        yield from _measured("select", job, given, lower_is_better=None)
+
+
+def measure_of(job: Job, metric: str) -> str:
+    """The measure that a setting names, without split and set: `accuracy` of `valid/unseen/accuracy`."""
+    name = bare_name(metric)
+    first, _, rest = name.partition("/")
+    return rest if rest and f"valid/{first}" in job.validation else name
+
+
 def plateau_of(job: Job) -> Plateau | None:
     """The plateau that the job's schedule is, or warms up to."""
     schedule: object = job.schedule
@@ -51,16 +70,25 @@ def _stops(job: Job) -> Iterator[Check]:
             yield from _measured("stop", job, one.metric, lower_is_better=one.lower_is_better)
 
 
+def _measures(job: Job) -> list[str]:
+    """Names of what an evaluation of one set measures."""
+    metrics = job.metrics if isinstance(job.metrics, list | tuple) else ()
+    return [*(["loss"] if job.loss is not None else []), *map(metric_name, metrics)]
+
+
 def _measured(field: str, job: Job, metric: str, *, lower_is_better: bool | None) -> Iterator[Check]:
     """What asks for the measure `metric` on `valid`."""
-    name = bare_name(metric)
+    name = measure_of(job, metric)
     metrics = list(job.metrics) if isinstance(job.metrics, list | tuple) else []
-    known = [*(["loss"] if job.loss is not None else []), *map(metric_name, metrics)]
+    known = _measures(job)
     yield field, job.valid is not None, f"{metric!r} is measured on valid data, which the job does not have"
     is_known = name in known or name.partition("[")[0] in known
-    yield field, is_known, f"{metric!r} is none of this job's measures: {', '.join(known)}"
+    sets = [split.removeprefix("valid/") for split in job.validation if split != "valid"]
+    of_sets = f", each also with its set before it: {'/…, '.join(sets)}/…" if sets else ""
+    yield field, is_known, f"{metric!r} is none of this job's measures: {', '.join(known)}{of_sets}"
     is_told = direction_of(name, metrics, lower_is_better) is not None
-    yield field, is_told or not is_known, f"say of {metric!r} which way is better: lower_is_better=True or False"
+    say = "give the metric an attribute lower_is_better" if field == "select" else "lower_is_better=True or False"
+    yield field, is_told or not is_known, f"say of {metric!r} which way is better: {say}"
 
 
 def _swa(job: Job) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
@@ -10,13 +11,13 @@ from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import SWA
 from stoker.jobs.batch_size import AutoBatch
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
-from stoker.jobs.habits import habit_checks
+from stoker.jobs.habits import choice_checks, habit_checks
 from stoker.jobs.lengths import Arrangement, problem_with
 from stoker.jobs.metrics import listed, metric_name
 from stoker.jobs.mixing import Mix, problems_with_mix
 from stoker.jobs.optimizers import SGD, Muon, Optimizer
 from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
-from stoker.jobs.sampling import Sampling
+from stoker.jobs.sampling import InOrder, Sampling
 from stoker.jobs.schedule_shapes import bound
 from stoker.jobs.schedules import Constant, Schedule
 from stoker.jobs.stopping import Stop
@@ -104,7 +105,8 @@ class Job:
             as have that many tokens; or `stoker.auto(base=64)`, to have it chosen by the gradient's noise and the
             learning rate, stated for the base, scaled with it ("auto" is short for that).
         until: how long to train: `stoker.epochs(5)`, `samples`, `updates`, or `seconds`.
-        valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint.
+        valid: data of the same form, or `stoker.holdout(0.1)`; chooses the best checkpoint. Or several such by name,
+            `{"seen": stoker.holdout(0.1), "unseen": others}`: each is evaluated every time, and the first one chooses.
         test: data of the same form, used once, at the end.
         metrics: names (see `METRICS`), functions like the loss whose values are summed over samples and divided by
             their count, or objects that keep a state, such as torchmetrics'; a dict gives names. The first one chooses
@@ -137,7 +139,10 @@ class Job:
         lengths: how samples of different lengths are put together: `stoker.lengths.bucketed()` or `packed(…)`. See
             docs/lengths.md.
         evaluate_every: how often `valid` is evaluated; always at the end too.
-        select: which weights the run keeps: those "best" on `valid`, or the "last".
+        select: which weights the run keeps: those "best" on `valid` by the first metric, the "last", or those best by
+            the measure named here, such as "valid/unseen/accuracy".
+        keep_every: how often the weights worth evaluating are kept for good, beside the checkpoints, of which only the
+            last ones stay: `stoker.epochs(5)`. `run.kept()` lists them, `run.model(at=stoker.epochs(5))` loads them.
         on_non_finite: what a loss or gradient that is not finite leads to: "stop"; "roll_back" to the last checkpoint
             and go on in fp32; or "skip", which leaves the update out and so changes what is learned.
         recipe: "fast" sets what is left open here of the optimiser, schedule, augmentation and label smoothing, for
@@ -179,7 +184,8 @@ class Job:
     sampling: Sampling | None = None
     lengths: Arrangement | None = None
     evaluate_every: Duration = epochs(1)
-    select: Literal["best", "last"] = "best"
+    select: str = "best"
+    keep_every: Duration | None = None
     on_non_finite: Literal["stop", "roll_back", "skip"] = "stop"
     recipe: Literal["fast"] | None = None
     seed: int = 0
@@ -192,6 +198,15 @@ class Job:
             if name not in known:
                 raise BadJob(f"Job({name}=…): there is no such field. {nearest(name, known)}")
         return super().__new__(cls)
+
+    @property
+    def validation(self) -> dict[str, Any]:
+        """Validation data by split: `valid`, of several sets `valid/NAME`; the first one chooses."""
+        if self.valid is None:
+            return {}
+        if not _are_sets(self.valid):
+            return {"valid": self.valid}
+        return {f"valid/{name}": data for name, data in self.valid.items()}
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -208,7 +223,7 @@ class Job:
         if _is_duration(self.until):
             object.__setattr__(self, "schedule", _made("schedule", lambda one: bound(one, self.until), self.schedule))
         checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
-                  *_thawing(self), *habit_checks(self), *token_checks(self),
+                  *_thawing(self), *_validation(self), *choice_checks(self), *habit_checks(self), *token_checks(self),
                   *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
         if wrong := problem_with(self.sampling, self.lengths, self.batch, self.collate):
             raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")
@@ -267,6 +282,8 @@ def _amounts(job: Job) -> list[_Check]:
         ("until", _is_duration(job.until), f"wanted a duration such as stoker.epochs(5), got {job.until!r}"),
         ("evaluate_every", _is_duration(job.evaluate_every) and job.evaluate_every.unit != "seconds",
          f"wanted epochs, samples or updates, got {job.evaluate_every!r}"),
+        ("keep_every", job.keep_every is None or (_is_duration(job.keep_every) and job.keep_every.unit != "seconds"),
+         f"wanted epochs, samples or updates, got {job.keep_every!r}"),
         ("label_smoothing", is_share, f"wanted a share in [0, 1), got {smoothing!r}"),
         ("label_smoothing", smooths_classes, f"goes with the cross-entropies, not with loss={job.loss!r}"),
         ("clip_norm", job.clip_norm is None or (is_number(job.clip_norm) and job.clip_norm > 0),
@@ -281,7 +298,6 @@ def _choices(job: Job) -> list[_Check]:
     """Words out of a few."""
     return [
         ("loss_scope", job.loss_scope in ("sample", "batch"), f'wanted "sample" or "batch", got {job.loss_scope!r}'),
-        ("select", job.select in ("best", "last"), f'wanted "best" or "last", got {job.select!r}'),
         ("on_non_finite", job.on_non_finite in ("stop", "roll_back", "skip"),
          f'wanted "stop", "roll_back" or "skip", got {job.on_non_finite!r}'),
         ("recipe", job.recipe is None or job.recipe in RECIPES,
@@ -335,6 +351,41 @@ def _thawing(job: Job) -> Iterator[_Check]:
         given: object = job.batch
         yield "freeze", not isinstance(given, AutoBatch), f"{why} a batch that is still to be chosen"
         yield "freeze", not isinstance(job.optimizer, Muon), f"{why} stoker.Muon"
+
+
+def _are_sets(valid: object) -> bool:
+    """Whether these are several sets by name: a dict of arrays, or of lists of numbers, is one set."""
+    return type(valid) is dict and bool(valid) and not any(map(_is_column, valid.values()))
+
+
+def _is_column(value: Any) -> bool:
+    while isinstance(value, list | tuple) and len(value) and not hasattr(value, "dtype"):
+        if isinstance(value, tuple) and any(hasattr(part, "dtype") for part in value):
+            return False  # (inputs, targets)
+        value = value[0]
+    return is_number(value) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+
+
+def _validation(job: Job) -> Iterator[_Check]:
+    """What validation sets can be; names of several become part of the names of results."""
+    is_cut = isinstance(job.sampling, InOrder) and any(isinstance(one, Holdout) for one in job.validation.values())
+    yield "valid", not is_cut, "a holdout would leave gaps in the order that in_order() keeps; give data of its own"
+    if not _are_sets(job.valid):
+        return
+    measures = [metric_name(metric) for metric in job.metrics] if _is_list(job.metrics) else []
+    for name in job.valid:
+        is_name = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None
+        yield "valid", is_name, f"a set is named by letters, digits, '-', '_' and '.', got {name!r}"
+        clashes = [measure for measure in measures if measure.startswith(f"{name}/")]
+        yield "valid", not clashes, f"the set {name!r} and the metric {clashes} would have results of one name"
+    num_held_out = sum(isinstance(data, Holdout) for data in job.valid.values())
+    yield (
+        "valid",
+        num_held_out <= 1,
+        f"{num_held_out} sets are held out of the training data, wanted one at most",
+    )
+    absent = [name for name, data in job.valid.items() if data is None]
+    yield "valid", not absent, f"the set {absent} is None"
 
 
 def _fields(job: Job) -> list[_Check]:

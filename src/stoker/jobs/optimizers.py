@@ -1,22 +1,28 @@
 """Optimisers as settings; PyTorch's implementations do the work (built in `stepping/optimizers.py`).
 
-`groups` gives parameters whose names match a shell pattern their own settings, the first match deciding:
+`groups` gives parameters their own settings: those whose names match a shell pattern, or for which a function of name
+and parameter is true. The first match decides:
 
 >>> AdamW(lr=1e-3, weight_decay=0.1, groups={"*.bias": {"weight_decay": 0.0}}).groups["*.bias"]
 {'weight_decay': 0.0}
+>>> decayed = AdamW(lr=1e-3, groups={lambda name, parameter: parameter.dim() >= 2: {"weight_decay": 0.1}})
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 from stoker.errors import BadSetting, nearest
 from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
 
-Groups = Mapping[str, Mapping[str, float]]
+Group = str | Callable[[str, Any], Any]
+"""Which parameters: a shell pattern of names, or a function of name and parameter."""
+Groups = Mapping[Group, Mapping[str, float]]
 
 _SHARES = ("alpha", "rho", "beta2")
 _NOT_NEGATIVE = (
@@ -31,7 +37,7 @@ UNSAID = {"unsaid": True}
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What all optimisers have: a learning rate and settings for groups of parameters by name pattern."""
+    """What all optimisers have: a learning rate, and settings for groups of parameters by name pattern or predicate."""
 
     lr: float
     weight_decay: float = 0.0
@@ -54,9 +60,11 @@ class Optimizer:
         object.__setattr__(self, "groups", _plain_groups(self.groups))
         for pattern, settings in self.groups.items():
             if unknown := sorted(set(settings) - {*known}):
-                raise BadSetting(f"group {pattern!r} has no setting {unknown[0]!r}. {nearest(unknown[0], known)}")
+                raise BadSetting(
+                    f"group {group_name(pattern)} has no setting {unknown[0]!r}. {nearest(unknown[0], known)}"
+                )
             for name, value in settings.items():
-                require_possible(name, value, of=f" of group {pattern!r}")
+                require_possible(name, value, of=f" of group {group_name(pattern)}")
 
     def doubt(self, factor: float = 1.0) -> str | None:
         """What to tell of a rate that is far from any that trains; `factor` is the highest of its schedule."""
@@ -102,14 +110,39 @@ def _is_share(value: object) -> bool:
     return is_number(value) and 0 <= value < 1
 
 
+def group_name(group: Group) -> str:
+    """How messages call a group: its pattern in quotes, or its function with the place of its code."""
+    if isinstance(group, str):
+        return repr(group)
+    code = getattr(group, "__code__", None)
+    name: str = getattr(group, "__qualname__", type(group).__qualname__)
+    return name if code is None else f"{name} ({PurePath(code.co_filename).name}, line {code.co_firstlineno})"
+
+
 def _plain_groups(groups: object) -> Groups:
-    """Settings by pattern, numbers as Python's own."""
+    """Settings by pattern or predicate, numbers as Python's own."""
     if not (isinstance(groups, Mapping) and all(isinstance(one, Mapping) for one in groups.values())):
-        wanted = 'settings by a pattern of names, such as {"*.bias": {"weight_decay": 0.0}}'
-        raise BadSetting(f"groups are {wanted}, got {groups!r}")
+        expected = 'settings by a pattern of names, such as {"*.bias": {"weight_decay": 0.0}}, or by a predicate'
+        raise BadSetting(f"groups are {expected}, got {groups!r}")
+    for group in groups:
+        if not (isinstance(group, str) or _takes_name_and_parameter(group)):
+            expected = "a pattern of names, or a function of a name and its parameter"
+            raise BadSetting(f"the key of a group is {expected}, got {group!r}")
     return {
         pattern: {name: plain_number(value) for name, value in settings.items()} for pattern, settings in groups.items()
     }
+
+
+def _takes_name_and_parameter(group: object) -> bool:
+    if not callable(group):
+        return False
+    try:
+        inspect.signature(group).bind("name", None)
+    except TypeError:
+        return False
+    except ValueError:  # built in, with a signature that nobody stated
+        return True
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Which samples an epoch is made of: settings of a Job, carried out in `loading/sampling.py`.
 
 What: samples drawn with replacement, all classes alike or by weight; or every sample once, each batch with the classes
-in the shares that they have of the data. Use when: classes are rare, or a batch of few samples misses some.
+in the shares that they have of the data; or every sample once in the order of the data. Use when: classes are rare, a
+batch of few samples misses some, or a batch goes on where the one before it ended.
 Costs: nothing to speak of; `stratified` sorts once an epoch.
 Does not combine with: streams, bucketing and packing by length.
 Sources: class-balanced draws, Kang et al. 2020, https://arxiv.org/abs/1910.09217, section 4.1.
@@ -14,12 +15,22 @@ from typing import Any
 
 from stoker.errors import BadJob
 
-__all__ = ["Balanced", "Sampling", "Stratified", "Weighted", "balanced", "stratified", "weighted"]
+__all__ = [
+    "Balanced",
+    "InOrder",
+    "Sampling",
+    "Stratified",
+    "Weighted",
+    "balanced",
+    "in_order",
+    "stratified",
+    "weighted",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sampling:
-    """What all ways of choosing samples have in common; see `balanced`, `weighted` and `stratified`."""
+    """What all ways of choosing samples have in common; see `balanced`, `weighted`, `stratified` and `in_order`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +65,20 @@ class Stratified(Sampling):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "targets", as_array(self.targets, "targets"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InOrder(Sampling):
+    """Every sample once, in the order of the data; see `in_order`."""
+
+
+def in_order() -> InOrder:
+    """Take every sample once an epoch, in the order of the data, which is then the same in every epoch.
+
+    For models that carry a state from batch to batch, as in truncated back-propagation through time: batch b of an
+    epoch is samples b * batch to (b + 1) * batch. See docs/sampling.md.
+    """
+    return InOrder()
 
 
 def balanced(*, num_samples: int | None = None, targets: Any = None) -> Balanced:

@@ -18,7 +18,8 @@ class EarlyStopping:
     """Ends the run when a measure on `valid` has not got better for `patience`.
 
     Args:
-        metric: its name in results: "loss", "accuracy", "f1[3]"; "valid/loss" and "valid loss" mean the same.
+        metric: its name in results: "loss", "accuracy", "f1[3]"; "valid/loss" and "valid loss" mean the same. Of
+            several validation sets it is the first one's, or the one's that is named: "unseen/accuracy".
         patience: how long it may stand still, counted from the best evaluation: `stoker.epochs(5)`.
         min_delta: better is what is better by more than this.
         lower_is_better: of the measure; left out, it is known of losses, errors and the named metrics, and of what

@@ -1,9 +1,10 @@
-"""The three sets of samples of a job."""
+"""The sets of samples of a job."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,16 +35,24 @@ _LOOKED_AT = 64
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a job trains on, chooses by, and is tested on; `note` is something the user should know about the data."""
+    """What a job trains on, chooses by, and is tested on; `note` is something the user should know about the data.
+
+    `held_out` are the validation sets by split: none, `valid`, or several, `valid/NAME`.
+    """
 
     train: Samples
-    valid: Samples | None
+    held_out: Mapping[str, Samples]
     test: Samples | None
     note: str | None = None
 
+    @property
+    def valid(self) -> Samples | None:
+        """The validation set that chooses: the first."""
+        return next(iter(self.held_out.values()), None)
+
     def fingerprint(self) -> str:
-        """Of all three sets."""
-        sets = {"train": self.train, "valid": self.valid, "test": self.test}
+        """Of all sets."""
+        sets = {"train": self.train, **self.held_out, "test": self.test}
         return "; ".join(f"{name} {samples.fingerprint()}" for name, samples in sets.items() if samples is not None)
 
     def extent(self, job: Job) -> Extent:
@@ -58,13 +67,14 @@ def datasets_of(job: Job) -> Datasets:
         BadJob: data of an unsupported kind, of mismatched lengths, or empty.
     """
     whole = _samples(job, job.data, "data")
-    train, valid = whole, None
-    if isinstance(job.valid, Holdout):
-        train, valid = _held_out(whole, job.valid, job)
-    elif job.valid is not None:
-        valid = _samples(job, job.valid, "valid")
+    train, held_out = whole, dict[str, Samples]()
+    for split, given in job.validation.items():
+        if isinstance(given, Holdout):
+            train, held_out[split] = _held_out(whole, given, job)
+        else:
+            held_out[split] = _samples(job, given, split)
     test = None if job.test is None else _samples(job, job.test, "test")
-    _require_apart({"data": whole, "valid": valid, "test": test})
+    _require_apart({"data": whole, **held_out, "test": test})
     note = getattr(job.data, "note", None)
     if isinstance(train, StreamSamples):
         _require_indexed(job)
@@ -76,8 +86,8 @@ def datasets_of(job: Job) -> Datasets:
         lengths = rows_of(train, lengths_of(whole, job.lengths.length_of, "data"))
         train = InBuckets(train, lengths, job.batch, job.lengths.window)
     elif isinstance(job.lengths, Packed):
-        return _packed(job, job.lengths, whole, Datasets(train, valid, test, note))
-    return Datasets(train, valid, test, note)
+        return _packed(job, job.lengths, whole, Datasets(train, held_out, test, note))
+    return Datasets(train, held_out, test, note)
 
 
 def _samples(job: Job, data: Any, what: str) -> Samples:
@@ -142,7 +152,7 @@ def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datas
         if isinstance(samples, StreamSamples):
             raise BadJob(f"{what} is a stream, and its samples are to be packed by length",
                          remedy="Give data with __len__ and __getitem__.")  # fmt: skip
-        if what == "data" or (what == "valid" and isinstance(job.valid, Holdout)):
+        if what == "data" or isinstance(job.validation.get(what), Holdout):
             return InRows(samples, rows_of(samples, lengths), settings, fields, job.seed)
         is_listed = length_of is not None and not callable(length_of)
         if is_listed:
@@ -150,9 +160,9 @@ def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datas
         own = lengths_of(samples, None if is_listed else length_of, what)
         return InRows(samples, own, settings, fields, job.seed)
 
-    valid = None if sets.valid is None else rows(sets.valid, "valid")
+    held_out = {split: rows(samples, split) for split, samples in sets.held_out.items()}
     test = None if sets.test is None else rows(sets.test, "test")
-    return Datasets(rows(sets.train, "data"), valid, test, sets.note)
+    return Datasets(rows(sets.train, "data"), held_out, test, sets.note)
 
 
 def _require_unpadded(whole: Samples, lengths: Indices, what: str) -> None:

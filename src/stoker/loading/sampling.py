@@ -16,7 +16,8 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
-from stoker.jobs.sampling import Balanced, Stratified, Weighted
+from stoker.jobs.sampling import Balanced, InOrder, Stratified, Weighted
+from stoker.loading import order
 from stoker.loading.fields import Content
 from stoker.loading.keys import Stream, key_of, keys_of_samples, mix_keys
 from stoker.loading.labels import Labels, labels_of
@@ -47,7 +48,7 @@ def sampled(train: Samples, whole: Samples, job: Job) -> Samples:
         if isinstance(sampling, Balanced):
             return DrawnByClass(train, mine, sampling.num_samples, job.seed)
         return InShares(train, mine)
-    return train
+    return AsGiven(train) if isinstance(sampling, InOrder) else train
 
 
 class Drawn(Rearranged):
@@ -137,6 +138,22 @@ class InShares(Rearranged):
     def on(self, device: torch.device) -> Samples:
         """These samples with their arrays on `device`."""
         return InShares(self.whole.on(device), self._labels)
+
+
+class AsGiven(Rearranged):
+    """Every sample once an epoch, in the order of the data."""
+
+    def __init__(self, whole: Samples) -> None:
+        super().__init__(whole, "in order")
+
+    def order(self, seed: int) -> Order:
+        """The positions themselves."""
+        del seed
+        return order.InOrder(len(self))
+
+    def on(self, device: torch.device) -> Samples:
+        """These samples with their arrays on `device`."""
+        return AsGiven(self.whole.on(device))
 
 
 class OrderInShares:

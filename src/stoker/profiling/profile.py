@@ -29,7 +29,7 @@ def profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, d
     """
     return Profile(
         num_train=len(data.train),
-        num_valid=0 if data.valid is None else len(data.valid),
+        num_valid=sum(map(len, data.held_out.values())),
         num_test=0 if data.test is None else len(data.test),
         batch=job.batch,
         parameters=num_parameters(model),

@@ -135,12 +135,14 @@ def _timed_updates(
 
 
 def _evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> float:
-    """Seconds to evaluate one sample, the median of a few batches; of each set, so that what cannot be is found early.
+    """Seconds to evaluate one validation sample, the median of a few batches of each set, by its size.
+
+    Every set is looked at, so that what cannot be evaluated is found early.
 
     The test set's batches pass through an untrained model, and what comes out is not looked at.
     """
-    per_sample_s = 0.0
-    for split, samples in (("test", data.test), ("valid", data.valid)):
+    per_sample_s, total_s = 0.0, 0.0
+    for split, samples in (("test", data.test), *data.held_out.items()):
         if samples is None:
             continue
         with evaluating(split), step.evaluation() as measure:
@@ -158,7 +160,8 @@ def _evaluation_time(step: Step, data: Datasets, clock: Callable[[], float]) -> 
                 if now - begun > _EVALUATING_S:
                     break
         per_sample_s = statistics.median(times)
-    return per_sample_s
+        total_s += per_sample_s * len(samples) if split != "test" else 0.0
+    return total_s / sum(map(len, data.held_out.values())) if len(data.held_out) > 1 else per_sample_s
 
 
 def _source(step: Step, data: Datasets, plan: Plan) -> BatchSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -50,7 +51,7 @@ class Event:
     - started: run, samples, total_samples, total_updates, environment, data, level
     - resumed: samples, updates, checkpoint
     - progress: samples, total_samples, updates, epoch, loss, lr, samples_per_s, eta_s, wall_s, split_s, resident_bytes
-    - evaluated: split (valid or test), samples, metrics, took_s, best
+    - evaluated: split (valid, of several sets valid/NAME, or test), samples, metrics, took_s, best
     - checkpointed: samples, bytes, blocked_s, write_s, path, best
     - noted, warned: message
     - stopped: reason, samples
@@ -60,7 +61,7 @@ class Event:
     - finished: run, metrics, samples, updates, wall_s, ended_early, report, peak_bytes, bottleneck, profile
 
     Where there is something to tell, progress also has grad_norm (before clipping) and lrs (of all groups of
-    parameters), and evaluated has decided (what it changed, in words).
+    parameters), and evaluated has decided (what it changed, in words), and more where another validation set follows.
     """
 
     schema: ClassVar[int] = 1
@@ -224,3 +225,22 @@ def _is_tensor(tensor: StoredTensor) -> bool:
                 for offset, size, whole in zip(piece.offsets, piece.sizes, tensor.shape, strict=True))
         for piece in tensor.pieces
     )  # fmt: skip
+
+
+def by_measure(evaluated: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The results of one evaluation, given by split, under the names by which settings ask for them.
+
+    >>> by_measure({"valid": {"loss": 0.5}})
+    {'loss': 0.5}
+    >>> by_measure({"valid/seen": {"loss": 0.5}, "valid/unseen": {"loss": 0.75}})
+    {'loss': 0.5, 'seen/loss': 0.5, 'unseen/loss': 0.75}
+    """
+    results = dict(next(iter(evaluated.values())))
+    for split, metrics in evaluated.items() if len(evaluated) > 1 or "valid" not in evaluated else ():
+        results |= {f"{split.removeprefix('valid/')}/{name}": value for name, value in metrics.items()}
+    return results
+
+
+def is_validation(event: Event) -> bool:
+    """Whether an `evaluated` event is of a validation set: `valid`, or `valid/NAME` of several."""
+    return str(event.fields.get("split", "valid")).partition("/")[0] == "valid"

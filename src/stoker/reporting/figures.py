@@ -54,23 +54,25 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     return [*([] if kept[0] == points[0] else [points[0]]), *kept, *([] if kept[-1] == points[-1] else [points[-1]])]
 
 
+_SET_COLOURS = ("ember", "violet", "blue")
+"""Of validation sets, in turn."""
+
+
 def _loss(events: Sequence[Event]) -> Chart | None:
     train = _points(of_kind(events, "progress"), lambda event: finite(event, "loss"))
-    evaluations = [event for event in of_kind(events, "evaluated") if text(event, "split", "valid") == "valid"]
-    valid = _points(evaluations, lambda event: evaluation_metrics(event).get("loss"))
+    valid = {split: points for split, points in _by_split("loss", events).items() if split != "test"}
     if not train and not valid:
         return None
-    ticks = _logarithmic_ticks([*train, *valid])
+    ticks = _logarithmic_ticks([*train, *(point for points in valid.values() for point in points)])
     figure = blank_figure("samples", log_ticks=ticks)
     if train:
         figure.add_trace(line_trace(thinned(train), "train, running", "blue", width=1.6))
-    if valid:
-        figure.add_trace(line_trace(valid, "valid", "ember", markers=True))
+    for number, (split, points) in enumerate(valid.items()):
+        figure.add_trace(line_trace(points, split, _SET_COLOURS[number % len(_SET_COLOURS)], markers=True))
     _mark_resumes(figure, events)
-    words = f"train {train[0][1]:.4g} to {train[-1][1]:.4g}" if train else ""
-    if valid:
-        words += f"{'; ' if words else ''}valid at its lowest {min(y for _, y in valid):.4g}"
-    return as_chart("loss", "Loss, logarithmic" if ticks else "Loss", words, figure)
+    words = [f"train {train[0][1]:.4g} to {train[-1][1]:.4g}"] if train else []
+    words += [f"{split} at its lowest {min(y for _, y in points):.4g}" for split, points in valid.items()]
+    return as_chart("loss", "Loss, logarithmic" if ticks else "Loss", "; ".join(words), figure)
 
 
 def _metrics(events: Sequence[Event]) -> list[Chart]:
@@ -89,13 +91,10 @@ def _metric(name: str, events: Sequence[Event]) -> Chart | None:
     is_in_per_cent = are_fractions(name, (y for points in shown.values() for _, y in points))
     figure = blank_figure("samples", y_format=".1%" if is_in_per_cent else "")
     words: list[str] = []
-    for split, points in shown.items():
+    for number, (split, points) in enumerate(shown.items()):
         is_test = split == "test"
-        figure.add_trace(
-            line_trace(
-                points, split, "teal" if is_test else "ember", markers=True, symbol="diamond" if is_test else "circle"
-            )
-        )
+        colour = "teal" if is_test else _SET_COLOURS[number % len(_SET_COLOURS)]
+        figure.add_trace(line_trace(points, split, colour, markers=True, symbol="diamond" if is_test else "circle"))
         words.append(f"{split} {format_metric(name, points[-1][1])}")
     best = best_evaluation(events)
     value = evaluation_metrics(best).get(name) if best else None

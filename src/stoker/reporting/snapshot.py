@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.records import Event, Forecast, Plan, from_json
+from stoker.records.progress import is_validation
 from stoker.reporting.bottlenecks import closing_lines
 from stoker.reporting.history import (
     as_number,
@@ -155,9 +156,13 @@ def _progress(before: Snapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _evaluated(_: Snapshot, event: Event) -> dict[str, Any]:
-    metrics = evaluation_metrics(event)
-    changes: dict[str, Any] = {"valid": metrics} if text(event, "split", "valid") == "valid" else {}
+def _evaluated(before: Snapshot, event: Event) -> dict[str, Any]:
+    metrics, name = evaluation_metrics(event), text(event, "split", "valid").partition("/")[2]
+    if name:  # one of several validation sets
+        metrics = {f"{name}/{measure}": value for measure, value in metrics.items()}
+    changes: dict[str, Any] = {}
+    if is_validation(event):
+        changes["valid"] = {**before.valid, **metrics} if name else metrics
     if event.fields.get("best") is True:
         changes |= {"best": metrics, "best_samples": number(event, "samples")}
     return changes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from stoker.records import Estimate, Event, Report
+from stoker.records.progress import is_validation
 from stoker.reporting.bottlenecks import verdict_lines
 from stoker.reporting.history import (
     best_evaluation,
@@ -169,7 +170,10 @@ def best_words(events: Sequence[Event]) -> str | None:
     named = headline_metric(evaluation_metrics(best)) if best else None
     if best is None or named is None:
         return None
-    return f"best {named[0]} on valid {format_metric(*named)} at {format_samples(finite(best, 'samples') or 0)} samples"
+    split = text(best, "split", "valid")
+    return (
+        f"best {named[0]} on {split} {format_metric(*named)} at {format_samples(finite(best, 'samples') or 0)} samples"
+    )
 
 
 def _outcome(report: Report) -> str:
@@ -229,8 +233,10 @@ def _training_speed(events: Sequence[Event]) -> tuple[float | None, float | None
 
 def _mean_evaluation(events: Sequence[Event]) -> float | None:
     evaluations = of_kind(events, "evaluated")
-    held_out = [event for event in evaluations if text(event, "split", "valid") == "valid"]
-    return _mean(held_out or evaluations, "evaluated", "took_s")
+    held_out = [event for event in evaluations if is_validation(event)]
+    mean_s = _mean(held_out or evaluations, "evaluated", "took_s")
+    num_sets = len({text(event, "split", "valid") for event in held_out}) or 1
+    return None if mean_s is None else mean_s * num_sets
 
 
 def _peak_memory(report: Report) -> float | None:

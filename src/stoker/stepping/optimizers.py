@@ -22,6 +22,7 @@ from stoker.jobs.more_optimizers import (
     ScheduleFreeAdamW,
     ScheduleFreeSGD,
 )
+from stoker.jobs.optimizers import Group, group_name
 from stoker.records import Plan
 from stoker.stepping import muon, schedule_free
 from stoker.stepping.own_step import own_optimizers
@@ -50,8 +51,8 @@ def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optim
     """The job's optimiser over the model's trainable parameters, in the plan's implementation.
 
     Raises:
-        BadJob: a group's pattern matches no parameter, a user's function returns no optimiser, or one of Stoker's own
-            would have complex weights.
+        BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser, or one of
+            Stoker's own would have complex weights.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if isinstance(job.optimizer, Optimizer):
@@ -114,17 +115,45 @@ def _build_muon(settings: Muon, model: nn.Module, plan: Plan, chosen: dict[str, 
 
 
 def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
-    """Parameters by the first pattern of `settings.groups` that matches their name; the rest first."""
-    matched: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in settings.groups}
+    """Parameters by the first group of `settings.groups` that they belong to; the rest first.
+
+    Raises:
+        BadJob: a group is left without parameters, or its predicate raises.
+    """
+    members: dict[Group, list[nn.Parameter]] = {group: [] for group in settings.groups}
     rest: list[nn.Parameter] = []
     for name, parameter in named.items():
-        pattern = next((p for p in settings.groups if fnmatch.fnmatchcase(name, p)), None)
-        (rest if pattern is None else matched[pattern]).append(parameter)
-    for pattern, found in matched.items():
-        if not found:
-            raise BadJob(f"optimiser group {pattern!r} matches no parameter that is left. {nearest(pattern, named)}")
+        group = group_of(settings, name, parameter)
+        (rest if group is None else members[group]).append(parameter)
+    for group, parameters in members.items():
+        if not parameters:
+            hint = nearest(group, named) if isinstance(group, str) else f"It was asked about {', '.join(named)}."
+            raise BadJob(f"optimiser group {group_name(group)} matches no parameter that is left. {hint}")
     groups = [{"params": rest}] if rest else []
-    return groups + [{"params": found, **settings.groups[pattern]} for pattern, found in matched.items()]
+    return groups + [{"params": parameters, **settings.groups[group]} for group, parameters in members.items()]
+
+
+def group_of(settings: Optimizer, name: str, parameter: nn.Parameter) -> Group | None:
+    """The first group that a parameter belongs to, None if none.
+
+    Raises:
+        BadJob: a predicate raises.
+    """
+    return next((group for group in settings.groups if _belongs(group, name, parameter)), None)
+
+
+def _belongs(group: Group, name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter matches a group's pattern, or its predicate says so."""
+    if isinstance(group, str):
+        return fnmatch.fnmatchcase(name, group)
+    try:
+        return bool(group(name, parameter))
+    except Exception as error:
+        raise BadJob(
+            f"optimiser group {group_name(group)} raised {type(error).__name__} for {name}: {error}",
+            remedy="It may look at the name, the shape, the dtype and other attributes of a parameter, and not at its "
+            "values: planning may make the optimiser without any.",
+        ) from error
 
 
 def implementations(job: Job, model: nn.Module, device_kind: str) -> tuple[str, ...]:

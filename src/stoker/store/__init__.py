@@ -3,7 +3,7 @@
 from stoker.store.calibrations import CalibrationStore, CeilingsCache, MicroBenchmarkCache
 from stoker.store.checkpoints import MANIFEST, CheckpointStore, Draft, checkpoint_name
 from stoker.store.disk_errors import disk_errors
-from stoker.store.files import append_line, read_lines, sha256_file, write_atomic, write_file
+from stoker.store.files import append_line, make_directories, read_lines, sha256_file, write_atomic, write_file
 from stoker.store.locks import Holder, RunLock, is_held_here
 from stoker.store.places import cache_root, runs_root
 from stoker.store.run_directory import RunDirectory
@@ -24,7 +24,7 @@ from stoker.store.traces import TraceCache
 __all__ = [
     "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Draft", "Holder",
     "MicroBenchmarkCache", "RunDirectory", "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name",
-    "choose_directory", "disk_errors", "find_run", "headway_of", "is_held_here", "list_runs", "name_in", "read_lines",
-    "require_same_spec", "runs_root", "sha256_file", "told_changes", "unfinished_before", "write_atomic",
-    "write_file",
+    "choose_directory", "disk_errors", "find_run", "headway_of", "is_held_here", "list_runs", "make_directories",
+    "name_in", "read_lines", "require_same_spec", "runs_root", "sha256_file", "told_changes", "unfinished_before",
+    "write_atomic", "write_file",
 ]  # fmt: skip

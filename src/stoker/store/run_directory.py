@@ -10,6 +10,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     started.json       Started: the folder and the job file of the first start
     events.jsonl       one Event a line
     checkpoints/       see CheckpointStore
+    weights/           weights kept for good, each named by its position [samples]: 000000027000.safetensors
     changed_plan.json  Plan: what the run goes on under, where its first plan gave way to another
     dumps/             what was found out when something went wrong: numbers that are not finite, stacks of a hang
     bottleneck.json    Bottleneck: what bounded the run, once it is finished
@@ -71,7 +72,7 @@ _DEVICE, _COUPLING, _EVENTS, _REPORT, _CHECKPOINTS = (
 )  # fmt: skip
 _CHANGED_PLAN, _DUMPS = "changed_plan.json", "dumps"
 _BOTTLENECK, _PROFILE, _KERNELS = "bottleneck.json", "profile", "profile/kernels.json"
-_RANKS = "ranks"
+_RANKS, _KEPT = "ranks", "weights"
 _BEFORE_A_RUN_IS = frozenset({_SPEC, _PLAN, _ENVIRONMENT, _DEVICE, _COUPLING, LOCK_FILE, HELD_FILE, TAKING_FILE})
 
 
@@ -95,6 +96,11 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """The directory for a `CheckpointStore`; made by it when the first is written."""
         return self.path / _CHECKPOINTS
+
+    @property
+    def kept_weights(self) -> Path:
+        """The directory of the weights that are kept for good; there if some were."""
+        return self.path / _KEPT
 
     @property
     def report_path(self) -> Path:

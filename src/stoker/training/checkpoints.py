@@ -7,21 +7,25 @@ all shares are durable. Whether to go on is agreed where the next one is saved, 
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
 from stoker.errors import RunFailed, StokerError
+from stoker.jobs.extent import Extent
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
 from stoker.stepping import Step
 from stoker.stepping.world import ALONE, World
-from stoker.store import CheckpointStore, Draft, checkpoint_name
+from stoker.store import CheckpointStore, Draft, checkpoint_name, make_directories, write_atomic
 from stoker.training.agreement import appears, gathered, heard, raise_first, require_all_see, said
 from stoker.training.mailbox import Mailbox, meeting_store
+from stoker.training.resuming import kept_weights
 from stoker.training.shares import Share, merged, share_of
 
 GRACE_S = 0.5
@@ -51,6 +55,7 @@ class _Order:
     started: float
     blocked_s: float
     best: bool
+    kept: dict[str, JSON] | None
 
 
 class Checkpointer:
@@ -60,8 +65,9 @@ class Checkpointer:
     first one's.
     """
 
-    def __init__(self, store: CheckpointStore, *, spec_digest: str, version: str) -> None:
+    def __init__(self, store: CheckpointStore, *, spec_digest: str, version: str, kept_in: Path | None = None) -> None:
         self._store = store
+        self._kept_in = kept_in
         self._spec_digest = spec_digest
         self._version = version
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="stoker-checkpoint")
@@ -69,8 +75,18 @@ class Checkpointer:
         self._world = ALONE
         self._waits_until = float("inf")
 
-    def save(self, step: Step, position: Position, progress: dict[str, JSON], *, best: bool) -> list[Written]:
+    def save(
+        self,
+        step: Step,
+        position: Position,
+        progress: dict[str, JSON],
+        *,
+        best: bool,
+        kept: dict[str, JSON] | None = None,
+    ) -> list[Written]:
         """Copy the state and start writing it; `progress` is kept with it. Returns what was finished meanwhile.
+
+        With `kept` (see `kept_at`) the weights are then written once more, as a file that stays.
 
         Raises:
             RunFailed: an earlier checkpoint could not be written, or a weight is not finite.
@@ -80,11 +96,13 @@ class Checkpointer:
         self._world = step.world
         finished = self.collect(wait=True)
         if self._is_alone:
-            order = _Order(share_of(step, progress), ALONE, position, started, time.perf_counter() - started, best)
+            order = _Order(
+                share_of(step, progress), ALONE, position, started, time.perf_counter() - started, best, kept
+            )
             self._pending = self._writer.submit(self._write, order)
         else:
             draft, share = self._begin(step, position, progress)
-            order = _Order(share, step.world, position, started, time.perf_counter() - started, best)
+            order = _Order(share, step.world, position, started, time.perf_counter() - started, best, kept)
             mailbox = Mailbox(meeting_store(), draft.aside.name, share.size)
             self._pending = self._writer.submit(self._write_share, order, draft, mailbox)
         return finished
@@ -227,6 +245,8 @@ class Checkpointer:
     def _done(self, order: _Order, path: Path, started: float) -> Written:
         if order.best:
             self._store.mark_best(path.name)
+        if order.kept is not None and self._kept_in is not None:
+            keep_weights(self._kept_in, *self._store.named(path.name), order.kept)
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
         return Written(path, order.position, num_bytes, order.blocked_s, time.perf_counter() - started, order.best)
 
@@ -247,6 +267,45 @@ class Checkpointer:
         self._pending = None
         raise_first([one for _, one in told], error)
         return [] if pending is None else _finished(pending)
+
+
+KEPT_AT = "stoker"
+"""What the metadata of kept weights call their place in the run: one entry, since the order of several is not fixed."""
+
+
+def kept_at(extent: Extent, position: Position) -> dict[str, JSON]:
+    """Where the weights of `position` come from, as it is written into their file.
+
+    `since_…` is where the update before it ended: of all points in between these are the first weights.
+    """
+    before = extent.position(position.updates - 1)
+    return {
+        "updates": position.updates,
+        "samples": position.samples,
+        "since_samples": before.samples,
+        "epochs": position.epoch + position.cursor / extent.num_train,
+        "since_epochs": before.epoch + before.cursor / extent.num_train,
+    }
+
+
+def keep_weights(folder: Path, checkpoint: Path, manifest: CheckpointManifest, kept: dict[str, JSON]) -> Path:
+    """Write a checkpoint's weights worth evaluating to a file in `folder`, durably; returns its path.
+
+    Raises:
+        RunFailed: it cannot be written; what was kept before is intact.
+    """
+    weights = {name: tensor.contiguous().clone() for name, tensor in kept_weights(checkpoint, manifest).items()}
+    path = kept_path(folder, manifest.position)
+    make_directories(folder)
+    write_atomic(
+        path, safetensors.torch.save(weights, metadata={KEPT_AT: json.dumps(kept)}), what="the weights that are kept"
+    )
+    return path
+
+
+def kept_path(folder: Path, position: Position) -> Path:
+    """The file of the weights of `position`."""
+    return folder / f"{checkpoint_name(position)}.safetensors"
 
 
 def _finished(pending: Future[Written | None]) -> list[Written]:

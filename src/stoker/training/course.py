@@ -11,9 +11,9 @@ from typing import Self
 
 from stoker.jobs import Job
 from stoker.jobs.extent import Extent
-from stoker.jobs.habits import plateau_of
+from stoker.jobs.habits import measure_of, plateau_of
 from stoker.jobs.metrics import direction_of
-from stoker.jobs.stopping import EarlyStopping, Stop, bare_name
+from stoker.jobs.stopping import EarlyStopping, Stop
 from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.training.plateau import PlateauWatch
@@ -92,4 +92,4 @@ def _watching(job: Job, rule: Stop) -> Waiting | Reaching:
 
 def _is_lower_better(job: Job, metric: str, given: bool | None) -> bool:  # noqa: FBT001 - a job's setting
     """Whether lower is better; the job has seen to it that somebody says."""
-    return bool(direction_of(bare_name(metric), list(job.metrics), given))
+    return bool(direction_of(measure_of(job, metric), list(job.metrics), given))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,11 @@ from stoker.loading import BatchSource, Samples, WorkerDeath
 from stoker.loading.samples import reads_repeated
 from stoker.records import Position
 from stoker.records.codec import JSON
+from stoker.records.progress import by_measure
 from stoker.stepping import NotFinite, Step
 from stoker.stepping.averaging import EqualAverage
 from stoker.stepping.held_out import evaluating
-from stoker.training.checkpoints import Checkpointer, Written
+from stoker.training.checkpoints import Checkpointer, Written, kept_at
 from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
@@ -60,14 +62,14 @@ class Loop:
 
     `is_called` says whether a process waits to be let in. `unevaluated` is where the last update began, if what was due
     after it did not come to an end. `unsaved_s` is how long ago the run's last checkpoint was saved, whichever
-    processes trained since [s].
+    processes trained since [s]. `held_out` are the validation sets by split.
     """
 
     step: Step
     source: BatchSource
     extent: Extent
     total_updates: int
-    valid: Samples | None
+    held_out: Mapping[str, Samples]
     evaluate_every: Duration
     best: Best
     checkpointer: Checkpointer
@@ -90,6 +92,8 @@ class Loop:
     """The first update's, where this process made it, and the mean since the last but one progress event."""
     on_update: Callable[[Update], None] | None = None
     """Who looks on at every update."""
+    keep_every: Duration | None = None
+    """How often weights are kept for good."""
     _least_blocked_s: float = field(default=math.inf, init=False)
     _least_write_s: float = field(default=math.inf, init=False)
     _is_told_not_compiled: bool = field(default=False, init=False)
@@ -154,8 +158,9 @@ class Loop:
             is_best = self._evaluate_if_due(before, position, recovery, is_last=is_last)
             is_over = is_last or self._ends_early()
             is_due = self._agreed("save", mine=is_first and telemetry.wall_s - saved_s >= self.save_every_s)
-            if is_best or is_over or is_stopping or is_due:
-                self._save(position, is_best=is_best)
+            keeps = self._keeps(before, position)
+            if is_best or is_over or is_stopping or is_due or keeps:
+                self._save(position, is_best=is_best, keeps=keeps)
                 saved_s = telemetry.wall_s
             self.unevaluated = None
             self._announce(self.checkpointer.collect())
@@ -219,8 +224,9 @@ class Loop:
             if is_last:
                 self.step.settle()
             is_best = self._evaluate_if_due(self.unevaluated, position, recovery, is_last=is_last)
-            if is_best or is_last or self._ends_early():
-                self._save(position, is_best=is_best)
+            keeps = self._keeps(self.unevaluated, position)
+            if is_best or is_last or self._ends_early() or keeps:
+                self._save(position, is_best=is_best, keeps=keeps)
         self.unevaluated = None
 
     def _report_progress(self, position: Position) -> None:
@@ -274,30 +280,42 @@ class Loop:
     def _evaluate_if_due(self, before: Position, position: Position, recovery: Recovery, *, is_last: bool) -> bool:
         """Evaluate where an interval ends; whether this was the best so far."""
         is_due = is_last or evaluation_is_due(self.evaluate_every, self.extent, before, position)
-        if is_due:
+        if is_due or self._keeps(before, position):
             recovery.without_weights(lambda: renew_statistics(self.step, self.source), position)
-        if self.valid is None or not is_due:
+        if not (self.held_out and is_due):
             return False
         if self.telemetry.has_news:
             self._report_progress(position)
-        valid = self.valid
-        with evaluating("valid"):
-            metrics = recovery.without_weights(
-                lambda: evaluate(self.step, valid, evaluation_batch(self.step), self.telemetry.beat), position
-            )
+        evaluated, took_s = dict[str, dict[str, float]](), dict[str, float]()
+        for split, samples in self.held_out.items():
+            with evaluating(split):
+                evaluated[split] = recovery.without_weights(functools.partial(self._evaluated, samples), position)
+            took_s[split] = self.telemetry.lap("evaluation")
+        metrics = by_measure(evaluated)
         value = measured(metrics, self.best.name)
         is_best = is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = value, position.samples
         decided = self.course.judge(metrics, position, self.extent)
         self.step.rate_factor = self.course.rate_factor
-        took_s = self.telemetry.lap("evaluation")
-        self.telemetry.evaluated(took_s)
-        self.telemetry.emit(
-            "evaluated", split="valid", samples=position.samples, metrics=dict(metrics), took_s=took_s, best=is_best,
-            **({} if decided is None else {"decided": decided}),
-        )  # fmt: skip
+        self.telemetry.evaluated(sum(took_s.values()))
+        first, last = next(iter(evaluated)), next(reversed(evaluated))
+        chooses = next((split for split in evaluated if f"valid/{self.best.name}".startswith(f"{split}/")), first)
+        for split in evaluated:
+            self.telemetry.emit(
+                "evaluated", split=split, samples=position.samples, metrics=dict(evaluated[split]),
+                took_s=took_s[split], best=is_best and split == chooses,
+                **({} if decided is None or split != last else {"decided": decided}),
+                **({} if split == last else {"more": True}),
+            )  # fmt: skip
         return is_best
+
+    def _evaluated(self, samples: Samples) -> dict[str, float]:
+        return evaluate(self.step, samples, evaluation_batch(self.step), self.telemetry.beat)
+
+    def _keeps(self, before: Position, position: Position) -> bool:
+        """Whether weights are kept for good between these two updates."""
+        return self.keep_every is not None and evaluation_is_due(self.keep_every, self.extent, before, position)
 
     def progress(self) -> dict[str, JSON]:
         """What is kept with a state besides the state itself."""
@@ -311,9 +329,13 @@ class Loop:
             **({"averaged": average.count} if isinstance(average, EqualAverage) else {}),
         }
 
-    def _save(self, position: Position, *, is_best: bool) -> None:
+    def _save(self, position: Position, *, is_best: bool, keeps: bool = False) -> None:
         self.step.check()
-        self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best))
+        kept = kept_at(self.extent, position) if keeps else None
+        self._announce(self.checkpointer.save(self.step, position, self.progress(), best=is_best, kept=kept))
+        if keeps and self.step.world.layout.world_size > 1:
+            # A process lost while this is written would take the checkpoint with it, and the others go on without.
+            self._announce(self.checkpointer.collect(wait=True))
         self.telemetry.lap("checkpoint")
 
     def _announce(self, written: list[Written]) -> None:

@@ -131,7 +131,7 @@ def left_out_of(model: nn.Module, *, checkpointed: int = 0, **settings):
 
 def traced(job: stoker.Job, trace=trace_with_repetition, **settings) -> Trace:
     """The job's update."""
-    data = Datasets(train=as_samples(job.data, what="data"), valid=None, test=None)
+    data = Datasets(train=as_samples(job.data, what="data"), held_out={}, test=None)
     return dataclasses.replace(trace(job, data, SEPARABLE, dataclasses.replace(SETTINGS, **settings)), took_s=0.0)
 
 

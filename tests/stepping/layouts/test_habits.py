@@ -9,7 +9,7 @@ import torch
 
 from stoker import optimizers
 from stoker.errors import BadJob
-from stoker.jobs import Job
+from stoker.jobs import AdamW, Job
 from stoker.jobs.averages import SWA
 from stoker.loading import datasets_of
 from stoker.records import Coupling, Layout, Plan
@@ -30,6 +30,7 @@ KINDS: dict[str, Any] = {
     "adagrad": optimizers.Adagrad(lr=0.05),
     "radam": optimizers.RAdam(lr=1e-2),
     "schedule-free": optimizers.ScheduleFreeAdamW(lr=1e-2, weight_decay=0.01),
+    "predicate": AdamW(lr=1e-2, groups={lambda _name, parameter: parameter.dim() >= 2: {"weight_decay": 0.3}}),
 }
 
 

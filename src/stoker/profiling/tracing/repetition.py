@@ -12,7 +12,6 @@ output of block 17 and of no other is traced as if it did not.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,7 @@ from stoker.profiling.tracing.widening import TensorUse, Widening
 from stoker.records import Coupling, Repetition, Segment, Trace, TraceSettings
 from stoker.records.timeline import NotPeriodic, prove
 from stoker.stepping import repeated_blocks
+from stoker.stepping.optimizers import group_of
 
 _TRACED = 4
 _FEWEST = 6
@@ -224,12 +224,8 @@ def _are_optimised_alike(job: Job, name: str, blocks: nn.ModuleList | nn.Sequent
     """Whether the job's groups of parameters treat all blocks the same."""
     if not isinstance(job.optimizer, Optimizer):
         return True
-    patterns = list(job.optimizer.groups)
     chosen = [
-        [
-            next((p for p in patterns if fnmatch.fnmatchcase(f"{name}.{number}.{parameter}", p)), None)
-            for parameter, _ in block.named_parameters()
-        ]
+        [group_of(job.optimizer, f"{name}.{number}.{own}", parameter) for own, parameter in block.named_parameters()]
         for number, block in enumerate(blocks)
     ]
     return all(one == chosen[0] for one in chosen)
