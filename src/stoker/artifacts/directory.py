@@ -267,10 +267,6 @@ def _locked_directory(directory: Path) -> int | None:
     return None
 
 
-def _is_version(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS and name == str(int(name))
-
-
 def _walk(directory: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     """Everything below a directory but directories, by its name from there; no link is followed."""
     with os.scandir(directory) as entries:

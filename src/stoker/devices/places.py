@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stoker.devices.catalogue import Catalogue, CatalogueEntry, squeezed
 from stoker.devices.catalogue_file import catalogue
 from stoker.devices.hardware import device_of, hardware_of
+from stoker.devices.links import NODE_DEVICES
 from stoker.errors import NoDevice
 from stoker.records import Device, Hardware
 from stoker.units import format_bytes
@@ -100,7 +101,7 @@ def planned_devices(words: str, attached: Sequence[Device], known: Catalogue | N
     Args:
         words: each a word of `resolve_place`, any name or alias of the catalogue, or `all`: every model of it that can
             be planned for. An alias that leaves the memory open means all its models. A number before a word is how
-            many devices of it work together. Example: `8xh100,a100-80g,2xhere`.
+            many devices of it work together: `8xh100,a100-80g,2xhere`; `2x8xh100` are two nodes of eight.
         attached: what is attached, best first. A model that is attached is planned for as it is here.
         known: the catalogue; the user's if None.
 
@@ -165,9 +166,15 @@ def _place_here(device: Device, known: Catalogue) -> Place:
 
 
 def _split(word: str) -> tuple[int, str]:
-    """`8xh100` as (8, 'h100'), `cpu` as (1, 'cpu')."""
-    match = re.fullmatch(r"(\d+)x(.+)", word.strip().lower())
-    count, name = (int(match.group(1)), match.group(2)) if match else (1, word.strip().lower())
+    """`8xh100` as (8, 'h100'), `2x8xh100` (two nodes of eight) as (16, 'h100'), `cpu` as (1, 'cpu')."""
+    match = re.fullmatch(r"(\d+)x(?:(\d+)x)?(.+)", word.strip().lower())
+    nodes, each, name = match.groups() if match else ("1", None, word.strip().lower())
+    count = int(nodes) * int(each or 1)
+    if each is not None and (int(each) != NODE_DEVICES or _is_local_word(name)):
+        what = f"{name!r} is this machine" if _is_local_word(name) else f"nodes have {NODE_DEVICES} devices here"
+        remedy = f"Use `--on {max(1, count)}x{name}`" + ("." if _is_local_word(name) else
+                                                    f", which stands on nodes of {NODE_DEVICES}.")  # fmt: skip
+        raise NoDevice(f"{word!r} asks for {nodes} nodes of {each} devices, and {what}.", remedy=remedy)
     if count < 1:
         raise NoDevice(f"{word!r} asks for {count} devices.", remedy=f"Use `--on {name}`.")
     return count, name

@@ -226,8 +226,13 @@ class SpreadForecasts(TracedForecasts):
             ("waiting for the other processes", spread.waiting_s),
         )  # fmt: skip
         waiting = [Share(what=what, value=value) for what, value in beside if value > 0]
-        shares = sorted((*found.step_s, *told, *waiting), key=lambda share: -share.value)
-        return dataclasses.replace(found, step_s=tuple(shares))
+        buffers = self._buffers(of_stage(self.parts, 0, self.layout.stages, self._cuts))
+        memory = [Share(what="communication buffers", value=float(buffers))] if buffers else []
+        return dataclasses.replace(
+            found,
+            peak_bytes=tuple(sorted((*found.peak_bytes, *memory), key=lambda share: -share.value)),
+            step_s=tuple(sorted((*found.step_s, *told, *waiting), key=lambda share: -share.value)),
+        )
 
     def traffic(self, plan: Plan) -> tuple[Traffic, ...]:
         """What processes tell each other in an update."""
@@ -376,7 +381,7 @@ class SpreadForecasts(TracedForecasts):
         """What no trace of a process shows [bytes]: buffers of messages, and of stages state and what waits."""
         layout = self.layout
         mine = of_stage(self.parts, stage, layout.stages, self._cuts)
-        found = gloo_buffers(mine, layout) if self._is_on_cpu else communication_buffers(mine, layout)
+        found = self._buffers(mine)
         if layout.stages == 1:
             return found
         state = self.state(plan, rank=stage * layout.data_size * layout.tensor).total
@@ -387,6 +392,10 @@ class SpreadForecasts(TracedForecasts):
         waiting = min(passes, layout.stages - stage) if layout.schedule == "1f1b" else passes
         buckets = buckets_bytes(mine) if layout.replicas > 1 else 0
         return found + state + buckets + kept * (waiting - 1)
+
+    def _buffers(self, mine: ModelParts) -> int:
+        """What messages between processes take in one of them [bytes]."""
+        return (gloo_buffers if self._is_on_cpu else communication_buffers)(mine, self.layout)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - lives as long as one planning
     def _resident(self, plan: Plan) -> float:

@@ -83,8 +83,8 @@ class Answers:
         if self._can_be_given:
             return f'{ask}: hints={{"{line}": 128}}, {what}.'
         return (
-            "On the device that it runs on, a job like this is planned by trials. To forecast it elsewhere, rewrite "
-            "that line so that sizes do not depend on the data, for instance with torch.where."
+            "On one attached device (`--on here`), a job like this is planned by trials. To forecast it for others or "
+            "for several, rewrite that line so that sizes do not depend on the data, for instance with torch.where."
         )
 
 

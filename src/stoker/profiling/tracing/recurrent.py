@@ -122,6 +122,18 @@ def _cudnn_backward(*args: Any, **_: Any) -> Any:
     )
 
 
+def _grouped_product(
+    a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None = None, _bias: Any = None, out_dtype: Any = None
+) -> torch.Tensor:
+    """The product of a mixture of experts. PyTorch's fake takes bf16 only, though its kernels take fp32 and fp16 too."""
+    groups = [] if ends is None else [ends.shape[0]]
+    if a.dim() != b.dim():  # the groups divide the rows of one
+        shape = [a.shape[0] if a.dim() == 2 else a.shape[1], b.shape[-1]]
+    else:
+        shape = [*(groups if a.dim() == 2 else a.shape[:1]), a.shape[-2], b.shape[-1]]
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
 def _layer(name: str) -> Callable[..., Any]:
     def run(  # noqa: PLR0913, PLR0917 - the operation's own parameters
         inputs: torch.Tensor,
@@ -170,6 +182,7 @@ _COMPLETE: dict[Any, Callable[[tuple[Any, ...], Any], Any]] = {
 }
 _STAND_INS: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn_backward.default: _cudnn_backward,
+    aten._grouped_mm.default: _grouped_product,
 }
 _FLOPS: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
     aten.mkldnn_rnn_layer.default: _onednn_flops,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -93,6 +94,7 @@ def session(settings: TraceSettings, hints: Hints | None) -> Iterator[Session]:
     with contextlib.ExitStack() as stack:
         # Of fakes, copies and libraries that are not here; the real step will warn of itself.
         stack.enter_context(warnings.catch_warnings(action="ignore"))
+        stack.enter_context(_without_log_of_fakes())
         pretence = stack.enter_context(pretending(settings))
         if pretence.device.type == "cuda":
             stack.enter_context(attention_of(settings.capability))
@@ -100,6 +102,17 @@ def session(settings: TraceSettings, hints: Hints | None) -> Iterator[Session]:
         recorder = stack.enter_context(Recorder(pretence.device, answers, lines))
         fakes = Fakes(pretence.mode, pretence.device)
         yield Session(settings, pretence.device, pretence.is_fallback, fakes, recorder, answers, started)
+
+
+@contextlib.contextmanager
+def _without_log_of_fakes() -> Iterator[None]:
+    """Within the block, PyTorch logs no traceback of an operation that it cannot fake: the error raised tells it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 def run_traced(session: Session, run: Callable[[], object]) -> None:
