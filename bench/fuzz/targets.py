@@ -342,5 +342,3 @@ def targets() -> dict[str, Target]:
 
         found |= targets_serving.TARGETS
     return found
-
-
