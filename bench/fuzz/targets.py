@@ -253,10 +253,10 @@ def _table(data: bytes, kind: str) -> None:
         columns = CsvFile(path).header if kind == "csv" else _first_keys(content)
         if mode == 1:
             table = reader(path, features=[], text=list(columns), missing="drop")
-        elif mode == 2:  # noqa: PLR2004 - the third way
+        elif mode == 2:
             table = reader(path, features=list(columns[:-1]), target=columns[-1] if columns else None, missing="mean")
-        elif mode == 3:  # noqa: PLR2004 - the fourth
-            table = reader(path, features=[], categories=list(columns[:2]), missing={name: "?" for name in columns[:2]})
+        elif mode == 3:
+            table = reader(path, features=[], categories=list(columns[:2]), missing=dict.fromkeys(columns[:2], "?"))
         else:
             table = reader(path)
         _use(table)
@@ -274,7 +274,7 @@ def _first_keys(content: bytes) -> tuple[str, ...]:
 
 
 def _require_same(path: Path, columns: tuple[str, ...], table: Any) -> None:
-    """The rows of a table of text are those that Python's own reader finds, without the rows with nothing in a field."""
+    """The rows of a table of text are those that Python's own reader finds, less those with an empty field."""
     file = CsvFile(path)
     with path.open("rb") as content:
         records = list(file.records(content))
