@@ -59,7 +59,8 @@ from stoker.training.stored import opened
 Target = Callable[[bytes], None]
 
 RECORDS = (
-    Run, JobSpec, Plan, Decision, Device, Environment, CheckpointManifest, Profile, ServiceSettings, CleanList, Manifest,
+    Run, JobSpec, Plan, Decision, Device, Environment, CheckpointManifest, Profile, ServiceSettings, CleanList,
+    Manifest,
 )  # fmt: skip
 """What the first byte of an input of `records` chooses from; more stand for events."""
 
@@ -208,7 +209,7 @@ def fuzz_tar(data: bytes) -> None:
         with suppress(StokerError):
             members = list(members_of(path))
             assert all(member.size >= 0 and member.offset + member.size <= len(data) for member in members)
-            kinds = sorted({member.kind for member in members} - {kind for kind in PICKLES})[:4]
+            kinds = sorted({member.kind for member in members} - set(PICKLES))[:4]
             source = sources.webdataset(path, fields=[kind for kind in kinds if ";" not in kind])
             _use(source)
 
