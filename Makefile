@@ -129,5 +129,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		"$$python" -m venv $(VENV); \
 	fi; \
 	echo "Installing Stoker and its dependencies (once, a few minutes)"; \
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip; \
+	PIP_BUILD_CONSTRAINT=constraints.txt PIP_CONSTRAINT=constraints.txt \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]'
 	@touch $@

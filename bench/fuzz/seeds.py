@@ -1,6 +1,6 @@
 """Writes the corpus that fuzzing begins from: small files as Stoker's own writers make them.
 
-    python -m bench.fuzz.seeds
+python -m bench.fuzz.seeds
 """
 
 from __future__ import annotations

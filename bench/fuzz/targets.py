@@ -59,7 +59,8 @@ from stoker.training.stored import opened
 Target = Callable[[bytes], None]
 
 RECORDS = (
-    Run, JobSpec, Plan, Decision, Device, Environment, CheckpointManifest, Profile, ServiceSettings, CleanList, Manifest,
+    Run, JobSpec, Plan, Decision, Device, Environment, CheckpointManifest, Profile, ServiceSettings, CleanList,
+    Manifest,
 )  # fmt: skip
 """What the first byte of an input of `records` chooses from; more stand for events."""
 
@@ -208,7 +209,7 @@ def fuzz_tar(data: bytes) -> None:
         with suppress(StokerError):
             members = list(members_of(path))
             assert all(member.size >= 0 and member.offset + member.size <= len(data) for member in members)
-            kinds = sorted({member.kind for member in members} - {kind for kind in PICKLES})[:4]
+            kinds = sorted({member.kind for member in members} - set(PICKLES))[:4]
             source = sources.webdataset(path, fields=[kind for kind in kinds if ";" not in kind])
             _use(source)
 
@@ -253,10 +254,10 @@ def _table(data: bytes, kind: str) -> None:
         columns = CsvFile(path).header if kind == "csv" else _first_keys(content)
         if mode == 1:
             table = reader(path, features=[], text=list(columns), missing="drop")
-        elif mode == 2:  # noqa: PLR2004 - the third way
+        elif mode == 2:
             table = reader(path, features=list(columns[:-1]), target=columns[-1] if columns else None, missing="mean")
-        elif mode == 3:  # noqa: PLR2004 - the fourth
-            table = reader(path, features=[], categories=list(columns[:2]), missing={name: "?" for name in columns[:2]})
+        elif mode == 3:
+            table = reader(path, features=[], categories=list(columns[:2]), missing=dict.fromkeys(columns[:2], "?"))
         else:
             table = reader(path)
         _use(table)
@@ -274,7 +275,7 @@ def _first_keys(content: bytes) -> tuple[str, ...]:
 
 
 def _require_same(path: Path, columns: tuple[str, ...], table: Any) -> None:
-    """The rows of a table of text are those that Python's own reader finds, without the rows with nothing in a field."""
+    """The rows of a table of text are those that Python's own reader finds, less those with an empty field."""
     file = CsvFile(path)
     with path.open("rb") as content:
         records = list(file.records(content))
@@ -342,5 +343,3 @@ def targets() -> dict[str, Target]:
 
         found |= targets_serving.TARGETS
     return found
-
-
