@@ -141,6 +141,7 @@ def largest_gaps(one: Learned, other: Learned) -> tuple[float, float]:
     return max(keys), max(others)
 
 
+@pytest.mark.slow  # an explanation, which changes seldom
 def test_what_differs_in_fp32_has_no_gradient_but_rounding() -> None:
     """AdamW divides rounding by its own size: the biases of keys differ, in one process cut otherwise as in two.
 
