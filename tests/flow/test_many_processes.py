@@ -170,7 +170,7 @@ def test_batch_norm_in_two_stages_goes_on_after_a_signal() -> None:
     with Running(*settings, "stopped") as run:
         run.until("progress", 2)
         ended = run.end(signal.SIGTERM)
-    assert ended.code == 143, ended.err
+    assert ended.code == 130, ended.err
     reached = stoker.load("stopped").record
     assert reached.status == "unfinished"
     assert 0 < reached.samples < 300 * 80

@@ -75,8 +75,7 @@ class Sharded:
             raise
         settling = self._settling()
         loss = summed(losses, self._world, settling)
-        self._order.require_equal(settling[: _BlockOrder.NUM_SUMS])
-        self._settle(settling[_BlockOrder.NUM_SUMS :])
+        self._settle(settling)
         return loss
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
@@ -136,7 +135,12 @@ class Sharded:
         """Give scalars their gradients' sums, and forget those of parameters that no process used in this batch.
 
         FSDP2 gives such parameters zeros, by which an optimiser would move them.
+
+        Raises:
+            BadJob: the processes did not pass through the same blocks.
         """
+        order, total = total[: _BlockOrder.NUM_SUMS], total[_BlockOrder.NUM_SUMS :]
+        self._order.require_equal(order)
         for parameter, gradient in zip(self._trained_scalars, total[len(self._trained) :], strict=True):
             parameter.grad = gradient.to(parameter.dtype)
         if len(self._used) < len(self._trained):  # else nobody need wait for the device
@@ -208,9 +212,13 @@ class _BlockOrder:
         for number, block in enumerate(blocks, 1):
             block.register_forward_pre_hook(functools.partial(self._enter, number), prepend=True)  # before FSDP2's
 
-    def begin_update(self) -> None:
-        """Forget the order of the update before."""
+    def forget(self) -> None:
+        """Begin a new order."""
         self._order = []
+
+    def begin_update(self) -> None:
+        """Begin the order of another update."""
+        self.forget()
         self._num_updates += 1
         self._compares = _is_compared(self._num_updates)
 
@@ -218,7 +226,7 @@ class _BlockOrder:
     def evaluation(self) -> Iterator[None]:
         """Around the forward pass of an evaluation."""
         self.require_equal_before()
-        self._order = []
+        self.forget()
         self._num_evaluations += 1
         self._compares = _is_compared(self._num_evaluations)
         with self.forward_pass():
