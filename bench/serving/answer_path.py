@@ -50,6 +50,9 @@ class Nowhere(asyncio.Transport):
         """Never."""
         return False
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There is no buffer."""
+
     def writelines(self, list_of_data: object) -> None:
         """Take an answer."""
         self.answers += 1

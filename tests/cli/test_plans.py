@@ -236,3 +236,12 @@ def test_layouts_stand_beside_each_other() -> None:
     assert "3.0 MiB · 4 ms + 2 ms hidden" in found
     assert "3.0 MiB · 7 ms + 2 ms hidden" in found
     assert "2-way tensor" in found
+
+
+def test_how_far_forecasts_were_off_is_for_those_who_ask() -> None:
+    """It is an explanation of the interval, which is there anyway."""
+    line = "errors of forecasts here so far (median): time from traces alone over ten times off"
+    decided = dataclasses.replace(decision(L4), explanation=("a reason", line))
+    assert "a reason" in shown(decided)
+    assert "errors of forecasts" not in shown(decided)
+    assert "errors of forecasts" in shown(decided, explain=True)

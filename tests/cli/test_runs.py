@@ -13,7 +13,7 @@ from rich.console import Console
 from stoker.cli.plans import render_decision
 from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
 from stoker.cli.verdicts import render_verdicts
-from stoker.records import Report, Verdict
+from stoker.records import Event, Report, Verdict, to_json
 from stoker.store import CheckpointStore
 from tests.cli.page import Page
 from tests.flow.command import stoker_here
@@ -165,6 +165,25 @@ def test_a_diff_of_equal_runs_says_the_same(first: Report) -> None:
     render_diff(first, first, one)
     assert one.text.count("the same") == 2
     assert "none" in one.text
+
+
+def test_a_diff_compares_the_plans_in_force_and_says_how_they_came_about(first: Report) -> None:
+    """A run that went on with one thread is not under the same plan; where, and why, is said."""
+    new = dataclasses.replace(story.PLAN, threads=1)
+    fields = {"samples": 1024, "old": to_json(story.PLAN), "new": to_json(new), "why": "others hold 1.0 of 2 cores"}
+    change = Event(kind="replanned", at=story.START_S, fields=fields)
+    other = dataclasses.replace(first, run=dataclasses.replace(first.run, name="b-1"), events=(*first.events, change))
+    line = "replanned at 1,024 samples: threads 2 → 1, because others hold 1.0 of 2 cores"
+    one = Page()
+    render_diff(first, other, one)
+    assert ["threads", "2", "1"] in [row.split() for row in one.text.splitlines()]
+    assert f"b-1 {line}" in one.text
+    document = json.loads(json.dumps(diff_document(first, other)))
+    assert document["plan"] == [["threads", "2", "1"]]
+    assert document["plan_changes"] == {"a": [], "b": [line]}
+    both = Page()
+    render_diff(other, other, both)
+    assert "the same at the end" in both.text
 
 
 def test_a_diff_without_plans_does_not_call_them_equal(first: Report) -> None:

@@ -9,7 +9,7 @@ from torch.distributed import DistStoreError, HashStore
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import Dismissed, Meeting
 from stoker.launching.agreement import require_same
-from stoker.launching.breakable import Breakable
+from stoker.launching.sealed import Sealed
 
 JOB = {"job": "ab12", "torch": "2.13.0"}
 
@@ -48,6 +48,8 @@ def test_a_difference_is_told_on_rank_0_alone() -> None:
     for other in (second, third):
         assert isinstance(other, Dismissed)
         assert other.exit_code == BadJob.exit_code
+        assert "rank 0 refused the run" in other.why
+        assert "torch is 2.13.0 on ranks 0, 2 and 2.12.0 on rank 1" in other.why
 
 
 def test_a_rank_that_says_nothing_is_named() -> None:
@@ -62,7 +64,7 @@ def test_a_rank_that_says_nothing_is_named() -> None:
 
 def test_a_generation_that_breaks_meanwhile_is_no_disagreement() -> None:
     """Where one is known to be lost, nobody waits, and it is told as the loss that it is."""
-    store = Breakable(HashStore(), lambda: True)
+    store = Sealed(HashStore(), b"0" * 32, lambda: True)
     with pytest.raises(DistStoreError, match="another process was lost"):
         require_same(store, Meeting(number=1, rank=0, size=2, name="1"), JOB)
 

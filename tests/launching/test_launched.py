@@ -1,14 +1,29 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import socket
 import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from stoker.errors import BadJob, RunFailed
 from stoker.launching import Dismissed, Member
 from stoker.launching.launched import Launched, Place
+from stoker.launching.sealed import agreed_key
+from stoker.launching.stores import connect
+
+
+@pytest.fixture(autouse=True)
+def no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interface for gloo is chosen, and not left to other tests."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+
 
 USUAL = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
@@ -71,6 +86,7 @@ def test_all_ranks_meet_once() -> None:
     """There is one generation, and no other after it."""
     port = free_port()
     first, second = at(port, 0, 2), at(port, 1, 2)
+    assert first._link._open is not None  # served before another thread, which shares the interpreter, connects
     meetings = outcomes(first, second)
     assert [(one.rank, one.size, one.num_veterans) for one in meetings] == [(0, 2, 0), (1, 2, 0)]
     assert meetings[0].name == meetings[1].name
@@ -86,9 +102,9 @@ def test_the_first_of_those_that_came_says_who_did_not() -> None:
     first, second = at(port, 0, 4, patience_s=0.1), at(port, 1, 4, patience_s=60.0)
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.extend(outcomes(second)))
-    assert first.store.add("count", 0) == 0  # served from now on
+    assert first._link._open.add("count", 0) == 0  # served from now on
     thread.start()
-    first.store.get("launched/0/here/1")
+    first._link._open.get("launched/0/here/1")
     (problem,) = outcomes(first)
     thread.join()
     assert isinstance(problem, RunFailed)
@@ -112,3 +128,54 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(RunFailed, match=f"rank 0 cannot serve the meeting of 2 processes at 127.0.0.1:{port}"):
             at(port, 0, 2, patience_s=0.5).meet()
+
+
+def listening(port: int) -> set[str]:
+    """Addresses on which something of this machine listens at a port, in hexadecimal."""
+    lines = [
+        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+    ]
+    return {line[1].rpartition(":")[0] for line in lines if line[3] == "0A" and line[1].endswith(f":{port:04X}")}
+
+
+def test_the_store_is_bound_to_the_address_given() -> None:
+    """Not to all interfaces, where every machine of the network would reach it."""
+    port = free_port()
+    first = at(port, 0, 2)
+    assert first._link._open is not None
+    assert listening(port) == {"0100007F"}
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("secret", ["another secret of the same length", ""])
+def test_a_rank_without_the_secret_is_named(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it has a wrong one or none; nothing that it wrote is believed."""
+    monkeypatch.setenv("STOKER_SECRET", "a secret of at least sixteen characters")
+    port = free_port()
+    first = at(port, 0, 2, patience_s=10.0)
+    open_store = first._link._open
+    other = hashlib.sha256(secret.encode()).digest()
+
+    def visit() -> None:
+        store = connect("127.0.0.1", port, patience_s=10.0)
+        store.set("launched/0/here/1", "")
+        if store.add("launched/0/count", 1) == 2:
+            store.set("launched/0/outcome", "complete")
+        with suppress(RunFailed):
+            agreed_key(store, other, "launched/0", 1, 2, 10.0)
+
+    stranger = threading.Thread(target=visit)
+    stranger.start()
+    with pytest.raises(RunFailed, match="rank 0 of 2 met strangers: what answers as rank 1 does not know") as caught:
+        first.meet()
+    stranger.join()
+    assert "STOKER_SECRET" in (caught.value.remedy or "")
+    assert open_store.check(["launched/0/outcome"])
+
+
+def test_a_patience_that_was_set_is_kept_and_told() -> None:
+    """Not that of PyTorch's own attempts, which last longer."""
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"in (0\.[5-9] s|[5-9][0-9]{2} ms|[1-4]\.[0-9]+ s)"):
+        at(free_port(), 1, 4, patience_s=0.5).meet()
+    assert time.monotonic() - began < 5.0

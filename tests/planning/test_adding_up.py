@@ -41,7 +41,7 @@ def test_what_is_besides_is_called_by_its_name() -> None:
     found = adding_up(broken_down([7e4]), forecast_with(4.5e8, estimate(7.1e4, "s", "measured here")), is_cpu=True)
     assert found.peak_bytes[0].what == "the process besides"
     assert found.peak_bytes[0].value == pytest.approx(4.5e8 - 7e4)
-    assert [share.what for share in found.step_s] == ["0", "beyond what was traced"]
+    assert [share.what for share in found.step_s] == ["0", "between traced operations"]
     elsewhere = adding_up(broken_down([7e4]), forecast_with(8e4, estimate(8e4, "s")), is_cpu=False)
     assert elsewhere.peak_bytes[-1].what == "beside the update"
     assert elsewhere.step_s[-1].where == "fetching samples"

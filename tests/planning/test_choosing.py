@@ -74,13 +74,14 @@ def test_the_chosen_keeps_the_limits_and_nothing_that_keeps_them_is_cheaper(rows
 def test_who_has_enough_is_told_so() -> None:
     """A run of minutes needs nothing rented."""
     quick = candidate("cpu", total_s=200, cost=None, is_here=True)
-    assert advice(quick, [H100]) == "What is here is enough: done in 3 min 20 s."
+    assert advice(quick, [H100]) == "What is here is enough: done in 3 min 20 s (3 min to 3 min 40 s)."
 
 
 def test_who_waits_days_is_told_what_renting_changes() -> None:
     """The cheapest that is much faster, and the fastest where it is faster still."""
     assert advice(HERE, [H100, L4, T4]) == (
-        "It runs here in 4 d 15 h; l4 at RunPod takes 10 h for $2.00, or h100 at RunPod takes 1 h for $3.00."
+        "It runs here in 4 d 15 h (4 d 4 h to 5 d 2 h); l4 at RunPod takes 10 h for $2.00, "
+        "or h100 at RunPod takes 1 h for $3.00."
     )
     slow = candidate("t4", total_s=399999, cost=1.0)
     assert advice(HERE, [slow]).endswith("and nothing for rent would be much faster.")
@@ -105,8 +106,8 @@ def test_who_has_an_hour_is_told_how_much_more_a_rented_one_trains_on() -> None:
     here = with_samples(candidate("cpu", total_s=3600, cost=None, is_here=True), 10**5)
     rented = with_samples(candidate("l4", total_s=3660, cost=0.7), 3 * 10**6)
     assert (
-        advice(here, [rented])
-        == "It runs here in 1 h; l4 at RunPod takes 1 h 1 min for $0.70 with 30 times the samples."
+        advice(here, [rented]) == "It runs here in 1 h (54 min to 1 h 6 min); l4 at RunPod takes 1 h 1 min for $0.70"
+        " with 30 times the samples."
     )
 
 

@@ -130,3 +130,14 @@ def test_the_terminal_says_it_when_the_run_ends() -> None:
 def test_a_run_without_a_verdict_ends_as_before(fields: dict[str, Any]) -> None:
     """Nothing is said of what nobody knows."""
     assert closing_lines(finished(**fields)) == []
+
+
+def test_what_is_unknown_is_said_quietly() -> None:
+    """A verdict is in large type; that there is none is a note."""
+    unknown = dataclasses.replace(FOUND, bound_by="unknown", sentence="What bounds this run is unknown.", gain=None)
+    known, quiet = (render_html(dataclasses.replace(story.report(story.whole_run()), bottleneck=one))
+                    for one in (FOUND, unknown))  # fmt: skip
+    assert f'<p class="level"><strong>{FOUND.sentence}' in known
+    assert '<p class="note">What bounds this run is unknown.' in quiet
+    assert '<p class="advice">' in known
+    assert '<p class="advice">' not in quiet

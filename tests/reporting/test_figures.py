@@ -1,5 +1,6 @@
 """The page's figures."""
 
+import dataclasses
 import json
 import math
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.records import Event
+from stoker.records import Estimate, Event
 from stoker.reporting.figures import charts, thinned
 from tests.reporting import story
 
@@ -114,3 +115,16 @@ def test_names_from_users_are_text_in_a_figure() -> None:
     events = [Event(kind="evaluated", at=0.0, fields={"split": "<b>x", "samples": 1, "metrics": {"<i>m": 1.0}})]
     chart = charts(story.report(events, has_plan=False))[0]
     assert json.loads(chart.figure)["data"][0]["name"] == "&lt;b&gt;x"
+
+
+def test_a_forecast_that_holds_nearly_anything_flattens_no_curve() -> None:
+    """Its band would reach far beyond the measured rate; its ends are said."""
+    whole = story.report(story.whole_run())
+    wide = Estimate(value=1400.0, low=243.0, high=358_912.0, unit="samples/s", basis="measured here")
+    chosen = story.decision().chosen
+    chosen = dataclasses.replace(chosen, forecast=dataclasses.replace(chosen.forecast, samples_per_s=wide))
+    other = dataclasses.replace(whole, decision=dataclasses.replace(story.decision(), candidates=(chosen,)))
+    drawn, left_out = (next(one for one in charts(report) if one.key == "throughput") for report in (whole, other))
+    assert json.loads(drawn.figure)["layout"]["shapes"]
+    assert not json.loads(left_out.figure)["layout"].get("shapes")
+    assert left_out.words.endswith("forecast band 243 to 358,912, too wide to draw")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.records import Report, dumps, from_json, to_json
+from stoker.records import Event, Report, dumps, from_json, to_json
 from stoker.records.progress import read_event
 from stoker.reporting import render_html
 from tests.reporting import story
@@ -214,3 +214,15 @@ def test_no_string_of_any_record_is_markup() -> None:
     assert "<img src=x" not in html
     assert "<script>alert" not in html
     assert "&lt;img src=x" in html
+
+
+def test_the_head_tells_the_threads_that_trained() -> None:
+    """Of a run that went on with one thread: by share of the samples, and the plan's chips are those of most of it."""
+    one = dataclasses.replace(story.PLAN, threads=1)
+    fields = {"samples": 1620, "old": to_json(story.PLAN), "new": to_json(one), "why": "a neighbour holds a core"}
+    change = Event(kind="replanned", at=story.START_S, fields=fields)
+    text = page(story.report([*story.whole_run(), change])).text
+    assert "2 cores, 1 thread for 99.5 % of the samples, 2 threads for 0.5 %" in text
+    assert f"From 0 samples on: {story.PLAN.in_words()}. 0.5 % of the samples." in text
+    assert f"From 1,620 samples on: {one.in_words()}. 99.5 % of the samples." in text
+    assert "2 cores, 2 threads" in page(story.report(story.whole_run())).text

@@ -7,7 +7,7 @@ import time
 
 from rich.console import Console, RenderableType
 
-from stoker.records import Event, Layout, to_json
+from stoker.records import Estimate, Event, Layout, to_json
 from stoker.reporting.panel import Sparkline, closing, frame, permanent_lines, time_of_day
 from stoker.reporting.snapshot import Snapshot
 from stoker.reporting.telling import told
@@ -149,3 +149,19 @@ def test_the_end_is_told_as_far_off_as_it_is() -> None:
     assert time_of_day(noon + 60, noon) == "12:01:00"
     assert time_of_day(noon + 86400, noon).endswith(" 12:00")
     assert time_of_day(noon + 30 * 86400, noon) == "2026-02-06 12:00"
+
+
+def test_planning_has_a_clock() -> None:
+    """From when the display began, and from the plan on for what comes before the first batch."""
+    began = Snapshot(at=story.START_S)
+    assert "measuring what this job needs here, 12 s" in drawn(frame(began, story.START_S + 12))
+    planned = began.after(story.whole_run()[0])
+    assert "preparing the first batch, 3 s" in drawn(frame(planned, story.whole_run()[0].at + 3))
+
+
+def test_a_rate_in_a_forecast_that_holds_nearly_anything_is_not_as_forecast() -> None:
+    """The interval is said to be wide."""
+    now = halfway()
+    wide = Estimate(value=1400.0, low=12.0, high=3800.0, unit="samples/s", basis="calibrated")
+    now = dataclasses.replace(now, forecast=dataclasses.replace(story.forecast(), samples_per_s=wide))
+    assert "in a wide forecast (12 to 3,800)" in drawn(frame(now, now.at))

@@ -88,3 +88,14 @@ def test_a_page_holds_samples_and_confusion_and_stays_well_formed() -> None:
     assert "Confusion, test" in page.text
     assert "most often <dog> taken for cat" in page.text
     assert all(reference.startswith("data:") for reference in page.references)
+
+
+def test_an_output_that_is_a_picture_is_shown_as_one() -> None:
+    """Beside the sample, and the target where it is another one."""
+    png = WRONG.picture
+    both = dataclasses.replace(WRONG, target="", output="", output_picture=png, target_picture=png)
+    found = Page(predictions([dataclasses.replace(SHOWN, worst=(both,), first=())]))
+    assert len(found.references) == 3
+    assert "output" in found.text
+    assert "target" in found.text
+    assert "wanted" not in found.text

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from stoker.records import Event, Report, to_json
+from stoker.records import Estimate, Event, Report, to_json
 from stoker.reporting import render_html
 from stoker.reporting.summary import forecast_rows, summary_lines, time_split, wall_seconds
 from tests.reporting import story
@@ -60,7 +60,7 @@ def test_a_plan_that_gave_way_to_another_is_told_with_it() -> None:
     new = dataclasses.replace(story.PLAN, micro_batch=256)
     change = Event(kind="replanned", at=1.0, fields={"samples": 1024, "old": to_json(story.PLAN), "new": to_json(new)})
     report = story.report([*story.whole_run(), change])
-    assert f"plan from 1,024 samples on: {new.in_words()}" in summary_lines(report)
+    assert f"plan from 1,024 samples on, 99.7 % of them: {new.in_words()}" in summary_lines(report)
     page = render_html(report)
     assert f"From 1,024 samples on: {new.in_words()}." in page
     assert "The forecast is of the plan that the run began with" in page
@@ -121,6 +121,27 @@ def test_a_value_outside_its_interval_says_so(whole: Report) -> None:
     assert total.is_inside is False
     assert total.ratio == pytest.approx(whole.run.wall_s / 116.5)
     assert any("total time" in line and "outside the interval" in line for line in summary_lines(report))
+
+
+def with_forecast(report: Report, **changed: Estimate) -> Report:
+    """The report with other forecasts."""
+    chosen = story.decision().chosen
+    other = dataclasses.replace(chosen, forecast=dataclasses.replace(chosen.forecast, **changed))
+    return dataclasses.replace(report, decision=dataclasses.replace(story.decision(), candidates=(other,)))
+
+
+def test_a_value_inside_an_interval_that_holds_nearly_anything_is_no_success(whole: Report) -> None:
+    """The width is said where the hit is counted, in the page and in the terminal, and the hit is not green."""
+    wide = Estimate(value=15.0, low=4.0, high=1272.0, unit="s", basis="calibrated")
+    report = with_forecast(whole, total_s=wide)
+    (line,) = [line for line in summary_lines(report) if line.startswith("total time")]
+    assert "inside the interval 4.0 s to 21 min 12 s, which spans 1 : 318 and says little" in line
+    page = render_html(report)
+    assert "6 of 6 measured values lie in their interval, made to hold 8 of 10; " in page
+    assert "1 of these intervals is too wide to say much (total time 1 : 318)." in page
+    assert page.count("✓ yes") == 5
+    assert "yes, of 1 : 318" in page
+    assert "too wide" not in render_html(whole)
 
 
 def test_an_unfinished_run_has_no_total_yet() -> None:

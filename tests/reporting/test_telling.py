@@ -1,11 +1,15 @@
 """One line for each event."""
 
+import dataclasses
 import typing
 
 import pytest
 
-from stoker.records import Event, EventKind
-from stoker.reporting.telling import told
+from stoker.planning.space import execution_settings
+from stoker.records import Event, EventKind, to_json
+from stoker.reporting.telling import plan_notes, told
+from tests.planning.test_explanation import explained
+from tests.planning.trials import CPU, measurement, profile
 from tests.reporting import story
 
 
@@ -45,3 +49,18 @@ def test_a_loss_that_is_no_number_is_told_as_such() -> None:
     assert (
         told(Event(kind="progress", at=0.0, fields=fields)) == "50.0 % 512 of 1,024 samples · loss nan · 100 samples/s"
     )
+
+
+def test_a_starting_run_shows_of_its_explanation_what_concerns_its_user() -> None:
+    """Plan and forecast are above it; how they were found is in `stoker plan` and the report."""
+    lines = explained(lambda plan: measurement(plan, 0.1, gradient_error=0.0))
+    error = "errors of forecasts here so far (median): time from traces alone over ten times off"
+    fields = {"plan": "bf16", "explanation": [*lines, error, "others use 80% of the CPU"]}
+    plan = next(iter(execution_settings(profile(), CPU)))
+    plan = dataclasses.replace(plan, micro_batch=512)
+    first = f"a CPU, 4 cores: {plan.in_words()}"
+    event = Event(kind="planned", at=0.0, fields={**fields, "plan": to_json(plan), "explanation":
+                                                  [first, *lines[1:], error, "others use 80% of the CPU"]})  # fmt: skip
+    assert plan_notes(event) == [lines[1], "others use 80% of the CPU"]
+    assert lines[1].startswith("samples are separable")
+    assert plan_notes(Event(kind="planned", at=0.0, fields={"plan": "bf16"})) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -197,3 +198,29 @@ def test_with_its_inputs_named_such_a_job_has_examples() -> None:
     data = (INPUTS, INPUTS.flip(0), TARGETS)
     step = step_of(tiny_job(model=TwoTowers, data=data, loss=likeness, metrics=[], inputs=[0, 1]))
     assert shown(step, data, 10).num_samples == 37
+
+
+class Flat(nn.Module):
+    """An autoencoder whose reconstructions are flat, and come with a second output, as those of a VAE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = images.flatten(1) * self.scale
+        return flat, flat[:, :2]
+
+
+def test_reconstructions_are_shown_as_pictures() -> None:
+    """Of an autoencoder the output; a target only where it is another picture; numbers of neither."""
+    images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for targets, num in ((images, 0), (1 - images, 6)):
+        watcher = ExampleWatcher("valid", stoker.loading.Fields(None, 1))
+        watcher.see(Flat()(images), targets, (images, targets), SimpleNamespace(indices=range(6)))
+        assert watcher.problem is None
+        (found,) = collected([watcher], ALONE)
+        assert sum(one.target_picture is not None for one in found.first) == num
+        assert all((one.output, one.target) == ("", "") for one in found.first)
+        expected = base64.b64encode(png_of(images[2] * 0.5, found.scale)).decode()
+        assert found.first[2].output_picture == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -120,19 +122,26 @@ def test_states_of_several_processes_become_those_of_one(cut: int) -> None:
 
 def _share(mine, theirs, name: str, world: World) -> None:
     """As if the other process had answered."""
-    answers = []
+    answers: list[list[object]] = [[], []]
 
-    def gathered(_world: World, said: object) -> list[object]:
-        answers.append(said)
-        return [said, said]
+    def patched(*others: object) -> pytest.MonkeyPatch:
+        patch = pytest.MonkeyPatch()
+        for kind, function in enumerate(("gather_json", "gather_bytes")):
 
-    patch = pytest.MonkeyPatch()
-    with patch.context() as patched:
-        patched.setattr(subject, "gathered", gathered)
-        share_states(copy_of(theirs), name, world)
-        other = (1, *answers[0][1:])
-        patched.setattr(subject, "gathered", lambda _world, said: [said, other])
-        share_states(mine, name, world)
+            def gather(said: object, *_: object, kind: int = kind, **_limits: int) -> list[object]:
+                answers[kind].append(said)
+                return [json.loads(json.dumps(one)) if kind == 0 else one for one in (said, *others[kind : kind + 1])]
+
+            patch.setattr(subject, function, gather)
+        return patch
+
+    patch = patched()
+    share_states(copy_of(theirs), name, world)
+    patch.undo()
+    skeleton, parcel = answers[0][0], answers[1][0]
+    patch = patched([1, *skeleton[1:]], parcel)
+    share_states(mine, name, world)
+    patch.undo()
 
 
 def copy_of(metric):

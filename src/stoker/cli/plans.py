@@ -10,6 +10,7 @@ from rich.text import Text
 
 from stoker.records import Candidate, Decision, Forecast, Plan, Share
 from stoker.reporting.panel import EMBER, marked
+from stoker.reporting.telling import ERRORS_SO_FAR
 from stoker.reporting.wording import format_interval, plan_in_difference
 from stoker.units import GIB, format_bytes, format_money, format_seconds
 
@@ -35,6 +36,8 @@ def render_decision(decision: Decision, console: Console, *, explain: bool) -> N
     basis = f"{format_interval(forecast.total_s)} in 8 cases of 10, {forecast.total_s.basis}"
     console.print(Text(f"\nto finish: {format_seconds(forecast.total_s.value)} ({basis})"))
     for line in decision.explanation:
+        if line.startswith(ERRORS_SO_FAR) and not explain:
+            continue
         console.print(marked("•", EMBER, Text(line)))
     if explain:
         _render_breakdown(decision, console)

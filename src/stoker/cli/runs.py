@@ -16,7 +16,9 @@ from rich.text import Text
 from stoker.cli.terminal import print_table
 from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
+from stoker.reporting.history import of_kind, plans_in_force
 from stoker.reporting.summary import wall_seconds
+from stoker.reporting.telling import told
 from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
 from stoker.store.selecting import Value, value_of, values_of
 from stoker.units import format_seconds
@@ -79,19 +81,29 @@ def render_diff(a: Report, b: Report, console: Console) -> None:
     _add_part(table, "job", [(*row, "") for row in _spec_differences(a, b)], if_empty="the same")
     both_planned = a.decision is not None and b.decision is not None
     plans = [(*row, "") for row in _plan_differences(a, b)]
-    _add_part(table, "plan", plans, if_empty="the same" if both_planned else "not recorded for both")
+    changes = [f"{report.run.name} {line}" for report in (a, b) for line in _plan_changes(report)]
+    same = "the same at the end" if changes else "the same"
+    _add_part(table, "plan", plans, if_empty=same if both_planned else "not recorded for both")
     _add_part(table, "what came of it", _outcomes(a, b), if_empty="")
     print_table(table, console)
+    if changes:
+        console.print()
+    for line in changes:
+        console.print(Text(line), soft_wrap=True)
 
 
 def diff_document(a: Report, b: Report) -> dict[str, JSON]:
-    """The comparison for `--json`: `job` and `plan` hold [name, in a, in b], `metrics` [in a, in b] or null by name."""
+    """The comparison for `--json`: `job` and `plan` hold [name, in a, in b], `metrics` [in a, in b] or null by name.
+
+    `plan` compares the plans in force at the end; `plan_changes` holds, for a and b, how each came to its own.
+    """
     names = dict.fromkeys([*a.run.metrics, *b.run.metrics])
     return {
         "a": to_json(a.run),
         "b": to_json(b.run),
         "job": [list(row) for row in _spec_differences(a, b)],
         "plan": [list(row) for row in _plan_differences(a, b)],
+        "plan_changes": {"a": list(_plan_changes(a)), "b": list(_plan_changes(b))},
         "metrics": {name: [to_json(a.run.metrics.get(name)), to_json(b.run.metrics.get(name))] for name in names},
     }
 
@@ -132,9 +144,14 @@ def _spec_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
 
 
 def _plan_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
-    if a.decision is None or b.decision is None:
-        return []
-    return list(plan_differences(a.decision.chosen.plan, b.decision.chosen.plan))
+    """(setting, in a, in b) of the plans in force at the end."""
+    mine, theirs = plans_in_force(a), plans_in_force(b)
+    return list(plan_differences(mine[-1].plan, theirs[-1].plan)) if mine and theirs else []
+
+
+def _plan_changes(report: Report) -> list[str]:
+    """Each change of plan with its position and cause: `replanned at 1,024 samples: threads 2 → 1, because …`."""
+    return [told(event) for event in of_kind(report.events, "replanned")]
 
 
 def _outcomes(a: Report, b: Report) -> list[tuple[str, str, str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ def _unless_dismissed(run: Callable[[], Run]) -> Run:
     try:
         return run()
     except Dismissed as dismissed:
+        if dismissed.why:
+            print(dismissed.why, file=sys.stderr, flush=True)  # noqa: T201 - each process of a launcher has its own log
         raise SystemExit(dismissed.exit_code) from None
 
 
@@ -187,6 +190,8 @@ def _until_lost(life: _Life, meeting: Meeting) -> Session | Meeting:
         if clock.problem:
             session.loop.telemetry.emit("warned", message=clock.problem)
         _evaluate(session)
+    except Dismissed:
+        raise
     except Called:
         assert session is not None
         why = "called"

@@ -37,10 +37,11 @@ def require_same(store: Store, meeting: Meeting, facts: Mapping[str, str], *, pa
         _await(store, heard, meeting, patience_s)
     if not found:
         return
+    what = f"the {meeting.size} processes do not run the same: {'; '.join(found)}"
     if meeting.rank != 0:
-        raise Dismissed(BadJob.exit_code)
+        raise Dismissed(BadJob.exit_code, f"rank {meeting.rank} leaves: rank 0 refused the run, since {what}")
     raise BadJob(
-        f"the {meeting.size} processes do not run the same: {'; '.join(found)}",
+        what,
         remedy="Start all of them with the same job file, settings and versions.",
     )
 

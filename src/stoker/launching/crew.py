@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import selectors
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +29,14 @@ class Crew:
         self, command: Sequence[str], environment: Mapping[str, str], store: Address, speaker: Speaker
     ) -> None:
         self._command, self._environment, self._store, self._speaker = command, environment, store, speaker
+        self._secret = secrets.token_hex(32)
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, Worker] = {}
         self._looked_at: float | None = None
 
     def start(self, number: int) -> None:
         """Start a process in this place."""
-        worker = Worker(number, self._command, self._environment, self._store)
+        worker = Worker(number, self._command, self._environment, self._store, self._secret)
         self._workers[number] = worker
         self._selector.register(worker.channel, selectors.EVENT_READ, (worker, "channel"))
         self._selector.register(worker.printed.descriptor, selectors.EVENT_READ, (worker, "printed"))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stoker.errors import BadJob, RunFailed, first_line
 from stoker.launching.meeting import Dismissed, Meeting
-from stoker.launching.stores import connect, wait_for
+from stoker.launching.stores import connect, interface_of, listen, local_address, serve, wait_for
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from the stubs
+    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # missing from the stubs
 
 USUAL_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """All of them are set by a launcher."""
@@ -86,6 +86,8 @@ class Launched:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.patience_s = None if place.patience_s == PATIENCE_S else place.patience_s  # None: not stated by the user
+        self._sealed: Store | None = None
         self.worker = place.local
 
     @classmethod
@@ -95,19 +97,23 @@ class Launched:
         return None if place is None else cls(place)
 
     @cached_property
-    def store(self) -> TCPStore:
-        """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless the launcher does.
+    def _open(self) -> TCPStore:
+        """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves there alone unless the launcher does.
 
         Raises:
-            RunFailed: nobody answers there.
+            RunFailed: nothing answers there.
             Dismissed: likewise, and another process of this machine says so.
         """
         place = self._place
         is_server = place.rank == 0 and not place.has_store
         began = time.monotonic()
         try:
-            return connect(place.host, place.port, patience_s=place.patience_s, is_server=is_server)
-        except RuntimeError as problem:
+            if is_server:
+                store = serve(listen(place.host, place.port), patience_s=place.patience_s)
+            else:
+                store = connect(place.host, place.port, patience_s=place.patience_s)
+            self._keep_to_interface()
+        except (RuntimeError, OSError) as problem:
             if not place.speaks:
                 raise Dismissed(RunFailed.exit_code) from None
             where, took = f"{place.host}:{place.port}", format_seconds(time.monotonic() - began)
@@ -121,17 +127,31 @@ class Launched:
                 remedy="See that rank 0 was started, and that MASTER_ADDR and MASTER_PORT can be reached from here; "
                 f"{PATIENCE_VARIABLE}=SECONDS waits longer.",
             ) from problem
+        return store
+
+    def _keep_to_interface(self) -> None:
+        """Let gloo listen on the interface on the way to the store alone, unless another one was asked for."""
+        way = local_address(self._place.host, self._place.port, self._place.patience_s)
+        interface = interface_of(way)
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+    @property
+    def store(self) -> Store:
+        """The store, sealed by the key that all processes agreed on when they met."""
+        assert self._sealed is not None, "meet first"
+        return self._sealed
 
     def meet(self) -> Meeting:
         """Wait for all the others.
 
         Raises:
-            RunFailed: somebody did not come; raised in the first of those that came.
+            RunFailed: somebody did not come, raised in the first of those that came; or does not know the secret.
             Dismissed: likewise, in the others.
         """
         place = self._place
         name = f"launched/{place.attempt}"
-        outcome, store = f"{name}/outcome", self.store
+        outcome, store = f"{name}/outcome", self._open
         try:
             store.set(f"{name}/here/{place.rank}", "")
             if store.add(f"{name}/count", 1) == place.size:
@@ -143,6 +163,10 @@ class Launched:
                 raise Dismissed(RunFailed.exit_code)
         except RuntimeError:  # whoever served the store has given up, and said why
             raise Dismissed(RunFailed.exit_code) from None
+        from stoker.launching.sealed import Sealed, agreed_key, launched_secret  # noqa: PLC0415 - loads PyTorch
+
+        key = agreed_key(store, launched_secret(), name, place.rank, place.size, place.patience_s)
+        self._sealed = Sealed(store, key)
         return Meeting(number=1, rank=place.rank, size=place.size, name=name)
 
     def lost(self, why: str, notes: dict[str, Any]) -> NoReturn:
@@ -172,13 +196,13 @@ class Launched:
 
     def _nobody_came(self, name: str) -> NoReturn:
         place = self._place
-        came = [rank for rank in range(place.size) if self.store.check([f"{name}/here/{rank}"])]
+        came = [rank for rank in range(place.size) if self._open.check([f"{name}/here/{rank}"])]
         if place.rank != min(came):
             raise Dismissed(RunFailed.exit_code)
         missing = [rank for rank in range(place.size) if rank not in came]
         # This process may serve the store: the others are to hear of it before it ends.
-        self.store.set(f"{name}/outcome", "somebody is missing")
-        wait_for(self.store, [f"{name}/left/{rank}" for rank in came if rank != place.rank], _FAREWELL_S)
+        self._open.set(f"{name}/outcome", "somebody is missing")
+        wait_for(self._open, [f"{name}/left/{rank}" for rank in came if rank != place.rank], _FAREWELL_S)
         raise RunFailed(
             f"{len(came)} of {place.size} processes met at {place.host}:{place.port} in "
             f"{format_seconds(place.patience_s)}: {ranks_in_words(came)} came, {ranks_in_words(missing)} did not",

@@ -34,9 +34,10 @@ class Meeting:
 class Dismissed(Exception):
     """This process takes no further part; why is told elsewhere, so it leaves without a word.
 
-    `exit_code` is what it ends with: 0 if the run was finished without it.
+    `exit_code` is what it ends with: 0 if the run was finished without it. `why` is what to say all the same, where
+    processes have no common output.
     """
 
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(f"dismissed with exit code {exit_code}")
-        self.exit_code = exit_code
+    def __init__(self, exit_code: int, why: str = "") -> None:
+        super().__init__(why or f"dismissed with exit code {exit_code}")
+        self.exit_code, self.why = exit_code, why

@@ -23,6 +23,7 @@ class Link(Protocol):
 
     worker: int
     can_reform: bool
+    patience_s: float | None
 
     @property
     def store(self) -> Store:
@@ -151,7 +152,7 @@ class Member:
 
         Args:
             facts: of this member, by name.
-            patience_s: longest that they wait for each other's [s].
+            patience_s: longest that they wait for each other's [s], where nobody stated how long for this meeting.
 
         Raises:
             BadJob: they differ; on rank 0.
@@ -160,4 +161,5 @@ class Member:
             RuntimeError: the generation broke meanwhile, as a collective call would say it: see `lost`.
         """
         assert self._meeting is not None, "meet first"
-        require_same(self.store, self._meeting, facts, patience_s=patience_s)
+        stated_s = self._link.patience_s
+        require_same(self.store, self._meeting, facts, patience_s=patience_s if stated_s is None else stated_s)

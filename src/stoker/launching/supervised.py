@@ -41,6 +41,7 @@ class Supervised:
     """
 
     can_reform = True
+    patience_s: float | None = None  # nobody states one: the supervisor notices who is lost
 
     def __init__(
         self, worker: int, channel: Channel, host: str, port: int, orphaned: Callable[[], None] | None = None
@@ -49,6 +50,7 @@ class Supervised:
         self._orphaned = orphaned or _end_at_once
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._called, self._broken = threading.Event(), threading.Event()
+        self._secret: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._verdict: int | None = None
         self._act: Callable[[], None] | None = None
         self._number = 0
@@ -65,18 +67,11 @@ class Supervised:
 
     @cached_property
     def store(self) -> Store:
-        """The supervisor's store; a wait for somebody who was lost meanwhile ends with `DistStoreError`.
-
-        Not where there is CUDA: NCCL asks its store from threads of its own, in which Python is best left alone.
-        """
-        import torch  # noqa: PLC0415 - importing this package does not load PyTorch
+        """The supervisor's store, sealed by the run's secret; a wait for a process that is lost ends."""
+        from stoker.launching.sealed import Sealed  # noqa: PLC0415 - importing this package does not load PyTorch
 
         store = connect(*self._address, patience_s=_STORE_PATIENCE_S)
-        if torch.cuda.is_available():
-            return store
-        from stoker.launching.breakable import Breakable  # noqa: PLC0415 - likewise
-
-        return Breakable(store, self._broken.is_set)
+        return Sealed(store, bytes.fromhex(self._secret.get()), self._broken.is_set)
 
     def meet(self) -> Meeting:
         """Say that this worker is ready, and wait for a generation."""
@@ -126,6 +121,8 @@ class Supervised:
 
     def _listen(self) -> None:
         for message in self._channel.messages():
+            if message["kind"] == "secret":
+                self._secret.put(message["secret"])
             if message["kind"] in {"called", "dismissed"}:
                 self._called.set()
             if message.get("is_broken") or message["kind"] == "dismissed":

@@ -23,7 +23,7 @@ from stoker.launching.channel import Message
 from stoker.launching.crew import Crew
 from stoker.launching.roster import Generation, Roster, State, TooFew
 from stoker.launching.signals import passed_on
-from stoker.launching.stores import listen, serve
+from stoker.launching.stores import LOOPBACK_INTERFACE, listen, serve
 from stoker.launching.words import Speaker
 from stoker.launching.worker import in_words
 from stoker.units import format_seconds
@@ -107,7 +107,8 @@ class Supervisor:
         self._listener = listen()
         address: tuple[str, int] = self._listener.getsockname()[:2]
         self._speaker = Speaker(show)
-        self._crew = Crew(command, environment or {}, address, self._speaker)
+        near = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+        self._crew = Crew(command, {**(environment or {}), **near}, address, self._speaker)
         self._last_words: list[tuple[str, list[str]]] = []
         self._returns = [0] * workers
         self._failed: dict[int, tuple[float, int]] = {}

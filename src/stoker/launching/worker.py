@@ -30,9 +30,12 @@ class Worker:
         command: program and arguments.
         environment: variables beside those of this process.
         store: where the store is.
+        secret: of the run, by which workers know each other; goes over the channel, not through the environment.
     """
 
-    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], store: Address) -> None:
+    def __init__(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str], store: Address, secret: str
+    ) -> None:
         self.number = number
         mine, theirs = socket.socketpair()
         with theirs:
@@ -47,6 +50,7 @@ class Worker:
             )
         assert self._process.stdout is not None
         self.channel = Channel(mine)
+        self.channel.send("secret", secret=secret)
         self.printed = Printed(self._process.stdout.fileno())
         self.started_at = self.heard_at = time.monotonic()
         self.verdict: str | None = None

@@ -27,8 +27,8 @@ def adding_up(breakdown: Breakdown, forecast: Forecast, *, is_cpu: bool) -> Brea
     else:
         memory = Share(what="beside the update", value=0.0, where="data kept on the device")
     is_measured = forecast.step_s.basis == "measured here"
-    where = "measured here" if is_measured else "fetching samples"
-    time = Share(what="beyond what was traced", value=0.0, where=where)
+    where = "measured: Python, waiting, other processes" if is_measured else "fetching samples"
+    time = Share(what="between traced operations", value=0.0, where=where)
     return dataclasses.replace(
         breakdown,
         peak_bytes=_filled(breakdown.peak_bytes, forecast.peak_bytes.value, memory),

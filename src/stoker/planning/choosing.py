@@ -60,10 +60,10 @@ def advice(chosen: Candidate, rentable: Sequence[Candidate]) -> str:
     faster = [c for c in priced if c.forecast.seconds_per_sample * WORTH_RENTING < chosen.forecast.seconds_per_sample]
     if here_s <= ENOUGH_S or not faster:
         why = "" if here_s <= ENOUGH_S else ", and nothing for rent would be much faster"
-        return f"What is here is enough: done in {format_seconds(here_s)}{why}."
+        return f"What is here is enough: done in {_with_interval(chosen)}{why}."
     cheapest = min(faster, key=_cost)
     fastest = min(faster, key=lambda c: c.forecast.seconds_per_sample)
-    text = f"It runs here in {format_seconds(here_s)}; {_deal(cheapest)}{_samples(cheapest, chosen)}"
+    text = f"It runs here in {_with_interval(chosen)}; {_deal(cheapest)}{_samples(cheapest, chosen)}"
     if fastest.forecast.seconds_per_sample * 1.5 < cheapest.forecast.seconds_per_sample:
         text += f", or {_deal(fastest)}{_samples(fastest, chosen)}"
     return text + "."
@@ -118,6 +118,12 @@ def _ratio(ratio: float, more: str, less: str) -> str:
     is_less = ratio < 0.995
     times = 1 / ratio if is_less else ratio
     return f"{times:,.0f}× {less if is_less else more}" if times >= 9.5 else f"{times:.1f}× {less if is_less else more}"
+
+
+def _with_interval(candidate: Candidate) -> str:
+    """`3 min 20 s (3 min to 4 min)`: on a machine that others use the interval is what there is to go by."""
+    total = candidate.forecast.total_s
+    return f"{format_seconds(total.value)} ({format_seconds(total.low)} to {format_seconds(total.high)})"
 
 
 def _deal(candidate: Candidate) -> str:

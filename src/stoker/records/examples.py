@@ -12,7 +12,8 @@ class Example:
 
     `index` is its place in the set, `name` what the data call it, such as its file; empty where they do not. `loss` is
     its own, where that is known. `picture` is a PNG in base64; `values` are the first of the numbers that a sample
-    without a picture has.
+    without a picture has. `output_picture` and `target_picture` are there where output and target are pictures too, as
+    those of an autoencoder.
     """
 
     schema: ClassVar[int] = 1
@@ -23,6 +24,8 @@ class Example:
     picture: str | None = None
     values: tuple[float, ...] = ()
     name: str = ""
+    output_picture: str | None = None
+    target_picture: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

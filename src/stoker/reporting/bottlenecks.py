@@ -30,11 +30,15 @@ def bottleneck_section(report: Report) -> Markup:
     found = report.bottleneck
     if found is None:
         return Markup("")
-    content = [element("p", element("strong", escaped(found.sentence)), css="level"), _split(found)]
+    is_known = found.bound_by != "unknown"
+    sentence = element("strong", escaped(found.sentence)) if is_known else escaped(found.sentence)
+    content = [element("p", sentence, css="level" if is_known else "note"), _split(found)]
     if found.achieved:
         content.append(_rates(found))
     content += [element("p", escaped(problem), css="bad") for problem in found.problems]
-    content.append(element("p", element("b", escaped("What would help most: ")), escaped(advice(found)), css="advice"))
+    helps = escaped("What would help most: ")
+    content.append(element("p", element("b", helps) if is_known else helps, escaped(advice(found)),
+                           css="advice" if is_known else "note"))  # fmt: skip
     content.append(element("ul", *(element("li", escaped(line)) for line in found.evidence), css="why"))
     return section("What holds the run back", *content)
 

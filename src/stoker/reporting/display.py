@@ -25,7 +25,7 @@ from stoker.records import Event, to_json
 from stoker.reporting.bottlenecks import closing_lines
 from stoker.reporting.panel import closing, frame, permanent_lines
 from stoker.reporting.snapshot import Snapshot
-from stoker.reporting.telling import told
+from stoker.reporting.telling import plan_notes, told
 
 REDRAWS_PER_S = 2.0
 """How often the live display is drawn [1/s]; each drawing costs a few milliseconds of one core."""
@@ -87,8 +87,7 @@ class PlainDisplay(Display):
                 return
             self._shown_at = event.at
         self._stream.write_line(told(event))
-        explanation = event.fields.get("explanation")
-        for line in explanation if event.kind == "planned" and isinstance(explanation, list | tuple) else ():
+        for line in plan_notes(event) if event.kind == "planned" else ():
             self._stream.write_line(f"  {line}")
         for line in closing_lines(event) if event.kind == "finished" else ():
             self._stream.write_line(line)
@@ -111,7 +110,7 @@ class LiveDisplay(Display):
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.time, redraws: bool = True) -> None:
         self._console = console
         self._clock = clock
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot(at=clock())
         self._is_closed = False
         console.on_broken_pipe = self._fall_silent  # type: ignore[method-assign]  # rich's own would exit the process
         self._live = Live(

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from stoker.records import Event, Report
 from stoker.reporting.history import best_evaluation, evaluation_metrics, finite, live_history, of_kind, text
 from stoker.reporting.palette import light
-from stoker.reporting.wording import are_fractions, format_metric, format_samples, is_of_class
+from stoker.reporting.wording import are_fractions, format_metric, format_samples, is_of_class, is_wide
 
 MOST_POINTS = 600
 _LINEAR_UP_TO = 6.0
@@ -123,8 +123,11 @@ def _throughput(events: Sequence[Event], report: Report) -> Chart | None:
     words = f"last {points[-1][1]:,.0f}"
     if report.decision is not None:
         expected = report.decision.chosen.forecast.samples_per_s
-        figure.add_hrect(y0=expected.low, y1=expected.high, fillcolor=light("amber"), opacity=0.18, line_width=0)
         words += f"; forecast band {expected.low:,.0f} to {expected.high:,.0f}"
+        if is_wide(expected):  # a band far beyond the curve would flatten it
+            words += ", too wide to draw"
+        else:
+            figure.add_hrect(y0=expected.low, y1=expected.high, fillcolor=light("amber"), opacity=0.18, line_width=0)
     figure.add_trace(line_trace(thinned(shown), "samples/s", "blue", width=1.6))
     return as_chart("throughput", "Throughput, samples/s", words, figure)
 

@@ -6,6 +6,7 @@ superseded; `live_history` leaves it out, so that a curve never runs twice over 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -118,12 +119,44 @@ def planned_forecast(event: Event) -> Forecast | None:
     return from_json(value, Forecast) if isinstance(value, Mapping) else None
 
 
-def changed_plan(events: Sequence[Event]) -> tuple[float, Plan] | None:
-    """The plan that a run went on under, and from where on [samples]; None while it is the one it began with."""
-    changes = [event for event in of_kind(events, "replanned") if isinstance(event.fields.get("new"), Mapping)]
-    if not changes:
-        return None
-    return number(changes[-1], "samples") or 0.0, from_json(changes[-1].fields["new"], Plan)
+@dataclasses.dataclass(frozen=True)
+class PlanStretch:
+    """A plan, from which sample on it was in force, and the share of the trained samples that it held for [0 to 1]."""
+
+    start: float
+    plan: Plan
+    share: float
+
+
+def plans_in_force(report: Report) -> tuple[PlanStretch, ...]:
+    """The plans that the run trained under, in order; empty for a run without a recorded plan.
+
+    A run that goes back to a checkpoint trains on from there under the plan in force, so a later change supersedes
+    earlier ones beyond that position. A new process begins with the planned number of threads: a change of threads
+    lasts only as long as its process.
+    """
+    if report.decision is None:
+        return ()
+    planned = report.decision.chosen.plan
+    starts: list[tuple[float, Plan]] = [(0.0, planned)]
+    for event in report.events:
+        plan, new = starts[-1][1], event.fields.get("new")
+        if event.kind == "replanned" and isinstance(new, Mapping):
+            plan = from_json(new, Plan)
+        elif event.kind == "started":
+            plan = dataclasses.replace(plan, threads=planned.threads)
+        elif event.kind != "resumed":
+            continue
+        position = number(event, "samples") or 0.0
+        starts = [start for start in starts if start[0] < position]
+        if not starts or starts[-1][1] != plan:
+            starts.append((position, plan))
+    end = max(float(samples_done(report)), starts[-1][0])
+    ends = [*(start for start, _ in starts[1:]), end]
+    return tuple(
+        PlanStretch(start, plan, (stop - start) / end if end else 1.0)
+        for (start, plan), stop in zip(starts, ends, strict=True)
+    )
 
 
 def _is_beyond(event: Event, samples: float) -> bool:

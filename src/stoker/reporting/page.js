@@ -3,7 +3,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("report-data").textContent);
   const darkness = window.matchMedia("(prefers-color-scheme: dark)");
-  const config = { displayModeBar: false, displaylogo: false, responsive: true };
+  const config = { displayModeBar: false, displaylogo: false };
 
   const painted = (value, colours) => {
     if (typeof value === "string") return colours[value] || value;
@@ -30,10 +30,19 @@
   };
 
   draw(darkness.matches);
+
+  /* A figure is as wide as its card, whatever changes that: the window, a scroll bar, zoom; on paper it has its own. */
+  let isPrinting = false;
+  const fitting = new ResizeObserver((changes) => {
+    for (const { target } of isPrinting ? [] : changes) Plotly.relayout(target, { autosize: true });
+  });
+  for (const key of Object.keys(data.figures)) fitting.observe(document.getElementById(key));
+
   darkness.addEventListener("change", (change) => draw(change.matches));
 
   /* On paper a figure fits its column, and what is folded is open. */
   window.addEventListener("beforeprint", () => {
+    isPrinting = true;
     draw(false, true);
     for (const svg of document.querySelectorAll(".plot .main-svg")) {
       svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`);
@@ -46,6 +55,7 @@
   window.addEventListener("afterprint", () => {
     for (const svg of document.querySelectorAll(".plot .main-svg")) svg.removeAttribute("viewBox");
     for (const details of document.querySelectorAll("details.folded")) details.open = false;
+    isPrinting = false;
     draw(darkness.matches);
   });
 })();

@@ -18,13 +18,14 @@ from rich.text import Text
 from stoker.records import Event, Forecast
 from stoker.reporting.history import evaluation_metrics, number, planned_forecast, planned_plan, text
 from stoker.reporting.snapshot import Curve, Snapshot
-from stoker.reporting.telling import told
+from stoker.reporting.telling import plan_notes, told
 from stoker.reporting.wording import (
     format_interval,
     format_metric,
     format_metrics,
     format_samples,
     headline_metric,
+    is_wide,
 )
 from stoker.units import format_bytes, format_rate, format_seconds
 
@@ -73,7 +74,8 @@ def frame(now: Snapshot, clock_s: float) -> RenderableType:
     body: list[RenderableType] = [Text(now.plan, style="dim")] if now.plan else []
     if now.phase == "planning":
         doing = "preparing the first batch" if now.plan else "planning: measuring what this job needs here"
-        body.append(Spinner("dots", text=Text(doing), style=EMBER))
+        since = f", {_whole_seconds(clock_s - now.at)}" if now.at else ""
+        body.append(Spinner("dots", text=Text(f"{doing}{since}"), style=EMBER))
     else:
         body += [_headway(now), _schedule(now, clock_s), Text(), _details(now, clock_s)]
     return Panel(
@@ -105,11 +107,10 @@ def marked(mark: str, style: str, line: Text) -> RenderableType:
 
 def _plan_lines(event: Event) -> list[RenderableType]:
     plan, forecast = planned_plan(event), planned_forecast(event)
-    explanation = event.fields.get("explanation")
     lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
     if forecast:
         lines.append(Text(f"forecast {format_seconds(forecast.total_s.value)} ({_interval_and_basis(forecast)})"))
-    lines += [Text(str(line), style="dim") for line in explanation or () if isinstance(explanation, list | tuple)]
+    lines += [Text(line, style="dim") for line in plan_notes(event)]
     return [marked("▸" if index == 0 else " ", EMBER, line) for index, line in enumerate(lines)]
 
 
@@ -237,7 +238,7 @@ def _beside_forecast(now: Snapshot) -> Text:
         return Text()
     expected = now.forecast.samples_per_s
     is_slow, is_fast = now.samples_per_s < expected.low, now.samples_per_s > expected.high
-    verdict = "slower than" if is_slow else "faster than" if is_fast else "as"
+    verdict = "slower than" if is_slow else "faster than" if is_fast else "in a wide" if is_wide(expected) else "as"
     line = f"{verdict} forecast ({expected.low:,.0f} to {expected.high:,.0f})"
     return Text(line, style="yellow" if is_slow else "dim")
 

@@ -35,11 +35,10 @@ def _rows_of(examples: ExampleSet) -> list[Markup]:
 def _card(example: Example) -> Markup:
     """A sample: its picture or numbers, what was wanted, what came out."""
     is_right = re.fullmatch(rf"{re.escape(example.target)}( \(\d+ %\))?", example.output) is not None
-    picture = Markup("")
     label = example.name or f"sample {example.index}"
-    if example.picture is not None:
-        picture = Markup(f'<img src="data:image/png;base64,{escaped(example.picture)}" alt="{escaped(label)}">')
-    elif example.values:
+    pictures = {"": example.picture, "output": example.output_picture, "target": example.target_picture}
+    picture = joined(_picture(png, label, of) for of, png in pictures.items() if png is not None)
+    if not picture and example.values:
         picture = element("code", escaped(", ".join(f"{value:.3g}" for value in example.values)))
     loss = "" if example.loss is None else f"loss {example.loss:.3g}"
     lines = [
@@ -48,6 +47,13 @@ def _card(example: Example) -> Markup:
         element("span", escaped(" · ".join(part for part in (_short(example), loss) if part))),
     ]
     return element("figure", picture, *lines, css="sample")
+
+
+def _picture(png: str, label: str, of: str) -> Markup:
+    """A picture; one that is not the sample itself has a word of what it is."""
+    description = f"{label}, {of}" if of else label
+    image = Markup(f'<img src="data:image/png;base64,{escaped(png)}" alt="{escaped(description)}">')
+    return joined([element("span", escaped(of)), image]) if of else image
 
 
 def _short(example: Example) -> str:

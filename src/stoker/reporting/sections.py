@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from stoker.records import Candidate, Event, Report
 from stoker.records.codec import JSON
 from stoker.reporting.bar import Segment, stacked_bar
-from stoker.reporting.history import changed_plan, live_history, number, of_kind, samples_done, text, updates_done
+from stoker.reporting.history import (
+    live_history,
+    number,
+    of_kind,
+    plans_in_force,
+    samples_done,
+    text,
+    updates_done,
+)
 from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
 from stoker.reporting.palette import PHASE_COLOURS
 from stoker.reporting.strip import interval_strip
@@ -22,7 +30,9 @@ from stoker.reporting.wording import (
     format_metrics,
     format_quantity,
     format_samples,
+    format_spread,
     headline_metric,
+    is_wide,
     level_meaning,
     plan_in_difference,
 )
@@ -81,8 +91,12 @@ def forecast_beside_measured(report: Report) -> Markup:
     cells = [_forecast_cells(row) for row in rows]
     known = [row for row in rows if row.is_inside is not None]
     inside = sum(row.is_inside is True for row in known)
-    note = f"{inside} of {len(known)} measured values lie in their interval, made to hold 8 of 10." if known else ""
-    if changed_plan(report.events) is not None:
+    note = f"{inside} of {len(known)} measured values lie in their interval, made to hold 8 of 10" if known else ""
+    if wide := [row for row in known if row.is_inside and is_wide(row.forecast)]:
+        spans = ", ".join(f"{row.quantity} {format_spread(row.forecast)}" for row in wide)
+        note += f"; {len(wide)} of these intervals {'are' if len(wide) > 1 else 'is'} too wide to say much ({spans})"
+    note += "." if note else ""
+    if len(plans_in_force(report)) > 1:
         note += " The forecast is of the plan that the run began with; it went on under another."
     head = ("quantity", "forecast", "interval", "", "measured", "of forecast", "in interval")
     return section(
@@ -96,12 +110,18 @@ def plan_and_why(report: Report) -> Markup:
     if decision is None:
         return Markup("")
     chosen = decision.chosen.plan
-    choices = element("p", *(element("span", escaped(word)) for word in chosen.in_words().split(" · ")), css="choices")
+    stretches = plans_in_force(report)
+    mostly = max(stretches, key=lambda stretch: stretch.share).plan
+    choices = element("p", *(element("span", escaped(word)) for word in mostly.in_words().split(" · ")), css="choices")
     why = element("ol", *(element("li", escaped(line)) for line in decision.explanation), css="why")
     content = [choices, why]
-    if (changed := changed_plan(report.events)) is not None:
-        words = f"From {format_samples(changed[0])} samples on: {changed[1].in_words()}."
-        content.insert(1, element("p", escaped(words), css="note"))
+    if len(stretches) > 1:
+        lines = [
+            f"From {format_samples(stretch.start)} samples on: {stretch.plan.in_words()}."
+            f" {100 * stretch.share:.1f} % of the samples."
+            for stretch in stretches
+        ]
+        content[1:1] = [element("p", escaped(line), css="note") for line in lines]
     if others := decision.candidates[1:]:
         rows = [_candidate_cells(candidate, decision.chosen) for candidate in others]
         content.append(_folded(f"{len(others)} more plans fit", table(("plan", "to finish", "memory", "loses"), rows)))
@@ -211,11 +231,27 @@ def _effort(report: Report) -> list[tuple[str, str, str]]:
     epochs = samples / report.spec.num_train if report.spec.num_train else 0.0
     tiles.append(("samples", format_samples(samples), f"{epochs:.3g} epochs, {updates:,} updates"))
     if report.device is not None:
-        threads = f", {report.environment.threads} threads" if report.environment else ""
+        threads = f", {words}" if (words := _threads(report)) else ""
         size = report.decision.chosen.plan.layout.world_size if report.decision else 1
         processes = f"{size} processes, " if size > 1 else ""
         tiles.append(("device", report.device.model, f"{processes}{report.device.cores} cores{threads}"))
     return tiles
+
+
+def _threads(report: Report) -> str:
+    """The threads that trained, with the share of the samples of each number if it changed."""
+    shares: dict[int, float] = {}
+    for stretch in plans_in_force(report):
+        if stretch.plan.device == "cpu":
+            shares[stretch.plan.threads] = shares.get(stretch.plan.threads, 0.0) + stretch.share
+    if not shares and report.environment is not None:
+        shares = {report.environment.threads: 1.0}
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    counts = [f"{threads} thread{'' if threads == 1 else 's'}" for threads, _ in ranked]
+    if len(ranked) > 1:
+        counts = [f"{count} for {100 * share:.1f} %" for count, (_, share) in zip(counts, ranked, strict=True)]
+        counts[0] += " of the samples"
+    return ", ".join(counts)
 
 
 def _tile(label: str, value: str, note: str) -> Markup:
@@ -226,6 +262,8 @@ def _tile(label: str, value: str, note: str) -> Markup:
 def _forecast_cells(row: ForecastRow) -> Sequence[Markup]:
     unit = row.forecast.unit
     verdict = {True: ("✓ yes", "good"), False: ("✗ no", "bad"), None: ("", "")}[row.is_inside]
+    if row.is_inside and is_wide(row.forecast):
+        verdict = (f"yes, of {format_spread(row.forecast)}", "note")
     return (
         escaped(row.quantity),
         escaped(format_quantity(row.forecast.value, unit)),

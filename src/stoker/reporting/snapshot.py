@@ -36,7 +36,8 @@ class Snapshot:
     """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
-    best evaluation so far; `split_s` sums what this process told; `verdict` is what held the run back, in lines;
+    best evaluation so far; `split_s` sums what this process told; before training `at` is when the current stage began
+    (0 if unknown); `verdict` is what held the run back, in lines;
     `processes` train together.
     """
 
@@ -92,6 +93,7 @@ def _planned(_: Snapshot, event: Event) -> dict[str, Any]:
     plan, forecast = planned_plan(event), planned_forecast(event)
     lines = event.fields.get("explanation")
     return {
+        "at": event.at,
         "run": text(event, "run") or None,
         "plan": plan.in_words() if plan else text(event, "plan"),
         "device": text(event, "device") or (plan.device if plan else None),

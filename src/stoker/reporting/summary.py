@@ -11,12 +11,12 @@ from stoker.records.progress import is_validation
 from stoker.reporting.bottlenecks import verdict_lines
 from stoker.reporting.history import (
     best_evaluation,
-    changed_plan,
     evaluation_metrics,
     finite,
     live_history,
     numbers,
     of_kind,
+    plans_in_force,
     samples_done,
     text,
 )
@@ -25,7 +25,9 @@ from stoker.reporting.wording import (
     format_metric,
     format_quantity,
     format_samples,
+    format_spread,
     headline_metric,
+    is_wide,
 )
 from stoker.units import format_rate, format_seconds
 
@@ -140,8 +142,11 @@ def summary_lines(report: Report) -> list[str]:
         lines.append(f"ended before its time: {report.run.ended_early}")
     if report.decision is not None:
         lines.append(f"plan: {report.decision.chosen.plan.in_words()}")
-        if (changed := changed_plan(report.events)) is not None:
-            lines.append(f"plan from {format_samples(changed[0])} samples on: {changed[1].in_words()}")
+        lines += [
+            f"plan from {format_samples(stretch.start)} samples on, {100 * stretch.share:.1f} % of them: "
+            f"{stretch.plan.in_words()}"
+            for stretch in plans_in_force(report)[1:]
+        ]
         rows = forecast_rows(report)
         lines += [_compared(row) for row in rows[:1] if row.measured is not None]
         lines += [_compared(row) for row in rows[1:] if row.is_inside is False]
@@ -193,6 +198,8 @@ def _compared(row: ForecastRow) -> str:
     verdict = "inside" if row.is_inside else "outside"
     forecast = format_quantity(row.forecast.value, unit)
     interval = f"{verdict} the interval {format_interval(row.forecast)}"
+    if row.is_inside and is_wide(row.forecast):
+        interval += f", which spans {format_spread(row.forecast)} and says little"
     return f"{row.quantity}: {format_quantity(measured, unit)}, forecast {forecast} ({interval})"
 
 

@@ -24,6 +24,27 @@ def told(event: Event) -> str:
     return _TELLERS[event.kind](event)
 
 
+ERRORS_SO_FAR = "errors of forecasts here so far"
+"""How the line begins that tells how far earlier forecasts were off; for those who ask with `--explain`."""
+
+_IN_PLAN_AND_REPORT = ("speed: ", "memory: ", "to finish: ", ERRORS_SO_FAR)
+
+
+def plan_notes(event: Event) -> list[str]:
+    """Lines of a `planned` event's explanation that a starting run shows: what the data, the contract or others imply.
+
+    Lines that repeat plan and forecast, or give their reasons, are left to `stoker plan` and the report.
+    """
+    explanation, plan = event.fields.get("explanation"), planned_plan(event)
+    lines = [str(line) for line in explanation] if isinstance(explanation, list | tuple) else []
+    repeated = plan.in_words() if plan else None
+    return [
+        line
+        for line in lines
+        if not line.startswith(_IN_PLAN_AND_REPORT) and not (repeated and line.endswith(repeated))
+    ]
+
+
 def _planned(event: Event) -> str:
     plan, forecast = planned_plan(event), planned_forecast(event)
     took = finite(event, "took_s")

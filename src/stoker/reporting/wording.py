@@ -128,6 +128,30 @@ def format_interval(estimate: Estimate) -> str:
     return f"{low} to {high}"
 
 
+WIDE_INTERVAL = 4.0
+"""An interval whose ends differ by more than this factor holds nearly any outcome, so a hit says little."""
+
+
+def is_wide(estimate: Estimate) -> bool:
+    """Whether the interval is so wide that a value inside it says little of the forecast.
+
+    >>> is_wide(Estimate(value=2.0, low=1.0, high=4.0, unit="s", basis="measured here"))
+    False
+    """
+    return estimate.high > WIDE_INTERVAL * estimate.low
+
+
+def format_spread(estimate: Estimate) -> str:
+    """How far apart the ends of an interval are.
+
+    >>> format_spread(Estimate(value=60.0, low=4.0, high=1272.0, unit="s", basis="calibrated"))
+    '1 : 318'
+    >>> format_spread(Estimate(value=3.0, low=0.0, high=10.0, unit="s", basis="calibrated"))
+    '0 to 10 s'
+    """
+    return f"1 : {estimate.high / estimate.low:,.3g}" if estimate.low > 0 else format_interval(estimate)
+
+
 def format_flops(per_second: float) -> str:
     """A rate of arithmetic.
 

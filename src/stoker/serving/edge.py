@@ -16,9 +16,11 @@ from stoker.units import KIB, MIB
 class Limits:
     """What a client may send, and how long it may take to.
 
-    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message. `header_s` is how long
-    headers may take to arrive, `body_s` a body, and how long a client may take nothing of its answer; `linger_s` is how
-    long what follows a refused body is read and thrown away, so that the client comes to read the refusal.
+    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message; `header_bytes` for
+    headers, and for trailers. `header_s` is how long headers may take to arrive, `body_s` a body or a message. A client
+    that reads an answer at less than `least_bytes_per_s` over `body_s` is dropped. `linger_s` is how long what follows
+    a refused body is read and thrown away, so that the client comes to read the refusal. `connections` are HTTP's on
+    one door, of all clients and of one address; gRPC's follow from the memory budget.
     """
 
     body_bytes: int = 64 * MIB
@@ -26,6 +28,9 @@ class Limits:
     body_s: float = 60.0
     header_s: float = 20.0
     linger_s: float = 5.0
+    least_bytes_per_s: int = 16 * KIB
+    connections: int = 1024
+    connections_of_peer: int = 512
 
 
 @dataclass(frozen=True, kw_only=True)

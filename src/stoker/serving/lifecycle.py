@@ -161,7 +161,11 @@ class Server:
             log=self._log,
             metrics=self.metrics.document if is_admin else None,
             limits=Limits(body_bytes=options.max_body_bytes),
-            in_flight=InFlight(options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes),
+            in_flight=InFlight(
+                options.max_body_bytes
+                if is_admin
+                else options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes
+            ),
             is_admin=is_admin,
         )
 

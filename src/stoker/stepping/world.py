@@ -6,6 +6,8 @@ layout. A world is joined anew whenever somebody leaves or comes, each time unde
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +20,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # settable nowhere else
 
+from stoker.errors import RunFailed
 from stoker.loading import Split
 from stoker.records import ONE_PROCESS, Coupling, Layout
+from stoker.records.codec import JSON
 
 Moment = Literal["computed", "summing", "agreed"]
 """A moment of an update: this process's last gradient is ready; its passes are over, and losses are about to be summed;
@@ -80,6 +84,11 @@ class World:
     def is_first(self) -> bool:
         """Whether this process is the one that writes and tells."""
         return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie that are exchanged with other processes."""
+        return torch.device("cpu" if self.mesh is None else self.mesh.device_type)
 
     @property
     def data_rank(self) -> int:
@@ -147,25 +156,88 @@ def join(
     return World(layout, rank, mesh, data)
 
 
-_BROKEN = (
-    "Connection closed by peer", "Connection reset by peer", "Read error", "Write error", "Broken pipe", "Timed out",
-    "timed out", "Connection refused", "Socket", "NCCL", "Gloo",
-)  # fmt: skip
+_GLOO = re.compile(r"\[(enforce fail at )?[^\s\]]*\bgloo/[^\s\]]+:\d+\]")
+"""Where in gloo's own source an error was raised, which gloo puts before each of its messages."""
 
 
 def is_broken(error: BaseException) -> bool:
     """Whether an error comes of another process that is gone, or did not come in time.
 
-    Gloo tells it in words of a RuntimeError; losses and metrics may have wrapped it.
+    Decided by what raised it: `torch.distributed` itself, whose errors have a class, or gloo, whose errors are plain
+    RuntimeErrors that begin with a place in its source. Losses and metrics may have wrapped it.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, dist.DistError):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, dist.DistError) or (type(cause) is RuntimeError and _GLOO.search(str(cause))):
             return True
-        if type(seen) is RuntimeError and any(word in str(seen) for word in _BROKEN):
-            return True
-        seen = seen.__cause__
+        cause = cause.__cause__
     return False
+
+
+MOST_JSON_BYTES = 64 * 2**20
+"""Longest JSON text that a process takes from another one [bytes]."""
+
+
+def gather_bytes(mine: bytes, device: torch.device, *, most_bytes: int = MOST_JSON_BYTES) -> list[bytes]:
+    """What each process of the world gives, by rank; each of them calls this.
+
+    In the place of PyTorch's `all_gather_object`, which unpickles what other processes send: a pickle runs code.
+
+    Raises:
+        RunFailed: some process gives more than `most_bytes`; in all of them.
+    """
+    size = torch.tensor([len(mine)], device=device)
+    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    lengths = [int(length) for length in sizes]
+    for rank, length in enumerate(lengths):
+        _require_length(rank, length, most_bytes)
+    longest = max(lengths)
+    own = torch.zeros(longest, dtype=torch.uint8)
+    own[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[: len(mine)]
+    rows = [torch.empty(longest, dtype=torch.uint8, device=device) for _ in lengths]
+    if longest:
+        dist.all_gather(rows, own.to(device))
+    return [_bytes_of(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+
+def gather_json(mine: JSON, device: torch.device) -> list[JSON]:
+    """JSON values of all processes of the world, by rank; see `gather_bytes`."""
+    return [_read(rank, text) for rank, text in enumerate(gather_bytes(json.dumps(mine).encode(), device))]
+
+
+def broadcast_json(value: JSON, source: int, device: torch.device, group: dist.ProcessGroup | None = None) -> JSON:
+    """The JSON value of process `source` of the world, in each process of `group` (None: of the world).
+
+    Raises:
+        RunFailed: it is longer than MOST_JSON_BYTES, or no JSON.
+    """
+    is_source = dist.get_rank() == source
+    text = json.dumps(value).encode() if is_source else b""
+    size = torch.tensor([len(text)], device=device)
+    dist.broadcast(size, src=source, group=group)
+    _require_length(source, int(size), MOST_JSON_BYTES)
+    content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if is_source else torch.empty(
+        int(size), dtype=torch.uint8)  # fmt: skip
+    content = content.to(device)
+    dist.broadcast(content, src=source, group=group)
+    return value if is_source else _read(source, _bytes_of(content))
+
+
+def _bytes_of(row: torch.Tensor) -> bytes:
+    return row.cpu().numpy().tobytes()
+
+
+def _require_length(rank: int, length: int, most_bytes: int) -> None:
+    if not 0 <= length <= most_bytes:
+        raise RunFailed(f"process {rank} announced a message of {length:,} bytes; at most {most_bytes:,} are taken")
+
+
+def _read(rank: int, text: bytes) -> JSON:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise RunFailed(f"process {rank} sent {len(text):,} bytes that are no JSON: {problem}") from problem
 
 
 def leave() -> None:

@@ -10,13 +10,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.records.codec import JSON
 from stoker.stepping import NotFinite
-from stoker.stepping.world import World
+from stoker.stepping.world import World, gather_json
 from stoker.store import disk_errors
 
 APPEARS_S = 5.0
@@ -27,13 +25,9 @@ Said = tuple[str, str, str | None]
 _CLASSES: dict[str, type[StokerError]] = {"NotFinite": NotFinite, "BadRun": BadRun}
 
 
-def gathered(world: World, mine: Any) -> list[Any]:
-    """What each process gives, by rank; each of them calls this."""
-    if world.layout.world_size == 1:
-        return [mine]
-    found: list[Any] = [None] * world.layout.world_size
-    dist.all_gather_object(found, mine)
-    return found
+def gathered(world: World, mine: JSON) -> list[JSON]:
+    """What each process gives, by rank; each of them calls this. Of several processes tuples come as lists."""
+    return [mine] if world.layout.world_size == 1 else gather_json(mine, world.device)
 
 
 def said(problem: StokerError) -> Said:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
 from stoker.records import Position
-from stoker.records.codec import JSON
+from stoker.records.codec import JSON, from_json, to_json
 from stoker.stepping import Step
+from stoker.training.agreement import gathered
 from stoker.training.handover import broadcast_state
 from stoker.training.loop import Loop
 from stoker.training.snapshots import Snapshot, restore_snapshot, snapshot_of
@@ -36,6 +35,20 @@ class Carried:
         outer = None if loop.step.outer is None else loop.step.outer.state()
         return cls(loop.reached, loop.unevaluated, loop.progress(), snapshot_of(loop.step), outer)
 
+    def as_json(self) -> JSON:
+        """All but the state."""
+        return {"position": to_json(self.position), "unevaluated": to_json(self.unevaluated), "progress": self.progress}
+
+    @classmethod
+    def from_json(cls, value: JSON) -> Carried:
+        """What `as_json` gave in another process."""
+        unevaluated = value["unevaluated"]
+        return cls(
+            from_json(value["position"], Position),
+            None if unevaluated is None else from_json(unevaluated, Position),
+            value["progress"],
+        )
+
 
 def given_by_the_furthest(step: Step, carried: Carried | None) -> Carried | None:
     """Put the furthest process's state into every process's step; None where nobody carries any.
@@ -50,10 +63,8 @@ def given_by_the_furthest(step: Step, carried: Carried | None) -> Carried | None
         return None
     if carried is not None and carried.state is not None:
         restore_snapshot(step, carried.state)
-    mine = None if carried is None else replace(carried, state=None, outer=None)
-    everybodys: list[Carried | None] = [mine] * step.world.layout.world_size
-    if step.world.layout.world_size > 1:
-        dist.all_gather_object(everybodys, mine)
+    told = gathered(step.world, None if carried is None else carried.as_json())
+    everybodys = [None if one is None else Carried.from_json(one) for one in told]
     reached = [-1 if one is None else one.position.updates for one in everybodys]
     furthest = reached.index(max(reached))
     if step.outer is not None and max(reached) >= 0:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from stoker.errors import first_line
 from stoker.loading import Batch, Content, Fields, map_tensors
+from stoker.records.codec import from_json, to_json
 from stoker.records.examples import Example, ExampleSet
 from stoker.stepping.world import World
 from stoker.training.agreement import gathered
@@ -56,7 +57,7 @@ class ExampleWatcher:
     _worst: list[Example] = field(default_factory=list)
     _first: list[Example] = field(default_factory=list)
     _confusion: torch.Tensor | None = None
-    _pictures: dict[int, torch.Tensor] = field(default_factory=dict)
+    _pictures: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     _range: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
@@ -84,14 +85,15 @@ class ExampleWatcher:
         """What all processes found together, in each of them, pictures on `scale`; None if there is nothing to show."""
         counts = None if self._confusion is None else self._confusion.tolist()
         worst, first = ([self._drawn(one, scale) for one in some] for some in (self._worst, self._first))
-        mine = (world.data_rank, self.num_samples, worst, first, counts)
+        mine = (world.data_rank, self.num_samples, to_json(worst), to_json(first), counts)
         # Of processes that share a part of the batch one has seen it, or all have.
         by_part = {told[0]: told for told in gathered(world, mine) if told[1]}
         if not by_part:
             return None
         parts = [by_part[rank] for rank in sorted(by_part)]
-        worst = sorted((one for part in parts for one in part[2]), key=lambda one: (-(one.loss or 0.0), one.index))
-        first = sorted((one for part in parts for one in part[3]), key=lambda one: one.index)
+        worst, first = ([from_json(one, Example) for part in parts for one in part[kind]] for kind in (2, 3))
+        worst = sorted(worst, key=lambda one: (-(one.loss or 0.0), one.index))
+        first = sorted(first, key=lambda one: one.index)
         matrices = [part[4] for part in parts if part[4] is not None]
         return ExampleSet(
             split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),
@@ -100,10 +102,11 @@ class ExampleWatcher:
 
     def _drawn(self, one: Example, scale: Scale | None) -> Example:
         """With its picture, where it has one."""
-        picture = self._pictures.get(one.index)
-        if picture is None or scale is None:
+        if scale is None:
             return one
-        return replace(one, picture=base64.b64encode(png_of(picture, scale)).decode("ascii"))
+        pictures = self._pictures.get(one.index, {})
+        pngs = {name: base64.b64encode(png_of(image, scale)).decode("ascii") for name, image in pictures.items()}
+        return replace(one, **pngs)  # type: ignore[arg-type]  # names of its pictures
 
     def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
         self.num_samples += len(indices)
@@ -156,12 +159,16 @@ class ExampleWatcher:
     ) -> Example:  # fmt: skip
         sample = None if inputs is None or inputs.shape[:1] != (len(indices),) else inputs[row].detach()
         is_picture = sample is not None and _is_picture(sample)
+        made: dict[str, torch.Tensor] = {}
         if sample is not None and is_picture:
-            self._pictures[indices[row]] = thinned(sample, _LARGEST_SIDE)
+            made = _pictures_like(sample, output_picture=output, target_picture=target, row=row, batch=len(indices))
+            drawn = {name: image for name, image in made.items() if name != "target_picture" or not image.equal(sample)}
+            pictures = {"picture": sample, **drawn}
+            self._pictures[indices[row]] = {name: thinned(image, _LARGEST_SIDE) for name, image in pictures.items()}
         return Example(
             index=indices[row],
-            target=self._told_target(target, row),
-            output=self._told_output(output, target, row),
+            target="" if "target_picture" in made else self._told_target(target, row),
+            output="" if "output_picture" in made else self._told_output(output, target, row),
             loss=None if losses is None else float(losses[row]),
             values=() if sample is None or is_picture else _values(sample),
             name=self.name_of(indices[row]),
@@ -224,6 +231,21 @@ def _first_tensor(fields: Fields, content: Content) -> torch.Tensor | None:
 
     fields.map_inputs(content, lambda entry: map_tensors(entry, note))
     return found[0] if found else None
+
+
+def _pictures_like(sample: torch.Tensor, *, row: int, batch: int, **made: Any) -> dict[str, torch.Tensor]:
+    """Those of outputs and targets [B, …] that are pictures of the sample's shape [C, H, W], flat ones included.
+
+    Of several outputs, such as a reconstruction with its mean and variance, the first counts.
+    """
+    pictures: dict[str, torch.Tensor] = {}
+    for name, value in made.items():
+        first = value[0] if isinstance(value, tuple | list) and value else value
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point() or first.shape[:1] != (batch,):
+            continue
+        if first[row].numel() == sample.numel():
+            pictures[name] = first[row].detach().reshape(sample.shape)
+    return pictures
 
 
 def _is_picture(sample: torch.Tensor) -> bool:

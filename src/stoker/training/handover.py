@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from stoker.stepping import Step
+from stoker.stepping.world import broadcast_json
 from stoker.training.snapshots import Snapshot, restore_snapshot, snapshot_of
 from stoker.training.state import Tensors
 
@@ -42,9 +41,7 @@ def broadcast_state(step: Step, giver: int, *, is_taken: bool = True) -> None:
 def _give(snapshot: Snapshot, giver: int, device: torch.device) -> None:
     kinds = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
              for name, tensor in snapshot.tensors.items()]  # fmt: skip
-    said = json.dumps({"skeletons": snapshot.skeletons, "tensors": kinds}).encode()
-    dist.broadcast(torch.tensor([len(said)], device=device), src=giver)
-    dist.broadcast(torch.frombuffer(bytearray(said), dtype=torch.uint8).to(device), src=giver)
+    broadcast_json({"skeletons": snapshot.skeletons, "tensors": kinds}, giver, device)
     sizes = {name: tensor.nbytes for name, tensor in snapshot.tensors.items()}
     for names in _chunks(sizes):
         flat = torch.cat([snapshot.tensors[name].contiguous().view(-1).view(torch.uint8) for name in names])
@@ -52,11 +49,7 @@ def _give(snapshot: Snapshot, giver: int, device: torch.device) -> None:
 
 
 def _taken(giver: int, device: torch.device) -> Snapshot:
-    length = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.broadcast(length, src=giver)
-    words = torch.empty(int(length), dtype=torch.uint8, device=device)
-    dist.broadcast(words, src=giver)
-    told: dict[str, Any] = json.loads(words.cpu().numpy().tobytes())
+    told = broadcast_json(None, giver, device)
     tensors: Tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, dtype, shape in told["tensors"]}
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     for names in _chunks(sizes):

@@ -5,7 +5,7 @@ states of all, reduced as the metric says (sums, means, what is laid end to end)
 Use when: a metric is no mean over samples: F1, AUROC, a correlation, results for each class.
 Costs: what the metric keeps; a curve or an exact AUROC keeps all outputs. Does not combine with: stages, of which only
 the last sees outputs; metrics without torchmetrics' declared states, where there are several processes.
-Source: `torchmetrics.Metric._sync_dist` (1.9) reduces alike; here states go by one message, empty ones included.
+Source: `torchmetrics.Metric._sync_dist` (1.9) reduces alike; here states go together, empty ones included.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.metrics import Named, is_stateful, metric_name
+from stoker.records.codec import JSON
 from stoker.stepping import Step
-from stoker.stepping.world import World
-from stoker.training.agreement import gathered
+from stoker.stepping.world import World, gather_bytes, gather_json
 
 _STATES = "_reductions"
 """Where a metric of torchmetrics says how each of its states is reduced; there since its first release."""
+
+MOST_STATE_BYTES = 8 * 2**30
+"""Most that the states of one metric may take in another process [bytes]; a curve keeps all outputs."""
 
 
 def stateful_metrics(step: Step) -> StatefulMetrics | None:
@@ -108,9 +112,15 @@ def share_states(metric: Any, name: str, world: World) -> None:
     if not parts:
         raise BadJob(f"metric {name} does not say how its states of several processes become one",
                      remedy="Use one of torchmetrics', or evaluate in one process.")  # fmt: skip
-    mine = [{key: _on_cpu(getattr(part, key)) for key in getattr(part, _STATES)} for part in parts]
+    mine = [{key: getattr(part, key) for key in getattr(part, _STATES)} for part in parts]
     counts = [getattr(part, "_update_count", 0) for part in parts]
-    everyone = gathered(world, (world.data_rank, mine, counts))
+    everyone = [(world.data_rank, mine, counts)]
+    if world.layout.world_size > 1:
+        skeleton, tensors = _apart(mine)
+        told = gather_json([world.data_rank, skeleton, counts], world.device)
+        parcels = gather_bytes(safetensors.torch.save(tensors), world.device, most_bytes=MOST_STATE_BYTES)
+        everyone = [(rank, _whole(states, safetensors.torch.load(parcel)), seen)
+                    for (rank, states, seen), parcel in zip(told, parcels, strict=True)]  # fmt: skip
     # Processes that share a part of the batch, as in tensor parallel, have seen the same: one of them speaks.
     by_part = {rank: (states, seen) for rank, states, seen in reversed(everyone)}
     told = [by_part[rank] for rank in sorted(by_part)]
@@ -136,10 +146,28 @@ def _probabilities(scores: torch.Tensor) -> torch.Tensor:
     return scores.softmax(1) if scores.dim() > 1 and scores.shape[1] > 1 else scores.sigmoid()
 
 
-def _on_cpu(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        return state.detach().cpu()
-    return [_on_cpu(one) for one in state] if isinstance(state, list) else state
+def _apart(states: Any) -> tuple[JSON, dict[str, torch.Tensor]]:
+    """States as JSON with numbers in the place of tensors, and the tensors by number."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def numbered(state: Any) -> JSON:
+        if isinstance(state, torch.Tensor):
+            tensors[str(len(tensors))] = state.detach().cpu().clone(memory_format=torch.contiguous_format)
+            return {"tensor": str(len(tensors) - 1)}
+        return [numbered(one) for one in state] if isinstance(state, list) else {"value": state}
+
+    return [{key: numbered(state) for key, state in part.items()} for part in states], tensors
+
+
+def _whole(states: JSON, tensors: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
+    """States that `_apart` took to pieces."""
+
+    def put_back(state: JSON) -> Any:
+        if isinstance(state, list):
+            return [put_back(one) for one in state]
+        return tensors[state["tensor"]] if "tensor" in state else state["value"]
+
+    return [{key: put_back(state) for key, state in part.items()} for part in states]
 
 
 def _reduced(states: list[Any], reduction: Any, device: torch.device) -> Any:

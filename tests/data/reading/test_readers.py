@@ -157,13 +157,21 @@ def test_a_file_that_is_gone_or_a_folder_is_told_by_each(kind: str, tmp_path: Pa
 def test_quotes_that_are_never_closed_are_told_with_their_place(tmp_path: Path) -> None:
     """They would swallow the rest of the file: nothing after them is a row."""
     (tmp_path / "t.csv").write_text('a,b\n1,2\n"3,4\n5,6\n')
-    words = r"is no CSV from byte 8 on: .*never closed"
+    words = r"is no CSV from line 3 \(byte 8\) on: .*never closed"
     with pytest.raises(BadJob, match=words):
         CsvSource(tmp_path / "t.csv").extent(1)
     with pytest.raises(BadJob, match=words):
         checked(CsvTable(tmp_path / "t.csv", "t", ""))
     with pytest.raises(BadJob, match=words):
         trained_on(tmp_path / "t.csv", "csv", frozenset())
+
+
+@pytest.mark.parametrize(("text", "line"), [('a,b\n"x\ny",2\n"3,4\n5,6\n', 4), ('a,b\r1,2\r3,4\r"5,6\r7,8\r', 4)])
+def test_the_line_of_an_unclosed_quote_is_that_of_an_editor(text: str, line: int, tmp_path: Path) -> None:
+    """Line breaks within quotes count, and so do carriage returns alone."""
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    with pytest.raises(BadJob, match=rf"from line {line} \(byte \d+\)"):
+        CsvSource(tmp_path / "t.csv").extent(1)
 
 
 @pytest.mark.parametrize(

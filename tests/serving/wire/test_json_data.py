@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import numpy as np
 import orjson
 import pytest
@@ -9,7 +12,8 @@ from hypothesis.extra import numpy as arrays_of
 
 from stoker.artifacts.elements import dtype_of
 from stoker.records import Datatype
-from stoker.serving.problems import BadRequest
+from stoker.serving.problems import BadRequest, Refusal
+from stoker.serving.wire import decode
 from stoker.serving.wire.json_data import from_json, to_json
 
 IN_JSON: tuple[Datatype, ...] = (
@@ -88,3 +92,49 @@ def test_numbers_that_are_none_are_null() -> None:
     """JSON has no NaN and no infinity; an answer stays JSON that every parser reads."""
     written = orjson.dumps(to_json(np.array([1.0, np.nan, np.inf], np.float32)), option=orjson.OPT_SERIALIZE_NUMPY)
     assert written == b"[1.0,null,null]"
+
+
+@pytest.mark.parametrize("shape", [(20_000,), (4, 5_000), (200, 25, 4), (20_000, 1)])
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_long_data_are_read_in_parts_as_they_are_at_once(shape: tuple[int, ...], is_flat: bool) -> None:
+    """The same tensor as from the whole list, nested or flat; only the list of numbers is not read as JSON at once."""
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float64)
+    data = (array.reshape(-1) if is_flat else array).tolist()
+    document = {"inputs": [{"name": "x", "shape": list(shape), "datatype": "FP64", "data": data}], "id": "a"}
+    request, _ = decode(json.dumps(document).encode(), json_bytes=None, model="m")
+    assert request.id == "a"
+    assert np.array_equal(request.inputs["x"], array)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[[", "["), "nested"),
+        (("]]", ",1]]"), "values"),
+        (("0.5, 0.5", "0.5 0.5"), "values"),
+        (("[[0.5,", "[0.5[,"), "nested"),
+        (("0.5, 0.5", "0.5.5, 0.5"), "no JSON"),
+        (("0.5, 0.5", "1e999, 0.5"), "too large|no JSON"),
+        (("[0.5,", "[,"), "no JSON"),
+    ],
+)
+def test_long_data_that_are_wrong_are_refused(change: tuple[str, str], message: str) -> None:
+    """Brackets in other places than the shape has them, too many values, numbers that are none."""
+    document = {"inputs": [{"name": "x", "shape": [2, 20_000], "datatype": "FP32", "data": [[0.5] * 20_000] * 2}]}
+    text = json.dumps(document).replace(change[0], change[1], 1)
+    with pytest.raises(BadRequest, match=message):
+        decode(text.encode(), json_bytes=None, model="m")
+
+
+@pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b'"",'])
+def test_json_of_nothing_but_lists_or_objects_is_refused_before_it_is_read(unit: bytes) -> None:
+    """Two megabytes of them take thirty times that as Python objects; little is allocated here."""
+    head = b'{"inputs":[{"name":"x","shape":[1,8],"datatype":"FP32","data":['
+    body = head + unit * (4 * 2**20 // len(unit)) + unit[:-1] + b"]}]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refusal):
+            decode(body, json_bytes=None, model="m")
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(body)
+    finally:
+        tracemalloc.stop()

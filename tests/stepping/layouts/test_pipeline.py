@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import AdamW, Job, Muon
+from stoker.jobs import SGD, AdamW, Job, Muon
 from stoker.loading import in_order
 from stoker.records import Coupling, Layout, Schedule
 from stoker.stepping import Step
 from stoker.stepping.layouts.pipeline import turns
 from stoker.stepping.not_finite import NotFinite
 from stoker.stepping.world import ALONE, World
-from stoker.testing.ranks import on_ranks
+from stoker.testing.ranks import RankFailed, on_ranks
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of
 from tests.stepping.layouts.conformance import Learned, cnn_job, largest_loss_difference, learned, taught
@@ -55,6 +55,95 @@ class Skipping(nn.Module):
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.last(x_BTD + first_BTD)
+
+
+class Layered(nn.Module):
+    """An embedding, four blocks and an output layer; `way` says what is odd about its forward pass."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.center = nn.BatchNorm1d(16, affine=False)
+        self.embedding = nn.Embedding(VOCAB, 16)
+        with torch.no_grad():
+            self.embedding.weight[0] = 0
+        self.blocks = nn.ModuleList(Masked(way) for _ in range(4))
+        self.last = nn.Linear(16, VOCAB)
+        self.passes = 0
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        first_BTD = x_BTD = self.embedding(tokens_BT)
+        mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+        if self.way == "mask" or (self.way == "late mask" and self.passes > 12):
+            mask_BT = (first_BTD != 0).any(-1)
+        elif self.way == "finite":
+            mask_BT = first_BTD.isfinite().all(-1) & (tokens_BT > 0)
+        blocks = list(self.blocks)
+        order = {"reversed": blocks[::-1], "recycled": blocks * 2, "skipped": [*blocks[:2], blocks[3]],
+                 "swapped": [blocks[0], blocks[2], blocks[1], blocks[3]], "ended": blocks[:2]}  # fmt: skip
+        for block in order.get(self.way, blocks):
+            x_BTD = block(x_BTD, mask_BT)
+        if self.way == "balance":
+            x_BTD = x_BTD + sum(block.balance for block in self.blocks)
+        if self.way == "center":
+            x_BTD = self.center(x_BTD.flatten(0, 1)).view_as(x_BTD)
+        return self.last(x_BTD)
+
+
+class Masked(nn.Module):
+    """Adds to positions that are not masked."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.way = way
+        self.balance: float | torch.Tensor = 0.0
+
+    def forward(self, x_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        added_BTD = torch.tanh(self.inner(x_BTD))
+        if self.way == "balance":
+            self.balance = added_BTD.square().mean()
+        return x_BTD + added_BTD * mask_BT[..., None]
+
+
+WAYS = {
+    "mask": "a stage needs weights that another one holds",
+    "finite": "a stage needs weights that another one holds",
+    "late mask": "a stage needs weights that another one holds",
+    "balance": "a stage needs weights that another one holds",
+    "center": "center.running_mean is registered with one stage, but changed by another",
+    "reversed": "in another order than registered",
+    "recycled": "is called before",
+    "skipped": "blocks.3 is called before blocks.2",
+    "swapped": "is called before",
+    "ended": "blocks.2 is not called in every pass",
+}
+"""What is said of each."""
+
+
+def _layered(world: World, layout: Layout, way: str) -> tuple[list[float], int]:
+    """The losses of nine updates of `Layered`, and how many passes it counted."""
+    torch.manual_seed(0)
+    model = Layered(way)
+    job = text_job(lambda: model, optimizer=SGD(lr=0.1), clip_norm=None)
+    found = taught(world, job, plan_of(8, layout=layout), SEPARABLE, torch.float64, 9)
+    return found.losses, model.passes
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_stage_cannot_know_is_refused_with_its_cause(way: str) -> None:
+    """Comparisons that swallow NaN, in the first update or later, losses kept aside, and blocks in another order."""
+    with pytest.raises(RankFailed, match="BadJob: .*" + WAYS[way]):
+        on_ranks(STAGES, _layered, STAGES, way)
+
+
+def test_rehearsals_leave_no_trace() -> None:
+    """A model that counts its passes counts each once, and learns what one process does."""
+    expected, num_passes = _layered(ALONE, Layout(), "plain")
+    for losses, counted in on_ranks(STAGES, _layered, STAGES, "plain"):
+        assert losses == pytest.approx(expected, rel=1e-12)
+        assert counted == num_passes
 
 
 CASES = (("gpt", torch.float64), ("gpt", torch.float32), ("momentum", torch.float64))

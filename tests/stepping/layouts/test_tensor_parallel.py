@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs import AdamW, Job, Muon
+from stoker.jobs import SGD, AdamW, Job, Muon
 from stoker.loading import in_order
 from stoker.records import Layout
 from stoker.stepping import Step
@@ -204,6 +204,46 @@ def test_a_gradient_that_every_rank_has_a_part_of_has_to_be_said() -> None:
 def _unsaid(world: World) -> Learned:
     """As `own plan`, with the norm of queries left out."""
     return taught(world, text_job(lambda: OwnPlan("unsaid")), plan_of(8, layout=TENSOR), SEPARABLE, torch.float64, 1)
+
+
+class FromZero(NormalisedQueries):
+    """As LoRA begins: a second path from the divided queries' inputs, whose last matrix is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(16, 4, bias=False), nn.Linear(4, 16, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        # Each process keeps its own part of what the branch adds, so that each has a part of its gradients.
+        own = self.query.weight.shape[0] if not hasattr(self.query.weight, "to_local") else 8
+        first = 0 if own == 16 else 8 * torch.distributed.get_rank()
+        added_BTD = F.pad(self.up(self.down(x_BTD))[..., first : first + own], (first, 16 - first - own))
+        return super().forward(x_BTD) + (added_BTD if own == 16 else self.summed(added_BTD))
+
+    def summed(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """Over the processes; the gradient of each part is one process's."""
+        total_BTD = x_BTD.detach().clone()
+        torch.distributed.all_reduce(total_BTD)
+        return x_BTD + (total_BTD - x_BTD.detach())
+
+
+def _from_zero(world: World) -> str:
+    """What is said of `FromZero` when it trains under a small learning rate, and the update at which it is."""
+    model = OwnPlan()
+    model.layers = nn.ModuleList(FromZero() for _ in range(2))
+    try:
+        taught(world, text_job(lambda: model, optimizer=SGD(lr=1e-2)), plan_of(8, layout=TENSOR), SEPARABLE,
+               torch.float64, 6)  # fmt: skip
+    except BadJob as problem:
+        return problem.message
+    return "nothing"
+
+
+def test_a_branch_that_begins_at_zero_is_compared_when_it_is_zero_no_more() -> None:
+    """At the first update the gradient of what is before the zero is alike in all processes, and says nothing."""
+    for said in on_ranks(TENSOR, _from_zero):
+        assert "different gradients" in said
 
 
 @pytest.mark.parametrize(

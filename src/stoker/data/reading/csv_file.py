@@ -79,12 +79,19 @@ class CsvFile:
             if fields or fault:
                 yield Record(start, fields, fault)
 
+    def _line_at(self, offset: int) -> int:
+        """The number of the line that begins at `offset` [bytes], from 1 on."""
+        with opened(self.path) as file:
+            lines = Lines(file, self.path, any_end=True)
+            return 1 + sum(lines.offset <= offset for _ in lines)
+
     def _broken(self, start: int, error: csv.Error) -> RowFault:
         """What is wrong with a record that is no CSV; the reader goes on with the line after it."""
         if str(error).startswith("unexpected end"):
             raise BadTable(
                 self.path,
-                f"is no CSV from byte {start:,} on: {error}, in quotes that are never closed",
+                f"is no CSV from line {self._line_at(start):,} (byte {start:,}) on: a quote is opened there and never "
+                f"closed ({error})",
                 remedy="A field with a quote or a line break is put in quotes, with the quotes in it doubled.",
             ) from error
         return RowFault("corrupt", f"is no CSV: {error}")

@@ -28,7 +28,7 @@ async def infer(edge: Edge, asked: Message, entry: Entry, *, time_left_s: float 
         Refusal: it is malformed, does not fit the model, or cannot be answered in time.
     """
     entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
-    entry.bytes_in = asked.ByteSize()
+    entry.bytes_in = entry.bytes_in or asked.ByteSize()
     with edge.in_flight.taken(entry.bytes_in):
         manifest = edge.service.manifest(asked.model_name, asked.model_version)
         request = decode(asked, caller=entry.caller, time_left_s=time_left_s)

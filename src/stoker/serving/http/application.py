@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 from stoker.errors import StokerError
 from stoker.serving.access.cross_site import refuse_cross_site
 from stoker.serving.edge import Access, Edge
 from stoker.serving.http import answers
 from stoker.serving.http.answers import Answer
-from stoker.serving.http.exchange import Exchange, Receive, Scope, Send
+from stoker.serving.http.exchange import WORTH_A_THREAD_BYTES, Exchange, Receive, Scope, Send
 from stoker.serving.http.pages import DOING, TELLING
 from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Route, find
-from stoker.serving.problems import Cancelled, Failed, NotAllowed, NotFound, Unavailable, shortened
+from stoker.serving.problems import Cancelled, Crowded, Failed, NotAllowed, NotFound, Unavailable, shortened
 from stoker.serving.wire import check_form, classify, decode, decode_raw, encode
 
 DISCONNECTED = "the client went away"
@@ -37,9 +38,15 @@ class Application:
         started = clock()
         exchange = Exchange(scope, receive, self._edge.limits, self._edge.in_flight)
         answer = await self._answer(exchange)
-        exchange.release()
+        if len(answer.body) > WORTH_A_THREAD_BYTES:
+            exchange.release()  # of the request; from here on the answer counts
+            try:
+                exchange.hold(len(answer.body))
+            except Crowded as refused:
+                answer = answers.refusal(refused)
         with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
             await answers.send(answer, send)
+        exchange.release()
         if self._edge.log is None:
             return
         route = exchange.route
@@ -103,9 +110,27 @@ class Application:
         if json_bytes == 0:
             request, form = decode_raw(body, manifest=manifest, model=route.model, version=route.version, caller=caller)
         else:
-            request, form = decode(body, json_bytes=json_bytes, model=route.model, version=route.version, caller=caller)
+            read = partial(decode, body, json_bytes=json_bytes, model=route.model, version=route.version, caller=caller)
+            if len(body) > WORTH_A_THREAD_BYTES and _takes_long(body, json_bytes):
+                exchange.hold(2 * len(body))  # its copies while it is read
+                request, form = await asyncio.to_thread(read)
+            else:
+                request, form = read()
         exchange.id = request.id
         check_form(form, request, manifest)
-        response = classify(await service.infer(request), request, manifest.labels)
+        inferred = await service.infer(request)
+        if sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES and not (
+            form.binary and not form.outputs and not request.outputs
+        ):
+            encoded = await asyncio.to_thread(
+                lambda: encode(classify(inferred, request, manifest.labels), form),
+            )
+        else:
+            encoded = encode(classify(inferred, request, manifest.labels), form)
         accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
-        return answers.inference(encode(response, form), accepted)
+        return answers.inference(encoded, accepted)
+
+
+def _takes_long(body: bytes, json_bytes: int | None) -> bool:
+    """Whether a large body is read value by value: JSON, or strings. Binary numbers are only looked at."""
+    return json_bytes is None or json_bytes > WORTH_A_THREAD_BYTES or b"BYTES" in body[:json_bytes]

@@ -1,4 +1,4 @@
-"""Connections of uvicorn with what it leaves open: limits on headers, slow clients, refusals as JSON, cancelling.
+"""Connections of uvicorn with limits: headers, trailers, pipelined requests, slow clients, unread answers.
 
 Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; what is overridden here is the interface of its parser
 (httptools) and of asyncio, and `_start_asgi_task` and `on_response_complete` of its own: one timer looks after an idle
@@ -21,7 +21,13 @@ from stoker.serving.edge import Edge
 from stoker.serving.http.application import DISCONNECTED, Application
 from stoker.serving.http.receiving import WholeBody
 from stoker.serving.http.sending import WholeAnswer
+from stoker.serving.problems import Crowded
 from stoker.units import format_bytes, format_seconds
+
+MOST_HEADERS = 128
+"""Header lines of a request: a short line takes thirty times its length in memory."""
+MOST_PIPELINED = 64
+"""Requests of a connection that wait for the answer to an earlier one: each takes some kilobytes, however short."""
 
 _logger = logging.getLogger(__name__)
 
@@ -36,10 +42,14 @@ class Connection(HttpToolsProtocol):
         self._in_headers = False
         self._is_refused = False
         self._header_bytes = self._come_bytes = 0
+        self._is_in_body = False
+        self._bodiless_bytes = 0
+        self._is_counted = False
+        self._peer = ""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._unsent_bytes = 0
+        self._unsent_bytes = self._held_bytes = 0
         self._stall: asyncio.TimerHandle | None = None
         self._bodies: dict[RequestResponseCycle, WholeBody] = {}
         self._body: WholeBody
@@ -49,6 +59,17 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect headers before long."""
         super().connection_made(transport)
+        self._peer = self.client[0] if self.client else ""
+        # Paused as soon as anything of an answer is left, which holds all of it. With 0, uvloop's TLS pauses at once.
+        transport.set_write_buffer_limits(high=1, low=0)
+        try:
+            self._in_flight.connect(
+                self._peer, most=self._limits.connections, most_of_peer=self._limits.connections_of_peer
+            )
+        except Crowded as refused:
+            self._refuse(503, str(refused))
+            return
+        self._is_counted = True
         self._in_headers = True
         self._arm(self._limits.header_s, self._headers_are_late)
         self._look_at_idle()
@@ -58,6 +79,9 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._disarm()
         self._end_stall()
+        if self._is_counted:
+            self._in_flight.disconnect(self._peer)
+        self.pipeline.clear()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for body in self._bodies.values():  # of requests that came behind others, and were not begun
@@ -68,7 +92,9 @@ class Connection(HttpToolsProtocol):
             self._running.cancel(DISCONNECTED)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and stop at headers that are too long; what is no HTTP is refused, and not worth a line of log."""
+        """Parse, and stop at headers or trailers that are too long; what is no HTTP is refused without a log line."""
+        if self._is_refused:
+            return
         self._come_bytes = len(data)
         try:
             self.parser.feed_data(data)
@@ -76,14 +102,19 @@ class Connection(HttpToolsProtocol):
             if not self._is_refused:
                 self.cycle.keep_alive = False  # answered as it is; what follows would be in another protocol
         except HttpParserError as error:
-            self._refuse(400, f"this is not an HTTP/1.1 request: {error}")
+            if not self._is_refused:
+                self._refuse(400, f"this is not an HTTP/1.1 request: {error}")
             return
         if self._in_headers and not self.transport.is_closing():
             self._header_bytes += len(data)
-            if self._header_bytes > self._limits.header_bytes:
+            if self._header_bytes > self._limits.header_bytes or len(self.headers or ()) > MOST_HEADERS:
                 self._headers_are_long()
             elif self._timer is None:
                 self._arm(self._limits.header_s, self._headers_are_late)
+        elif self._is_in_body:
+            self._bodiless_bytes += len(data)  # on_body sets it back: what adds up is trailers and chunk extensions
+            if self._bodiless_bytes > self._limits.header_bytes + len(data):
+                self._refuse(431, f"the trailers have more than {format_bytes(self._limits.header_bytes)}")
 
     def on_message_begin(self) -> None:
         """Headers follow."""
@@ -91,14 +122,29 @@ class Connection(HttpToolsProtocol):
         self._in_headers = True
         self._header_bytes = 0
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header. Trailers, which nothing here reads, are dropped."""
+        if not self._in_headers:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
     def on_headers_complete(self) -> None:
-        """Start the request, unless its headers are too long."""
+        """Start the request, unless its headers are too long, or too many others wait before it."""
         self._in_headers = False
+        if self._is_refused:
+            return
         self._disarm()
         most = self._limits.header_bytes
         may_be_long = self._header_bytes + self._come_bytes > most
-        if may_be_long and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > most:
+        if len(self.headers) > MOST_HEADERS or (
+            may_be_long and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > most
+        ):
             self._headers_are_long()
+        elif len(self.pipeline) >= MOST_PIPELINED:
+            self._refuse(429, f"more than {MOST_PIPELINED} requests wait on this connection; read the answers first")
         elif self.parser.should_upgrade() and self.parser.get_method() != b"GET":
             # httptools takes the body for the other protocol's, and drops it.
             self._refuse(400, "this connection stays HTTP/1.1; send the request without Upgrade")
@@ -106,14 +152,17 @@ class Connection(HttpToolsProtocol):
             super().on_headers_complete()
             self._body = WholeBody(self.cycle, self._limits.body_bytes, self._in_flight)
             self._bodies[self.cycle] = self._body
+            self._is_in_body, self._bodiless_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:
         """Gather it, where a request was started that is not answered yet."""
+        self._bodiless_bytes = 0
         if not (self._is_refused or self.cycle.response_complete):
             self._body.add(body)
 
     def on_message_complete(self) -> None:
         """The body is whole; there is nothing to wait for."""
+        self._is_in_body = False
         self._disarm()
         if not self._is_refused:
             super().on_message_complete()
@@ -126,14 +175,15 @@ class Connection(HttpToolsProtocol):
             return
         if self.cycle.response_complete and self.cycle.more_body:
             self._arm(self._limits.linger_s, self.transport.close)
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         else:
             self._idle_since = self.loop.time()
+        if not self.pipeline:  # else each answer would let in thousands of short requests more
+            self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is answered: look whether it reads at all."""
+        """The client reads more slowly than it is answered: count what it has not read, and watch its rate."""
         super().pause_writing()
         self._watch_stall()
 
@@ -154,12 +204,14 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _watch_stall(self) -> None:
+        """Look again after `body_s` how much was read."""
         self._unsent_bytes = self.transport.get_write_buffer_size()
         self._stall = self.loop.call_later(self._limits.body_s, self._look_at_stall)
 
     def _look_at_stall(self) -> None:
-        """Drop a client that took nothing of its answer for so long, and what it has not taken."""
-        if self.transport.get_write_buffer_size() < self._unsent_bytes:
+        """Drop a client that takes its answer more slowly than at the least rate, and what it has not taken."""
+        taken = self._unsent_bytes - self.transport.get_write_buffer_size()
+        if taken >= self._limits.least_bytes_per_s * self._limits.body_s:
             self._watch_stall()
         else:
             self.transport.abort()
@@ -168,6 +220,8 @@ class Connection(HttpToolsProtocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+            self._in_flight.give_back(self._held_bytes)
+            self._held_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """As uvicorn does, with body and answer in one piece each; the task can be cancelled later."""
@@ -177,14 +231,17 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(task)
 
     async def _answer(self, cycle: RequestResponseCycle, app: Any) -> None:
-        body = self._bodies.pop(cycle)
+        body, answer = self._bodies.pop(cycle), WholeAnswer(cycle)
         try:
-            await app(cycle.scope, body, WholeAnswer(cycle))
+            await app(cycle.scope, body, answer)
         except Exception:
             _logger.exception("%s %s was not answered", cycle.scope["method"], cycle.scope["path"])
             self.transport.close()
         finally:
             body.release()
+            if self._stall is not None:  # the whole of an answer is held until the last byte of it is sent
+                self._in_flight.give_back(self._held_bytes - answer.num_bytes)
+                self._held_bytes = answer.num_bytes
             cycle.on_response = _nothing  # which points here: neither would go without the garbage collector
 
     def _headers_are_long(self) -> None:

@@ -18,14 +18,15 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-_WORTH_A_THREAD_BYTES = 64 * 1024
-"""Compressed bytes above which the event loop is not held up while they are decompressed."""
+WORTH_A_THREAD_BYTES = 64 * 1024
+"""Bytes above which the event loop is not held up by decompressing, reading or writing them."""
 
 
 class Exchange:
     """A request while it is answered. `scope` and `receive` are ASGI's.
 
-    What its body takes once it is decompressed is counted in `in_flight` until `release`.
+    What its body takes once it is decompressed, and its answer until it is sent, is counted in `in_flight` until
+    `release`; the connection counts what its client has not read then.
     """
 
     __slots__ = (
@@ -42,6 +43,15 @@ class Exchange:
         self.bytes_in = self._taken = 0
         self._receive = receive
         self._in_flight = in_flight
+
+    def hold(self, num_bytes: int) -> None:
+        """Count some of what is held for this request.
+
+        Raises:
+            Crowded: there is no room.
+        """
+        self._in_flight.take(num_bytes)
+        self._taken += num_bytes
 
     def release(self) -> None:
         """The request is over."""
@@ -82,12 +92,11 @@ class Exchange:
         if encoding is None:
             return body
         name, most = encoding.decode("latin-1"), self.limits.body_bytes
-        if len(body) < _WORTH_A_THREAD_BYTES:
+        if len(body) < WORTH_A_THREAD_BYTES:
             whole = compression.decompress(body, name, most_bytes=most)
         else:
             whole = await asyncio.to_thread(compression.decompress, body, name, most_bytes=most)
-        self._in_flight.take(len(whole))
-        self._taken = len(whole)
+        self.hold(len(whole))
         return whole
 
     async def _read(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Gathers a body as it comes in, and hands it over whole: joined once, and its task woken once."""
+"""Gathers a body as it comes in, in one buffer, and hands it over whole: its task is woken once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WholeBody:
     """
 
     __slots__ = (
-        "_awaited", "_cycle", "_has_news", "_in_flight", "_most_bytes", "_num_bytes", "_pieces", "_refusal", "_taken",
+        "_awaited", "_content", "_cycle", "_has_news", "_in_flight", "_most_bytes", "_num_bytes", "_refusal", "_taken",
         "is_whole",
     )  # fmt: skip
 
@@ -30,7 +30,7 @@ class WholeBody:
         self._cycle = cycle
         self._most_bytes = most_bytes
         self._in_flight = in_flight
-        self._pieces: list[bytes] = []
+        self._content: bytes | bytearray = b""
         self._num_bytes = self._taken = 0
         self._refusal: Crowded | None = None
         self.is_whole = False
@@ -50,7 +50,12 @@ class WholeBody:
             self._tell()
             return
         self._taken += len(piece)
-        self._pieces.append(piece)
+        if not self._num_bytes:
+            self._content = piece  # nearly always the only one, and not copied
+        elif isinstance(self._content, bytes):
+            self._content = bytearray(self._content + piece)
+        else:
+            self._content += piece  # a list of pieces of two bytes would take thirty times as much
         self._num_bytes += len(piece)
         if self._num_bytes > self._most_bytes:
             self._tell()
@@ -63,7 +68,7 @@ class WholeBody:
     def release(self) -> None:
         """Forget what was kept: the request is over, or will not be answered."""
         self._in_flight.give_back(self._taken)
-        self._pieces, self._taken = [], 0
+        self._content, self._taken = b"", 0
 
     async def __call__(self) -> dict[str, Any]:
         """The body, or so much of it as is too much.
@@ -80,8 +85,7 @@ class WholeBody:
             await self._awaited.wait()
         if self._refusal is not None:
             raise self._refusal
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces = []
+        body, self._content = self._content, b""
         return {"type": "http.request", "body": body, "more_body": not self.is_whole}
 
     def _tell(self) -> None:

@@ -14,11 +14,13 @@ class WholeAnswer:
     `RequestResponseCycle.send`, of which this keeps the state in order.
     """
 
-    __slots__ = ("_cycle", "_head")
+    __slots__ = ("_cycle", "_head", "num_bytes")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._head = b""
+        self.num_bytes = 0
+        """Of the body that was written."""
 
     async def __call__(self, message: dict[str, Any]) -> None:
         """Keep the head; with the body, write both."""
@@ -33,6 +35,7 @@ class WholeAnswer:
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
         body = b"" if cycle.scope["method"] == "HEAD" else message["body"]
+        self.num_bytes = len(body)
         cycle.transport.writelines((self._head, body) if body else (self._head,))
         cycle.message_event.set()
         if not cycle.keep_alive:

@@ -2,19 +2,105 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from stoker.artifacts.elements import dtype_of
 from stoker.records import Datatype
-from stoker.serving.problems import BadRequest
+from stoker.serving.problems import BadRequest, TooLarge
 from stoker.serving.wire.tensors import count, strings
+from stoker.units import KIB
 
 BINARY_ONLY = frozenset[Datatype]({"FP16", "BF16"})
 """Types of elements that JSON does not carry, says the protocol."""
+
+
+LARGE_BYTES = 64 * KIB
+"""JSON above it is read in parts, so that the interpreter is not held for all of it at once."""
+_MOST_LISTS, _MOST_VALUES = 100_000, 1_000_000
+_LONG = re.compile(rb'(?<!\\)"data"\s*:\s*(\[[\[\]\d\s.,eE+\-]{%d,}\])' % LARGE_BYTES)
+_OUT_OF_PLACE = re.compile(rb"[\d.]\s*\[|\]\s*[\d.\-]")
+_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_PART_BYTES = 256 * KIB
+
+
+class Numbers(NamedTuple):
+    """The text of a long `data` of numbers, nested or flat, which is not read yet."""
+
+    text: bytes
+
+
+def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
+    """A JSON text with each long `data` of numbers replaced by a string nobody can guess, and what these stand for.
+
+    Read as a whole such a list takes thirty times its length in memory, and stops everything else meanwhile.
+
+    Raises:
+        TooLarge: the rest has more lists, objects or values than can be read at once.
+    """
+    token = secrets.token_hex(16)
+    long: dict[str, Numbers] = {}
+
+    def replaced(match: re.Match[bytes]) -> bytes:
+        name = f"{token}{len(long)}"
+        long[name] = Numbers(match[1])
+        return b'"data":"%s"' % name.encode()
+
+    rest = _LONG.sub(replaced, text)
+    if rest.count(b"[") + rest.count(b"{") > _MOST_LISTS or rest.count(b",") > _MOST_VALUES:
+        raise TooLarge(
+            f"the JSON has more than {_MOST_LISTS:,} lists and objects, or {_MOST_VALUES:,} values that are no numbers "
+            "of a `data`; send them as binary data"
+        )
+    return rest, long
+
+
+def _from_long(numbers: Numbers, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
+    """The tensor in a long text: its brackets are compared with those of the shape, its numbers read in parts."""
+    text, elements = numbers.text, count(shape)
+    values, lists = text.count(b",") + 1, text.count(b"[")
+    if values != elements:
+        raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {values}")
+    nested = sum(count(shape[:depth]) for depth in range(len(shape)))
+    is_flat = lists == 1
+    skeleton = text.translate(None, b"0123456789.eE+- \t\r\n")
+    if (
+        not (is_flat or lists == nested)
+        or skeleton != _skeleton((elements,) if is_flat else shape)
+        or _OUT_OF_PLACE.search(text)
+    ):
+        raise BadRequest(f"{tensor} has shape {list(shape)}; its data is neither nested so nor flat")
+    text = text.translate(_NO_BRACKETS)
+    array = np.empty(elements, dtype_of(datatype))
+    done = start = 0
+    while start <= len(text):
+        end = text.find(b",", start + _PART_BYTES)
+        end = len(text) if end < 0 else end
+        try:
+            part = orjson.loads(b"[%s]" % text[start:end])
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the data of {tensor} is no JSON: {error}") from error
+        if done + len(part) > elements:
+            break
+        array[done : done + len(part)] = _checked(part, datatype, tensor)
+        done, start = done + len(part), end + 1
+    if done != elements:
+        raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {done}")
+    return array.reshape(shape)
+
+
+def _skeleton(shape: tuple[int, ...]) -> bytes:
+    """What is left of a tensor's JSON without its numbers; no dimension is 0."""
+    inner = b""
+    for size in reversed(shape):
+        inner = b"[" + b",".join([inner] * size) + b"]"
+    return inner
 
 
 def from_json(data: object, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
@@ -28,13 +114,25 @@ def from_json(data: object, datatype: Datatype, shape: tuple[int, ...], tensor: 
     """
     if datatype in BINARY_ONLY:
         raise BadRequest(f"{tensor} is {datatype}, which JSON does not carry; send it as binary data")
+    if isinstance(data, Numbers):
+        return _from_long(data, datatype, shape, tensor)
     values = _flat(data, shape, tensor)
+    if datatype == "BYTES":
+        _checked_kinds(values, datatype, tensor)
+        return strings([value.encode() for value in values]).reshape(shape)
+    return _checked(values, datatype, tensor).reshape(shape)
+
+
+def _checked_kinds(values: list[Any], datatype: Datatype, tensor: str) -> None:
     foreign = set(map(type, values)) - _kinds(datatype)
     if foreign:
         names = ", ".join(sorted(_JSON_NAMES.get(kind, kind.__name__) for kind in foreign))
         raise BadRequest(f"{tensor} is {datatype} and has values of other kinds in its data: {names}")
-    if datatype == "BYTES":
-        return strings([value.encode() for value in values]).reshape(shape)
+
+
+def _checked(values: list[Any], datatype: Datatype, tensor: str) -> NDArray[Any]:
+    """Numbers or booleans as an array of one dimension."""
+    _checked_kinds(values, datatype, tensor)
     try:
         with np.errstate(over="ignore"):
             array = np.array(values, dtype_of(datatype))
@@ -42,7 +140,7 @@ def from_json(data: object, datatype: Datatype, shape: tuple[int, ...], tensor: 
         raise BadRequest(f"{tensor} is {datatype} and has a value that does not fit: {error}") from error
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadRequest(f"{tensor} is {datatype} and has a value that is too large for it")
-    return array.reshape(shape)
+    return array
 
 
 def to_json(array: NDArray[Any]) -> object:

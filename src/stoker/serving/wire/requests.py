@@ -17,7 +17,7 @@ from stoker.serving.problems import BadRequest
 from stoker.serving.service import Request, Wanted
 from stoker.serving.wire import parameters as known
 from stoker.serving.wire.forms import Form
-from stoker.serving.wire.json_data import from_json
+from stoker.serving.wire.json_data import LARGE_BYTES, Numbers, cut_out, from_json
 from stoker.serving.wire.tensors import checked_shape, datatype_named, from_raw
 
 _ALL_JSON, _ALL_BINARY = Form(), Form(binary=True)
@@ -63,7 +63,7 @@ def decode(
         BadRequest: it is malformed; whether it fits the model is not looked at.
         Unsupported: it needs shared memory or sequences.
     """
-    view = memoryview(body)
+    view = memoryview(body).toreadonly()
     if json_bytes is None:
         json_bytes = len(view)
     elif json_bytes > len(view):
@@ -113,19 +113,24 @@ def decode_raw(
         for size in shape:
             fixed *= size if isinstance(size, int) else 1
         shape[varying[0]] = len(body) // max(1, fixed)
-    array = from_raw(body, spec.datatype, cast("tuple[int, ...]", tuple(shape)), f"input {spec.name!r}")
+    array = from_raw(
+        memoryview(body).toreadonly(), spec.datatype, cast("tuple[int, ...]", tuple(shape)), f"input {spec.name!r}"
+    )
     request = Request(model=model, version=version, inputs={spec.name: array}, caller=caller, num_bytes=len(body))
     return request, _ALL_BINARY
 
 
 def _head(text: bytes | memoryview) -> _Head:
     """What the JSON of a request says."""
+    long: Mapping[str, Numbers] = {}
+    if len(text) > LARGE_BYTES:
+        text, long = cut_out(bytes(text))
     document = _document(text)
     parameters = known.checked(document.get("parameters"), "the request")
     urgency = known.urgency(parameters)
     outputs, form = _outputs(document.get("outputs"), parameters)
     identity = _identity(document.get("id"))
-    return _Head(identity, _described(document.get("inputs")), outputs, form, urgency, parameters)
+    return _Head(identity, _described(document.get("inputs"), long), outputs, form, urgency, parameters)
 
 
 _known_head = lru_cache(maxsize=256)(_head)
@@ -149,7 +154,7 @@ def _identity(value: object) -> str:
     return value
 
 
-def _described(inputs: object) -> tuple[_Described, ...]:
+def _described(inputs: object, long: Mapping[str, Numbers]) -> tuple[_Described, ...]:
     """Each input as it is described, with its `data` or the length of its binary data."""
     if not isinstance(inputs, list) or not inputs:
         raise BadRequest("the request needs `inputs`: a list of tensors, each with name, shape, datatype and data")
@@ -166,8 +171,13 @@ def _described(inputs: object) -> tuple[_Described, ...]:
         if is_binary and "data" in one:
             raise BadRequest(f"{tensor} has both `data` and binary_data_size; one of them has to go")
         size = known.whole(parameters, "binary_data_size", tensor) if is_binary else None
-        described[name] = _Described(name, datatype, shape, size, one.get("data"))
+        described[name] = _Described(name, datatype, shape, size, _data(one.get("data"), long))
     return tuple(described.values())
+
+
+def _data(value: object, long: Mapping[str, Numbers]) -> object:
+    """An input's `data`; where it was cut out, what stood there."""
+    return long.get(value, value) if long and isinstance(value, str) else value
 
 
 def _inputs(described: tuple[_Described, ...], tail: memoryview) -> Arrays:

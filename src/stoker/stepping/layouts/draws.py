@@ -46,14 +46,14 @@ class OwnDraws:
     def begin(self) -> None:
         """Set generators aside, if they are not yet."""
         if self._kept is None:
-            self._kept = [one.get_state() for one in _generators(self._device)]
+            self._kept = [one.get_state() for one in torch_generators(self._device)]
             seed_torch(extended(torch.initial_seed(), self._place, self._number), self._device)
 
     def end(self) -> None:
         """Put them back, if they are set aside."""
         if self._kept is not None:
             kept, self._kept = self._kept, None
-            for generator, state in zip(_generators(self._device), kept, strict=True):
+            for generator, state in zip(torch_generators(self._device), kept, strict=True):
                 generator.set_state(state)
 
     def throughout(self, module: nn.Module) -> None:
@@ -62,6 +62,7 @@ class OwnDraws:
         module.register_forward_hook(lambda *_: self.end(), always_call=True)
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
+def torch_generators(device: torch.device) -> list[torch.Generator]:
+    """PyTorch's own for the CPU, and the device's."""
     own = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     return [torch.default_generator, *own]

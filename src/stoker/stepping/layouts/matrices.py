@@ -53,11 +53,11 @@ class Divided:
 
     def parameters(self) -> list[nn.Parameter]:
         """All of them, as they are now: FSDP2 replaces them."""
-        return [p for _, p in self._named()]
+        return [p for _, p in self.named()]
 
     def partial(self) -> list[nn.Parameter]:
         """Whole parameters whose gradients are parts of a sum."""
-        return [p for name, p in self._named() if name in self.partial_names]
+        return [p for name, p in self.named() if name in self.partial_names]
 
     def alike(self) -> list[nn.Parameter]:
         """Whole parameters whose gradients every process computes alike."""
@@ -65,13 +65,14 @@ class Divided:
 
     def named_alike(self) -> list[tuple[str, nn.Parameter]]:
         """As `alike`, with names."""
-        return [(name, p) for name, p in self._named() if name not in self.partial_names and not self._is_divided(p)]
+        return [(name, p) for name, p in self.named() if name not in self.partial_names and not self._is_divided(p)]
 
     def _is_divided(self, parameter: nn.Parameter) -> bool:
         names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
         return names is not None and "tensor" in names
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All parameters by name, as they are now."""
         if self._owners is None:
             self._owners = []
             for name, _ in self.model.named_parameters():

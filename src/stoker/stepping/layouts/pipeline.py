@@ -6,7 +6,10 @@ Use when: a model does not fit, links are too slow for tensor parallel, and an u
 stage. Costs: a stage waits for (stages - 1) of (micro-batches + stages - 1) turns; activations of one micro-batch
 between neighbours each way.
 Does not combine with: losses of the form (model, batch), penalties, Muon, weights tied between stages, tensor parallel;
-compilation; models whose blocks pass more than one tensor on.
+compilation; models whose blocks pass more than one tensor on; models of which one stage needs what another holds. The
+last is looked for by rehearsals, forward passes without gradients and with other values for what is elsewhere: of all
+micro-batches of the first update, of the first one of updates 2, 3, 4, 8, 16 and so on, and of an update after new
+shapes of inputs were seen (16 times at most); of evaluations likewise. Each costs two forward passes of the stage.
 Own sends and turns in the place of `torch.distributed.pipelining`: its stages take micro-batches of one size alone,
 where the last one of a batch is often smaller and padding would change what is learned, and find shapes by a forward
 pass that running statistics and random draws would notice. The orders of turns are its own.
@@ -16,7 +19,9 @@ Source: Y. Huang et al., "GPipe", arXiv:1811.06965; D. Narayanan et al., "PipeDr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,24 +31,31 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, Optimizer
-from stoker.loading import Content, Pass
+from stoker.loading import Content, Pass, generator_states, restore_generators
 from stoker.records import Plan, Schedule
 from stoker.stepping.layouts.base import LossOf, MeasuresOf
-from stoker.stepping.layouts.carriers import carrier
+from stoker.stepping.layouts.carriers import Carrier, carrier
 from stoker.stepping.layouts.channels import channels
+from stoker.stepping.layouts.draws import torch_generators
 from stoker.stepping.layouts.global_norm import global_norm
-from stoker.stepping.layouts.stage_model import StageEnd, StageModel
+from stoker.stepping.layouts.stage_model import StageEnd, StageModel, Values
 from stoker.stepping.layouts.stages import Cut, cut
 from stoker.stepping.layouts.terms import problem_with_job
 from stoker.stepping.local_tensors import all_local
 from stoker.stepping.optimizers import parameter_groups
-from stoker.stepping.world import World
+from stoker.stepping.world import World, broadcast_json
 
 Turn = tuple[Literal["forward", "backward"], int]
 """What a stage does next, with which micro-batch."""
 
 _LEAST = 1e-6
 """Added to the norm that is divided by, as in `torch.nn.utils.clip_grad_norm_`."""
+
+_MOST_FOR_SHAPES = 16
+"""Updates at most that are rehearsed because of new shapes: where lengths vary, every batch has some."""
+
+_ROUNDING = 10.0
+"""How many times the difference between equal passes another one has to have to count as different."""
 
 
 @dataclass
@@ -92,17 +104,29 @@ class Pipeline:
         self.model = StageModel(model, where, self._stage, self._onward.receive)
         self._carrier = carrier(model, world)
         self._names: list[str] | None = None
-        self._is_checked = False
+        self._num_updates, self._num_evaluations = 0, 0
+        self._kinds: set[Hashable] = set()
+        self._new_shapes: torch.Tensor | None = None  # in how many processes the last update had some
+        self._left_for_shapes = _MOST_FOR_SHAPES
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Spread.accumulate`."""
         flights: dict[int, _Flight] = {}
         losses: list[Loss] = []
-        is_spoilt = False
+        self._num_updates += 1
+        rehearsed = len(passes) if self._has_new_shapes() else _is_due(self._num_updates)
+        buffers = _copies(self.model.buffers()) if rehearsed else {}
+        is_spoilt = has_new_shapes = False
         for turn, number in turns(self._world.layout.schedule, self._stage, self._world.layout.stages, len(passes)):
             if turn == "forward":
+                rehearsal = self._rehearsal() if number < rehearsed else None
                 flight = flights[number] = self._forward(passes[number], loss_of)
-                is_spoilt = is_spoilt or (not self._is_checked and self._is_spoilt(flight, passes[number], loss_of))
+                has_new_shapes = has_new_shapes or self.model.kind not in self._kinds
+                self._kinds.add(self.model.kind)
+                if rehearsal is not None:
+                    again = functools.partial(self._seen, passes[number], loss_of)
+                    out = _seen(flight.out, flight.loss)
+                    is_spoilt = rehearsal.differs(out, again, flight.received) or is_spoilt
                 if flight.loss is not None and flight.counts:
                     losses.append(Loss(flight.loss.sum.detach(), flight.loss.count))
             else:
@@ -111,7 +135,20 @@ class Pipeline:
         self._back.settle()
         self._carrier.finish()
         self._world.mark("summing")
-        return self._total(losses, is_spoilt=is_spoilt)
+        loss, (num_spoilt, self._new_shapes) = self._total(losses, [float(is_spoilt), float(has_new_shapes)])
+        if rehearsed:  # else a GPU is not waited for
+            if num_spoilt > 0:
+                raise _unlike(_USED_ELSEWHERE)
+            self._require_changed_by_owners(buffers)
+        return loss
+
+    def _has_new_shapes(self) -> bool:
+        """Whether this is the first update, or some process saw inputs of new shapes in the last one."""
+        if self._new_shapes is None:
+            return True
+        has_some = self._left_for_shapes > 0 and bool(self._new_shapes > 0)
+        self._left_for_shapes -= has_some
+        return has_some
 
     def clip(self, parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
         """As `Spread.clip`."""
@@ -137,6 +174,26 @@ class Pipeline:
 
     def measures(self, content: Content, size: int, measure: MeasuresOf) -> dict[str, Loss]:
         """As `Spread.measures`; the last stage tells the others."""
+        self._num_evaluations += 1
+        rehearsal = self._rehearsal() if _is_due(self._num_evaluations) else None
+        out, measured = self._measured(content, size, measure)
+        received = self.model.received
+        if measured is None:
+            self._onward.send(out, self.model.kind)
+        if rehearsal is not None:
+            is_spoilt = rehearsal.differs(out, lambda: self._measured(content, size, measure)[0], received)
+            total = torch.tensor(float(is_spoilt), device=self._device)
+            dist.all_reduce(total)
+            if total:
+                raise _unlike(_USED_ELSEWHERE)
+        self._carrier.after_evaluation()
+        self._onward.settle()
+        return self._told(measured)
+
+    def _measured(
+        self, content: Content, size: int, measure: MeasuresOf
+    ) -> tuple[torch.Tensor, dict[str, Loss] | None]:
+        """What comes out of an evaluation's pass through this stage: activations, or sums and counts of measures."""
         found: list[dict[str, Loss]] = []
 
         def work() -> torch.Tensor:
@@ -144,17 +201,20 @@ class Pipeline:
                 found.append(measure(self.model, content, size))
             except StageEnd as end:
                 return end.activations
-            return torch.zeros(())
+            return torch.stack([number for loss in found[0].values() for number in _numbers(loss)])
 
-        activations = self._carrier.forward(work)
-        self._carrier.after_evaluation()
-        if not found:
-            self._onward.send(activations, self.model.kind)
-        self._onward.settle()
-        return self._told(found[0] if found else None)
+        out = self._carrier.forward(work)
+        return out, found[0] if found else None
 
-    def _forward(self, one: Pass, loss_of: LossOf, *, is_sent: bool = True) -> _Flight:
+    def _forward(self, one: Pass, loss_of: LossOf) -> _Flight:
         """Bring a micro-batch through this stage, and send what comes out."""
+        out, loss = self._passed(one, loss_of)
+        if loss is None:
+            self._onward.send(out, self.model.kind)
+        return _Flight(self.model.received, out, loss, one.counts)
+
+    def _passed(self, one: Pass, loss_of: LossOf) -> tuple[torch.Tensor, Loss | None]:
+        """What comes out of a pass through this stage: activations, or the loss's sum and the loss."""
         found: list[Loss] = []
 
         def work() -> torch.Tensor:
@@ -165,17 +225,13 @@ class Pipeline:
             return found[0].sum
 
         out = self._carrier.forward(work)
-        if not found and is_sent:
-            self._onward.send(out, self.model.kind)
-        loss = Loss(out, found[0].count) if found else None
-        return _Flight(self.model.received, out, loss, one.counts)
+        return out, Loss(out, found[0].count) if found else None
 
-    def _is_spoilt(self, flight: _Flight, one: Pass, loss_of: LossOf) -> bool:
-        """Whether weights that are elsewhere made what came out of a pass no numbers; else the job did, or nobody."""
-        if flight.received is None or _is_finite(flight.out) or not _is_finite(flight.received):
-            return False
-        with self.model.with_zeros():
-            return _is_finite(self._forward(one, loss_of, is_sent=False).out)
+    def _rehearsal(self) -> _Rehearsal:
+        return _Rehearsal(self.model, self._carrier, self._world, self._device)
+
+    def _seen(self, one: Pass, loss_of: LossOf) -> torch.Tensor:
+        return _seen(*self._passed(one, loss_of))
 
     def _backward(self, flight: _Flight, *, is_last: bool) -> None:
         """Bring a micro-batch's gradients back through this stage."""
@@ -190,38 +246,143 @@ class Pipeline:
             given = flight.received.grad
             self._back.send_back(torch.zeros_like(flight.received) if given is None else given)
 
-    def _total(self, losses: Sequence[Loss], *, is_spoilt: bool) -> Loss:
-        """Sum and count over all processes, told to all of them with the signals."""
-        own = torch.zeros(3, dtype=torch.float64, device=self._device)
+    def _total(self, losses: Sequence[Loss], flags: Sequence[float]) -> tuple[Loss, torch.Tensor]:
+        """Sum and count over all processes, told to all of them with the signals, and the sums of `flags`."""
+        own = torch.tensor([0.0, 0.0, *flags], dtype=torch.float64, device=self._device)
         for loss in losses:
             own[0] += loss.sum
             own[1] += loss.count
-        own[2] = float(is_spoilt)
         total = torch.cat([own, self._world.signals.words(own)])
         dist.all_reduce(total)
-        self._world.signals.hear(total[3:])
+        self._world.signals.hear(total[len(own) :])
         self._world.mark("agreed")
-        if not self._is_checked and total[2] > 0:
-            raise BadJob(
-                "the model cannot be cut into stages: something of before its blocks is used by more than the first of "
-                "them, or a module that is registered before them is called after them",
-                remedy="Register modules in the order they are called in, or use another layout, such as shards.",
-            )
-        self._is_checked = True
-        return Loss(total[0].to(self._dtype), total[1])
+        return Loss(total[0].to(self._dtype), total[1]), total[2 : len(own)]
+
+    def _require_changed_by_owners(self, before: Mapping[str, torch.Tensor]) -> None:
+        """Raise BadJob, in all processes, if a buffer was changed by passes, but not in the stage that keeps it."""
+        if not before:
+            return
+        changed = [not _same(before[name], buffer) and bool(buffer.isfinite().all())
+                   for name, buffer in self.model.buffers().items()]  # fmt: skip
+        owned = [self.model.owns(name) for name in before]
+        flags = [[by_owner and own, by_owner and not own] for by_owner, own in zip(changed, owned, strict=True)]
+        total = torch.tensor(flags, dtype=torch.float64, device=self._device)
+        dist.all_reduce(total)
+        for name, (by_owner, by_others) in zip(before, total.tolist(), strict=True):
+            if by_others and not by_owner:
+                raise _unlike(
+                    f"{name} is registered with one stage, but changed by another, which keeps no state of it"
+                )
 
     def _told(self, measured: dict[str, Loss] | None) -> dict[str, Loss]:
         """The last stage's measures, in all stages."""
         last = dist.get_global_rank(self._line, self._line.size() - 1)
         if self._names is None:
-            names: list[Any] = [None if measured is None else list(measured)]
-            dist.broadcast_object_list(names, src=last, group=self._line, device=self._device)
-            self._names = names[0]
+            names = None if measured is None else list(measured)
+            self._names = broadcast_json(names, last, self._device, self._line)
         values = torch.zeros(len(self._names or ()), 2, dtype=torch.float64, device=self._device)
         for row, loss in zip(values, (measured or {}).values(), strict=False):
             row[0], row[1] = loss.sum, loss.count
         dist.broadcast(values, src=last, group=self._line)
         return {name: Loss(row[0], row[1]) for name, row in zip(self._names or (), values, strict=True)}
+
+
+class _Rehearsal:
+    """A pass made again with other values for what other stages hold; made before the pass that counts."""
+
+    def __init__(self, model: StageModel, carrier: Carrier, world: World, device: torch.device) -> None:
+        self._model, self._carrier, self._world, self._device = model, carrier, world, device
+        self._generators = torch_generators(device)
+        self._torch_states = [one.get_state() for one in self._generators]
+        self._states = generator_states()
+        self._kept = model.kept_by_blocks()
+
+    def differs(self, out: torch.Tensor, again: Callable[[], torch.Tensor], received: torch.Tensor | None) -> bool:
+        """Whether `again`, the pass made again, gives something else than the pass that gave `out`.
+
+        Processes that share a batch make the same passes, and agree on the answer.
+        """
+        model = self._model
+        changed = {key: kept for key, kept in model.kept_by_blocks().items() if kept is not self._kept.get(key)}
+        now = [one.get_state() for one in self._generators], generator_states()
+        out = out.detach()
+
+        def passed(values: Values) -> torch.Tensor:
+            self._set_generators(self._torch_states, self._states)
+            with torch.no_grad(), model.rehearsal(values, received, changed):
+                return again()
+
+        is_different = False
+        for values in ("zeros", "noise"):
+            other = passed(values)
+            if not self._anywhere(not _same(other, out)):
+                continue
+            # Without gradients other kernels may round otherwise, and on a GPU sums may come in any order.
+            first, second = passed("nan"), passed("nan")
+            is_apart = _distance(other, first) > _ROUNDING * _distance(first, second)
+            is_different = self._anywhere(is_apart) or is_different
+        self._set_generators(*now)
+        self._carrier.after_evaluation()
+        return is_different
+
+    def _set_generators(self, torch_states: Sequence[torch.Tensor], states: dict[str, Any]) -> None:
+        for generator, state in zip(self._generators, torch_states, strict=True):
+            generator.set_state(state)
+        restore_generators(states)
+
+    def _anywhere(self, value: bool) -> bool:  # noqa: FBT001 - a statement put to the others
+        total = torch.tensor(float(value), device=self._device)
+        return bool(self._world.total(total) > 0)
+
+
+def _seen(out: torch.Tensor, loss: Loss | None) -> torch.Tensor:
+    """What comes out of a pass, the count of a loss with it."""
+    return out if loss is None else torch.stack(_numbers(loss))
+
+
+def _numbers(loss: Loss) -> list[torch.Tensor]:
+    """Sum and count."""
+    return [torch.as_tensor(v, dtype=torch.float64, device=loss.sum.device).detach() for v in (loss.sum, loss.count)]
+
+
+def _is_due(number: int) -> bool:
+    """Whether it is 3 or a power of two."""
+    return number == 3 or number & (number - 1) == 0
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal; what is not a number in both is."""
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference; infinite where only one is a number, or shapes differ."""
+    if one.shape != other.shape:
+        return math.inf
+    is_same = (one == other) | (one.isnan() & other.isnan())
+    apart = torch.where(is_same, 0.0, (one - other).abs().double())
+    return float(apart.nan_to_num(math.inf).max()) if apart.numel() else 0.0
+
+
+_USED_ELSEWHERE = (
+    "a stage needs weights that another one holds: something of before the blocks (activations that skip them, a mask "
+    "made from embeddings) is used after the first block, a module that is registered before the blocks is called "
+    "after them, or a tensor that a block keeps as an attribute is used outside of it"
+)
+
+
+def _unlike(why: str) -> BadJob:
+    return BadJob(
+        f"the model cannot be cut into stages: {why}",
+        remedy="Compute masks from the model's inputs, register modules in the order they are called in, or use "
+        "another layout, such as shards.",
+    )
 
 
 def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[Turn]:
@@ -237,10 +398,6 @@ def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[
         yield "backward", number
         if ahead + number < passes:
             yield "forward", ahead + number
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.detach().isfinite().all())
 
 
 def _require_pipeline(job: Job, plan: Plan) -> None:

@@ -37,8 +37,14 @@ from stoker.stepping.layouts.terms import problem_with_job
 from stoker.stepping.local_tensors import local
 from stoker.stepping.world import World
 
-_MOST_APART = 1e-2
-"""Largest relative difference of a gradient that all processes are to compute alike; rounding comes nowhere near."""
+_MOST_APART = {"fp32": 1e-4}
+"""Largest relative difference of a gradient that all processes are to compute alike, by precision; rounding comes
+nowhere near, but a branch that begins at zero has small gradients for long."""
+
+_MOST_APART_ELSE = 1e-2
+
+_MOST_IN_A_ROW = 16
+"""Updates whose gradients are compared while some gradient was zero in all of them: not every one ever is another."""
 
 
 def _require_tensor_parallel(job: Job, plan: Plan) -> None:
@@ -60,7 +66,7 @@ def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> Ten
     assert world.mesh is not None
     divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
     inner: Spread = Sharded(model, world, along=beside) if plan.layout.shards > 1 else AfterBackward(model, world)
-    return TensorParallel(inner, divided, world, job)
+    return TensorParallel(inner, divided, world, job, plan.precision)
 
 
 class TensorParallel:
@@ -71,14 +77,18 @@ class TensorParallel:
         divided: how the model was divided, by `split_matrices`, before `inner` had it.
         world: the processes.
         job: its loss decides whether logits stay divided.
+        precision: of the plan.
     """
 
-    def __init__(self, inner: Spread, divided: Divided, world: World, job: Job) -> None:
+    def __init__(self, inner: Spread, divided: Divided, world: World, job: Job, precision: str) -> None:
         self.model = inner.model
         self._inner, self._divided, self._world = inner, divided, world
         is_smoothed = job.label_smoothing > 0  # which PyTorch's divided cross-entropy lacks
         self._is_loss_divided = job.loss == "token_cross_entropy" and not is_smoothed and divided.output is not None
-        self._is_checked = False
+        self._most_apart = _MOST_APART.get(precision, _MOST_APART_ELSE)
+        self._num_updates, self._left_in_a_row = 0, _MOST_IN_A_ROW
+        self._known: set[str] = set()  # parameters that have had a gradient
+        self._seen: set[str] = set()  # those that have had one other than zero
 
     def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
         """As `Spread.accumulate`."""
@@ -123,29 +133,50 @@ class TensorParallel:
         alike = _gradients(self._divided.alike())
         if alike:  # where the sequence is divided too, a model may have none
             torch._foreach_mul_(alike, 1 / size)
-        before = None if self._is_checked else [gradient.clone() for gradient in alike]
+        before = [gradient.clone() for gradient in alike] if self._is_check_due() else None
         sum_over([*_gradients(self._divided.partial()), *alike], group)
         if before is not None:
             self._check(before, alike)
-            self._is_checked = True
+
+    def _is_check_due(self) -> bool:
+        """Whether this update's gradients are compared between processes.
+
+        While some gradient was zero in all updates so far, what is upstream of a branch that begins at zero (LoRA's B,
+        adaLN-zero) looks alike whatever the branch adds later. So updates are compared until every gradient was seen
+        other than zero, at most _MOST_IN_A_ROW in a row after another parameter has got one; and updates 1, 2, 4, 8
+        and so on.
+        """
+        self._num_updates += 1
+        names = {name for name, p in self._divided.named() if p.grad is not None}
+        if not names <= self._known:
+            self._known |= names
+            self._left_in_a_row = _MOST_IN_A_ROW
+        is_power = self._num_updates & (self._num_updates - 1) == 0
+        is_due = is_power or self._left_in_a_row > 0
+        self._left_in_a_row -= self._left_in_a_row > 0
+        return is_due
 
     def _check(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
         """Raise BadJob, in all processes, if a gradient that should be computed alike by all is not."""
-        if not before:
-            return
-        size = self._divided.group.size()
-        names = [name for name, p in self._divided.named_alike() if p.grad is not None]
+        size, num = self._divided.group.size(), len(before)
+        gradients = {name: local(p.grad) for name, p in self._divided.named() if p.grad is not None}
         apart = [_largest(one * size - mean) for one, mean in zip(before, after, strict=True)]
-        found = torch.stack([*apart, *map(_largest, after)])
+        found = torch.stack(
+            [one.float() for one in (*apart, *map(_largest, after), *map(_largest, gradients.values()))]
+        )
         dist.all_reduce(found, op=dist.ReduceOp.MAX)  # over all processes: shards of one gradient agree on it
-        difference, largest = found.chunk(2)
-        wrong = (difference > _MOST_APART * largest).nonzero()
+        difference, largest, of_all = found.split([num, num, len(gradients)])
+        wrong = (difference > self._most_apart * largest).nonzero()
         if len(wrong):
+            names = [name for name, p in self._divided.named_alike() if p.grad is not None]
             raise BadJob(
-                f"the processes of a tensor group compute different gradients of {names[int(wrong[0])]!r}, of which "
-                "each has a part of the work",
+                f"the processes of a tensor group compute different gradients of {names[int(wrong[0])]!r} (update "
+                f"{self._num_updates} in this session), of which each has a part of the work",
                 remedy='Say "summed" of its module in the model\'s tensor_plan, or "region" of the one around it.',
             )
+        self._seen |= {name for name, value in zip(gradients, of_all.tolist(), strict=True) if value > 0}
+        if self._seen >= self._known:
+            self._left_in_a_row = 0
 
 
 def _whole_loss(loss: Loss) -> Loss:

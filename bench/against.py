@@ -1,0 +1,151 @@
+"""Whether Stoker became slower: this checkout beside another one, in turns.
+
+    python -m bench.against CHECKOUT [--rounds 7] [--only plan] [--out FILE]
+
+`CHECKOUT` is a clone of another revision with an environment of its own (`make .venv/.installed` there). Each way is a
+process of its own, and what is counted is the CPU time of the process and its children, which other work on the machine
+disturbs less than the clock: `import` (import stoker), `plan` (examples/train_me.py with an empty cache), `start` (the
+same job trained for three updates under a plan that was kept), `loop` (`bench.loop_overhead`, its own figure [µs an
+update]), `answer` (`bench.serving.answer_path`, the event loop's CPU an answer [µs], the least of its rounds). Printed
+and written: medians, the ratio of each pair's medians, and a 95 % interval of the median ratio by bootstrap over pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+JOB = """
+import torch, stoker
+from torch import nn
+
+
+def job():
+    data = torch.randn(6000, 1, 28, 28), torch.randint(0, 10, (6000,))
+    net = lambda: nn.Sequential(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+                                nn.Flatten(), nn.Linear(256, 10))
+    return stoker.Job(model=net, data=data, loss="cross_entropy", optimizer=stoker.SGD(lr=0.01), batch=100,
+                      until=stoker.updates(3), seed=0)
+"""
+
+
+def cpu_s(checkout: Path, command: list[str], folder: Path, cache: Path) -> float:
+    """CPU time of `command` under the checkout's interpreter, with its children [s]."""
+    environment = os.environ | {"STOKER_CACHE": str(cache), "STOKER_RUNS": str(folder / "runs"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [checkout / ".venv/bin/python", *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command} under {checkout} ended with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def printed(checkout: Path, module: list[str], pattern: str) -> float:
+    """The number that a benchmark of the checkout prints."""
+    done = subprocess.run(
+        [checkout / ".venv/bin/python", "-m", *module], cwd=checkout, capture_output=True, text=True, check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=checkout, check=True)  # what it wrote of itself
+    found = re.search(pattern, done.stdout)
+    if found is None:
+        raise SystemExit(f"{module} under {checkout} printed no {pattern!r}: {done.stdout[-300:]}")
+    return float(found[1])
+
+
+def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
+    """What is compared, by name: from a checkout to a figure that should be low."""
+    job = folder / "job.py"
+    job.write_text(JOB, encoding="utf-8")
+
+    def planned(checkout: Path) -> float:
+        with tempfile.TemporaryDirectory() as cache:
+            return cpu_s(checkout, ["-m", "stoker", "plan", str(HERE / "examples/train_me.py")], folder, Path(cache))
+
+    def started(checkout: Path) -> float:
+        cache, plan = folder / f"cache-{checkout.name}", folder / f"plan-{checkout.name}.json"
+        if not plan.exists():
+            with plan.open("w", encoding="utf-8") as file:
+                subprocess.run(
+                    [checkout / ".venv/bin/python", "-m", "stoker", "plan", str(job), "--json"], cwd=folder, check=True,
+                    stdout=file, stderr=subprocess.DEVNULL, env=os.environ | {"STOKER_CACHE": str(cache)},
+                )  # fmt: skip
+        return cpu_s(checkout, ["-m", "stoker", "train", str(job), "--new", "--plan", str(plan)], folder, cache)
+
+    return {
+        "import": lambda checkout: cpu_s(checkout, ["-c", "import stoker"], folder, folder / "none"),
+        "plan": planned,
+        "start": started,
+        "loop": lambda checkout: printed(
+            checkout, ["bench.loop_overhead", "--rounds", "7"], r'"overhead_us": {\s*"median": ([\d.]+)'
+        ),
+        "answer": lambda checkout: printed(checkout, ["bench.serving.answer_path"], r"'least': ([\d.]+)"),
+    }
+
+
+def revision(checkout: Path) -> str:
+    """The commit that is checked out."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % of the median ratio, by bootstrap over pairs."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def main() -> None:
+    """Compare, print a line for each way, and write the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    other = options.checkout.resolve()
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as made:
+        for name, way in ways(Path(made)).items():
+            if options.only not in name:
+                continue
+            pairs = [(way(HERE), way(other)) for _ in range(options.rounds)]
+            here, there = (statistics.median(column) for column in zip(*pairs, strict=True))
+            low, high = interval([a / b for a, b in pairs])
+            results[name] = {
+                "here": here,
+                "other": there,
+                "ratio": here / there,
+                "low": low,
+                "high": high,
+                "pairs": pairs,
+            }
+            print(f"{name:<8}{here:>10.4g}{there:>10.4g}   {here / there:.3f}× ({low:.3f} to {high:.3f})", flush=True)
+    if options.out:
+        content = {
+            "command": "python -m bench.against CHECKOUT", "here": revision(HERE), "other": revision(other),
+            "machine": platform.processor() or platform.machine(), "python": platform.python_version(),
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "results": results,
+        }  # fmt: skip
+        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
