@@ -83,7 +83,7 @@ def by_hand(job: stoker.Job) -> dict[str, torch.Tensor]:
 
 
 def test_a_state_that_is_carried_is_that_of_a_loop_by_hand() -> None:
-    """Weights after three epochs, evaluated in between; batches go on where the ones before ended, and are never cut."""
+    """Weights after three epochs, evaluated in between; a batch goes on where the last one ended, and is never cut."""
     job = carrying_job(select="last", evaluate_every=stoker.updates(5))
     run = stoker.train(job, plan=WHOLE, sink=Heard())
     expected = by_hand(job)
