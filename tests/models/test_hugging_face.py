@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import stoker
 from stoker.errors import BadJob
 from stoker.loading import datasets_of
 from stoker.loading.batches import in_order
+from stoker.profiling.tracing import trace_update
 from stoker.stepping import build_model, find_coupling, num_parameters
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
 from tests.optional import optional
+from tests.profiling.tracing.jobs import SEPARABLE, settings
 from tests.stepping.driving import largest_difference, plan_of, trained
 from tests.stepping.models import samples_of
 
@@ -223,3 +226,15 @@ def test_training_does_not_depend_on_the_seed_of_the_process() -> None:
     first = build_model(classified()).state_dict()
     torch.manual_seed(2)
     assert all(torch.equal(tensor, first[name]) for name, tensor in build_model(classified()).state_dict().items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_mixture_of_experts_is_traced_for_a_gpu_that_is_not_here(precision: str) -> None:
+    """Its grouped products are not part of autocast, so they stay in fp32, which PyTorch's fakes of them refuse."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}  # fmt: skip
+    job = language(model=lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)))
+    where = dataclasses.replace(settings("cuda"), precision=precision)
+    trace = trace_update(job, datasets_of(job), SEPARABLE, where)
+    grouped = [one for one in trace.operations if one.name == "_grouped_mm"]
+    assert len(grouped) >= 6  # two products forward, four backward
