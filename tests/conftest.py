@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 # One thread: sums are added in the same order everywhere, and the processes of pytest-xdist do not fight for cores.
 for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -22,9 +23,19 @@ for proxy in ("http_proxy", "https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
     os.environ[proxy] = "http://127.0.0.1:9"
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1"
 
+# All temporary files are below one directory that goes with the session, those of killed processes too. Its name has
+# the number of the session's process, so that the next session removes what a killed one left. pytest's own stay.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    system = tempfile.gettempdir()
+    for left in Path(system).glob("stoker-tests-*-*"):
+        if left.name.split("-")[2].isdigit() and not Path(f"/proc/{left.name.split('-')[2]}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", system)
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"stoker-tests-{os.getpid()}-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+
 # Nothing is read from, or left in, the user's cache; plain output of one width whatever the terminal.
-os.environ["STOKER_CACHE"] = tempfile.mkdtemp(prefix="stoker-tests-")
-atexit.register(shutil.rmtree, os.environ["STOKER_CACHE"], ignore_errors=True)
+os.environ["STOKER_CACHE"] = tempfile.mkdtemp(prefix="cache-")
 os.environ.pop("STOKER_DATA", None)
 os.environ.pop("FORCE_COLOR", None)
 os.environ.update(NO_COLOR="1", COLUMNS="120", LINES="40")

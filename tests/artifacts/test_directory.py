@@ -247,3 +247,26 @@ def test_every_file_is_on_the_disk_before_its_name_is(tmp_path: Path) -> None:
     assert disk.did[:at].count("sync") >= len(list(artifact.path.iterdir()))
     assert disk.did[at - 1] == "sync directory"
     assert disk.did[at + 1 :] == ["sync directory"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "remedy"),
+    [
+        (errno.ENOSPC, "the disk is full", "Free some space"),
+        (errno.EROFS, "the file system is read-only", "Choose another place"),
+        (errno.EACCES, "permission denied", "Make it writable"),
+    ],
+)
+def test_a_place_that_cannot_be_written_has_the_remedy_that_fits(
+    tmp_path: Path, code: int, said: str, remedy: str
+) -> None:
+    """Space is asked for where the disk is full alone; another place is named with the option of an export."""
+
+    def write(*_: object) -> Manifest:
+        raise OSError(code, "x")
+
+    with pytest.raises(BadArtifact, match=said) as caught:
+        publish(tmp_path / "digits", write)
+    assert str(caught.value.remedy).startswith(remedy)
+    assert str(caught.value.remedy).endswith("hoose another place with -o DIR.")
+    assert not list((tmp_path / "digits").iterdir())

@@ -206,3 +206,15 @@ def test_a_limit_of_memory_is_what_a_place_then_has() -> None:
     assert limited.device.memory_bytes == limited.hardware.device.memory_bytes == 6_000_000_000
     assert (limited.name, limited.entry) == (place.name, place.entry)
     assert (place.is_limited, limited.is_limited) == (False, True)
+
+
+def test_nodes_of_eight_are_counted_together() -> None:
+    """`2x8xh100` is what clusters are called; other nodes, and nodes of this machine, are refused with what works."""
+    (place,) = planned_devices("2x8xh100", LAPTOP)
+    assert (place.name, place.count) == ("16xh100", 16)
+    for word, why, instead in (
+        ("2x4xh100", "forecasts assume nodes of 8", "8xh100"), ("2x8xhere", "'here' is this machine", "16xhere")
+    ):  # fmt: skip
+        with pytest.raises(NoDevice, match=why) as caught:
+            planned_devices(word, LAPTOP)
+        assert f"--on {instead}`" in caught.value.remedy

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -257,3 +258,44 @@ def test_a_launchers_processes_find_each_other() -> None:
     kinds = [json.loads(line)["event"] for line in done.stdout.splitlines()]
     assert (kinds[0], kinds[-1], kinds.count("finished")) == ("planned", "finished", 1)
     assert stoker.load("run").status == "finished"
+
+
+LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF00000100007F"}
+"""127.0.0.1, ::1 and ::ffff:127.0.0.1 as Linux writes them on a little-endian machine."""
+
+
+def listening_on(pid: int) -> list[str]:
+    """The addresses on which a process and those that it has started listen, as /proc/net has them."""
+    mine = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    rows = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
+    own = [row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+    return own + [address for child in workers_of(pid) for address in listening_on(child)]
+
+
+def test_processes_of_one_machine_listen_on_loopback_alone() -> None:
+    """Neither the store where they meet nor the sockets of gloo can be reached from another machine."""
+    settings = ("--set", "epochs=1e5", "--on", "2xhere", "--plan", plan_over(TWO), "--run-dir", "run")
+    with Running("train", job_file(LONG), *settings) as run:
+        run.until("progress", 2)
+        addresses = listening_on(run.process.pid)
+    assert len(addresses) >= 2  # of each process one at least
+    assert set(addresses) <= LOOPBACK
+
+
+def test_different_job_files_under_a_launcher_are_refused_by_all() -> None:
+    """Each process exits with 2; the first says what differs."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "STOKER_SECRET": "s" * 32}
+    plan, processes = plan_over(TWO), []
+    for rank in ("0", "1"):
+        path = job_file(f"settings['seed'] = {rank}", name=f"blobs{rank}.py")
+        words = [sys.executable, "-m", "stoker", "train", path, "--plan", plan, "--run-dir", "run"]
+        processes.append(subprocess.Popen(
+            [*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | where | {"RANK": rank, "LOCAL_RANK": rank},
+        ))  # fmt: skip
+    errors = [process.communicate(timeout=200)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2], errors
+    assert sum("error:" in error for error in errors) == 1, errors
+    assert "seed" in "".join(errors) or "job" in "".join(errors), errors

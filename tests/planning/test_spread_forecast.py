@@ -220,3 +220,11 @@ def test_words_tell_how_much_and_how_long() -> None:
     best = forecasts(Layout(replicas=2)).forecast(PLAN)
     slower = forecasts(Layout(stages=2)).forecast(PLAN)
     assert "of stages waiting" in why_slower(forecasts(Layout(stages=2)).spread(PLAN), slower, best)
+
+
+def test_communication_buffers_are_told_by_their_name() -> None:
+    """Gathered blocks of shards are no data on the device; one process has none."""
+    found = {share.what: share.value for share in forecasts(Layout(shards=2)).breakdown(PLAN).peak_bytes}
+    assert found["communication buffers"] > 0
+    assert [*found.values()] == sorted(found.values(), reverse=True)
+    assert "communication buffers" not in [share.what for share in alone().breakdown(PLAN).peak_bytes]

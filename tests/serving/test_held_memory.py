@@ -18,8 +18,12 @@ import grpc
 import orjson
 import pytest
 
+from stoker.serving.edge import Edge, Limits
 from stoker.serving.grpc import messages
+from stoker.serving.in_flight import InFlight
+from tests.serving.fakes import FakeService
 from tests.serving.held import BODY_BYTES, BUDGET_BYTES, MIB
+from tests.serving.running import running
 
 ALLOWED_BYTES = 2 * BUDGET_BYTES + 16 * MIB
 """Growth that is allowed: the budget twice, once for what gRPC's library holds, and what allocators keep."""
@@ -184,9 +188,10 @@ class HalfMessages:
         address: `host:port`.
         method: of the inference service.
         announced: bytes that each message is said to have.
+        begin: what each message begins with; zeros follow.
     """
 
-    def __init__(self, address: str, method: bytes, announced: int) -> None:
+    def __init__(self, address: str, method: bytes, announced: int, begin: bytes = b"") -> None:
         host, port = address.split(":")
         self._socket = socket.create_connection((host, int(port)), timeout=20)
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
@@ -197,7 +202,7 @@ class HalfMessages:
             + b"\x00\x02te\x08trailers"
             + _literal(b"\x0f\x10", b"application/grpc")
         )
-        self._first = b"\x00" + struct.pack(">I", announced)
+        self._first = b"\x00" + struct.pack(">I", announced) + begin
         self._window = self._initial = 65535
         self._windows: dict[int, int] = {}
         self._buffer = b""
@@ -248,6 +253,12 @@ class HalfMessages:
                 self._buffer = self._buffer[9 + size :]
             wait_s = 0.0
 
+    def wait_for_end(self) -> None:
+        """Take nothing of what is answered until the server hangs up; TimeoutError if it does not within 20 s."""
+        with contextlib.suppress(ConnectionError):
+            while self._socket.recv(65536):
+                pass
+
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
@@ -285,3 +296,28 @@ def test_half_messages_of_grpc_are_bounded(server: Attacked, method: bytes) -> N
         assert live(b"", timeout=20) == messages.message("ServerLiveResponse")(live=True).SerializeToString()
     client.close()
     assert server.is_alive()
+
+
+def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on() -> None:
+    """Flow control holds most of a large answer back: its connection is closed, what it took given back, others stay.
+
+    The client reads the socket, but never lets the server send more than the first window.
+    """
+    num = 100_000
+    asked = messages.message("ModelInferRequest")(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
+    asked.inputs.add(name="x", datatype="FP32", shape=[1, num])
+    raw = asked.SerializeToString()
+    limits = Limits(body_bytes=BODY_BYTES, body_s=1.0, least_bytes_per_s=10**9)
+    edge = Edge(service=FakeService(), limits=limits, in_flight=InFlight(BUDGET_BYTES))
+    with running(edge) as where, grpc.insecure_channel(where.grpc) as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        assert len(infer(raw, timeout=20)) > 4 * num
+        client = HalfMessages(where.grpc, b"ModelInfer", len(raw), begin=raw[: -4 * num])
+        client.open(1)
+        assert client.push(4 * num) == 4 * num
+        assert edge.in_flight.num_bytes > 4 * num
+        client.wait_for_end()
+        client.close()
+        while edge.in_flight.num_bytes:  # gRPC ends the call a moment later
+            time.sleep(0.01)
+        assert len(infer(raw, timeout=20)) > 4 * num

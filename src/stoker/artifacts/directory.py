@@ -191,7 +191,7 @@ def publish(model: Path, write: Callable[[Path, Callable[[], tuple[FileDigest, .
     Raises:
         BadArtifact: the disk is full, or cannot be written.
     """
-    with _writing(model):
+    with disk_errors(model, "the model", error=BadArtifact, option="-o DIR"):
         make_directories(model)
         _remove_abandoned(model)
         aside = aside_path(model / "version")
@@ -304,20 +304,6 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, RecursionError) as error:
         raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
-
-
-class _Unwritable(BadArtifact):
-    """The disk's own reason, before it is given a remedy that fits an export."""
-
-
-@contextmanager
-def _writing(model: Path) -> Iterator[None]:
-    try:
-        with disk_errors(model, "the model", error=_Unwritable):
-            yield
-    except _Unwritable as problem:
-        remedy = "Free some space, or choose a place that this user may write with -o DIR."
-        raise BadArtifact(problem.message, remedy=remedy) from problem
 
 
 def _sync_tree(directory: Path) -> None:

@@ -32,7 +32,7 @@ def publish_chosen(source: Artifact, chosen: Contender, record: Compression, mod
 
     def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
         asked = source.golden().inputs
-        with disk_errors(directory, "the compressed model", error=BadArtifact):
+        with disk_errors(directory, "the compressed model", error=BadArtifact, option="-o DIR"):
             for path in (*chosen.made.files, *chosen.made.beside):
                 shutil.copyfile(path, directory / path.name)
             save_file(Golden(asked, chosen.engine.run(asked)).as_tensors(), directory / _GOLDEN)

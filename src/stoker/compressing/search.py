@@ -91,7 +91,7 @@ class Search:
             return False
         self.tell(f"trying {candidate.name}: {candidate.how}")
         directory = self.directory / re.sub(r"[^a-z0-9]+", "-", candidate.name)
-        with disk_errors(directory, "a candidate", error=BadArtifact):
+        with disk_errors(directory, "a candidate", error=BadArtifact, option="-o DIR"):
             directory.mkdir(parents=True)
         found = examine(candidate, self.course, self.bar, self.rival, self.workshop, directory)
         if (graph := directory / "model.xml").is_file():

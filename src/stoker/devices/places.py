@@ -171,7 +171,7 @@ def _split(word: str) -> tuple[int, str]:
     nodes, each, name = match.groups() if match else ("1", None, word.strip().lower())
     count = int(nodes) * int(each or 1)
     if each is not None and (int(each) != NODE_DEVICES or _is_local_word(name)):
-        what = f"{name!r} is this machine" if _is_local_word(name) else f"nodes have {NODE_DEVICES} devices here"
+        what = f"{name!r} is this machine" if _is_local_word(name) else f"forecasts assume nodes of {NODE_DEVICES}"
         remedy = f"Use `--on {max(1, count)}x{name}`" + ("." if _is_local_word(name) else
                                                     f", which stands on nodes of {NODE_DEVICES}.")  # fmt: skip
         raise NoDevice(f"{word!r} asks for {nodes} nodes of {each} devices, and {what}.", remedy=remedy)

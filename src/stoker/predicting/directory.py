@@ -25,6 +25,7 @@ from stoker.errors import BadRun, StokerError
 from stoker.records import digest, dumps, loads
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
+from stoker.store.disk_errors import RUN_DIRECTORY
 from stoker.store.files import is_aside, make_directories, remove_leftovers, remove_tree
 from stoker.store.locks import HELD_FILE, LOCK_FILE
 
@@ -169,9 +170,9 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _own_remedy() -> Iterator[None]:
-    """What the store advises is for runs that train; here the place is chosen with -o."""
+    """The store's remedies name the options of a run that trains; here the place is chosen with -o."""
     try:
         yield
     except StokerError as error:
-        error.remedy = "Make room, or make it writable: the same command then continues. Or choose another -o DIR."
+        error.remedy = str(error.remedy).replace(RUN_DIRECTORY, "-o DIR")
         raise

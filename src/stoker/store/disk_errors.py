@@ -13,8 +13,10 @@ from pathlib import Path
 from stoker.errors import BadRun, RunFailed, StokerError
 from stoker.units import format_bytes
 
-_ELSEWHERE = "Choose another place with --run-dir DIR, or with STOKER_RUNS or STOKER_CACHE."
-_ON_A_FULL_DISK = "Free some space there; the same command then continues. Or choose another place with --run-dir DIR."
+RUN_DIRECTORY = "--run-dir DIR, or with STOKER_RUNS or STOKER_CACHE"
+"""How the user names another place, unless `disk_errors` is given another way."""
+_ELSEWHERE = "Choose another place with {option}."
+_ON_A_FULL_DISK = f"Free some space there and run the same command again. {_ELSEWHERE}"
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MEANINGS: dict[int, tuple[str, str]] = {
@@ -30,7 +32,7 @@ _MEANINGS: dict[int, tuple[str, str]] = {
         "Make it, or name another place; if something removed it meanwhile, run the command again.",
     ),
     errno.ENOTDIR: ("part of the path is a file, not a directory", _ELSEWHERE),
-    errno.ENAMETOOLONG: ("the name is too long", "Give the job a shorter name, or choose one with --run-dir DIR."),
+    errno.ENAMETOOLONG: ("the name is too long", "Give a shorter name with {option}."),
     errno.EMFILE: ("this process has too many open files", "Raise the limit (ulimit -n), or use fewer loader workers."),
     errno.ESTALE: ("the network file system lost the file", "Mount it again; the same command then continues."),
 }
@@ -39,7 +41,12 @@ _OS_ERROR_IN_TEXT = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def disk_errors(
-    path: Path, what: str, *, needed_bytes: int | None = None, error: type[StokerError] = RunFailed
+    path: Path,
+    what: str,
+    *,
+    needed_bytes: int | None = None,
+    error: type[StokerError] = RunFailed,
+    option: str = RUN_DIRECTORY,
 ) -> Iterator[None]:
     """Turn errors of writing `what` to `path` into one a user can act on.
 
@@ -51,6 +58,7 @@ def disk_errors(
         what: What it is, for people: `checkpoint 000000027000`.
         needed_bytes: Its whole size [bytes], where known; told when the disk is full.
         error: The class to raise: RunFailed while training, BadRun where nothing was spent yet.
+        option: How the user names another place, for the remedy: `-o DIR`.
 
     Raises:
         StokerError: as `error`, with the meaning of the error number, free and needed bytes of a full disk, a remedy.
@@ -60,12 +68,14 @@ def disk_errors(
     except StokerError:
         raise
     except OSError as problem:
-        raise explained(problem.errno or 0, path, what, needed_bytes=needed_bytes, error=error) from problem
+        raise explained(
+            problem.errno or 0, path, what, needed_bytes=needed_bytes, error=error, option=option
+        ) from problem
     except Exception as problem:
         found = _OS_ERROR_IN_TEXT.search(str(problem))
         if found is None:
             raise
-        raise explained(int(found[1]), path, what, needed_bytes=needed_bytes, error=error) from problem
+        raise explained(int(found[1]), path, what, needed_bytes=needed_bytes, error=error, option=option) from problem
 
 
 @contextmanager
@@ -84,7 +94,13 @@ def read_errors(path: Path, what: str = "") -> Iterator[None]:
 
 
 def explained(
-    code: int, path: Path, what: str, *, needed_bytes: int | None = None, error: type[StokerError] = RunFailed
+    code: int,
+    path: Path,
+    what: str,
+    *,
+    needed_bytes: int | None = None,
+    error: type[StokerError] = RunFailed,
+    option: str = RUN_DIRECTORY,
 ) -> StokerError:
     """The error to raise for error number `code`; see `disk_errors`."""
     said = os.strerror(code) if code else "the operating system gave no error number"
@@ -92,7 +108,7 @@ def explained(
     if code == errno.ENOENT and (missing := _first_missing(path)) is not None:
         meaning = f"there is no directory {missing}"
     room = _room(path, needed_bytes) if code in _FULL else ""
-    return error(f"Cannot write {what} at {path}: {meaning}{room}.", remedy=remedy)
+    return error(f"Cannot write {what} at {path}: {meaning}{room}.", remedy=remedy.format(option=option))
 
 
 def _first_missing(path: Path) -> Path | None:

@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -180,3 +182,17 @@ def test_a_tensor_of_the_cpu_does_not_meet_one_of_the_gpu():
 def test_a_scalar_of_the_cpu_may_meet_tensors_of_the_gpu():
     """As it may on a GPU."""
     assert _trace(_Scalar).flops == _trace(_Model_without_change).flops
+
+
+class _Mismatched(_Model):
+    def change(self, x):
+        return x @ x  # 16 columns meet another number of rows
+
+
+def test_pytorch_logs_nothing_of_what_cannot_be_traced(capfd):
+    """One error with the operation and the line; no traceback of PyTorch's log above it, and its log is as before."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    with pytest.raises(BadJob, match=r"aten.mm.default at test_answers.py:\d+ cannot be traced"):
+        _trace(_Mismatched)
+    assert not capfd.readouterr().err
+    assert not log.disabled

@@ -99,7 +99,8 @@ def test_flops_of_products_without_a_formula_in_pytorch_are_the_closed_form():
     [((64, 32), (4, 32, 16), (4, 16, 16, 32)), ((4, 8, 32), (4, 32, 16), (4, 8, 16, 32)),
      ((32, 64), (64, 16), (4, 32, 16, 16))],
 )  # fmt: skip
-def test_grouped_products_of_experts_have_flops_and_sizes(a, b, sizes):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grouped_products_of_experts_have_flops_and_sizes(a, b, sizes, dtype):
     """Mixtures of experts multiply by `_grouped_mm`, whose groups divide the rows, or the depth of a gradient."""
     ends = None if len(a) == len(b) == 3 else torch.tensor([16, 32, 48, 64], dtype=torch.int32)
 
@@ -107,7 +108,7 @@ def test_grouped_products_of_experts_have_flops_and_sizes(a, b, sizes):
         return torch._grouped_mm(x, y, offs=given[0] if given else None)
 
     given = () if ends is None else (ends,)
-    found = _operations(step, torch.ones(a, dtype=torch.bfloat16), torch.ones(b, dtype=torch.bfloat16), *given)
+    found = _operations(step, torch.ones(a, dtype=dtype), torch.ones(b, dtype=dtype), *given)
     (product,) = [one for one in found if one.name == "_grouped_mm"]
     assert product_sizes(product) == sizes
     assert product.flops == 2 * math.prod(sizes)

@@ -115,7 +115,7 @@ def runs_plot(
 
         reports = [find_run(runs_root(), word).read_report() for word in words]
         page = render_side_by_side(reports)
-        with disk_errors(out, "the page"):
+        with disk_errors(out, "the page", option="-o FILE"):
             make_directories(out.parent)
         write_atomic(out, page, what="the page")
         Console().print(f"{len(reports)} runs side by side: {out}", highlight=False, markup=False, soft_wrap=True)

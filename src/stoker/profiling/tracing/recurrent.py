@@ -125,7 +125,7 @@ def _cudnn_backward(*args: Any, **_: Any) -> Any:
 def _grouped_product(
     a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor | None = None, _bias: Any = None, out_dtype: Any = None
 ) -> torch.Tensor:
-    """The product of a mixture of experts. PyTorch's fake takes bf16 only, though its kernels take fp32 and fp16 too."""
+    """The product of a mixture of experts. PyTorch's fake takes bf16 only, its kernels fp32 and fp16 too."""
     groups = [] if ends is None else [ends.shape[0]]
     if a.dim() != b.dim():  # the groups divide the rows of one
         shape = [a.shape[0] if a.dim() == 2 else a.shape[1], b.shape[-1]]

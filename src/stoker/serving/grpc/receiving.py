@@ -88,8 +88,10 @@ def connection_of(peer: str) -> socket.socket | None:
                 continue
             copy = socket.socket(fileno=os.dup(int(entry.name)))
             try:
-                if copy.family in {socket.AF_INET, socket.AF_INET6} and copy.getpeername()[:2] == (host, int(port)):
-                    return copy
+                if copy.family in {socket.AF_INET, socket.AF_INET6}:
+                    there = copy.getpeername()  # gRPC takes IPv4 by sockets of IPv6 too, under mapped addresses
+                    if (there[0].removeprefix("::ffff:"), there[1]) == (host, int(port)):
+                        return copy
             except OSError:
                 copy.close()
                 raise
