@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-<<<<<<< HEAD
 import functools
-=======
->>>>>>> planning2
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +17,16 @@ import stoker
 from stoker.errors import BadJob
 from stoker.loading import datasets_of
 from stoker.loading.batches import in_order
-<<<<<<< HEAD
-from stoker.records import Layout
-=======
 from stoker.profiling.tracing import trace_update
->>>>>>> planning2
+from stoker.records import Layout
 from stoker.stepping import build_model, find_coupling, num_parameters
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
 from tests.optional import optional
-<<<<<<< HEAD
+from tests.profiling.tracing.jobs import settings
 from tests.stepping.driving import SEPARABLE, largest_difference, plan_of, trained
 from tests.stepping.layouts.conformance import Learned, largest_loss_difference, taught
-=======
-from tests.profiling.tracing.jobs import SEPARABLE, settings
-from tests.stepping.driving import largest_difference, plan_of, trained
->>>>>>> planning2
 from tests.stepping.models import samples_of
 
 transformers = optional("transformers")
@@ -245,7 +235,6 @@ def test_training_does_not_depend_on_the_seed_of_the_process() -> None:
     assert all(torch.equal(tensor, first[name]) for name, tensor in build_model(classified()).state_dict().items())
 
 
-<<<<<<< HEAD
 QWEN3 = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": TOKENS,
          "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
@@ -331,7 +320,8 @@ def test_a_fault_of_a_tenth_of_a_millionth_is_seen() -> None:
     """Logits of one of two replicas off by 1e-7, which is less than float32 rounds to, are off by more than 1e-9."""
     found = differences(Layout(replicas=2), ["gpt2", "qwen3"], fault=1e-7)
     assert min(found.values()) > 1e-9, found
-=======
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_mixture_of_experts_is_traced_for_a_gpu_that_is_not_here(precision: str) -> None:
     """Its grouped products are not part of autocast, so they stay in fp32, which PyTorch's fakes of them refuse."""
@@ -342,4 +332,3 @@ def test_a_mixture_of_experts_is_traced_for_a_gpu_that_is_not_here(precision: st
     trace = trace_update(job, datasets_of(job), SEPARABLE, where)
     grouped = [one for one in trace.operations if one.name == "_grouped_mm"]
     assert len(grouped) >= 6  # two products forward, four backward
->>>>>>> planning2
