@@ -27,8 +27,9 @@ os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1"
 # the number of the session's process, so that the next session removes what a killed one left. pytest's own stay.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     system = tempfile.gettempdir()
-    for left in Path(system).glob("stoker-tests-*-*"):
-        if left.name.split("-")[2].isdigit() and not Path(f"/proc/{left.name.split('-')[2]}").exists():
+    for left in Path(system).glob("stoker-tests-*-*") if Path("/proc/self").exists() else ():
+        number = left.name.split("-")[2]
+        if number.isdigit() and not Path(f"/proc/{number}").exists():
             shutil.rmtree(left, ignore_errors=True)
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", system)
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=f"stoker-tests-{os.getpid()}-")
