@@ -69,7 +69,7 @@ def test_what_compiling_took_is_remembered_for_the_next_plan(monkeypatch: pytest
     from stoker.devices import attached_devices, planned_devices
     from stoker.flow.planner import calibrations_of
 
-    def trial(job, plan, coupling, data, *, budget_s, known_error) -> Measurement:
+    def trial(job, plan, coupling, data, *, budget_s, known_error, most_threads) -> Measurement:
         pace = 0.5 if plan.compile else 1.0
         return Measurement(
             plan=plan, samples_per_update=16, update_s=(pace,) * 3, evaluate_s_per_sample=0.0, peak_bytes=1,

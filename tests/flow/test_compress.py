@@ -182,4 +182,4 @@ def test_a_run_brings_its_own_rows_and_metric(place: Path) -> None:
     record = loads(json.dumps(json.loads(outcome.out)["compression"]), Compression)
     assert record.metric == "accuracy"
     assert abs(record.baseline - read("models/digits/1").manifest.metrics["valid/accuracy"]) < 0.1
-    assert record.rows.calibration == 300
+    assert 0 < record.rows.calibration <= 300

@@ -144,10 +144,10 @@ def _couplings() -> st.SearchStrategy[records.Coupling]:
 
 
 def _service_settings() -> st.SearchStrategy[records.ServiceSettings]:
-    counts, seconds = st.integers(1, 10**6), st.floats(0.001, 100)
+    counts, few, seconds = st.integers(1, 65_536), st.integers(1, 1024), st.floats(0.001, 100)
     return st.builds(
         records.ServiceSettings,
-        instances=st.none() | counts, threads=st.none() | counts, max_batch_rows=counts, max_delay_s=seconds,
+        instances=st.none() | few, threads=st.none() | few, max_batch_rows=counts, max_delay_s=seconds,
         max_queue_rows=counts, max_queue_bytes=counts, max_caller_share=st.floats(0.001, 1),
         deadline_s=st.none() | seconds, buckets=st.lists(counts, max_size=3).map(tuple),
         versions=st.lists(counts, max_size=3).map(tuple), basis=TEXT,

@@ -63,7 +63,7 @@ def in_version_1(folder: Path, step: Step) -> None:
     for one in manifest["files"]:
         if one["name"] == file.name:
             one |= {"num_bytes": file.stat().st_size, "sha256": sha256_file(file)}
-    del manifest["layout"], manifest["tensors"]
+    del manifest["layout"], manifest["tensors"], manifest["checksum"]
     path.write_text(json.dumps({**manifest, "schema": 1}))
 
 

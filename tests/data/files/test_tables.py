@@ -255,7 +255,10 @@ def test_a_file_that_is_not_as_it_should_be_is_told(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('a,b\n1,"he said\n2,x\n3,y\n', r"t\.csv is no CSV from byte 4 on: .* quotes that are never closed"),
+        (
+            'a,b\n1,"he said\n2,x\n3,y\n',
+            r"t\.csv is no CSV from line 2 \(byte 4\) on: a quote is opened there and never closed",
+        ),
         ('a,b\n1,"he said\n2,x\n3,"y" z\n4,w\n', r"t\.csv: row 0 is no CSV: ',' expected after '\"'"),
         ('a,b\n0,"x"y\n', r"t\.csv: row 0 is no CSV"),
     ],
