@@ -4,7 +4,7 @@
 
 `CHECKOUT` is a clone of another revision with an environment of its own (`make .venv/.installed` there). Each way is a
 process of its own, and what is counted is the CPU time of the process and its children, which other work on the machine
-disturbs less than the clock: `import` (import stoker), `plan` (examples/train_me.py with an empty cache), `start` (the
+disturbs less than the clock: `import` (import stoker), `plan` (examples/demo.py with an empty cache), `start` (the
 same job trained for three updates under a plan that was kept), `loop` (`bench.loop_overhead`, its own figure [µs an
 update]), `answer` (`bench.serving.answer_path`, the event loop's CPU an answer [µs], the least of its rounds). Printed
 and written: medians, the ratio of each pair's medians, and a 95 % interval of the median ratio by bootstrap over pairs.
@@ -75,7 +75,7 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
 
     def planned(checkout: Path) -> float:
         with tempfile.TemporaryDirectory() as cache:
-            return cpu_s(checkout, ["-m", "stoker", "plan", str(HERE / "examples/train_me.py")], folder, Path(cache))
+            return cpu_s(checkout, ["-m", "stoker", "plan", str(HERE / "examples/demo.py")], folder, Path(cache))
 
     def started(checkout: Path) -> float:
         cache, plan = folder / f"cache-{checkout.name}", folder / f"plan-{checkout.name}.json"

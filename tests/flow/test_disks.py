@@ -27,7 +27,7 @@ def test_a_disk_that_fills_up_while_training_keeps_the_checkpoint_before() -> No
     assert outcome.code == 4
     assert "the disk is full (free: " in outcome.err
     assert "needed: " in outcome.err
-    assert "same command then continues" in outcome.err
+    assert "run the same command again" in outcome.err
     assert "Traceback" not in outcome.err
     run = stoker.load("latest")
     found = CheckpointStore(run.directory.checkpoints).newest()

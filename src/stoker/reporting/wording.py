@@ -147,7 +147,7 @@ def format_spread(estimate: Estimate) -> str:
     >>> format_spread(Estimate(value=60.0, low=4.0, high=1272.0, unit="s", basis="calibrated"))
     '1 : 318'
     >>> format_spread(Estimate(value=3.0, low=0.0, high=10.0, unit="s", basis="calibrated"))
-    '0 to 10 s'
+    '0 to 10.0 s'
     """
     return f"1 : {estimate.high / estimate.low:,.3g}" if estimate.low > 0 else format_interval(estimate)
 

@@ -17,7 +17,7 @@ def shortened(name: str) -> str:
     """A name that a caller sent, in quotes; of a long one the beginning, and how long it is.
 
     >>> shortened("digits"), shortened("1" * 5000)[-22:]
-    ("'digits'", "11' … (5000 characters)")
+    ("'digits'", "1' … (5000 characters)")
     """
     if len(name) <= _MOST_OF_A_NAME:
         return repr(name)
