@@ -57,11 +57,15 @@ def cpu_s(checkout: Path, command: list[str], folder: Path, cache: Path) -> floa
 
 def printed(checkout: Path, module: list[str], pattern: str) -> float:
     """The number that a benchmark of the checkout prints."""
+    results = checkout / "bench/results"
+    before = set(results.iterdir())
     done = subprocess.run(
         [checkout / ".venv/bin/python", "-m", *module], cwd=checkout, capture_output=True, text=True, check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=checkout, check=True)  # what it wrote of itself
+    for file in set(results.iterdir()) - before:  # what it wrote of itself
+        file.unlink()
+    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=checkout, check=True)
     found = re.search(pattern, done.stdout)
     if found is None:
         raise SystemExit(f"{module} under {checkout} printed no {pattern!r}: {done.stdout[-300:]}")

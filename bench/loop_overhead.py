@@ -86,7 +86,7 @@ def stokers(job: stoker.Job, updates: int, folder: Path) -> float:
     )
     source = BatchSource(data.train, step.pipeline(data.train, augmented=True), extent, job.seed, plan)
     loop = training.Loop(
-        step=step, source=source, extent=extent, total_updates=updates, valid=None, evaluate_every=job.evaluate_every,
+        step=step, source=source, extent=extent, total_updates=updates, held_out={}, evaluate_every=job.evaluate_every,
         best=training.Best("loss"), checkpointer=saver, telemetry=telemetry, stop=StopRequest(),
     )  # fmt: skip
     started = time.thread_time()
