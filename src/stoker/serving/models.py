@@ -98,7 +98,7 @@ class Models:
         deadline_s = math.inf if seconds is None else began_s + seconds
         try:
             answers = await served.batcher.ask(
-                fit(request, served.manifest, max_rows=served.settings.max_queue_rows, allow_nan=served.allow_nan),
+                fit(request, served.manifest, max_rows=served.settings.max_queue_rows),
                 deadline=None if seconds is None else began_s + (1 - WAY_SHARE) * seconds,
                 priority=request.priority,
                 caller=request.caller,

@@ -9,8 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts.elements import Arrays, dtype_of
+from stoker.engines.problems import BadInput
 from stoker.records import Manifest, TensorSpec
 from stoker.serving.batching.queue import Part
+
+FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+_FEW = 65_536
 
 
 class Assembler:
@@ -20,8 +24,9 @@ class Assembler:
     their batch, which stay in memory as long as one of them does.
     """
 
-    def __init__(self, manifest: Manifest, padded_dims: tuple[str, ...]) -> None:
-        self._inputs = manifest.inputs
+    def __init__(self, manifest: Manifest, padded_dims: tuple[str, ...], *, allow_nan: bool = True) -> None:
+        self._inputs, self._name = manifest.inputs, manifest.name
+        self._finite = () if allow_nan else tuple(spec.name for spec in manifest.inputs if spec.datatype in FLOATS)
         self._is_batched = manifest.is_batched
         self._padded = {spec.name: _axes(spec, padded_dims) for spec in (*manifest.inputs, *manifest.outputs)}
         self._buffers = {spec.name: np.empty(0, dtype_of(spec.datatype)) for spec in manifest.inputs}
@@ -33,6 +38,21 @@ class Assembler:
         if all(part.shape.sizes == sizes for part in parts):
             return {spec.name: self._stacked(spec.name, parts) for spec in self._inputs}
         return {spec.name: self._filled(spec, parts, sizes) for spec in self._inputs}
+
+    def require_finite(self, inputs: Arrays) -> None:
+        """Refuse NaN and infinities, as JSON does, unless the model takes them.
+
+        Of a batch, and in the engine's thread: on the event loop NumPy gives up the interpreter's lock for it, and
+        getting it back took 13 µs of an answer's 50.
+
+        Raises:
+            BadInput: an input has some; in a batch of several, that of any of them.
+        """
+        for name in self._finite:
+            if not is_finite(inputs[name]):
+                raise BadInput(
+                    f"input {name!r} of {self._name!r} has NaN or infinities; only the setting allow_nan takes them"
+                )
 
     def answers(self, outputs: Arrays, parts: list[Part], sizes: tuple[int, ...]) -> list[Arrays]:
         """Each part's rows of the outputs, cut back to its own sizes.
@@ -116,3 +136,13 @@ def _tidy(array: NDArray[Any]) -> NDArray[Any]:
     """The array itself, or a copy where it is a view that not every engine can read, as from the middle of a body."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))
+
+
+def is_finite(array: NDArray[Any]) -> bool:
+    """Whether every number of an array of floats is finite."""
+    if array.dtype.itemsize == 2:  # NumPy computes in few of these: the exponent is all ones in what is not finite
+        bits = array.view(np.uint16) & np.uint16(0x7FFF)
+        return array.size == 0 or int(bits.max()) < (0x7C00 if array.dtype == np.float16 else 0x7F80)
+    if array.size <= _FEW:  # 0.7 µs for a sample of 64
+        return int(np.count_nonzero(np.isfinite(array))) == array.size
+    return math.isfinite(array.min()) and math.isfinite(array.max())  # without a temporary array; NaN is both

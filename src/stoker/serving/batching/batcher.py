@@ -44,7 +44,8 @@ class Batcher:
     """Answers requests to one model with the engines it is given, in batches formed while they are busy.
 
     Requests come in and answers go out on one event loop; each engine has a thread. An idle engine never waits, unless
-    `max_delay_s` says so. Deadlines are points on `clock`. `observe` is told of every run of an engine, on the loop,
+    `max_delay_s` says so. Without `allow_nan` inputs have to be finite.
+    Deadlines are points on `clock`. `observe` is told of every run of an engine, on the loop,
     after the answers have been given, `on_broken` of every engine that takes no more batches: it fails on what it once
     answered, or hangs for longer than `patience` has. Engines stay the caller's, who closes those that `join` gives.
     """
@@ -55,6 +56,7 @@ class Batcher:
         manifest: Manifest,
         settings: ServiceSettings,
         *,
+        allow_nan: bool = True,
         observe: Callable[[Executed], None] = lambda _executed: None,
         on_broken: Callable[[], None] = lambda: None,
         patience: Patience = DEFAULT_PATIENCE,
@@ -69,7 +71,13 @@ class Batcher:
         self._scheduler = Scheduler(self._shapes, settings, len(engines))
         self._room = Room(self._scheduler, clock)
         self._workers = [
-            Worker(index, engine, Assembler(manifest, self._shapes.padded_dims), self._room, self._post)
+            Worker(
+                index,
+                engine,
+                Assembler(manifest, self._shapes.padded_dims, allow_nan=allow_nan),
+                self._room,
+                self._post,
+            )
             for index, engine in enumerate(engines)
         ]
         self._loop: asyncio.AbstractEventLoop | None = None

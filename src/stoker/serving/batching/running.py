@@ -80,6 +80,7 @@ def _attempt(
     answers, failure = None, None
     try:
         inputs = assembler.inputs(parts, sizes)
+        assembler.require_finite(inputs)
         assembled = ran = clock()
         outputs = engine.run(inputs)
         ran = clock()

@@ -11,13 +11,13 @@ from dataclasses import replace
 from stoker.artifacts import Golden, datatype_of
 from stoker.records import Manifest, ServiceSettings
 from stoker.serving.batching import Batcher
+from stoker.serving.batching.assembling import FLOATS, is_finite
 from stoker.serving.batching.executed import Executed
 from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
 from stoker.serving.observing.metrics import OK, VersionMetrics
 from stoker.serving.observing.statistics import Counters
 from stoker.serving.repository.loading import Loaded
 from stoker.serving.service import Statistics
-from stoker.serving.wire.fitting import FLOATS, is_finite
 
 LONGEST_DRAIN_S = 60.0
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Served:
         """Engines that were still at a batch when it retired, and keep what they hold."""
         self.batcher = Batcher(
             loaded.engines, self.manifest, loaded.settings,
-            observe=self._count_batch, on_broken=on_broken, patience=patience, clock=clock,
+            allow_nan=self.allow_nan, observe=self._count_batch, on_broken=on_broken, patience=patience, clock=clock,
         )  # fmt: skip
 
     @property
