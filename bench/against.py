@@ -4,10 +4,11 @@
 
 `CHECKOUT` is a clone of another revision with an environment of its own (`make .venv/.installed` there). Each way is a
 process of its own, and what is counted is the CPU time of the process and its children, which other work on the machine
-disturbs less than the clock: `import` (import stoker), `plan` (examples/demo.py with an empty cache), `start` (the
-same job trained for three updates under a plan that was kept), `loop` (`bench.loop_overhead`, its own figure [µs an
-update]), `answer` (`bench.serving.answer_path`, the event loop's CPU an answer [µs], the least of its rounds). Printed
-and written: medians, the ratio of each pair's medians, and a 95 % interval of the median ratio by bootstrap over pairs.
+disturbs less than the clock: `import` (import stoker), `plan` (a small convolutional net with an empty cache), `start`
+(the same job trained for three updates under a plan that was kept), `loop` (`bench.loop_overhead`, each checkout's own
+[µs an update]), `answer` (`bench.serving.answer_path` of this checkout: the event loop's CPU an answer [µs], the least
+of its rounds). Printed and written: medians, the ratio of each pair's medians, and a 95 % interval of the median ratio
+by bootstrap over pairs.
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ def cpu_s(checkout: Path, command: list[str], folder: Path, cache: Path) -> floa
     return usage.ru_utime + usage.ru_stime
 
 
-def printed(checkout: Path, module: list[str], pattern: str) -> float:
-    """The number that a benchmark of the checkout prints."""
-    results = checkout / "bench/results"
+def printed(checkout: Path, module: list[str], pattern: str, *, bench: Path | None = None) -> float:
+    """The number that a benchmark prints under the checkout's interpreter; the benchmark is its own, or of `bench`."""
+    folder = bench or checkout
+    results = folder / "bench/results"
     before = set(results.iterdir())
     done = subprocess.run(
-        [checkout / ".venv/bin/python", "-m", *module], cwd=checkout, capture_output=True, text=True, check=True,
+        [checkout / ".venv/bin/python", "-m", *module], cwd=folder, capture_output=True, text=True, check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     for file in set(results.iterdir()) - before:  # what it wrote of itself
         file.unlink()
-    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=checkout, check=True)
+    subprocess.run(["git", "checkout", "-q", "bench/results"], cwd=folder, check=True)
     found = re.search(pattern, done.stdout)
     if found is None:
         raise SystemExit(f"{module} under {checkout} printed no {pattern!r}: {done.stdout[-300:]}")
@@ -79,7 +81,7 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
 
     def planned(checkout: Path) -> float:
         with tempfile.TemporaryDirectory() as cache:
-            return cpu_s(checkout, ["-m", "stoker", "plan", str(HERE / "examples/demo.py")], folder, Path(cache))
+            return cpu_s(checkout, ["-m", "stoker", "plan", str(job)], folder, Path(cache))
 
     def started(checkout: Path) -> float:
         cache, plan = folder / f"cache-{checkout.name}", folder / f"plan-{checkout.name}.json"
@@ -98,7 +100,7 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
         "loop": lambda checkout: printed(
             checkout, ["bench.loop_overhead", "--rounds", "7"], r'"overhead_us": {\s*"median": ([\d.]+)'
         ),
-        "answer": lambda checkout: printed(checkout, ["bench.serving.answer_path"], r"'least': ([\d.]+)"),
+        "answer": lambda checkout: printed(checkout, ["bench.serving.answer_path"], r"'least': ([\d.]+)", bench=HERE),
     }
 
 

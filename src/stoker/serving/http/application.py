@@ -119,9 +119,8 @@ class Application:
         exchange.id = request.id
         check_form(form, request, manifest)
         inferred = await service.infer(request)
-        if sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES and not (
-            form.binary and not form.outputs and not request.outputs
-        ):
+        is_raw = form.binary and not form.outputs and not request.outputs
+        if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
             encoded = await asyncio.to_thread(
                 lambda: encode(classify(inferred, request, manifest.labels), form),
             )
