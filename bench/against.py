@@ -7,8 +7,9 @@ process of its own, and what is counted is the CPU time of the process and its c
 disturbs less than the clock: `import` (import stoker), `plan` (a small convolutional net with an empty cache), `start`
 (the same job trained for three updates under a plan that was kept), `loop` (`bench.loop_overhead`, each checkout's own
 [µs an update]), `answer` (`bench.serving.answer_path` of this checkout: the event loop's CPU an answer [µs], the least
-of its rounds). Printed and written: medians, the ratio of each pair's medians, and a 95 % interval of the median ratio
-by bootstrap over pairs.
+of its rounds), `grpc_raw` and `http_json` (`bench.serving.wire_overhead`, each checkout's own: the server's CPU a
+request [µs], in binary by gRPC and in JSON by HTTP). Printed and written: medians, the ratio of each pair's medians,
+and a 95 % interval of the median ratio by bootstrap over pairs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,12 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
             checkout, ["bench.loop_overhead", "--rounds", "7"], r'"overhead_us": {\s*"median": ([\d.]+)'
         ),
         "answer": lambda checkout: printed(checkout, ["bench.serving.answer_path"], r"'least': ([\d.]+)", bench=HERE),
+        **{
+            case: partial(
+                printed, module=["bench.serving.wire_overhead", "--rounds", "3"], pattern=rf"{case}\s+([\d.]+) µs"
+            )
+            for case in ("grpc_raw", "http_json")
+        },
     }
 
 

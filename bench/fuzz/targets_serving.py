@@ -8,14 +8,51 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from bench.serving.wire_overhead import NoModel
+from stoker.records import Manifest
 from stoker.serving.edge import Edge, Limits
 from stoker.serving.grpc import messages, tensors
 from stoker.serving.grpc.receiving import parsed
 from stoker.serving.http import uvicorn_config
 from stoker.serving.http.connection import MOST_PIPELINED
 from stoker.serving.in_flight import InFlight
-from stoker.serving.problems import Refusal
+from stoker.serving.problems import NotFound, Refusal
+from stoker.serving.service import Entry, Statistics
 from stoker.serving.wire import decode, decode_raw, fit
+
+
+class _Whole(NoModel):
+    """The same for every page: what is not there is refused as the real service refuses it."""
+
+    def is_ready(self) -> bool:
+        """Always."""
+        return True
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """That of the one model."""
+        return model == "digits" and version in {"", "1"}
+
+    def manifest(self, model: str, version: str = "") -> Manifest:
+        """The model's."""
+        if not self.is_model_ready(model, version):
+            raise NotFound(f"there is no model {model[:40]!r}, version {version[:40]!r}")
+        return self.fixed
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        """One."""
+        return ("1",)
+
+    def config(self, model: str, version: str = "") -> dict[str, str]:
+        """As much as a page needs."""
+        return {"name": self.manifest(model, version).name}
+
+    def statistics(self, model: str = "", version: str = "") -> tuple[Statistics, ...]:
+        """None were counted."""
+        return ()
+
+    def index(self, *, ready_only: bool = False) -> tuple[Entry, ...]:
+        """The model."""
+        return (Entry(name="digits", version="1", state="READY", reason=""),)
+
 
 _MODEL = NoModel().fixed
 _LIMITS = Limits(body_bytes=100_000, header_bytes=4096)
@@ -62,7 +99,7 @@ class _Socket(asyncio.Transport):
 
 
 async def _connection(data: bytes) -> None:
-    edge = Edge(service=NoModel(), limits=_LIMITS, in_flight=InFlight(200_000))  # type: ignore[arg-type]
+    edge = Edge(service=_Whole(), limits=_LIMITS, in_flight=InFlight(200_000))  # type: ignore[arg-type]
     config = uvicorn_config(edge)
     config.load()
     state, end = ServerState(), _Socket()
@@ -87,6 +124,7 @@ async def _connection(data: bytes) -> None:
     assert not edge.in_flight.num_bytes, f"{edge.in_flight.num_bytes} bytes are still counted"
     assert not edge.in_flight.connections, "the connection is still counted"
     assert not end.written or end.written.startswith(b"HTTP/1.1 "), f"answered {bytes(end.written[:100])!r}"
+    assert b"HTTP/1.1 500 " not in end.written, f"answered {bytes(end.written[:300])!r}"
 
 
 def fuzz_http_connection(data: bytes) -> None:

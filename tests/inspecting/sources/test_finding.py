@@ -84,6 +84,20 @@ def test_shards_have_keys_and_labels(tmp_path: Path) -> None:
     assert found.findings == ()
 
 
+def test_a_label_of_lists_without_end_is_a_fault_of_its_sample(tmp_path: Path) -> None:
+    """JSON that is nested deeper than the stack makes one unreadable sample; the next one is read."""
+    members = {"a.png": b"1", "a.json": b"[" * 5000, "b.png": b"2", "b.cls": b"cat"}
+    with tarfile.open(tmp_path / "data-valid-000.tar", "w") as archive:
+        for name, content in members.items():
+            (tmp_path / "member").write_bytes(content)
+            archive.add(tmp_path / "member", name)
+    found = find(tmp_path / "data-valid-000.tar")
+    assert isinstance(found, Found)
+    items = [item for unit in found.units for item in map(unit.item, range(len(unit)))]
+    assert items[0].problem.startswith("cannot be read: lists and objects lie more than 200 deep")
+    assert items[1].label == "cat"
+
+
 def test_numpy_files_pair_images_with_labels(tmp_path: Path) -> None:
     """Keras's names are splits; arrays of another shape are told."""
     np.savez(tmp_path / "set.npz", x_train=np.zeros((4, 5, 5)), y_train=np.arange(4), x_test=np.zeros((2, 5, 5, 3)),

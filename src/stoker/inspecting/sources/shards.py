@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from stoker.errors import first_line
 from stoker.inspecting.sources.base import SAMPLES_OF_A_UNIT, Found, Item, Unit, cut
 from stoker.inspecting.sources.splits import split_of
 from stoker.records.cleaning import Finding
+from stoker.records.codec import parsed
 
 _LABEL_KEYS = ("cls", "label", "class", "target", "y")
 
@@ -105,7 +105,7 @@ def _label(content: bytes, member: Member) -> str | None:
     """What a `.cls` says, or a `.json` under a name that labels go by."""
     if member.kind == "cls":
         return content.decode("utf-8").strip()
-    found = json.loads(content)
+    found = parsed(content)
     if not isinstance(found, dict):
         return str(found)
     return next((str(found[key]) for key in _labels_in(found)), None)
