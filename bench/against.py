@@ -5,11 +5,12 @@
 `CHECKOUT` is a clone of another revision with an environment of its own (`make .venv/.installed` there). Each way is a
 process of its own, and what is counted is the CPU time of the process and its children, which other work on the machine
 disturbs less than the clock: `import` (import stoker), `plan` (a small convolutional net with an empty cache), `start`
-(the same job trained for three updates under a plan that was kept), `loop` (`bench.loop_overhead`, each checkout's own
-[µs an update]), `answer` (`bench.serving.answer_path` of this checkout: the event loop's CPU an answer [µs], the least
-of its rounds), `grpc_raw` and `http_json` (`bench.serving.wire_overhead`, each checkout's own: the server's CPU a
-request [µs], in binary by gRPC and in JSON by HTTP). Printed and written: medians, the ratio of each pair's medians,
-and a 95 % interval of the median ratio by bootstrap over pairs.
+(the same job trained for three updates under a plan that was kept), `loop` (each checkout's own `bench.loop_overhead`:
+the least of 30 rounds beyond the least of plain PyTorch [µs an update]), `loop calls` (calls of functions an update),
+`answer` (`bench.serving.answer_path` of this checkout: the event loop's CPU an answer [µs], the least of its rounds),
+`grpc_raw` and `http_json` (`bench.serving.wire_overhead`, each checkout's own: the server's CPU a request [µs], in
+binary by gRPC and in JSON by HTTP). Printed and written: medians, the ratio of each pair's medians, and a 95 % interval
+of the median ratio by bootstrap over pairs.
 """
 
 from __future__ import annotations
@@ -43,6 +44,32 @@ def job():
                       until=stoker.updates(3), seed=0)
 """
 
+LOOP = """
+import sys, tempfile
+from pathlib import Path
+import torch
+from bench import loop_overhead
+
+torch.set_num_threads(1)
+job, calls = loop_overhead.the_job(), 0
+
+
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+
+
+with tempfile.TemporaryDirectory() as folder:
+    ours, plain = (lambda: loop_overhead.stokers(job, 400, Path(folder))), (lambda: loop_overhead.plain(job, 400))
+    ours(), plain()
+    pairs = [(ours(), plain()) for _ in range(30)]
+    sys.setprofile(count)
+    ours()
+    sys.setprofile(None)
+print("overhead", 1e6 * (min(one for one, _ in pairs) - min(one for _, one in pairs)))
+print("calls", calls / (loop_overhead.SAMPLES // loop_overhead.BATCH))
+"""
+
 
 def cpu_s(checkout: Path, command: list[str], folder: Path, cache: Path) -> float:
     """CPU time of `command` under the checkout's interpreter, with its children [s]."""
@@ -64,7 +91,7 @@ def printed(checkout: Path, module: list[str], pattern: str, *, bench: Path | No
     results = folder / "bench/results"
     before = set(results.iterdir())
     done = subprocess.run(
-        [checkout / ".venv/bin/python", "-m", *module], cwd=folder, capture_output=True, text=True, check=True,
+        [checkout / ".venv/bin/python", *module], cwd=folder, capture_output=True, text=True, check=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     for file in set(results.iterdir()) - before:  # what it wrote of itself
@@ -99,13 +126,14 @@ def ways(folder: Path) -> dict[str, Callable[[Path], float]]:
         "import": lambda checkout: cpu_s(checkout, ["-c", "import stoker"], folder, folder / "none"),
         "plan": planned,
         "start": started,
-        "loop": lambda checkout: printed(
-            checkout, ["bench.loop_overhead", "--rounds", "7"], r'"overhead_us": {\s*"median": ([\d.]+)'
+        "loop": partial(printed, module=["-c", LOOP], pattern=r"overhead ([\d.]+)"),
+        "loop calls": partial(printed, module=["-c", LOOP], pattern=r"calls ([\d.]+)"),
+        "answer": lambda checkout: printed(
+            checkout, ["-m", "bench.serving.answer_path"], r"'least': ([\d.]+)", bench=HERE
         ),
-        "answer": lambda checkout: printed(checkout, ["bench.serving.answer_path"], r"'least': ([\d.]+)", bench=HERE),
         **{
             case: partial(
-                printed, module=["bench.serving.wire_overhead", "--rounds", "3"], pattern=rf"{case}\s+([\d.]+) µs"
+                printed, module=["-m", "bench.serving.wire_overhead", "--rounds", "3"], pattern=rf"{case}\s+([\d.]+) µs"
             )
             for case in ("grpc_raw", "http_json")
         },

@@ -10,8 +10,9 @@ import bisect
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 
