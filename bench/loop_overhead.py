@@ -31,6 +31,7 @@ from stoker.loading import BatchSource, datasets_of
 from stoker.records import Coupling, Plan
 from stoker.stepping import Step, build_model
 from stoker.store import CheckpointStore
+from stoker.training.checkpoints import Written
 from stoker.training.interrupts import StopRequest
 
 BATCH, FEATURES, CLASSES, SAMPLES = 64, 64, 10, 64_000
@@ -97,7 +98,7 @@ def stokers(job: stoker.Job, updates: int, folder: Path) -> float:
 class _NoCheckpoints(training.Checkpointer):
     """Saves nothing, so that the loop alone is timed."""
 
-    def save(self, *_arguments: object, **_settings: object) -> list[training.checkpoints.Written]:
+    def save(self, *_arguments: object, **_settings: object) -> list[Written]:
         return []
 
 

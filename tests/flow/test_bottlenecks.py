@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker import planning
+from stoker.planning.remedies import WORTH_TELLING
 from stoker.devices import attached_devices, cache_key
 from stoker.flow.bottleneck import bottleneck_of
 from stoker.flow.preparation import prepare
@@ -59,7 +60,7 @@ def test_slow_samples_bound_a_run() -> None:
     assert found.bound_by == "data"
     assert from_json(heard.of("finished")[0]["bottleneck"], Bottleneck) == found
     assert found.gain is not None
-    assert found.gain.value > planning.remedies.WORTH_TELLING
+    assert found.gain.value > WORTH_TELLING
     assert "Data bound this run" in run.report_path.read_text()
     assert run.directory.read_report().bottleneck == found
 
@@ -74,7 +75,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(given)
         return find(*args, **given)
 
-    monkeypatch.setattr(planning, "find_bottleneck", spy)
+    monkeypatch.setattr("stoker.planning.run_bottleneck.find_bottleneck", spy)
     monkeypatch.setattr("stoker.flow.bottleneck.WORTH_TRACING_S", 0.0)
     return asked
 
@@ -128,7 +129,7 @@ def test_a_verdict_that_fails_costs_the_run_nothing(monkeypatch: pytest.MonkeyPa
     def broken(*args: object, **given: object) -> None:
         raise ZeroDivisionError("float division by zero")
 
-    monkeypatch.setattr(planning, "find_bottleneck", broken)
+    monkeypatch.setattr("stoker.planning.run_bottleneck.find_bottleneck", broken)
     heard = Heard()
     run = stoker.train(blobs_job(), plan=PLAN, sink=heard)
     assert run.status == "finished"

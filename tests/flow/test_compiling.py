@@ -76,7 +76,7 @@ def test_what_compiling_took_is_remembered_for_the_next_plan(monkeypatch: pytest
             state_bytes=1, took_s=0.1, compile_s=100.0 * plan.compile,
         )  # fmt: skip
 
-    monkeypatch.setattr(profiling, "try_plan", trial)
+    monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
     place = planned_devices("cpu", attached_devices())[0]
     planner = Planner(prepare(blobs_job(until=stoker.updates(100_000)), None))
     known = [

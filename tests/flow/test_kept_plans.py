@@ -59,7 +59,7 @@ def trials(monkeypatch):
         made.append(args[1].in_words())
         return real(*args, **settings)
 
-    monkeypatch.setattr(profiling, "try_plan", counted)
+    monkeypatch.setattr("stoker.planning.planner.try_plan", counted)
     return made
 
 

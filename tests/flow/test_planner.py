@@ -47,8 +47,8 @@ def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPa
         tried.append(plan)
         raise DoesNotFit("a made-up reason")
 
-    monkeypatch.setattr(planning, "Search", Script)
-    monkeypatch.setattr(profiling, "try_plan", trial)
+    monkeypatch.setattr("stoker.planning.planner.PlanSearch", Script)
+    monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
     [place] = planned_devices("cpu", (attached_cpu(),))
     planner.Planner(prepare(blobs_job())).confirmed(place)
     assert tried == [FIRST, OTHER, FIRST, NEIGHBOUR]

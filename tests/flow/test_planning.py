@@ -34,7 +34,7 @@ def nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a trial was started")
 
-    monkeypatch.setattr(profiling, "try_plan", refuse)
+    monkeypatch.setattr("stoker.planning.planner.try_plan", refuse)
 
 
 def job_of(name: str, **settings: str) -> dict[str, object]:
@@ -286,7 +286,7 @@ def test_nothing_is_tried_that_is_forecast_to_need_more_memory_than_is_allowed(m
             state_bytes=0, took_s=0.0, gradient_error=0.01,
         )  # fmt: skip
 
-    monkeypatch.setattr(profiling, "try_plan", free)
+    monkeypatch.setattr("stoker.planning.planner.try_plan", free)
     monkeypatch.setattr(planner, "resident_bytes", lambda: 500 * 10**6)
     job = blobs_job(model=wide_net, data=blobs(2**14), batch=2**14, loss_scope="batch", valid=None)
     known, [place] = planner.Planner(prepare(job)), planned_devices("cpu", (attached_cpu(),))

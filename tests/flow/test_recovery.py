@@ -206,7 +206,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Plan]:
         judged["plan"] = plan
         return find(times, plan, *args, **given)
 
-    monkeypatch.setattr(planning, "find_bottleneck", spy)
+    monkeypatch.setattr("stoker.planning.run_bottleneck.find_bottleneck", spy)
     return judged
 
 

@@ -68,7 +68,7 @@ def test_processes_are_waited_for_as_long_as_the_slowest_phase_asks(
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(launching, "Supervisor", Noting)
+    monkeypatch.setattr("stoker.training.train.Supervisor", Noting)
     monkeypatch.setattr(supervising, "Run", lambda *_: None)
     planned = decision()
     slow = dataclasses.replace(planned.chosen.forecast, evaluate_s=estimate(evaluate_s, 0.1, "s"))

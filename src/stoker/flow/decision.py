@@ -26,7 +26,7 @@ from stoker.jobs import Entry, Job
 from stoker.planning import Limits, Objective
 from stoker.planning.checkpointing import settled
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Rejection
-from stoker.training.threads import may_give_up_threads
+from stoker.flow.planner import may_give_up_threads
 
 STARTING_S = 120.0
 """Until a rented machine is there, with Python, data and device started [s]: a judgement."""

@@ -40,7 +40,6 @@ from stoker.records.out_of_memory import OutOfMemory
 from stoker.stepping import bytes_of, coupling_by_types, find_coupling
 from stoker.stepping.compiling import compiler_missing
 from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
-from stoker.training.threads import may_give_up_threads
 from stoker.units import MIB, Duration, format_bytes
 
 TRIAL_S = 1.0
@@ -355,3 +354,8 @@ def losers_of(ranked: tuple[Candidate, ...]) -> tuple[Rejection, ...]:
         )
         for c in ranked[1:]
     )  # fmt: skip
+
+
+def may_give_up_threads(plan: Plan) -> bool:
+    """Whether a run under `plan` may compute with fewer threads while other processes use the CPU."""
+    return not plan.compile and not torch.are_deterministic_algorithms_enabled()

@@ -23,7 +23,7 @@ CHANGEABLE = frozenset(
 
 _REMEDY = "Search such settings with --sampler tpe; a population changes them in the middle of a run."
 
-Make = Callable[[dict[str, JSON]], "Prepared"]
+Make = Callable[[dict[str, JSON]], Prepared]
 
 
 def require_changeable(make: Make, space: Space, seed: int) -> None:

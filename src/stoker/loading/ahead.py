@@ -17,7 +17,7 @@ import torch
 
 from stoker.loading.fields import Content, map_tensors
 
-Place = TypeVar("Place")
+Place = TypeVar("BatchKey")
 Fetched = Generator[tuple[Place, Content], None, None]
 
 

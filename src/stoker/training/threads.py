@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stoker.flow.planner import may_give_up_threads
 from stoker.devices.cpu import attached_cpu
 from stoker.devices.load import CpuSample, free_cores, others_cores, sample_cpu
 from stoker.records import Plan, Position
@@ -190,11 +191,6 @@ def thread_keeper(
         lambda: step.plan, tell, usual_samples_per_s=usual_samples_per_s, is_free=may_give_up_threads(step.plan),
         others_share=others_share,
     )  # fmt: skip
-
-
-def may_give_up_threads(plan: Plan) -> bool:
-    """Whether a run under `plan` may compute with fewer threads while other processes use the CPU."""
-    return not plan.compile and not torch.are_deterministic_algorithms_enabled()
 
 
 def _cores(count: int) -> str:

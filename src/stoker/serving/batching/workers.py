@@ -15,7 +15,7 @@ from stoker.serving.batching.scheduler import Batch, Scheduler, Wait
 SUSPICIOUS_FAILURES = 3
 """After so many requests in a row that failed alone, an engine is asked for its golden inputs."""
 
-Post = Callable[["Worker", Batch, Attempt | None], None]
+Post = Callable[["EngineWorker", Batch, Attempt | None], None]
 """Takes what an attempt gave to whoever asked, or (without one) says which parts are late; called from any thread."""
 
 

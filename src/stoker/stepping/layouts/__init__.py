@@ -10,7 +10,6 @@ from stoker.stepping.layouts.base import Alone, Spread
 from stoker.stepping.layouts.replicated import Replicated
 from stoker.stepping.world import World
 
-__all__ = ["Alone", "Spread", "spread"]
 
 
 def spread(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Spread:
