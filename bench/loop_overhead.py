@@ -25,14 +25,17 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import training
 from stoker.jobs.extent import Extent
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan
-from stoker.stepping import Step, build_model
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
-from stoker.training.checkpoints import Written
-from stoker.training.interrupts import StopRequest
+from stoker.training.checkpoints import Checkpointer, Written
+from stoker.training.loop import Best, Loop
+from stoker.training.signals import StopRequest
+from stoker.training.telemetry import Telemetry
 
 BATCH, FEATURES, CLASSES, SAMPLES = 64, 64, 10, 64_000
 SCHEDULE = stoker.schedules.one_cycle()
@@ -82,20 +85,20 @@ def stokers(job: stoker.Job, updates: int, folder: Path) -> float:
     data = datasets_of(job)
     extent = Extent(SAMPLES, BATCH)
     saver = _NoCheckpoints(CheckpointStore(folder), spec_digest="", version="")
-    telemetry = training.Telemetry(
+    telemetry = Telemetry(
         lambda _event: None, total_samples=SAMPLES, total_updates=updates, evaluate_s=0.0, evaluations_left=0
     )
     source = BatchSource(data.train, step.pipeline(data.train, augmented=True), extent, job.seed, plan)
-    loop = training.Loop(
+    loop = Loop(
         step=step, source=source, extent=extent, total_updates=updates, held_out={}, evaluate_every=job.evaluate_every,
-        best=training.Best("loss"), checkpointer=saver, telemetry=telemetry, stop=StopRequest(),
+        best=Best("loss"), checkpointer=saver, telemetry=telemetry, stop=StopRequest(),
     )  # fmt: skip
     started = time.thread_time()
     loop.run(extent.position(0))
     return (time.thread_time() - started) / updates
 
 
-class _NoCheckpoints(training.Checkpointer):
+class _NoCheckpoints(Checkpointer):
     """Saves nothing, so that the loop alone is timed."""
 
     def save(self, *_arguments: object, **_settings: object) -> list[Written]:

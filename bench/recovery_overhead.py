@@ -23,8 +23,8 @@ from torch import nn
 import stoker
 from stoker.devices.cpu import attached_cpu
 from stoker.records import Position
-from stoker.stepping import Step
-from stoker.training import Recovery
+from stoker.stepping.step import Step
+from stoker.training.recovery import Recovery
 
 MODELS = {"mlp": lambda: nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 10)), "resnet9": stoker.zoo.ResNet9}
 

@@ -169,7 +169,7 @@ def _is_program(end: int) -> bool:
 
 def _serve(orders: socket.socket) -> None:
     """Import what every run needs, then fork for each order."""
-    for module in ("stoker.cli.main", "stoker.flow.running", "torch._dynamo"):
+    for module in ("stoker.cli.main", "stoker.training.train", "torch._dynamo"):
         __import__(module)
     assert threading.active_count() == 1
     gc.collect()

@@ -20,11 +20,10 @@ import pytest
 from typer.main import get_command
 
 import stoker
-from stoker import flow
 from stoker.cli.main import app
 from stoker.jobs import Job, load_job
-from stoker.planning.ranking import SURE_ENOUGH
-from stoker.planning.search import LEAST_GAIN, LEAST_PLANNING_S, PLANNING_SHARE
+from stoker.planning.plan_ranking import SURE_ENOUGH
+from stoker.planning.plan_search import LEAST_GAIN, LEAST_PLANNING_S, PLANNING_SHARE
 from stoker.records import (
     LARGEST_GRADIENT_ERROR,
     ONE_PROCESS,

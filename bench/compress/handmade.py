@@ -14,7 +14,7 @@ import nncf
 import numpy as np
 import openvino
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 
 Answer = Callable[[Arrays], Arrays]
 

@@ -24,17 +24,17 @@ import torch
 from torch import nn
 
 from bench.train.results import document, save
-from stoker import flow
-from stoker.compressing import Course, Terms
-from stoker.compressing.pruning import rebuilt
-from stoker.compressing.pruning.scoring import multiplications
+from stoker import api
+from stoker.compressing.channel_importance import multiplications
+from stoker.compressing.compress import _material
+from stoker.compressing.contender import CompressionTerms, Examination
+from stoker.compressing.distillation import trained
+from stoker.compressing.pruning import TARGETS, decided
+from stoker.compressing.source_job import Pruner, pruner_of
 from stoker.devices import attached_cpu
-from stoker.flow.compressing import _material
-from stoker.flow.fine_tuning import trained
-from stoker.flow.pruner import Pruner, pruner_of
-from stoker.flow.pruning import TARGETS, decided
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import to_json
+from stoker.training.pruned_network import rebuild_pruned
 from stoker.units import epochs
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -62,7 +62,7 @@ def speeds(pruner: Pruner, aside: Path, targets: Sequence[float], length: float)
     """Each speed: what went, how fast the rest is, and how good before and after its training."""
     told = []
     for one in decided(pruner, targets, epochs(length), aside):
-        small = rebuilt(pruner.teacher, one.cut)
+        small = rebuild_pruned(pruner.teacher, one.cut)
         began = time.perf_counter()
         run, tuned = trained(pruner.run, pruner.prepared.job, pruner.teacher, one, None)
         took_s = time.perf_counter() - began
@@ -98,9 +98,11 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         aside = Path(temporary)
-        source = flow.export(arguments.run, aside / "models" / "demo")
+        source = api.export(arguments.run, aside / "models" / "demo")
         material, metric = _material(source, None, None, None, 0)
-        course = Course(source, material, metric, Terms(batch_sizes=(1, 32), threads=1), time.process_time)
+        course = Examination(
+            source, material, metric, CompressionTerms(batch_sizes=(1, 32), threads=1), time.process_time
+        )
         cpu = attached_cpu()
         pruner = pruner_of(source, None, course, fast_dtypes=cpu.fast_dtypes, proved_on=cpu.model, tell=print)
         asked = "".join(f" --speed {speed:g}" for speed in arguments.speed or ())

@@ -25,13 +25,13 @@ import torch
 
 from bench.compress import handmade, minilm
 from bench.train.results import document, save
-from stoker import flow
+from stoker import api
 from stoker.artifacts import Artifact
-from stoker.compressing import Metric, Terms
-from stoker.compressing.contender import Course, gain_of
-from stoker.compressing.judging import accepted
+from stoker.compressing.compress import _material
+from stoker.compressing.contender import CompressionTerms, Examination, gain_of
+from stoker.compressing.gates import accepted
+from stoker.compressing.scores import Metric
 from stoker.exporting import About, export_module
-from stoker.flow.compressing import _material
 from stoker.loading.samples import Samples
 from stoker.records import to_json
 
@@ -91,10 +91,10 @@ def main() -> None:
             metric: Metric | None = Metric("neighbours kept", keeps_neighbour)
             drop, sizes = arguments.max_drop or "8%", (1, 16)
         else:
-            source, data = flow.export(arguments.run, directory / "models" / "demo"), None
+            source, data = api.export(arguments.run, directory / "models" / "demo"), None
             metric, drop, sizes = None, arguments.max_drop or "0.3%", (1, 32)
         began = time.perf_counter()
-        found = flow.compress(source.path, max_drop=drop, data=data, metric=metric, batch_sizes=sizes, threads=1,
+        found = api.compress(source.path, max_drop=drop, data=data, metric=metric, batch_sizes=sizes, threads=1,
                               seconds=arguments.seconds, tell=print)  # fmt: skip
         took = time.perf_counter() - began
         content = document(__doc__.splitlines()[0], f"python -m bench.compress.search {arguments.case}", _versions())
@@ -108,11 +108,13 @@ def main() -> None:
         save(RESULTS / f"compress_{arguments.case}_{day}.json", content)
 
 
-def _course(source: Artifact, data: Path | None, metric: Metric | None, sizes: tuple[int, ...], record: Any) -> Course:
+def _course(
+    source: Artifact, data: Path | None, metric: Metric | None, sizes: tuple[int, ...], record: Any
+) -> Examination:
     material, chosen = _material(source, None, data, metric, record.rows.seed)
-    terms, rows = Terms(batch_sizes=sizes, threads=1), record.rows
+    terms, rows = CompressionTerms(batch_sizes=sizes, threads=1), record.rows
     material = material.limited(selection=rows.selection, acceptance=rows.acceptance, calibration=rows.calibration)
-    return Course(source, material, chosen, terms, handmade.clock)
+    return Examination(source, material, chosen, terms, handmade.clock)
 
 
 def _by_hand(
@@ -140,7 +142,7 @@ def _by_hand(
     return told
 
 
-def _cut(course: Course, row: Any) -> Any:
+def _cut(course: Examination, row: Any) -> Any:
     from stoker.compressing.rows import cut_to, row_lengths  # noqa: PLC0415 - beside its one use
 
     manifest = course.source.manifest
@@ -150,12 +152,12 @@ def _cut(course: Course, row: Any) -> Any:
 def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int, ...]) -> dict[str, Any]:
     """The chosen version against the run's model under `torch.compile`, fp32, prepared inputs, one thread."""
     torch.set_num_threads(1)
-    model = flow.load(run).model()
+    model = api.load(run).model()
     course = _course(best, data, None, sizes, flow_record(best))
     engine = course.engine_of(best.manifest, best.graph_path)
     samples: Samples = _valid(run)
     told: dict[str, Any] = {"weights_bytes": sum(p.numel() * p.element_size() for p in model.state_dict().values())}
-    from stoker.compressing.timing import race, speed_up  # noqa: PLC0415 - beside its one use
+    from stoker.compressing.contender import speed_up, time_interleaved  # noqa: PLC0415 - beside its one use
 
     races = []
     for size in sizes:
@@ -164,7 +166,7 @@ def _torch_compile(run: str, best: Artifact, data: Path | None, sizes: tuple[int
         request = course.request(size)
         with torch.no_grad():
             contest = {"own": lambda r=request: engine.run(r), "rival": lambda p=prepared, m=compiled: m(p)}
-            races.append(race(contest, handmade.clock, seconds=20.0))
+            races.append(time_interleaved(contest, handmade.clock, seconds=20.0))
     told["faster"] = to_json(speed_up(races, "own", "rival"))
     told["faster_by_batch"] = {
         str(size): to_json(speed_up([one], "own", "rival")) for size, one in zip(sizes, races, strict=True)
@@ -183,9 +185,9 @@ def flow_record(best: Artifact) -> Any:
 
 
 def _valid(run: str) -> Samples:
-    from stoker.loading import datasets_of  # noqa: PLC0415 - beside its one use
+    from stoker.loading.datasets import datasets_of  # noqa: PLC0415 - beside its one use
 
-    found = datasets_of(flow.load(run).job()).valid
+    found = datasets_of(api.load(run).job()).valid
     assert found is not None
     return found
 

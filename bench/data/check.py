@@ -30,10 +30,10 @@ from PIL import Image, ImageDraw
 from bench.data.planted import PLANTERS, false_alarms, is_found
 from stoker.devices import attached_cpu
 from stoker.inspecting import CheckOptions, check
-from stoker.inspecting.pictures.near import NearPair, correlation, near_pairs, standing_out, usual_distances
-from stoker.inspecting.pictures.reading import Survey, survey
-from stoker.inspecting.sources.finding import find
-from stoker.records.cleaning import Finding
+from stoker.inspecting.data_kinds import find
+from stoker.inspecting.image_signatures import ImageSurvey, survey
+from stoker.inspecting.near_duplicates import NearPair, correlation, near_pairs, standing_out, usual_distances
+from stoker.records.data_check import Finding
 
 RESULTS = Path(__file__).parents[1] / "results"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -99,12 +99,12 @@ def found_units(folder: Path) -> tuple[Any, ...]:
     return units
 
 
-def crosses(seen: Survey, pair: NearPair) -> bool:
+def crosses(seen: ImageSurvey, pair: NearPair) -> bool:
     """Whether a pair is of two splits."""
     return bool(seen.splits[pair.first] != seen.splits[pair.second])
 
 
-def all_pairs(seen: Survey, least: float) -> list[NearPair]:
+def all_pairs(seen: ImageSurvey, least: float) -> list[NearPair]:
     """Near duplicates between the splits, without hashes: every pair is asked whether it stands out."""
     rows = np.arange(len(seen))
     usual = usual_distances(seen.signatures, rows, quietly)

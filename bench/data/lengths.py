@@ -27,12 +27,12 @@ import torch
 
 from stoker.devices.cpu import attached_cpu
 from stoker.jobs.lengths import packed
-from stoker.loading import Fields, as_samples
-from stoker.loading.bucketing import BucketedOrder
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.fields import Fields
 from stoker.loading.labels import Labels
+from stoker.loading.lengths import BucketedOrder, PackedSamples, rows_of_lengths
 from stoker.loading.order import EpochOrder, Indices, Order
-from stoker.loading.packing import InRows, rows_of_lengths
-from stoker.loading.sampling import DrawnByClass, DrawnByWeight, OrderInShares
+from stoker.loading.sampling import BalancedSamples, StratifiedOrder, WeightedSamples
 
 MANY, ASKED = 1_000_000, 256
 
@@ -63,7 +63,7 @@ def shares(lengths: Indices, into: int, batch: int) -> dict[str, Any]:
     for window in (5, 20, 50, 200):
         order = BucketedOrder(lengths, batch, window, 0)
         found[f"bucketed, window {window}"] = {"padding": padded_share(lengths, order, batch)}
-    rows = InRows(as_samples(range(len(lengths)), what="data"), lengths, packed(into), Fields(), 0)
+    rows = PackedSamples(as_samples(range(len(lengths)), what="data"), lengths, packed(into), Fields(), 0)
     found[f"packed into {into}"] = {
         "padding": 1 - rows.fill, "rows": len(rows), "fewest_rows": int(np.ceil(lengths.sum() / into)),
     }  # fmt: skip
@@ -89,9 +89,9 @@ def costs(rounds: int) -> dict[str, float]:
     orders: dict[str, Order] = {
         "plain": EpochOrder(MANY, 0),
         "bucketed, window 50": BucketedOrder(lengths, ASKED, 50, 0),
-        "stratified": OrderInShares(labels, 0),
-        "balanced": _Draws(DrawnByClass(numbers, labels, None, 0)),
-        "weighted": _Draws(DrawnByWeight(numbers, draws.random(MANY), None, 0)),
+        "stratified": StratifiedOrder(labels, 0),
+        "balanced": _Draws(BalancedSamples(numbers, labels, None, 0)),
+        "weighted": _Draws(WeightedSamples(numbers, draws.random(MANY), None, 0)),
     }
     downwards, started = np.sort(lengths)[::-1], time.thread_time()
     rows_of_lengths(downwards, 512)

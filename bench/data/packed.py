@@ -30,10 +30,11 @@ import torch
 
 import stoker
 from stoker.devices.cpu import attached_cpu
-from stoker.loading import Batch, BatchSource, datasets_of
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import Normalize, RandomFlip, RandomShift
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 

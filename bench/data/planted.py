@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image, ImageDraw, ImageEnhance
 
-from stoker.records.cleaning import Fault, Finding
+from stoker.records.data_check import Fault, Finding
 
 CLASSES = ("circle", "cross", "square", "stripes")
 _SIDE = 64

@@ -25,9 +25,9 @@ import torch
 
 from bench.data.lengths import documents
 from stoker.devices.cpu import attached_cpu
-from stoker.loading.bucketing import BucketedOrder
+from stoker.loading.lengths import BucketedOrder
 from stoker.loading.order import EpochOrder, Indices
-from stoker.loading.token_layout import Cut, TokenLayout
+from stoker.loading.token_batches import TokenBudget, TokenLayout
 
 MANY, TOKENS_OF_MANY = 1_000_000, 16_384
 
@@ -52,7 +52,11 @@ def shares(lengths: Indices, num_tokens: int) -> dict[str, Any]:
     for name, order in {"plain": EpochOrder(size, 0), "bucketed": BucketedOrder(lengths, batch, 50, 0)}.items():
         batches = np.split(order.indices(0, 0, size), range(batch, size, batch))
         found[f"{batch} samples, {name}"] = counted(lengths, batches, num_tokens)
-    for cut in (Cut(num_tokens), Cut(num_tokens, window=50), Cut(num_tokens, is_padded=True, window=50)):
+    for cut in (
+        TokenBudget(num_tokens),
+        TokenBudget(num_tokens, window=50),
+        TokenBudget(num_tokens, is_padded=True, window=50),
+    ):
         layout = TokenLayout(lengths, cut, seed=0)
         batches = np.split(layout.samples(0), layout.cursors(0)[1:-1])
         words = f"tokens({num_tokens}{', padded=True' if cut.is_padded else ''})"
@@ -66,7 +70,7 @@ def costs(rounds: int) -> dict[str, float]:
     lengths, laid_out, epochs = np.random.default_rng(0).integers(1, 513, MANY), [], []
     for _ in range(rounds):
         started = time.thread_time()
-        layout = TokenLayout(lengths, Cut(TOKENS_OF_MANY, window=50), seed=0)
+        layout = TokenLayout(lengths, TokenBudget(TOKENS_OF_MANY, window=50), seed=0)
         laid_out.append(time.thread_time() - started)
         started = time.thread_time()
         layout.samples(1)

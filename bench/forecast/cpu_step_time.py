@@ -32,14 +32,16 @@ from bench.forecast.cpu_models import CASES, Case
 from bench.forecast.step_errors import Compared, Turn, in_words, summary
 from stoker.devices import attached_devices, load_between, sample_cpu
 from stoker.devices.malloc import apply_malloc
-from stoker.loading import BatchSource, datasets_of
-from stoker.planning.time.cpu import CpuTimes
-from stoker.planning.time.pace import changes, pace_of
-from stoker.planning.time.update import Work, counted, update_time
-from stoker.profiling import anchors, trace_update
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.cpu_times import CpuTimes
+from stoker.planning.model.shared_cpu import pace_of, speed_changes
+from stoker.planning.model.update_time import UpdateWork, counted, update_time
+from stoker.profiling import ceilings
 from stoker.profiling.micro_benchmark import measure_operations
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Estimate, Hardware, Malloc, Pace, Plan, Position, Trace, TraceSettings
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 MALLOC: Malloc = "retained"
 """How memory is had while cases are measured: as plans for a CPU have it."""
@@ -55,7 +57,7 @@ class Look:
     """Anchors of one number of threads: their times when operations were timed, and now, turn by turn [s]."""
 
     then_s: dict[str, float]
-    now_s: Sequence[anchors.Turn]
+    now_s: Sequence[ceilings.Turn]
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ class Machine:
         """Look how fast it is now."""
         benchmark = self.hardware.benchmark
         then_s = benchmark.anchors_s if benchmark else {}
-        return Look(then_s, anchors.measure_anchors(threads=self.threads, turns=turns, clock=self.clock))
+        return Look(then_s, ceilings.measure_anchors(threads=self.threads, turns=turns, clock=self.clock))
 
-    def forecast(self, work: Work, precision: str, pace: Pace | None) -> Estimate:
+    def forecast(self, work: UpdateWork, precision: str, pace: Pace | None) -> Estimate:
         """What an update takes [s], at a pace; None: as when operations were timed."""
         hardware = replace(self.hardware, pace=pace)
         times = replace(self.times, slowdown=hardware.slowdown)
@@ -118,7 +120,7 @@ def calibrated(threads: Sequence[int], budget_s: float, clock: Clock) -> dict[in
     return found
 
 
-def counted_work(case: Case) -> Work:
+def counted_work(case: Case) -> UpdateWork:
     """What one of the case's updates does."""
     return counted(traced(case), math.ceil(case.batch / (case.micro_batch or case.batch)))
 
@@ -152,14 +154,14 @@ def measure(case: Case, clock: Clock) -> float:
     return statistics.median(readings)
 
 
-def turn_of(case: Case, work: Work, machine: Machine) -> Turn:
+def turn_of(case: Case, work: UpdateWork, machine: Machine) -> Turn:
     """Plan a case, and measure it at once."""
-    before = machine.look(anchors.TURNS)
+    before = machine.look(ceilings.TURNS)
     planned = machine.forecast(work, case.precision, pace_of(before.then_s, before.now_s))
     seconds = measure(case, machine.clock)
     gc.collect()
     after = machine.look(_TURNS_AFTER)
-    return Turn(planned, seconds, changes(before.then_s, before.now_s), changes(after.then_s, after.now_s))
+    return Turn(planned, seconds, speed_changes(before.then_s, before.now_s), speed_changes(after.then_s, after.now_s))
 
 
 def main() -> None:

@@ -11,14 +11,16 @@ from typing import ClassVar
 
 from bench.forecast.jobs import JOBS, Size
 from bench.forecast.verify_cases import Case
-from stoker import profiling
 from stoker.errors import StokerError
-from stoker.loading import datasets_of
-from stoker.planning import Extents, Needs, TracedForecasts, memory
-from stoker.planning.money import energy_kwh
-from stoker.profiling.tracing import trace_update
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.objectives import energy_kwh
+from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
+from stoker.planning.model.workspaces import context_bytes
+from stoker.profiling.job_profile import job_profile
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Estimate, Forecast, Hardware, Trace, TraceSettings
-from stoker.stepping import coupling_by_types, outline
+from stoker.stepping.coupling import coupling_by_types
+from stoker.stepping.model import meta_model
 
 _JOULES_PER_KWH = 3.6e6
 
@@ -51,13 +53,13 @@ class Forecaster:
     def __init__(self, name: str, size: Size, held_bytes: int = 0) -> None:
         self._held_bytes = held_bytes
         self._job = JOBS[size][name]()
-        self._data, self._model = datasets_of(self._job), outline(self._job)
+        self._data, self._model = datasets_of(self._job), meta_model(self._job)
         self.coupling = coupling_by_types(self._job, self._model, "told by types in this benchmark")
         self._needs = Needs(functools.cache(self._traced))
 
     def on(self, hardware: Hardware) -> TracedForecasts:
         """Forecasts of plans on a device that is here."""
-        facts = profiling.profile(self._job, self._data, self.coupling, self._model, device_kind=hardware.device.kind)
+        facts = job_profile(self._job, self._data, self.coupling, self._model, device_kind=hardware.device.kind)
         return TracedForecasts(
             facts, lambda _threads: hardware, self._needs, self._extents, held_bytes=self._held_bytes
         )
@@ -81,7 +83,7 @@ def expected(cases: Sequence[Case], hardware: Hardware, held_bytes: int) -> Iter
 
 def probability_it_fits(case: Case, hardware: Hardware, caps_bytes: Sequence[int]) -> list[float]:
     """How sure the planner is that a plan fits into so many bytes for PyTorch, the driver's context not counted."""
-    forecaster, context = Forecaster(case.job, case.size), int(memory.context_bytes().value)
+    forecaster, context = Forecaster(case.job, case.size), int(context_bytes().value)
     capped = [dataclasses.replace(hardware.device, memory_bytes=cap + context) for cap in caps_bytes]
     return [
         forecaster.on(dataclasses.replace(hardware, device=device)).probability_it_fits(case.plan) for device in capped

@@ -11,13 +11,10 @@ from numpy.typing import NDArray
 
 from bench.forecast.gpu_labels import normalised
 from bench.forecast.gpu_points import Points, with_points
-from stoker.planning.time import products
-from stoker.planning.time.calibration import calibrate
-from stoker.planning.time.datasheet import BATCHED, PRODUCT, Shares, Sustained
-from stoker.planning.time.fitting import descend, typical
-from stoker.planning.time.gpu import GpuTimes
-from stoker.planning.time.power import PowerModel
-from stoker.planning.time.tiles import Rates, TileShape, product_seconds
+from stoker.planning.model import gpu_kernels
+from stoker.planning.model.gpu_kernels import Rates, TileShape, product_seconds
+from stoker.planning.model.gpu_roofline import BATCHED, PRODUCT, PowerModel, Shares, Sustained
+from stoker.planning.model.gpu_times import GpuTimes, calibrate, descend, typical
 from stoker.records.hardware import Hardware, Timing
 
 Floats = NDArray[np.float64]
@@ -93,7 +90,7 @@ def _fitted_shape(
     start: TileShape, measured: list[tuple[Hardware, tuple[Timing, ...]]], *, is_batched: bool
 ) -> TileShape:
     """How tiles behave, from all devices at once: first each device's own rates, then the shape common to all."""
-    names = products.BATCHED if is_batched else products.SINGLE
+    names = gpu_kernels.BATCHED if is_batched else gpu_kernels.SINGLE
     sets = [one for hardware, timings in measured if (one := _point_set(start, hardware, timings, names)) is not None]
 
     def loss(values: dict[str, float]) -> float:
@@ -123,7 +120,7 @@ def _point_set(
     kept = [one for one in timings if one.operation.name in names and _is_model_like(one)][:_PER_SET]
     if len(kept) < 20:
         return None
-    sizes = np.array([products.product_sizes(one.operation) for one in kept], dtype=float)
+    sizes = np.array([gpu_kernels.product_sizes(one.operation) for one in kept], dtype=float)
     seconds = np.array([one.seconds for one in kept])
     plain = Sustained(hardware=hardware, power=PowerModel.of(hardware)).rates("fp32")
 
@@ -142,7 +139,7 @@ def _point_set(
 
 
 def _is_model_like(timing: Timing) -> bool:
-    sizes = products.product_sizes(timing.operation)
+    sizes = gpu_kernels.product_sizes(timing.operation)
     return sizes is not None and min(sizes[1:]) >= _LEAST_SIZE
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.forecast.gpu_steps import Step
-from stoker.planning.time.gpu import GpuTimes
-from stoker.planning.time.roofs import kind_of
+from stoker.planning.model.gpu_roofline import kind_of
+from stoker.planning.model.gpu_times import GpuTimes
 from stoker.records.trace import Operation
 
 _HOST_S = 8e-6

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from torch import Tensor
 
-from stoker.planning.time.roofs import kind_of
+from stoker.planning.model.gpu_roofline import kind_of
 from stoker.records.trace import Operation
 
 

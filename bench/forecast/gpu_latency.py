@@ -35,7 +35,7 @@ from bench.forecast.gpu_labels import Label
 from bench.forecast.gpu_points import Points, read_devices, read_points, with_points
 from bench.forecast.gpu_steps import Step, step_of
 from stoker.errors import StokerError
-from stoker.planning.time.gpu import GpuTimes
+from stoker.planning.model.gpu_times import GpuTimes
 from stoker.records.hardware import Hardware
 
 

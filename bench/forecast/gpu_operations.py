@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.forecast.gpu_constants import Constants, fitted_without
 from bench.forecast.gpu_points import Points, read_devices, read_points, with_points
-from stoker.planning.time.gpu import GpuTimes
+from stoker.planning.model.gpu_times import GpuTimes
 from stoker.records.hardware import Timing
 
 _LEAST_S = 3e-4

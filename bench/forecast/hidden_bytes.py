@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stoker.planning.memory.hidden import hidden_bytes
+from stoker.planning.model.workspaces import hidden_bytes
 from stoker.records.trace import Operation, TensorShape
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}

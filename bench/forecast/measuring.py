@@ -30,10 +30,13 @@ from bench.forecast.jobs import BATCHES, JOBS, Size
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import StokerError
 from stoker.jobs import Job
-from stoker.loading import Batch, Datasets, datasets_of
-from stoker.profiling import PeakMemory, threads
+from stoker.loading.batches import Batch
+from stoker.loading.datasets import Datasets, datasets_of
+from stoker.profiling.ceilings import computing_threads
+from stoker.profiling.plan_trial import PeakMemory
 from stoker.records import Coupling, Malloc, Plan, dumps, from_json, loads, to_json
-from stoker.stepping import Step, ran_out_of_memory
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import ran_out_of_memory
 
 ROOT = Path(__file__).parents[2]
 """Where modules of `bench` are found."""
@@ -132,7 +135,7 @@ def measure(request: Request) -> list[Measured]:
 def _measured(subject: Subject, request: Request, at: int, turn: int) -> Measured:
     plan = request.plans[at]
     try:
-        with threads(plan.threads):
+        with computing_threads(plan.threads):
             return _of_a_step(subject, request, at, turn)
     except StokerError as problem:
         return Measured(plan=at, round=turn, error=str(problem))

@@ -35,12 +35,15 @@ from torch.profiler import ProfilerActivity, profile
 from bench.forecast.models import CASES, HELD_OUT, Case
 from stoker.errors import StokerError
 from stoker.jobs import Job
-from stoker.loading import Batch, datasets_of
-from stoker.planning.memory.peak import forecast_memory
-from stoker.profiling import threads
-from stoker.profiling.tracing import trace_update
+from stoker.loading.batches import Batch
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.memory import forecast_memory
+from stoker.profiling.ceilings import computing_threads
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Plan, Trace, TraceSettings
-from stoker.stepping import Step, build_model, num_blocks
+from stoker.stepping.activation_checkpointing import num_blocks
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 
 RESULTS = Path(__file__).parents[1] / "results"
 MEDIAN_BAR, WORST_BAR = 0.005, 0.02
@@ -79,7 +82,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     rows, failures = [], []
-    with threads(arguments.threads):
+    with computing_threads(arguments.threads):
         for case in (case for case in (*CASES, *HELD_OUT) if not arguments.only or case.name in arguments.only):
             job = case.job()
             for plan in _plans(job, quick=arguments.quick):

@@ -25,11 +25,12 @@ from typing import Any
 
 from bench.forecast.registration import surroundings
 from stoker.jobs import load_job
-from stoker.loading import Datasets, as_samples
-from stoker.planning import derived, expanded
-from stoker.profiling import trace_with_repetition
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import Datasets
+from stoker.planning.model.trace_extrapolation import derived, expanded
+from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
-from stoker.store.traces import packed, unpacked
+from stoker.store.trace_cache import packed, unpacked
 
 DATE = "2026-11-22"
 ROOT = Path(__file__).parents[2]

@@ -30,12 +30,12 @@ import torch
 
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import StokerError
-from stoker.flow.layouts import Layouts, plain
-from stoker.flow.planner import Planner
-from stoker.flow.preparation import prepare
 from stoker.jobs import load_job
+from stoker.planning.multi_device import LayoutCandidates, without_layout
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Layout, Plan
-from stoker.stepping import coupling_by_types
+from stoker.stepping.coupling import coupling_by_types
 
 GIB = 2**30
 
@@ -48,7 +48,7 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     """
     job, entry = load_job(folder / case["job"], {name: str(value) for name, value in json.loads(case["set"]).items()})
     (place,) = planned_devices(case["on"], attached_devices())
-    planner = Planner(prepare(job, entry), is_all_elsewhere=True)
+    planner = Planner(resolve_job(job, entry), is_all_elsewhere=True)
     # What the samples share is stated by the types of layers: the probe would run the model here.
     vars(planner)["coupling"] = coupling_by_types(job, planner.prepared.model, "forecast for elsewhere")
     fields = json.loads(case["plan"])
@@ -56,7 +56,10 @@ def forecast(case: dict[str, str], folder: Path) -> dict[str, Any]:
     plan = Plan(device=place.device.torch_name, **{"optimizer_implementation": "fused", "loader": "device"} | fields)
     forecasts: Any
     if layout.world_size > 1:
-        forecasts, plan = Layouts(planner, place).forecasts(layout), plain(dataclasses.replace(plan, layout=layout))
+        forecasts, plan = (
+            LayoutCandidates(planner, place).forecasts(layout),
+            without_layout(dataclasses.replace(plan, layout=layout)),
+        )
     else:
         forecasts = planner.forecasts(place)
     update = forecasts.update(plan)

@@ -27,10 +27,12 @@ from bench.forecast.jobs import JOBS, Size
 from bench.forecast.measuring import ROOT, Measured, Request, ask
 from bench.forecast.plan_space import RULE, every_plan, registered_plans, same_execution
 from bench.forecast.registration import dated, register, write
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, dumps, from_json, loads, to_json
 from stoker.records.codec import JSON
-from stoker.stepping import build_model, find_coupling, num_blocks
+from stoker.stepping.activation_checkpointing import num_blocks
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.model import build_model
 
 BAR = 1.05
 """The chosen plan's time over the best's may be this much, by its upper bound."""

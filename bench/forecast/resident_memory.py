@@ -31,9 +31,9 @@ from typing import Any
 import torch
 
 from bench.forecast.memory_jobs import CASES, SEPARABLE, Case
-from stoker.loading import datasets_of
-from stoker.planning.memory import resident
-from stoker.profiling.tracing import trace_update
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model import memory
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Malloc, Trace, TraceSettings
 
 SETTINGS: tuple[Malloc, ...] = ("retained", "default", "mapped")
@@ -63,7 +63,7 @@ def compare(case: Case, found: dict[str, list[dict[str, float]]]) -> list[dict[s
     rows = []
     for malloc in SETTINGS:
         before, peak = (statistics.median(one[key] for one in found[malloc]) for key in ("before", "peak"))
-        forecast = resident.resident_peak(trace, malloc, before, micro_batches=micro_batches)
+        forecast = memory.resident_peak(trace, malloc, before, micro_batches=micro_batches)
         rows.append(
             {
                 "case": case.name,
@@ -73,7 +73,7 @@ def compare(case: Case, found: dict[str, list[dict[str, float]]]) -> list[dict[s
                 "measured_bytes": round(peak),
                 "error": forecast / peak - 1,
                 "before_bytes": round(before),
-                "replayed_bytes": resident.replayed(trace, resident.MODELS[malloc], micro_batches=micro_batches),
+                "replayed_bytes": memory.replayed(trace, memory.MODELS[malloc], micro_batches=micro_batches),
                 "update_s": min(one["update_s"] for one in found[malloc]),
                 "measured": found[malloc],
             }
@@ -145,7 +145,7 @@ def main() -> None:
         "bar": {"median_error": _BAR},
         "held_out": summary(rows),
         "best_constants_of_the_calibration_set": fitted(rows),
-        "constants_used": {m: asdict(resident.MODELS[m]) for m in SETTINGS},
+        "constants_used": {m: asdict(memory.MODELS[m]) for m in SETTINGS},
         "cases": rows,
     }
     print(json.dumps(result["held_out"], indent=2))

@@ -14,9 +14,10 @@ import torch
 
 from bench.forecast.memory_jobs import CASES, SEPARABLE, Case
 from stoker.devices.malloc import apply_malloc, resident_bytes
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Malloc, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 UPDATES = 3
 

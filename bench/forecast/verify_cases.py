@@ -9,7 +9,8 @@ from typing import ClassVar
 from bench.forecast.jobs import JOBS, Size
 from stoker.jobs import Job
 from stoker.records import Plan, Precision
-from stoker.stepping import num_blocks, outline
+from stoker.stepping.activation_checkpointing import num_blocks
+from stoker.stepping.model import meta_model
 
 COMPILED = ("cnn", "gpt", "mlp", "vit")
 """Jobs that are compiled as well: one for each family of kernels."""
@@ -44,7 +45,7 @@ def cases(size: Size, device: str) -> list[Case]:
 
 def _plans(name: str, size: Size, device: str) -> Iterator[Plan]:
     job = JOBS[size][name]()
-    model = outline(job)
+    model = meta_model(job)
     has_images = any(type(module).__name__ == "Conv2d" for module in model.modules())
     plain = Plan(device=device, micro_batch=job.batch)
     fast = replace(

@@ -31,7 +31,7 @@ from bench.forecast.residuals import FitTrial, Residual, fits, residual, summary
 from bench.forecast.verify_cases import NEAR_THE_LIMIT, SHARES_OF_RESERVED, Case, cases
 from stoker.devices import attached_devices, planned_devices
 from stoker.devices.malloc import resident_bytes
-from stoker.planning.ranking import SURE_ENOUGH
+from stoker.planning.plan_ranking import SURE_ENOUGH
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.records import Coupling, Estimate, Hardware, from_json, to_json
 from stoker.records.codec import JSON

@@ -26,7 +26,7 @@ from bench.fuzz.targets import IDX_SHAPE, IDX_VALUES, RECORDS, checkpoint_of, fr
 from stoker.data.files.tf_example import encoded
 from stoker.records import CleanList, Dropped, Plan, ServiceSettings, StoredPiece, StoredTensor, dumps, to_json
 from stoker.serving.grpc import messages
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 
 CORPUS = Path(__file__).parent / "corpus"
 EVENTS = len(RECORDS)

@@ -26,11 +26,11 @@ import torch
 from stoker import data as sources
 from stoker.artifacts import read
 from stoker.artifacts.golden import read_golden
-from stoker.data.files.shards import expanded
+from stoker.data.files.sample_files import expanded
 from stoker.data.files.tfrecord import masked_crc
-from stoker.data.idx import IdxFile, read_idx
-from stoker.data.reading.csv_file import CsvFile
-from stoker.data.reading.tar_shard import members_of
+from stoker.data.idx_files import IdxFile, read_idx
+from stoker.data.reading.file_listing import members_of
+from stoker.data.reading.text_tables import CsvFile
 from stoker.errors import BadArtifact, BadJob, BadRun, StokerError
 from stoker.records import (
     CheckpointManifest,
@@ -51,10 +51,10 @@ from stoker.records import (
     loads,
 )
 from stoker.records.progress import read_event
-from stoker.reporting.html import render_html
+from stoker.reporting.run_page import render_html
 from stoker.store import CheckpointStore, RunDirectory
-from stoker.store.checkpoints import MANIFEST
-from stoker.training.stored import opened
+from stoker.store.checkpoint_store import MANIFEST
+from stoker.training.sharded_tensors import opened
 
 Target = Callable[[bytes], None]
 

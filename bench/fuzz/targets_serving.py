@@ -9,15 +9,13 @@ from uvicorn.server import ServerState
 
 from bench.serving.wire_overhead import NoModel
 from stoker.records import Manifest
-from stoker.serving.edge import Edge, Limits
-from stoker.serving.grpc import messages, tensors
-from stoker.serving.grpc.receiving import parsed
-from stoker.serving.http import uvicorn_config
-from stoker.serving.http.connection import MOST_PIPELINED
-from stoker.serving.in_flight import InFlight
-from stoker.serving.problems import NotFound, Refusal
-from stoker.serving.service import Entry, Statistics
-from stoker.serving.wire import decode, decode_raw, fit
+from stoker.serving.grpc import messages
+from stoker.serving.grpc.server import parsed
+from stoker.serving.http.bodies import decode, decode_raw
+from stoker.serving.http.connection import MOST_PIPELINED, uvicorn_config
+from stoker.serving.protocol import fit
+from stoker.serving.refusals import NotFound, Refusal
+from stoker.serving.service import InFlight, ModelStatistics, RepositoryEntry, RequestLimits, ServerContext
 
 
 class _Whole(NoModel):
@@ -45,17 +43,17 @@ class _Whole(NoModel):
         """As much as a page needs."""
         return {"name": self.manifest(model, version).name}
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[Statistics, ...]:
+    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
         """None were counted."""
         return ()
 
-    def index(self, *, ready_only: bool = False) -> tuple[Entry, ...]:
+    def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         """The model."""
-        return (Entry(name="digits", version="1", state="READY", reason=""),)
+        return (RepositoryEntry(name="digits", version="1", state="READY", reason=""),)
 
 
 _MODEL = NoModel().fixed
-_LIMITS = Limits(body_bytes=100_000, header_bytes=4096)
+_LIMITS = RequestLimits(body_bytes=100_000, header_bytes=4096)
 _PARSE = messages.message("ModelInferRequest").FromString
 _TURNS = 20
 
@@ -99,7 +97,7 @@ class _Socket(asyncio.Transport):
 
 
 async def _connection(data: bytes) -> None:
-    edge = Edge(service=_Whole(), limits=_LIMITS, in_flight=InFlight(200_000))  # type: ignore[arg-type]
+    edge = ServerContext(service=_Whole(), limits=_LIMITS, in_flight=InFlight(200_000))  # type: ignore[arg-type]
     config = uvicorn_config(edge)
     config.load()
     state, end = ServerState(), _Socket()
@@ -153,7 +151,7 @@ def fuzz_grpc_frames(data: bytes) -> None:
         size = int.from_bytes(data[start + 1 : start + 5], "big")
         message, start = data[start + 5 : start + 5 + size], start + 5 + size
         try:
-            fit(tensors.decode(parsed(message, _PARSE)), _MODEL, max_rows=8)
+            fit(messages.decode(parsed(message, _PARSE)), _MODEL, max_rows=8)
         except Refusal:
             continue
 

@@ -35,19 +35,20 @@ from bench.forecast.registration import register, write
 from stoker.devices import attached_cpu, load_between, sample_cpu
 from stoker.devices.malloc import apply_malloc, resident_bytes
 from stoker.errors import BadJob, DoesNotFit
-from stoker.loading import BatchSource, datasets_of
-from stoker.planning import Extents
-from stoker.planning.spread_forecast import SpreadForecasts
-from stoker.profiling import model_parts as parts_of
-from stoker.profiling import profile
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.layout_forecast import LayoutForecasts
+from stoker.planning.model.run_forecast import Extents
+from stoker.profiling import job_profile
+from stoker.profiling.job_profile import job_profile
 from stoker.profiling.links import measure_links
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Hardware, Layout, MicroBenchmark, Plan, Position, Trace, TraceSettings, to_json
-from stoker.records.links import Links
-from stoker.stepping import Step
-from stoker.stepping.layouts.tensor_plans import divided_dimensions, problem_with
-from stoker.stepping.local_tensors import local
+from stoker.records.hardware import Links
+from stoker.stepping.distributed_tensors import local
+from stoker.stepping.layouts.tensor_plans import divided_dimensions, tensor_plan_problem
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT
@@ -136,7 +137,7 @@ class Compared:
     case: Case
     layout: Layout
     plan: Plan
-    forecasts: SpreadForecasts
+    forecasts: LayoutForecasts
     step_s: list[float] = field(default_factory=list)
     said: list[dict[str, Any]] = field(default_factory=list)
 
@@ -202,13 +203,13 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
     job, cpu = case.job(), attached_cpu()
     with torch.device("meta"):
         model = job.model()  # type: ignore[operator]  # it is a function
-    if layout.tensor > 1 and problem_with(model, layout) is not None:
+    if layout.tensor > 1 and tensor_plan_problem(model, layout) is not None:
         return None
-    parts = parts_of.model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
+    parts = job_profile.model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
     if layout.stages > max(1, len(parts.blocks)):
         return None
     data = datasets_of(job)
-    facts = profile(job, data, SEPARABLE, model, device_kind="cpu")
+    facts = job_profile(job, data, SEPARABLE, model, device_kind="cpu")
     hardware = Hardware(device=replace(cpu, cores=1), dense_flops={}, bandwidth_bytes_per_s=None, benchmark=benchmark)
     micro_batch = case.micro_batch if layout.stages == 1 else max(1, case.batch // 4)
     plan = Plan(device="cpu", micro_batch=micro_batch, optimizer_implementation="fused", malloc="retained",
@@ -218,7 +219,7 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
     def traces(settings: TraceSettings) -> Trace:
         return stoker.planning.expanded(trace_with_repetition(job, data, SEPARABLE, settings))
 
-    forecasts = SpreadForecasts(
+    forecasts = LayoutForecasts(
         layout, facts, parts, lambda _: hardware, traces, lambda _: Extents(1, 1, 0), lambda *_: links, held_bytes=held
     )
     return Compared(case, layout, plan, forecasts)

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from bench.many.kill_worker import alone
-from stoker.launching import Supervisor
+from stoker.training.elastic.supervisor import Supervisor
 
 RESULTS = Path(__file__).parents[1] / "results"
 LONGEST_S = 300.0

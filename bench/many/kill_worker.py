@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker.launching import Dismissed, Meeting, Member
 from stoker.records import Layout
 from stoker.stepping.world import join, leave
+from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
+from stoker.training.elastic.worker import ElasticWorker
 
 BATCH = 12
 WIDTH = 256
@@ -65,7 +66,7 @@ def alone(updates: int) -> list[torch.Tensor]:
     return learner.tensors()
 
 
-def share(learner: Learner, meeting: Meeting) -> None:
+def share(learner: Learner, meeting: Rendezvous) -> None:
     """Give everybody the state of the furthest of those that have one."""
     mine = learner.done if meeting.rank < meeting.num_veterans or meeting.num_veterans == 0 else -1
     told = [torch.zeros(1, dtype=torch.int64) for _ in range(meeting.size)]
@@ -76,7 +77,7 @@ def share(learner: Learner, meeting: Meeting) -> None:
         dist.broadcast(tensor, furthest)
 
 
-def train(learner: Learner, member: Member, meeting: Meeting, folder: Path) -> str | None:
+def train(learner: Learner, member: ElasticWorker, meeting: Rendezvous, folder: Path) -> str | None:
     """Train until told to end; why the generation is over, or None when all is done."""
     with member.joining():
         join(
@@ -103,7 +104,7 @@ def main() -> int:
     """Take part until the run is done; the exit code."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    member = Member.from_environment()
+    member = ElasticWorker.from_environment()
     assert member is not None
     (folder / f"pid-{member.worker}").write_text(str(os.getpid()))
     learner = Learner()
@@ -118,7 +119,7 @@ def main() -> int:
                 break
             leave()
             meeting = member.lost(why)
-    except Dismissed as dismissed:
+    except WorkerRetired as dismissed:
         return dismissed.exit_code
     if meeting.rank == 0:
         torch.save({"done": learner.done, "tensors": learner.tensors()}, folder / "final.pt")

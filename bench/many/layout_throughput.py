@@ -32,10 +32,12 @@ from torch.nn.parallel import DistributedDataParallel
 import stoker
 from bench.train.intervals import Interval, ratio_of
 from bench.train.results import document, save
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Layout, Plan, Position
 from stoker.records.codec import to_json
-from stoker.stepping import Step, build_model
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 
 from bench.many.forecast import SEPARABLE, Case
-from stoker.loading import BatchSource, datasets_of
-from stoker.planning import spread_overheads
-from stoker.profiling.model_parts import model_parts
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model import layout_forecast
+from stoker.profiling.job_profile import model_parts
 from stoker.records import Layout, Plan, Position
-from stoker.stepping import Step
 from stoker.stepping.layouts.tensor_plans import divided_dimensions
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 
@@ -120,7 +121,7 @@ def main() -> None:
         print(
             f"{name}: { ({what: f'{1e6 * value:.0f} us' for what, value in fitted(found, name).items()}) }", flush=True
         )
-    print({name: value for name, value in vars(spread_overheads).items() if name.endswith("_S")})
+    print({name: value for name, value in vars(layout_forecast).items() if name.endswith("_S")})
 
 
 if __name__ == "__main__":

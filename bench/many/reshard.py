@@ -28,7 +28,7 @@ from stoker.records import CheckpointManifest, Layout, Plan
 from stoker.stepping.world import ALONE
 from stoker.store import CheckpointStore
 from stoker.testing.ranks import on_ranks
-from stoker.training import kept_weights, model_weights
+from stoker.training.checkpoints import kept_weights, model_weights
 from tests.stepping.layouts.conformance import JOBS
 from tests.training.legs import losses_of_leg
 

@@ -26,9 +26,10 @@ from torch import nn
 import stoker
 from bench.forecast.registration import RESULTS
 from bench.train.results import document, read, save
-from stoker.loading import Samples, as_samples
+from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.order import EpochOrder
-from stoker.stepping.outer.compression import codec_of
+from stoker.loading.samples import Samples
+from stoker.stepping.diloco_exchange import codec_of
 from stoker.zoo import GPT
 
 SITES, BATCH, HELD_OUT = 2, 32, 1024

@@ -40,9 +40,11 @@ from bench.forecast.registration import RESULTS
 from bench.many.relay import ADDRESSES, CARD, Line, Relay, carried, why_not
 from bench.train.results import document, read, save
 from stoker.jobs import Job, Sync
-from stoker.loading import Batch, BatchSource, as_samples, datasets_of
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Layout, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World, join, leave
 from stoker.zoo import GPT
 

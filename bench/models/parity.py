@@ -31,9 +31,12 @@ import torch
 import torch.nn.functional as F
 
 import stoker
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Plan, Position
-from stoker.stepping import Step, build_model, find_coupling, num_parameters
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.model import build_model, num_parameters
+from stoker.stepping.step import Step
 
 RESULTS = Path(__file__).parents[1] / "results"
 LIMIT = 1e-5

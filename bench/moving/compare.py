@@ -32,13 +32,13 @@ from bench.forecast.registration import dated
 from bench.moving.befores import EXAMPLES, Before, Curve, by_lightning, by_own_loop, by_the_trainer
 from bench.train import results
 from bench.train.intervals import interval_of
-from stoker import training
 from stoker.jobs import load_job
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.loading.order import EpochOrder
 from stoker.records import Plan
 from stoker.records.codec import JSON
-from stoker.stepping import build_model
+from stoker.stepping.model import build_model
+from stoker.training.telemetry import Telemetry
 
 LIMIT = 1e-5
 """The largest difference of two losses at the same update."""
@@ -142,7 +142,7 @@ def _theirs(case: Case, job: stoker.Job, folder: Path) -> Curve:
 
 def by_stoker(job: stoker.Job, plan: Plan, folder: Path) -> Curve:
     """`stoker.train`, its telemetry telling the loss of each update."""
-    curve, usual = Curve(), training.Telemetry
+    curve, usual = Curve(), Telemetry
 
     class Recorded(usual):  # type: ignore[valid-type,misc]  # what it is, is known only now
         """Keeps the loss of each update."""
@@ -153,11 +153,11 @@ def by_stoker(job: stoker.Job, plan: Plan, folder: Path) -> Curve:
             curve.at_s.append(time.perf_counter())
             return super().updated(loss, num_samples)
 
-    training.Telemetry = Recorded  # type: ignore[misc]  # where flow/starting.py takes it from
+    Telemetry = Recorded  # type: ignore[misc]  # where flow/starting.py takes it from
     try:
         stoker.train(job, plan=plan, run_dir=folder, new=True, sink=lambda _: None)
     finally:
-        training.Telemetry = usual  # type: ignore[misc]  # as it was
+        Telemetry = usual  # type: ignore[misc]  # as it was
     return curve
 
 

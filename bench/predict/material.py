@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 
 CASES = ("parquet", "csv", "jsonl")
 

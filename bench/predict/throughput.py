@@ -25,12 +25,11 @@ from pathlib import Path
 from stoker.artifacts import read
 from stoker.devices import attached_cpu
 from stoker.engines import Engine, load
-from stoker.predicting.answering import stacked
-from stoker.predicting.beginning import new_job
-from stoker.predicting.directory import OutputDirectory
-from stoker.predicting.filling import fill
-from stoker.predicting.request import PredictOptions, Request, request
-from stoker.predicting.running import Running
+from stoker.predicting.batched_inference import stacked
+from stoker.predicting.input_conversion import fill
+from stoker.predicting.prediction_output import OutputDirectory
+from stoker.predicting.prediction_request import PredictionRequest, PredictOptions, new_job, resolve_request
+from stoker.predicting.prediction_run import PredictionRun
 
 RESULTS = Path(__file__).parents[1] / "results"
 OURS = "one thread an instance, reading ahead"
@@ -38,7 +37,7 @@ WAYS = {OURS: (1, 1), "not reading ahead": (1, 0), "one instance with all thread
 """Threads of an instance (0: all) and parts that are read ahead."""
 
 
-def rows_per_s(asked: Request, threads: int, ahead: int) -> float:
+def rows_per_s(asked: PredictionRequest, threads: int, ahead: int) -> float:
     """A whole job's rate, without loading the engine and choosing the batch."""
     cores = attached_cpu().cores
     engines = load(asked.artifact, instances=cores // threads if threads else 1, threads=threads or cores)
@@ -47,7 +46,7 @@ def rows_per_s(asked: Request, threads: int, ahead: int) -> float:
         with tempfile.TemporaryDirectory() as name:
             out = OutputDirectory(Path(name))
             out.begin(job)
-            running = Running(
+            running = PredictionRun(
                 job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
                 schema=asked.schema, engines=engines, out=out, most_bad=asked.most_bad, sink=lambda _: None,
                 ahead=ahead,
@@ -58,7 +57,7 @@ def rows_per_s(asked: Request, threads: int, ahead: int) -> float:
             engine.close()
 
 
-def bare_rows_per_s(asked: Request, batch_rows: int, seconds: float = 2.0) -> float:
+def bare_rows_per_s(asked: PredictionRequest, batch_rows: int, seconds: float = 2.0) -> float:
     """The engine alone: the first rows as one batch, over and over, on every instance at once."""
     cores = attached_cpu().cores
     engines = load(asked.artifact, instances=cores, threads=1)
@@ -81,7 +80,7 @@ def bare_rows_per_s(asked: Request, batch_rows: int, seconds: float = 2.0) -> fl
         return sum(pool.map(loop, engines)) / seconds
 
 
-def measure(asked: Request, rounds: int, batch_rows: int) -> dict[str, object]:
+def measure(asked: PredictionRequest, rounds: int, batch_rows: int) -> dict[str, object]:
     """Rates of all ways in all rounds, and their ratios to what `stoker predict` does."""
     rates: dict[str, list[float]] = {way: [] for way in (*WAYS, "the engine alone")}
     for _ in range(rounds):
@@ -111,7 +110,7 @@ def main() -> int:
     for path in wanted.rows:
         print(path.name, flush=True)
         options = PredictOptions(batch_rows=wanted.batch, part_rows=wanted.part_rows)
-        files[path.name] = measure(request(artifact, [str(path)], options), wanted.rounds, wanted.batch)
+        files[path.name] = measure(resolve_request(artifact, [str(path)], options), wanted.rounds, wanted.batch)
     manifest = artifact.manifest
     result = {
         "what": "rows/s of whole jobs, interleaved", "date": date,

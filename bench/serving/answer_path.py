@@ -26,12 +26,11 @@ from uvicorn.server import ServerState
 
 from bench.serving.mlp import mlp_artifact
 from bench.train.results import document, save
-from stoker.loadtesting.connection import Address
-from stoker.loadtesting.payloads import infer_payload
-from stoker.serving.edge import Edge
-from stoker.serving.http import uvicorn_config
-from stoker.serving.options import ServerOptions
-from stoker.serving.server import Running
+from stoker.loadtesting.http_connection import Address
+from stoker.loadtesting.inference_requests import infer_payload
+from stoker.serving.http.connection import uvicorn_config
+from stoker.serving.server import BackgroundServer, ServerOptions
+from stoker.serving.service import ServerContext
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 CONNECTIONS, FEATURES, CLASSES = 16, 3 * 32 * 32, 10
@@ -83,7 +82,7 @@ class Nowhere(asyncio.Transport):
         """Nothing is open."""
 
 
-async def rounds_us(edge: Edge, request: bytes, rounds: int) -> list[float]:
+async def rounds_us(edge: ServerContext, request: bytes, rounds: int) -> list[float]:
     """CPU time of the running loop's thread for an answer [µs], in each of so many rounds."""
     config, state = uvicorn_config(edge), ServerState()
     config.load()
@@ -115,8 +114,8 @@ def main() -> None:
         image = np.random.default_rng(0).standard_normal((1, FEATURES), np.float32)
         request = infer_payload(Address("127.0.0.1", 80), "small", {"x": image}).request
         places = (artifact.path.parent,)
-        with Running(ServerOptions(places=places, http_port=0, grpc_port=None, admin_port=None)) as running:
-            found = running.do(rounds_us(Edge(service=running.server.models), request, rounds))
+        with BackgroundServer(ServerOptions(places=places, http_port=0, grpc_port=None, admin_port=None)) as running:
+            found = running.do(rounds_us(ServerContext(service=running.server.models), request, rounds))
     versions = {name: version(name) for name in ("stoker", "openvino", "uvicorn", "uvloop")}
     content = document(__doc__.splitlines()[0], f"python -m bench.serving.answer_path --rounds {rounds}", versions)
     content["load_average"] = os.getloadavg()

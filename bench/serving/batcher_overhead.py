@@ -33,9 +33,10 @@ import numpy as np
 import uvloop
 
 from stoker.artifacts import Golden
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import ArtifactSource, Manifest, ServiceSettings, TensorSpec, Tolerance
-from stoker.serving.batching import Batcher, Executed
+from stoker.serving.batching.batcher import Batcher
+from stoker.serving.batching.scheduler import Executed
 
 BASE_S, ROW_S = 0.9e-3, 0.1e-3
 CLIENTS = (1, 16, 64)

@@ -29,11 +29,11 @@ from bench.serving.race.contenders import Pythons, Setting, contenders
 from bench.serving.race.workloads import WORKLOADS, make
 from bench.train.results import document, save
 from stoker.artifacts import Artifact
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.engines import load
-from stoker.loadtesting.connection import Address, ask
-from stoker.loadtesting.measuring import with_callers
-from stoker.loadtesting.payloads import http_request
+from stoker.loadtesting.http_connection import Address, ask
+from stoker.loadtesting.inference_requests import http_request
+from stoker.loadtesting.measurement import with_callers
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 CALLERS, BATCHES = (16, 64), (16, 32)

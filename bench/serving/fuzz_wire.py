@@ -36,15 +36,17 @@ from google.protobuf.message import DecodeError
 
 from bench.serving.wire_overhead import IMAGE, NoModel
 from bench.train.results import document, save
-from stoker.serving.edge import Edge, Limits
-from stoker.serving.grpc import messages, tensors
-from stoker.serving.http import uvicorn_config
-from stoker.serving.problems import Refusal
-from stoker.serving.wire import compression, decode, decode_raw, fit
+from stoker.serving.grpc import messages
+from stoker.serving.http import bodies
+from stoker.serving.http.bodies import decode, decode_raw
+from stoker.serving.http.connection import uvicorn_config
+from stoker.serving.protocol import fit
+from stoker.serving.refusals import Refusal
+from stoker.serving.service import RequestLimits, ServerContext
 
 MODEL = NoModel().fixed
 MOST_BYTES = 1_000_000
-LIMITS = Limits(body_bytes=MOST_BYTES, header_s=0.2, body_s=0.2, linger_s=0.2)
+LIMITS = RequestLimits(body_bytes=MOST_BYTES, header_s=0.2, body_s=0.2, linger_s=0.2)
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 2**31, 2**63, 2**64, 10**400, -(2**63), 0.5, 1e308, "", "x", "FP32", "BYTES",
     "BOOL", [], {}, [[]], [1], [[1], [2, 3]], [1, "2", None], {"a": 1}, {"binary_data_size": 4}, {"classification": -1},
@@ -127,7 +129,7 @@ def one_compressed(chance: random.Random) -> None:
     body = gzip.compress(plain, 1) if name == "gzip" else zlib.compress(plain, 1)
     if chance.random() < 0.7:
         body = damaged(body, chance)
-    assert len(compression.decompress(body, name, most_bytes=MOST_BYTES)) <= MOST_BYTES
+    assert len(bodies.decompress(body, name, most_bytes=MOST_BYTES)) <= MOST_BYTES
 
 
 def one_message(chance: random.Random) -> str:
@@ -146,7 +148,7 @@ def one_message(chance: random.Random) -> str:
         asked.ParseFromString(content)
     except DecodeError:
         return "no message"
-    fit(tensors.decode(asked), MODEL, max_rows=8)
+    fit(messages.decode(asked), MODEL, max_rows=8)
     return "request"
 
 
@@ -183,7 +185,7 @@ def outcome(one: Callable[[random.Random], object], chance: random.Random) -> st
 def served() -> tuple[tuple[str, int], Callable[[], None]]:
     """A server in a thread, and how to stop it."""
     listening = socket.create_server(("127.0.0.1", 0))
-    edge = Edge(service=NoModel(), limits=LIMITS)  # type: ignore[arg-type] - of the protocol, what inference needs
+    edge = ServerContext(service=NoModel(), limits=LIMITS)  # type: ignore[arg-type] - of the protocol, what inference needs
     config = uvicorn_config(edge, timeout_graceful_shutdown=1)
     running = uvicorn.Server(config)
     running.install_signal_handlers = lambda: None  # type: ignore[method-assign, assignment] - not the main thread

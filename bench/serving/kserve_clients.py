@@ -25,7 +25,7 @@ import numpy as np
 import uvicorn
 
 from bench.train.results import document, save
-from stoker.serving.edge import Edge
+from stoker.serving.service import ServerContext
 from tests.serving.clients import Subject, kserve
 from tests.serving.fakes import FakeService, scores_of
 from tests.serving.running import running
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--environment", type=Path)
     options = parser.parse_args()
     image = np.random.default_rng(0).standard_normal((2, 8, 8), np.float32)
-    with tempfile.TemporaryDirectory() as aside, running(Edge(service=FakeService())) as where:
+    with tempfile.TemporaryDirectory() as aside, running(ServerContext(service=FakeService())) as where:
         python = environment(options.environment or Path(aside) / "kserve")
         subject = Subject(
             http=where.http,

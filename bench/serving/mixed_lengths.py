@@ -32,9 +32,11 @@ import uvloop
 from stoker.artifacts import Artifact, read
 from stoker.engines import Engine, load
 from stoker.records import ServiceSettings
-from stoker.serving.batching import Batcher, Executed, cutting, shapes
+from stoker.serving.batching import queue, scheduler
+from stoker.serving.batching.batcher import Batcher
 from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import Lane, Part
+from stoker.serving.batching.queue import Lane, RequestPart
+from stoker.serving.batching.scheduler import Executed
 
 SHORTEST, LONGEST = 8, 128
 CLIENTS = (16, 64)
@@ -98,12 +100,12 @@ def _compared(artifact: Artifact, engine: Engine, clients: int, rounds: int, sec
 def _everything_at_once() -> Iterator[None]:
     """A batcher that does not look at lengths."""
 
-    def everything(lane: Lane, _head: Part, _table: LatencyTable, max_rows: int) -> cutting.Choice:
+    def everything(lane: Lane, _head: RequestPart, _table: LatencyTable, max_rows: int) -> scheduler.BatchComposition:
         (shelf,) = lane.values()
-        return cutting.Choice(max_rows, (shelf,), 0.0, 0.0)
+        return scheduler.BatchComposition(max_rows, (shelf,), 0.0, 0.0)
 
-    one_shelf = mock.patch.object(shapes, "round_up", return_value=LONGEST)
-    with one_shelf, mock.patch.object(cutting, "choose", everything):
+    one_shelf = mock.patch.object(queue, "round_up", return_value=LONGEST)
+    with one_shelf, mock.patch.object(scheduler, "choose", everything):
         yield
 
 

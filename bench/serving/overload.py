@@ -31,13 +31,12 @@ from stoker import engines
 from stoker.artifacts import Arrays
 from stoker.devices import attached_cpu
 from stoker.engines import Engine
-from stoker.loadtesting.child import serving
-from stoker.loadtesting.connection import address_of, ask
-from stoker.loadtesting.measuring import Target, at_rate, greet, with_callers
-from stoker.loadtesting.payloads import http_request, infer_payload
-from stoker.records.loadtest import LoadMeasurement, Objective
-from stoker.serving.options import ServerOptions, Started
-from stoker.serving.server import run
+from stoker.loadtesting.http_connection import address_of, ask
+from stoker.loadtesting.inference_requests import http_request, infer_payload
+from stoker.loadtesting.measurement import LoadTarget, at_rate, greet, with_callers
+from stoker.loadtesting.server_process import served_in_child
+from stoker.records.service import LoadMeasurement, Objective
+from stoker.serving.server import ServerOptions, ServerStarted, run
 
 WIDTHS, REPEATS = (512, 512, 10), 400
 BASE_S, ROW_S = 0.020, 0.002
@@ -83,10 +82,10 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
             places=(artifact.path.parent,), http_port=0, grpc_port=None, admin_port=0, watch_s=None,
             overrides=(f"deadline_s={objective.within_s}", "max_batch_rows=8"),
         )  # fmt: skip
-        with serving(run if is_here else run_elsewhere, options) as (started, pid):
+        with served_in_child(run if is_here else run_elsewhere, options) as (started, pid):
             address = address_of(str(started.http))
             payload = infer_payload(address, "mlp", {"x": artifact.golden().inputs["x"][:1]})
-            target = Target(address, [payload], connections=CONNECTIONS, objective=objective)
+            target = LoadTarget(address, [payload], connections=CONNECTIONS, objective=objective)
             greet(target)
             with_callers(target, CALLERS, 2.0)
             capacities, rates = [], {share: [] for share in SHARES}
@@ -116,7 +115,7 @@ class Elsewhere:
         self._engine.close()
 
 
-def run_elsewhere(options: ServerOptions, announce: Callable[[Started], None]) -> None:
+def run_elsewhere(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> None:
     """Serve with engines that compute elsewhere."""
     load = engines.load
     engines.load = lambda *artifact, **how: tuple(Elsewhere(one) for one in load(*artifact, **how))

@@ -28,14 +28,13 @@ from typing import Any
 from bench.serving.mlp import mlp_artifact
 from stoker import artifacts
 from stoker.devices import attached_cpu
-from stoker.loadtesting.child import serving
-from stoker.loadtesting.connection import Address, address_of, ask
-from stoker.loadtesting.measuring import Target, greet, with_callers
-from stoker.loadtesting.payloads import http_request, infer_payload
+from stoker.loadtesting.http_connection import Address, address_of, ask
+from stoker.loadtesting.inference_requests import http_request, infer_payload
+from stoker.loadtesting.measurement import LoadTarget, greet, with_callers
+from stoker.loadtesting.server_process import served_in_child
 from stoker.records import EngineName
-from stoker.records.loadtest import LoadMeasurement
-from stoker.serving.options import ServerOptions
-from stoker.serving.server import run
+from stoker.records.service import LoadMeasurement
+from stoker.serving.server import ServerOptions, run
 
 WIDTHS = (256, 1024, 1024, 10)
 KEPT = 3
@@ -77,7 +76,7 @@ def _measure(engine: EngineName, reloads: int, callers: int) -> dict[str, Any]:
             places=(models,), http_port=0, grpc_port=None, admin_port=0, watch_s=None,
             access_log=str(folder / "access.jsonl"),
         )  # fmt: skip
-        with serving(run, options) as (started, pid):
+        with served_in_child(run, options) as (started, pid):
             target = _target(started.http, variants[0])
             greet(target)
             quiet = with_callers(target, callers, SLICE_S)
@@ -112,13 +111,13 @@ def _reload_all(
 class _Load:
     """Callers on a thread, until the end."""
 
-    def __init__(self, target: Target, callers: int) -> None:
+    def __init__(self, target: LoadTarget, callers: int) -> None:
         self._found: list[LoadMeasurement] = []
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._go, args=(target, callers))
         self._thread.start()
 
-    def _go(self, target: Target, callers: int) -> None:
+    def _go(self, target: LoadTarget, callers: int) -> None:
         while not self._is_over.is_set():
             self._found.append(with_callers(target, callers, SLICE_S))
 
@@ -129,10 +128,10 @@ class _Load:
         return self._found
 
 
-def _target(url: str | None, version: Path) -> Target:
+def _target(url: str | None, version: Path) -> LoadTarget:
     address = address_of(str(url))
     golden = artifacts.read(version).golden()
-    return Target(address, [infer_payload(address, "mlp", {"x": golden.inputs["x"][:1]})])
+    return LoadTarget(address, [infer_payload(address, "mlp", {"x": golden.inputs["x"][:1]})])
 
 
 def _memory(pid: int, reloads: int) -> dict[str, int]:

@@ -30,14 +30,13 @@ import uvicorn
 import uvloop
 
 from bench.train.results import document, save
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import ArtifactSource, Manifest, TensorSpec, Tolerance
-from stoker.serving.edge import Edge
 from stoker.serving.grpc import messages, server
-from stoker.serving.http import uvicorn_config
+from stoker.serving.http.connection import uvicorn_config
 from stoker.serving.http.exchange import Receive, Scope, Send
-from stoker.serving.service import Request, Response
-from stoker.serving.wire import fit
+from stoker.serving.protocol import fit
+from stoker.serving.service import InferenceRequest, InferenceResponse, ServerContext
 
 CONNECTIONS = 8
 IMAGE = np.random.default_rng(0).standard_normal((1, 28, 28), np.float32)
@@ -70,11 +69,11 @@ class NoModel:
         """The one there is."""
         return self.fixed
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """The same scores."""
         fit(request, self.fixed)
         outputs: Arrays = {"scores": SCORES}
-        return Response(model="digits", version="1", id=request.id, outputs=outputs)
+        return InferenceResponse(model="digits", version="1", id=request.id, outputs=outputs)
 
 
 async def grpc_floor(_asked: bytes, _context: grpc.aio.ServicerContext) -> bytes:
@@ -93,7 +92,7 @@ async def http_floor(_scope: Scope, receive: Receive, send: Send) -> None:
 
 def serve(kind: str) -> None:
     """Serve until killed; the port goes to standard output."""
-    edge = Edge(service=NoModel())  # type: ignore[arg-type] - of the protocol, what inference needs
+    edge = ServerContext(service=NoModel())  # type: ignore[arg-type] - of the protocol, what inference needs
     if kind.startswith("grpc"):
         uvloop.run(_serve_grpc(edge, is_floor=kind == "grpc-floor"))
         return
@@ -107,7 +106,7 @@ def serve(kind: str) -> None:
     uvicorn.Server(config).run(sockets=[listening])
 
 
-async def _serve_grpc(edge: Edge, *, is_floor: bool) -> None:
+async def _serve_grpc(edge: ServerContext, *, is_floor: bool) -> None:
     made = grpc.aio.server() if is_floor else server(edge)
     if is_floor:
         handler = grpc.unary_unary_rpc_method_handler(grpc_floor)
@@ -175,7 +174,7 @@ def _more(one: socket.socket) -> bytes:
 def ask_grpc(port: int) -> Callable[[int], None]:
     """Asks through one channel, eight at a time."""
     method = messages.INFERENCE.methods_by_name["ModelInfer"]
-    asked = messages.taken(method)(model_name="digits", raw_input_contents=[IMAGE.tobytes()])
+    asked = messages.request_class(method)(model_name="digits", raw_input_contents=[IMAGE.tobytes()])
     asked.inputs.add(name="image", datatype="FP32", shape=IMAGE.shape)
     content = asked.SerializeToString()
     call = grpc.insecure_channel(f"127.0.0.1:{port}").unary_unary(INFER)

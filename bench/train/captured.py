@@ -26,10 +26,12 @@ import stoker
 from bench.forecast.registration import dated
 from bench.train import results
 from bench.train.models import ByteLSTM
-from stoker.loading import Batch, BatchSource, datasets_of
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
 from stoker.records.codec import JSON
-from stoker.stepping import Step, interpreting
+from stoker.stepping import graph_interpreter
+from stoker.stepping.step import Step
 from stoker.zoo import GPT, MLP, ResNet9
 
 FORMS = ("ordinary", "from Python", "interpreted")
@@ -83,7 +85,7 @@ def update_us(small: Small, precision: str, rounds: int) -> dict[str, list[float
     plan = Plan(device="cpu", micro_batch=small.batch, precision=precision, optimizer_implementation="fused")  # type: ignore[arg-type]  # one of a plan's
     steps = {form: Step(job, dataclasses.replace(plan, captured=form != "ordinary"), small.coupling) for form in FORMS}
     batch = _a_batch(job, steps["ordinary"], plan)
-    with mock.patch.object(interpreting, "_IS_THERE", new=False):
+    with mock.patch.object(graph_interpreter, "_IS_THERE", new=False):
         steps["from Python"].update(batch, 0, 0.0)  # which captures
     found: dict[str, list[float]] = {form: [] for form in FORMS}
     for update in range(1, WARM_UP + rounds + 1):

@@ -29,12 +29,15 @@ import torch
 import stoker
 from bench.forecast import jobs
 from bench.forecast.registration import dated, surroundings
-from stoker.flow.planner import Planner
-from stoker.flow.preparation import prepare
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Plan, Position
 from stoker.records.codec import JSON
-from stoker.stepping import Step, build_model, compiling
+from stoker.stepping import torch_compile
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 
 UPDATES = 9
 WAYS = ("eager", "whole", "regions")
@@ -101,13 +104,13 @@ def measure(name: str, precision: str, way: str) -> dict[str, JSON]:
     """One job in one way, in this process."""
     torch.set_num_threads(1)
     job = JOBS[name]()
-    planner = Planner(prepare(job, None))
+    planner = Planner(resolve_job(job, None))
     plan = Plan(
         device="cpu", micro_batch=job.batch, precision=precision, threads=1,  # type: ignore[arg-type]
         memory_format="channels_last" if name == "resnet9" else "contiguous",
         optimizer_implementation="fused", compile=way != "eager",
     )  # fmt: skip
-    as_whole = mock.patch.object(compiling, "compiled_regions", lambda model: [model])
+    as_whole = mock.patch.object(torch_compile, "compiled_regions", lambda model: [model])
     with as_whole if way == "whole" else contextlib.nullcontext():
         step = Step(job, plan, planner.coupling)
     data = datasets_of(job)
@@ -128,7 +131,7 @@ def measure(name: str, precision: str, way: str) -> dict[str, JSON]:
 
 
 def _has_regions(job: stoker.Job) -> bool:
-    return len(compiling.compiled_regions(build_model(job))) > 1
+    return len(torch_compile.compiled_regions(build_model(job))) > 1
 
 
 def _in_a_process(name: str, precision: str, way: str, cache: str) -> dict[str, JSON]:

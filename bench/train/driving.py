@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Self
 
 from bench.train.cases import Case
 from bench.train.contenders import Contender
-from stoker.devices.cpu import usable_cpus
-from stoker.devices.load import CpuSample, load_between, parse_stat
+from stoker.devices.cpu import CpuSample, load_between, parse_stat, usable_cpus
 
 ROOT = Path(__file__).parents[2]
 """Where modules of `bench` are found."""

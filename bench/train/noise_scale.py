@@ -35,12 +35,14 @@ from torch import nn
 
 import stoker
 from stoker.devices.cpu import attached_cpu
-from stoker.flow.preparation import prepare
 from stoker.jobs import Job
 from stoker.jobs.batch_size import rate_factor, scalable, with_rates_scaled
-from stoker.loading import BatchSource, Datasets, datasets_of, in_order
+from stoker.loading.batches import BatchSource, in_order
+from stoker.loading.datasets import Datasets, datasets_of
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Plan, Position
-from stoker.stepping import Step, find_coupling
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.step import Step
 
 BASE = 32
 HELD_OUT = 2_000
@@ -142,7 +144,7 @@ def knee(name: str, seeds: int) -> dict[str, Any]:
     choices = []
     for seed in range(seeds):
         job = the_job(name, seed)
-        choice = prepare(dataclasses.replace(job, batch=stoker.auto(base=BASE))).batch_choice
+        choice = resolve_job(dataclasses.replace(job, batch=stoker.auto(base=BASE))).batch_choice
         assert choice is not None
         print(f"{name}, seed {seed}: {choice.in_words()}", flush=True)
         choices.append(choice)

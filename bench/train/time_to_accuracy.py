@@ -31,7 +31,8 @@ import torch
 import stoker
 from bench.train import results
 from bench.train import time_to_accuracy_prototype as prototype
-from stoker.loading import as_samples, hold_out
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.samples import hold_out
 from stoker.records import Event
 
 RECIPES = ("by hand", "stoker")

@@ -31,18 +31,16 @@ from pathlib import Path
 from optuna.storages import InMemoryStorage
 
 from bench.forecast.registration import surroundings
-from stoker.flow.trials import JobSource, TrainTrial
 from stoker.records import Plan
 from stoker.records.codec import JSON
 from stoker.records.study import PrunerName, SamplerName, StudySettings, StudyTrial
-from stoker.tuning.conducting import Conductor, Work
-from stoker.tuning.library import require_optuna
-from stoker.tuning.messages import Ending, Judge, Reading, Request, RunTrial, Slot
-from stoker.tuning.processes import run_here
-from stoker.tuning.pruning import pruner_for, rungs_of
-from stoker.tuning.results import read_trials
+from stoker.tuning.conductor import Conductor, StudyWorker
+from stoker.tuning.optuna_import import require_optuna
+from stoker.tuning.processes import Judge, RunTrial, TrialReading, TrialRequest, TrialResult, TrialSlot, run_here
+from stoker.tuning.search_algorithms import pruner_for, rungs_of
 from stoker.tuning.space import parse_space
-from stoker.tuning.storage import open_study
+from stoker.tuning.study_database import open_study, read_trials
+from stoker.tuning.trials import JobSource, TrainTrial
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -68,7 +66,7 @@ class Case:
     objective: str = "loss"
 
 
-def branin_trial(request: Request, slot: Slot, judge: Judge) -> Ending:  # noqa: ARG001 - a trial's arguments
+def branin_trial(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:  # noqa: ARG001 - a trial's arguments
     """A trial whose loss is the Branin function at a fidelity that grows with its samples.
 
     Source: K. Kandasamy et al., "Multi-fidelity Bayesian Optimisation with Continuous Approximations", ICML 2017,
@@ -84,9 +82,9 @@ def branin_trial(request: Request, slot: Slot, judge: Judge) -> Ending:  # noqa:
             1 / (8 * math.pi) + 0.05 * missing,
         )
         loss = (y - b * x**2 + c * x - 6) ** 2 + 10 * (1 - t) * math.cos(x) + 10
-        if judge(Reading(samples=samples, total_samples=total, metrics={"loss": loss})):
-            return Ending(kind="stopped", samples=samples)
-    return Ending(kind="finished", metrics={"loss": loss}, samples=total)
+        if judge(TrialReading(samples=samples, total_samples=total, metrics={"loss": loss})):
+            return TrialResult(kind="stopped", samples=samples)
+    return TrialResult(kind="finished", metrics={"loss": loss}, samples=total)
 
 
 def cases() -> dict[str, Case]:
@@ -119,7 +117,7 @@ class Limited:
         self.seconds_left, self.is_over = None, False
         self.spent, self.reached_at = 0, None
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> TrialRequest | None:
         """The next trial, if there is reason for one."""
         if self.reached_at is not None or self.spent >= self._samples:
             return None
@@ -129,11 +127,11 @@ class Limited:
         """Hand on."""
         self._conductor.on_place(number, on)
 
-    def judge(self, number: int, reading: Reading) -> bool:
+    def judge(self, number: int, reading: TrialReading) -> bool:
         """Hand on."""
         return self._conductor.judge(number, reading)
 
-    def ended(self, number: int, ending: Ending) -> None:
+    def ended(self, number: int, ending: TrialResult) -> None:
         """Hand on, and see whether it was good enough."""
         self._conductor.ended(number, ending)
         self.spent += ending.samples
@@ -160,10 +158,10 @@ def search(
     storage = InMemoryStorage()  # what is found does not depend on where it is kept
     opened = open_study(storage, study.name, higher_is_better=study.higher_is_better)
     opened.pruner = pruner_for(study.pruner, rungs_of(study.first_samples, study.total_samples))
-    work = Work(directory=place, worker="bench", trials=trials)
+    work = StudyWorker(directory=place, worker="bench", trials=trials)
     conductor = Conductor(storage, opened, study, work, lambda _: None)
     limited = Limited(conductor, case.objective, target=target, samples=samples)
-    run_here(limited, case.run_trial, Slot(on="cpu"))
+    run_here(limited, case.run_trial, TrialSlot(on="cpu"))
     return read_trials(opened), limited
 
 

@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 from stoker.artifacts import MANIFEST, publish, read, versions
 from stoker.errors import BadArtifact
 from stoker.records import DynamicDim, FileDigest, Manifest, TensorSpec, Tolerance
-from stoker.store import flock
+from stoker.store import files
 from stoker.store.files import Disk, aside_path, installed
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 
 
 def test_versions_are_numbered_and_the_newest_is_read(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_without_locks_a_half_written_version_is_kept_for_a_day(
     """Nothing tells then whether its writer lives; after a day it is removed."""
 
     def none(_descriptor: int) -> bool:
-        raise flock.LocksUnsupported
+        raise files.LocksUnsupported
 
-    monkeypatch.setattr(flock, "try_lock", none)
+    monkeypatch.setattr(files, "try_lock", none)
     young, old = (aside_path(tmp_path / "tiny" / name) for name in ("young", "old"))
     for left in (young, old):
         left.mkdir(parents=True)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.artifacts.variations import cut, filled, rows, sizes_of, stacked
+from stoker.artifacts.golden import cut, filled, rows, sizes_of, stacked
 from stoker.records import TensorSpec
 
 SPECS = (

@@ -10,7 +10,7 @@ from bench.forecast.gpu_forecast import SlowAllocator, forecast_step, interval
 from bench.forecast.gpu_latency import Forecaster, forecast_all
 from bench.forecast.gpu_steps import Step, _counted, step_of
 from stoker.errors import BadJob
-from stoker.planning.time.gpu import GpuTimes
+from stoker.planning.model.gpu_times import GpuTimes
 from tests.planning.time.gpu_devices import gpu, product
 
 GPT = {

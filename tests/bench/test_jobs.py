@@ -8,9 +8,11 @@ import pytest
 
 from bench.forecast.jobs import JOBS
 from bench.forecast.measuring import Subject
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Plan
-from stoker.stepping import Step, coupling_by_types, outline
+from stoker.stepping.coupling import coupling_by_types
+from stoker.stepping.model import meta_model
+from stoker.stepping.step import Step
 
 
 @pytest.mark.parametrize("name", JOBS["tiny"])
@@ -18,7 +20,7 @@ def test_a_tiny_job_makes_an_update_in_parts(name: str) -> None:
     """Two micro-batches of half a batch, with a loss that is a number."""
     job = JOBS["tiny"][name]()
     data = datasets_of(job)
-    coupling = coupling_by_types(job, outline(job), "a test")
+    coupling = coupling_by_types(job, meta_model(job), "a test")
     subject = Subject(job, data, coupling)
     step = Step(job, Plan(device="cpu", micro_batch=job.batch // 2), coupling)
     assert math.isfinite(step.update(subject.batch(step, 0), 0, 0.0))

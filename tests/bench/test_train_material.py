@@ -11,9 +11,10 @@ from bench.train.cases import CASES, WEIGHT_DECAY, build, loss_of, quick
 from bench.train.contenders.stoker_job import the_job
 from bench.train.gpu_cases import GPU_CASES
 from bench.train.material import InOrder, Material, prepare, read
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 LSTM = dataclasses.replace(quick(CASES["lstm"]), most_samples=64)
 

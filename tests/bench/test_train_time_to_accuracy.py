@@ -12,10 +12,10 @@ from torch import nn
 import stoker
 from bench.train import time_to_accuracy as bench
 from bench.train import time_to_accuracy_prototype as prototype
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.recipes import MirrorAveraged
 from stoker.records import Event
-from stoker.stepping import build_model
+from stoker.stepping.model import build_model
 
 
 def run_of(accuracy: float, seconds: float) -> dict[str, Any]:

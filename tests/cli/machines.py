@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.cli.surroundings import Surroundings
+from stoker.cli.doctor import MachineConditions
 from stoker.devices import CpuLoad, TorchBuild
 from stoker.records import Ceilings, Device, MicroBenchmark, Operation, Timing
 
@@ -53,7 +53,7 @@ TIMED_ON_CPU = tuple(
     )
     for threads in (1, 2)
 )
-QUIET = Surroundings(
+QUIET = MachineConditions(
     torch=TorchBuild("2.13.0+cpu", None),
     python="3.11.7",
     system="Linux 6.8.0 x86_64",

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.data.planted import plant_csv
-from stoker.cli.data_checks import _Lines
+from stoker.cli.data_check import _Lines
 from stoker.cli.main import app
 
 RUNNER = CliRunner()

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.cli.devices import devices_document, render_device, render_devices
 from stoker.devices import Catalogue, PriceList
-from stoker.devices.catalogue_file import builtin_catalogue
+from stoker.devices.catalogue import builtin_catalogue
 from stoker.devices.prices import builtin_prices, marked
 from stoker.records import Device
 from tests.cli.page import Page

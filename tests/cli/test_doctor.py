@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.cli.doctor import doctor_document, operations_in_words, render_doctor
+from stoker.cli.doctor import describe_operations, doctor_document, render_doctor
 from stoker.records import Ceilings, Device, from_json
 from tests.cli.machines import CPU, GPU, ON_CPU, ON_GPU, QUIET, TIMED_ON_CPU
 from tests.cli.page import Page
@@ -41,10 +41,10 @@ def test_the_page_of_a_gpu_compares_with_the_datasheet():
 
 def test_what_was_timed_is_one_line():
     """How many operations, at which numbers of threads; of a GPU without threads; nothing where nothing was timed."""
-    assert operations_in_words(TIMED_ON_CPU) == "cpu operations: 3 timed at 1 and 2 threads, in 40.0 s"
-    assert operations_in_words(TIMED_ON_CPU[:1]) == "cpu operations: 3 timed at 1 thread, in 20.0 s"
-    assert operations_in_words([replace(TIMED_ON_CPU[0], device=GPU)]) == "cuda:0 operations: 3 timed, in 20.0 s"
-    assert operations_in_words([]) == ""
+    assert describe_operations(TIMED_ON_CPU) == "cpu operations: 3 timed at 1 and 2 threads, in 40.0 s"
+    assert describe_operations(TIMED_ON_CPU[:1]) == "cpu operations: 3 timed at 1 thread, in 20.0 s"
+    assert describe_operations([replace(TIMED_ON_CPU[0], device=GPU)]) == "cuda:0 operations: 3 timed, in 20.0 s"
+    assert describe_operations([]) == ""
     console = Page(118)
     render_doctor([CPU], [ON_CPU], console=console, surroundings=QUIET, operations=TIMED_ON_CPU)
     assert "3 timed at 1 and 2 threads" in console.text
@@ -102,6 +102,6 @@ def test_the_document_is_json_and_its_records_can_be_read_back():
 
 def test_the_page_never_imports_torch():
     """A cached result is shown at once: rendering loads no torch."""
-    code = "import sys, stoker.cli.doctor, stoker.cli.surroundings as s; s.look_around(); print('torch' in sys.modules)"
+    code = "import sys, stoker.cli.doctor, stoker.cli.doctor as s; s.look_around(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,7 +9,7 @@ import pytest
 from stoker.cli.exports import export_document, read_dynamic, read_inputs, render_export
 from stoker.errors import BadArtifact
 from stoker.records import Proof
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 from tests.cli.page import Page
 
 

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from stoker.cli.links import links_table
-from stoker.records.links import LinkCost, Links
+from stoker.cli.doctor import links_table
+from stoker.records.hardware import LinkCost, Links
 
 
 def test_the_table_has_times_rates_and_what_company_costs() -> None:

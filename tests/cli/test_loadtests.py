@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.cli.loadtests import (
+from stoker.cli.bench_serve import (
     parse_headers,
     parse_objective,
     render_limit,
@@ -13,14 +13,7 @@ from stoker.cli.loadtests import (
 )
 from stoker.errors import BadJob
 from stoker.records import ServiceSettings
-from stoker.records.loadtest import (
-    LoadGenerator,
-    LoadMeasurement,
-    Objective,
-    Quantile,
-    ServingLimit,
-    SettingsTrial,
-)
+from stoker.records.service import LoadGenerator, LoadMeasurement, Objective, Quantile, ServingLimit, SettingsTrial
 from tests.cli.page import Page
 
 OBJECTIVE = Objective(q=0.99, within_s=0.02)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.lr_range import blocks, render_lr_range
+from stoker.cli.jobs import blocks, render_lr_range
 from stoker.records import from_json
-from stoker.records.lr_range import LrRange, Sweep
+from stoker.records.hyperparameters import LrRange, Sweep
 from tests.cli.page import Page
 from tests.flow.command import job_file, plan_file, stoker_here
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.plans import plan_in_brief, render_decision
+from stoker.cli.plan_table import plan_in_brief, render_decision
 from stoker.records import Breakdown, Candidate, Decision, Estimate, Layout, Plan, Rejection, Share
 from tests.cli.page import Page
 from tests.flow.command import Outcome, job_file, stoker_here

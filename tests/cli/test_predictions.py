@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stoker.cli.predictions import prediction_display, prediction_options, told
+from stoker.cli.models import describe_prediction_event, prediction_display, prediction_options
 from stoker.errors import BadJob
 from stoker.records.prediction import PredictionEvent, PredictionEventKind, PredictionSummary
 
@@ -40,17 +40,19 @@ def _shown(events: list[PredictionEvent], *, is_terminal: bool = False) -> str:
 
 def test_what_happened_in_words() -> None:
     """How a job is cut up, how far it is, and what came of it, with units and places."""
-    started = told(_event("started", **{**STARTED, "done_parts": 1}))
+    started = describe_prediction_event(_event("started", **{**STARTED, "done_parts": 1}))
     assert started == "2,000 rows in 4 parts, 1 of them done before: batches of 8, 2 instances of 1 thread, into out"
-    assert told(_event("progress", **PROGRESS)) == "500 of 2,000 rows, 1 bad, 250 rows/s, 6.0 s to go"
-    assert told(_event("progress", **{**PROGRESS, "eta_s": None})).endswith("unknown to go")
-    assert told(_event("finished", **asdict(SUMMARY))).splitlines() == [
+    assert (
+        describe_prediction_event(_event("progress", **PROGRESS)) == "500 of 2,000 rows, 1 bad, 250 rows/s, 6.0 s to go"
+    )
+    assert describe_prediction_event(_event("progress", **{**PROGRESS, "eta_s": None})).endswith("unknown to go")
+    assert describe_prediction_event(_event("finished", **asdict(SUMMARY))).splitlines() == [
         "1,999 rows answered, 1 bad row in out/bad_rows.jsonl; 2,000 computed in 8.0 s (250 rows/s, 12.5% padding)",
         "predictions: out/predictions",
     ]
     again = {**asdict(SUMMARY), "computed_rows": 0, "bad_rows": 0}
-    assert "no bad rows; all of it was done before" in told(_event("finished", **again))
-    assert told(_event("warned", message="elsewhere")) == "warning: elsewhere"
+    assert "no bad rows; all of it was done before" in describe_prediction_event(_event("finished", **again))
+    assert describe_prediction_event(_event("warned", message="elsewhere")) == "warning: elsewhere"
 
 
 def test_lines_are_not_many() -> None:

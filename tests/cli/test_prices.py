@@ -10,9 +10,9 @@ from datetime import date
 import pytest
 from rich.console import Console
 
-from stoker.cli.prices import prices_document, render_offers, render_prices
+from stoker.cli.devices import prices_document, render_offers, render_prices
 from stoker.devices import PriceList
-from stoker.devices.catalogue_file import builtin_catalogue
+from stoker.devices.catalogue import builtin_catalogue
 from stoker.devices.prices import marked
 from stoker.records import Price
 from tests.cli.page import Page

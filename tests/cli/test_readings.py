@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.cli.readings import interpret
+from stoker.cli.doctor import interpret
 from tests.cli.machines import ON_CPU, ON_GPU
 
 

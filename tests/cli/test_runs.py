@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stoker.cli.plans import render_decision
+from stoker.cli.jobs import render_verdicts
+from stoker.cli.plan_table import render_decision
 from stoker.cli.runs import diff_document, render_diff, render_runs, runs_document
-from stoker.cli.verdicts import render_verdicts
 from stoker.records import Event, Report, Verdict, to_json
 from stoker.store import CheckpointStore
 from tests.cli.page import Page

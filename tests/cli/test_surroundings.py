@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.cli.surroundings import find_cautions, look_around
+from stoker.cli.doctor import find_cautions, inspect_machine
 from stoker.devices import CpuLoad
 from tests.cli.machines import CPU, ON_CPU, QUIET
 
@@ -67,9 +67,9 @@ def test_looking_around_reads_the_environment_and_waits_once(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("SECRET_TOKEN", "do not show")
     waits: list[float] = []
-    around = look_around(data={"digits": "inside the package"}, problems=["p"], sleep=waits.append)
+    around = inspect_machine(data={"digits": "inside the package"}, problems=["p"], sleep=waits.append)
     assert around.environment["OMP_NUM_THREADS"] == "3"
     assert "SECRET_TOKEN" not in around.environment
     assert (around.data, around.problems, len(waits)) == ({"digits": "inside the package"}, ("p",), 1)
-    look_around(load=CpuLoad(0.0, 0.0), sleep=waits.append)
+    inspect_machine(load=CpuLoad(0.0, 0.0), sleep=waits.append)
     assert len(waits) == 1

@@ -8,7 +8,14 @@ import io
 import pytest
 from rich.console import Console
 
-from stoker.cli.tunings import parse_parallel, parse_seconds, render_study, settings_in_words, study_document, told
+from stoker.cli.tune import (
+    describe_study_event,
+    format_settings,
+    parse_parallel,
+    parse_seconds,
+    render_study,
+    study_document,
+)
 from stoker.errors import BadJob
 from stoker.records.study import Parameter, StudyEvent, StudyResult, StudySettings, StudyTrial, TrialState
 from tests.flow.command import stoker_here
@@ -72,7 +79,9 @@ def test_the_reason_of_a_failure_is_told_in_full() -> None:
     reason = f"{'a long path/' * 20}: no such file"
     fields = {"number": 3, "state": "failed", "value": None, "samples": 0, "reason": reason,
               "objective": "valid/loss", "best": None}  # fmt: skip
-    assert told(StudyEvent(kind="ended", at=0.0, fields=fields)) == [f"trial 3 failed after 0 samples ({reason})"]
+    assert describe_study_event(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
+        f"trial 3 failed after 0 samples ({reason})"
+    ]
     console = Console(file=io.StringIO(), width=400)
     render_study(dataclasses.replace(RESULT, trials=(StudyTrial(number=3, state="failed", parameters={},
                                                                 reason=reason),)), console)  # fmt: skip
@@ -116,16 +125,16 @@ def test_every_event_has_words() -> None:
     """A trial's end with its reason and the best so far."""
     fields = {"number": 3, "state": "pruned", "value": 0.5, "samples": 1150, "reason": "asha at 1,150 samples",
               "objective": "valid/accuracy", "best": {"trial": 1, "value": 0.75}}  # fmt: skip
-    assert told(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
+    assert describe_study_event(StudyEvent(kind="ended", at=0.0, fields=fields)) == [
         "trial 3 pruned: valid/accuracy 0.5 after 1,150 samples (asha at 1,150 samples); best 0.75 (trial 1)"
     ]
     begun = {"trial": 9, "parameters": {"lr": 0.1}, "run": "", "member": 2, "interval": 1, "parent": 4}
-    assert told(StudyEvent(kind="began", at=0.0, fields=begun)) == [
+    assert describe_study_event(StudyEvent(kind="began", at=0.0, fields=begun)) == [
         "trial 9 begins (member 2, interval 1, from trial 4): lr=0.1"
     ]
     warned = StudyEvent(kind="warned", at=0.0, fields={"message": "look"})
-    assert told(warned) == ["warning: look"]
-    assert settings_in_words({"a": True, "b": None, "c": 0.1234567, "d": 3}) == "a=true b=none c=0.1235 d=3"
+    assert describe_study_event(warned) == ["warning: look"]
+    assert format_settings({"a": True, "b": None, "c": 0.1234567, "d": 3}) == "a=true b=none c=0.1235 d=3"
 
 
 def test_a_command_without_a_space_says_what_it_wants() -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from stoker.artifacts import Artifact
-from stoker.compressing import Material, Rows, Terms, named
-from stoker.compressing.answers import answers
-from stoker.compressing.contender import Course
+from stoker.compressing.contender import CompressionTerms, Examination
+from stoker.compressing.rows import EvaluationData, EvaluationRows, answers
+from stoker.compressing.scores import named
 from stoker.engines import load
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
 
 @pytest.fixture(scope="session")
@@ -20,27 +20,27 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return tiny_artifact(tmp_path_factory.mktemp("models"), kind="images")
 
 
-def rows_of(artifact: Artifact, count: int, seed: int) -> Rows:
+def rows_of(artifact: Artifact, count: int, seed: int) -> EvaluationRows:
     """Rows whose targets are what the model says of most of them."""
     inputs = tiny_inputs("images", rows=count, seed=seed)
     (engine,) = load(artifact, threads=1)
-    found = answers(engine, Rows(inputs), artifact.manifest)["logits"].argmax(axis=1)
+    found = answers(engine, EvaluationRows(inputs), artifact.manifest)["logits"].argmax(axis=1)
     engine.close()
     wrong = np.random.default_rng(seed).random(count) < 0.1
-    return Rows(inputs, np.where(wrong, (found + 1) % 3, found))
+    return EvaluationRows(inputs, np.where(wrong, (found + 1) % 3, found))
 
 
 @pytest.fixture(scope="session")
-def material(images: Artifact) -> Material:
+def material(images: Artifact) -> EvaluationData:
     """Rows for each use."""
-    return Material(rows_of(images, 24, 1), rows_of(images, 80, 2), rows_of(images, 400, 3), seed=0)
+    return EvaluationData(rows_of(images, 24, 1), rows_of(images, 80, 2), rows_of(images, 400, 3), seed=0)
 
 
 @pytest.fixture
-def course(images: Artifact, material: Material) -> Course:
+def course(images: Artifact, material: EvaluationData) -> Examination:
     """A search that may lose 3 points of accuracy and take 5 seconds."""
-    terms = Terms(max_drop="3%", batch_sizes=(1, 4), seconds=5.0)
-    return Course(images, material, named("accuracy"), terms, time.perf_counter)
+    terms = CompressionTerms(max_drop="3%", batch_sizes=(1, 4), seconds=5.0)
+    return Examination(images, material, named("accuracy"), terms, time.perf_counter)
 
 
 @pytest.fixture

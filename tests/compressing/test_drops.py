@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.compressing.drops import corrected, drop_interval, drop_of, largest_loss, rows_needed, rows_to_tell
+from stoker.compressing.scores import corrected, drop_interval, drop_of, largest_loss, rows_needed, rows_to_tell
 
 
 def hits(rows: int, wrong: int = 0) -> np.ndarray:

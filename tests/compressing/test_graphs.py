@@ -6,10 +6,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from stoker.compressing.candidates import candidates_for
-from stoker.compressing.graphs import GraphKind, kind_of
+from stoker.compressing.candidates import GraphKind, kind_of
+from stoker.compressing.search import candidates_for
 from stoker.errors import BadArtifact
-from stoker.testing.models import tiny_graph
+from stoker.testing.tiny_models import tiny_graph
 
 EVERYTHING = ("fp32", "bf16", "int8")
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from stoker.artifacts import served_sizes
-from stoker.artifacts.elements import Arrays
-from stoker.compressing.invariance import CEILING, steadiness
-from stoker.compressing.rows import Rows
+from stoker.artifacts.dtypes import Arrays
+from stoker.compressing.gates import CEILING, batch_invariance
+from stoker.compressing.rows import EvaluationRows
 from stoker.records import Manifest
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
 SIZES = served_sizes(32)
 
@@ -40,12 +40,12 @@ def masked_mean(inputs: Arrays) -> np.ndarray:
     return (ids * mask).sum(axis=1, keepdims=True) / np.maximum(1, mask.sum(axis=1, keepdims=True))
 
 
-def rows() -> Rows:
+def rows() -> EvaluationRows:
     """Rows of several lengths."""
     found = tiny_inputs("tokens", rows=12, tokens=9, seed=3)
     lengths = np.arange(12) % 8 + 1
     mask = (np.arange(9) < lengths[:, None]).astype(np.int64)
-    return Rows({"input_ids": found["input_ids"] * mask, "attention_mask": mask})
+    return EvaluationRows({"input_ids": found["input_ids"] * mask, "attention_mask": mask})
 
 
 def test_what_a_model_fills_in_is_no_scale(tokens: Manifest) -> None:
@@ -55,14 +55,14 @@ def test_what_a_model_fills_in_is_no_scale(tokens: Manifest) -> None:
         own = masked_mean(inputs) + len(inputs["input_ids"])  # the more there are in a batch, the larger
         return np.concatenate([own, np.full_like(own, -1e9)], axis=1)
 
-    found = steadiness(Planted(masked), rows(), tokens, SIZES)
+    found = batch_invariance(Planted(masked), rows(), tokens, SIZES)
     assert found.share > CEILING
     assert found.scale["embedding"] < 100
 
 
 def test_a_model_that_minds_its_mask_is_steady(tokens: Manifest) -> None:
     """Its tolerance is the floor, and every gate is passed."""
-    found = steadiness(Planted(masked_mean), rows(), tokens, SIZES)
+    found = batch_invariance(Planted(masked_mean), rows(), tokens, SIZES)
     assert found.share < 1e-6
     assert all(gate.passed for gate in found.gates())
     assert 0 < found.tolerance.absolute < 1e-3
@@ -89,7 +89,7 @@ def normalised_over_batch(inputs: Arrays) -> np.ndarray:
 @pytest.mark.parametrize("answer", [unmasked_mean, scaled_by_batch, normalised_over_batch])
 def test_a_model_that_looks_at_its_neighbours_is_rejected(answer, tokens: Manifest) -> None:
     """The deviation is far above the ceiling."""
-    found = steadiness(Planted(answer), rows(), tokens, SIZES)
+    found = batch_invariance(Planted(answer), rows(), tokens, SIZES)
     assert found.share > 2 * CEILING
     assert not all(gate.passed for gate in found.gates())
 
@@ -101,7 +101,7 @@ def test_answers_that_are_not_finite_are_rejected(tokens: Manifest) -> None:
         found = masked_mean(inputs)
         return np.where(found > found.min(), np.nan, found)
 
-    assert not steadiness(Planted(broken), rows(), tokens, SIZES).gates()[0].passed
+    assert not batch_invariance(Planted(broken), rows(), tokens, SIZES).gates()[0].passed
 
 
 def test_a_small_deviation_makes_the_tolerance(tokens: Manifest) -> None:
@@ -111,7 +111,7 @@ def test_a_small_deviation_makes_the_tolerance(tokens: Manifest) -> None:
         found = masked_mean(inputs)
         return found * (1 + 1e-3 * (len(found) > 1))
 
-    found = steadiness(Planted(rounded), rows(), tokens, SIZES)
+    found = batch_invariance(Planted(rounded), rows(), tokens, SIZES)
     assert all(gate.passed for gate in found.gates())
     assert found.tolerance.absolute == pytest.approx(4 * max(found.deviation.values()))
 
@@ -124,4 +124,4 @@ def test_a_model_that_is_wrong_at_one_size_that_is_served_is_rejected(size: int,
         found = masked_mean(inputs)
         return found * (1 + 0.5 * (len(found) == size))
 
-    assert not all(gate.passed for gate in steadiness(Planted(wrong), rows(), tokens, SIZES).gates())
+    assert not all(gate.passed for gate in batch_invariance(Planted(wrong), rows(), tokens, SIZES).gates())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stoker.compressing.judging import accepted, fast_enough, front, require_rows, selected
+from stoker.compressing.gates import accepted, fast_enough, front, require_rows, selected
 from stoker.errors import BadJob
 from stoker.records.compression import CompressionTrial, Interval
 

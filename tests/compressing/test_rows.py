@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.compressing.rows import Material, Rows, batches, check_fit, cut_to, dealt, row_lengths
+from stoker.compressing.rows import EvaluationData, EvaluationRows, batches, check_fit, cut_to, row_lengths, split_rows
 from stoker.errors import BadJob
 from stoker.records import Manifest
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +25,17 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return tiny_artifact(tmp_path_factory.mktemp("models")).manifest
 
 
-def numbered(count: int) -> Rows:
+def numbered(count: int) -> EvaluationRows:
     """Rows that know their number."""
-    return Rows({"x": np.arange(count, dtype=np.float32)[:, None]}, np.arange(count))
+    return EvaluationRows({"x": np.arange(count, dtype=np.float32)[:, None]}, np.arange(count))
 
 
 @given(st.integers(12, 300), st.integers(0, 5), st.booleans())
 def test_no_row_has_two_uses(count: int, seed: int, has_training: bool) -> None:
     """Parts are disjoint, all rows are dealt out, and the same seed deals alike."""
     training = numbered(50) if has_training else None
-    found = dealt(training, numbered(count), seed=seed, calibration=30)
-    again = dealt(training, numbered(count), seed=seed, calibration=30)
+    found = split_rows(training, numbered(count), seed=seed, calibration=30)
+    again = split_rows(training, numbered(count), seed=seed, calibration=30)
     parts = [found.selection, found.acceptance, *([] if has_training else [found.calibration])]
     every = np.concatenate([part.targets for part in parts])
     assert sorted(every) == list(range(count))
@@ -45,7 +45,7 @@ def test_no_row_has_two_uses(count: int, seed: int, has_training: bool) -> None:
 def test_a_handful_of_rows_is_refused() -> None:
     """Nothing can be chosen by one row and accepted by another."""
     with pytest.raises(BadJob, match="3 rows are too few"):
-        dealt(None, numbered(3), seed=0, calibration=10)
+        split_rows(None, numbered(3), seed=0, calibration=10)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +61,21 @@ def test_a_handful_of_rows_is_refused() -> None:
 def test_data_that_does_not_fit_is_refused(numbers: Manifest, inputs: dict, says: str) -> None:
     """Each misfit is named with what was found and what is wanted."""
     with pytest.raises(BadJob, match=says):
-        check_fit(Rows(inputs, np.zeros(4)), numbers, "rows.npz")
+        check_fit(EvaluationRows(inputs, np.zeros(4)), numbers, "rows.npz")
 
 
 def test_whole_numbers_do_not_wrap(numbers: Manifest) -> None:
     """Those that a shorter type holds are taken; another would become a number that nobody gave."""
     spec = dataclasses.replace(numbers.inputs[0], datatype="INT32")
     wanted = dataclasses.replace(numbers, inputs=(spec,))
-    assert check_fit(Rows({"x": np.full((2, 8), 7)}), wanted, "rows.npz").inputs["x"].dtype == np.int32
+    assert check_fit(EvaluationRows({"x": np.full((2, 8), 7)}), wanted, "rows.npz").inputs["x"].dtype == np.int32
     with pytest.raises(BadJob, match="x has numbers that INT32 cannot hold"):
-        check_fit(Rows({"x": np.full((2, 8), 2**31)}), wanted, "rows.npz")
+        check_fit(EvaluationRows({"x": np.full((2, 8), 2**31)}), wanted, "rows.npz")
 
 
 def test_doubles_stand_for_floats(numbers: Manifest) -> None:
     """Data in float64 becomes what the model takes."""
-    found = check_fit(Rows({"x": np.ones((2, 8))}), numbers, "rows.npz")
+    found = check_fit(EvaluationRows({"x": np.ones((2, 8))}), numbers, "rows.npz")
     assert found.inputs["x"].dtype == np.float32
 
 
@@ -84,7 +84,7 @@ def test_batches_are_cut_to_their_longest_row(tokens: Manifest) -> None:
     ids = np.zeros((5, 9), np.int64)
     for row, length in enumerate((7, 2, 9, 3, 1)):
         ids[row, :length] = 1
-    rows = Rows({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
+    rows = EvaluationRows({"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)})
     assert row_lengths(rows, tokens).tolist() == [7, 2, 9, 3, 1]
     found = [(chosen.tolist(), inputs["input_ids"].shape) for chosen, inputs in batches(rows, tokens, 2)]
     assert found == [([4, 1], (2, 2)), ([3, 0], (2, 7)), ([2], (1, 9))]
@@ -92,7 +92,7 @@ def test_batches_are_cut_to_their_longest_row(tokens: Manifest) -> None:
 
 def test_an_id_that_is_masked_in_is_no_filling(tokens: Manifest) -> None:
     """A place counts as filled up only where every input holds its pad: id 0 with mask 1 is a token."""
-    rows = Rows({"input_ids": np.array([[3, 0, 0]]), "attention_mask": np.array([[1, 1, 0]])})
+    rows = EvaluationRows({"input_ids": np.array([[3, 0, 0]]), "attention_mask": np.array([[1, 1, 0]])})
     assert row_lengths(rows, tokens).tolist() == [2]
 
 
@@ -105,9 +105,9 @@ def test_nothing_is_cut_below_the_least_size(tokens: Manifest) -> None:
 @pytest.mark.parametrize(("is_held_out", "acceptance"), [(True, 70 + 12 + 20), (False, 70 + 12)])
 def test_rows_that_other_uses_leave_over_accept(is_held_out: bool, acceptance: int) -> None:
     """Those of selection and, where the model was not trained on them, of calibration; none has two uses."""
-    numbers = {name: Rows({"x": np.arange(start, stop)}, np.arange(start, stop)) for name, start, stop in
+    numbers = {name: EvaluationRows({"x": np.arange(start, stop)}, np.arange(start, stop)) for name, start, stop in
                (("calibration", 0, 30), ("selection", 30, 62), ("acceptance", 62, 132))}  # fmt: skip
-    material = Material(**numbers, seed=0, is_held_out=is_held_out)
+    material = EvaluationData(**numbers, seed=0, is_held_out=is_held_out)
     few = material.limited(selection=20, acceptance=1000, calibration=10)
     assert (len(few.calibration), len(few.selection), len(few.acceptance)) == (10, 20, acceptance)
     used = np.concatenate([part.inputs["x"] for part in (few.calibration, few.selection, few.acceptance)])

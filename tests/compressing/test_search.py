@@ -12,14 +12,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 from stoker.artifacts import Artifact
-from stoker.compressing import examining, named
+from stoker.compressing import gates
 from stoker.compressing import search as searching
-from stoker.compressing.candidates import Candidate, Made, Workshop, candidates_for
-from stoker.compressing.candidates.base import explained
-from stoker.compressing.contender import Course
-from stoker.compressing.graphs import GraphKind
-from stoker.compressing.rows import Rows
-from stoker.compressing.search import Search, begin
+from stoker.compressing.candidates import BuildContext, BuiltGraph, CompressionCandidate, GraphKind, explained
+from stoker.compressing.contender import Examination
+from stoker.compressing.rows import EvaluationRows
+from stoker.compressing.scores import named
+from stoker.compressing.search import CompressionSearch, begin_search, candidates_for
 from stoker.engines import load
 from stoker.errors import BadJob
 from stoker.records.compression import CompressionTrial, Interval
@@ -27,17 +26,17 @@ from stoker.records.compression import CompressionTrial, Interval
 Change = Callable[[onnx.ModelProto], None]
 
 
-def planted(name: str, change: Change, precision: str = "int8") -> Candidate:
+def planted(name: str, change: Change, precision: str = "int8") -> CompressionCandidate:
     """A candidate whose graph is the tiny model's, changed."""
 
-    def make(workshop: Workshop, directory: Path) -> Made:
+    def make(workshop: BuildContext, directory: Path) -> BuiltGraph:
         model = onnx.load(workshop.source.graph_path)
         change(model)
         path = directory / "model.onnx"
         onnx.save(model, path)
-        return Made(path, (path,))
+        return BuiltGraph(path, (path,))
 
-    return Candidate(name, "planted", "onnxruntime", precision, make)  # type: ignore[arg-type]
+    return CompressionCandidate(name, "planted", "onnxruntime", precision, make)  # type: ignore[arg-type]
 
 
 def replace_kernel(model: onnx.ModelProto, change: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -102,12 +101,12 @@ def blur(model: onnx.ModelProto) -> None:
 
 
 @pytest.fixture
-def search(course: Course, directory: Path) -> Search:
+def search(course: Examination, directory: Path) -> CompressionSearch:
     """A search that has asked the original."""
-    return begin(course, directory, lambda line: None)
+    return begin_search(course, directory, lambda line: None)
 
 
-def tried(search: Search, candidate: Candidate) -> CompressionTrial:
+def tried(search: CompressionSearch, candidate: CompressionCandidate) -> CompressionTrial:
     """The record of a candidate that was rejected."""
     assert not search.consider(candidate)
     return search.rejected[-1]
@@ -125,7 +124,7 @@ def tried(search: Search, candidate: Candidate) -> CompressionTrial:
         (nothing, "as fast as original"),
     ],
 )
-def test_each_fault_is_found_by_its_gate(search: Search, change: Change, reason: str) -> None:
+def test_each_fault_is_found_by_its_gate(search: CompressionSearch, change: Change, reason: str) -> None:
     """Silent garbage, NaN, answers that depend on neighbours, a lower metric, no gain: rejected with the reason."""
     found = tried(search, planted(change.__name__, change))
     assert reason in found.reason
@@ -133,18 +132,18 @@ def test_each_fault_is_found_by_its_gate(search: Search, change: Change, reason:
     assert found.gates == () or not found.gates[-1].passed
 
 
-def test_a_candidate_that_cannot_be_made_or_loaded_leaves_the_search_going(search: Search) -> None:
+def test_a_candidate_that_cannot_be_made_or_loaded_leaves_the_search_going(search: CompressionSearch) -> None:
     """Whatever a library raises is a reason, not the end."""
 
-    def raising(workshop: Workshop, directory: Path) -> Made:
+    def raising(workshop: BuildContext, directory: Path) -> BuiltGraph:
         with explained("the quantiser"):
             raise KeyError("Unsupported operator Frobnicate")
         raise AssertionError
 
-    def unloadable(workshop: Workshop, directory: Path) -> Made:
+    def unloadable(workshop: BuildContext, directory: Path) -> BuiltGraph:
         path = directory / "model.onnx"
         path.write_bytes(b"no graph")
-        return Made(path, (path,))
+        return BuiltGraph(path, (path,))
 
     template = planted("bad", nothing)
     assert "Unsupported operator Frobnicate" in tried(search, dataclasses.replace(template, make=raising)).reason
@@ -152,7 +151,7 @@ def test_a_candidate_that_cannot_be_made_or_loaded_leaves_the_search_going(searc
     assert search.accept(0) is search.original
 
 
-def test_without_time_candidates_are_left_out_and_the_original_stays(search: Search) -> None:
+def test_without_time_candidates_are_left_out_and_the_original_stays(search: CompressionSearch) -> None:
     """A search whose time is over says what it left out, and still has a result."""
     search.started = -math.inf
     found = tried(search, planted("late", nothing))
@@ -162,7 +161,7 @@ def test_without_time_candidates_are_left_out_and_the_original_stays(search: Sea
 
 @pytest.mark.parametrize(("gain", "fastest"), [(0.9, "b"), (1.2, "a")])
 def test_the_faster_is_chosen_among_those_that_hold(
-    search: Search, course: Course, gain: float, fastest: str, monkeypatch: pytest.MonkeyPatch
+    search: CompressionSearch, course: Examination, gain: float, fastest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Acceptance takes those whose bound keeps within what is allowed; a last race of these says which is faster."""
     told = Interval(value=gain, low=gain, high=gain)
@@ -192,12 +191,12 @@ def test_the_faster_is_chosen_among_those_that_hold(
 
 
 def test_a_candidate_that_is_unlikely_to_be_accepted_is_repaired(
-    search: Search, monkeypatch: pytest.MonkeyPatch
+    search: CompressionSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It passed the selection by a hair: layers are put back, and the better one is a candidate of its own."""
     gain = Interval(value=2.0, low=1.9, high=2.1)
-    monkeypatch.setattr(examining, "gain_of", lambda races, confidence: gain)
-    monkeypatch.setattr(examining, "foreseen_bound", lambda *arguments: math.inf)
+    monkeypatch.setattr(gates, "gain_of", lambda races, confidence: gain)
+    monkeypatch.setattr(gates, "foreseen_bound", lambda *arguments: math.inf)
     search.course = dataclasses.replace(search.course, terms=dataclasses.replace(search.course.terms, seconds=1000.0))
     suited = candidates_for(GraphKind({"Conv": 1}), ("int8",), ("onnxruntime", "fp32"))
     plain = next(one for one in suited if one.name == "int8 plain")
@@ -206,7 +205,7 @@ def test_a_candidate_that_is_unlikely_to_be_accepted_is_repaired(
     assert [one.trial.name for one in search.passed] == ["int8 plain", "int8 plain, 1 put back"]
 
 
-def test_without_time_for_any_candidate_nothing_is_judged(search: Search) -> None:
+def test_without_time_for_any_candidate_nothing_is_judged(search: CompressionSearch) -> None:
     """It says that nothing was tried, and how many seconds it takes; with something tried it goes on."""
     search.started -= 60
     search.consider(planted("late", nothing))
@@ -217,7 +216,7 @@ def test_without_time_for_any_candidate_nothing_is_judged(search: Search) -> Non
     search.require_tried()
 
 
-def test_latencies_agree_with_the_speed_up(search: Search) -> None:
+def test_latencies_agree_with_the_speed_up(search: CompressionSearch) -> None:
     """Whatever the machine does between two measurements: the table's columns and ratios are of the same rounds."""
     found = tried(search, planted("same", nothing))
     assert found.pace is not None
@@ -235,12 +234,12 @@ def test_latencies_agree_with_the_speed_up(search: Search) -> None:
     ],
 )
 def test_a_drop_that_cannot_be_kept_is_refused(
-    course: Course, images: Artifact, directory: Path, max_drop: str, reason: str
+    course: Examination, images: Artifact, directory: Path, max_drop: str, reason: str
 ) -> None:
     """A share of an error of 0 is 0; a negative one cannot be; the whole allows anything."""
     (engine,) = load(images, threads=1)
 
-    def owned(rows: Rows) -> Rows:
+    def owned(rows: EvaluationRows) -> EvaluationRows:
         return dataclasses.replace(rows, targets=engine.run(rows.inputs)["logits"])
 
     rows = course.material
@@ -248,15 +247,15 @@ def test_a_drop_that_cannot_be_kept_is_refused(
     terms = dataclasses.replace(course.terms, max_drop=max_drop, batch_sizes=(1, len(rows.selection)))
     own = dataclasses.replace(course, material=material, metric=named("mse"), terms=terms)
     with pytest.raises(BadJob, match=reason):
-        begin(own, directory, lambda line: None)
+        begin_search(own, directory, lambda line: None)
 
 
-def test_without_targets_agreement_with_the_original_is_the_metric(course: Course, directory: Path) -> None:
+def test_without_targets_agreement_with_the_original_is_the_metric(course: Examination, directory: Path) -> None:
     """The original agrees with itself in every row; what changes the class of many rows is refused."""
     bare = {name: dataclasses.replace(getattr(course.material, name), targets=None) for name in
             ("calibration", "selection", "acceptance")}  # fmt: skip
     own = dataclasses.replace(course, material=dataclasses.replace(course.material, **bare), metric=named("agreement"))
-    search = begin(own, directory, lambda line: None)
+    search = begin_search(own, directory, lambda line: None)
     assert (search.original.scores == 1).all()
     assert "logits: largest class" in search.notes[0]
     assert "for selection, 0.03 is allowed" in tried(search, planted("blur", blur)).reason
@@ -264,9 +263,9 @@ def test_without_targets_agreement_with_the_original_is_the_metric(course: Cours
     assert search.accept(0) is search.original
 
 
-def test_too_few_rows_are_refused_before_anything_is_tried(course: Course, directory: Path) -> None:
+def test_too_few_rows_are_refused_before_anything_is_tried(course: Examination, directory: Path) -> None:
     """It says how many rows it takes."""
     few = dataclasses.replace(course, terms=dataclasses.replace(course.terms, max_drop="0.1%"))
     with pytest.raises(BadJob, match="it takes 4,093") as refused:
-        begin(few, directory, lambda line: None)
+        begin_search(few, directory, lambda line: None)
     assert "Give 4,173 validation rows in all" in (refused.value.remedy or "")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from stoker.compressing.timing import FEWEST_ROUNDS, MOST_ROUNDS, Race, race, speed_up
+from stoker.compressing.contender import FEWEST_ROUNDS, MOST_ROUNDS, InterleavedTimes, speed_up, time_interleaved
 
 
 class Track:
@@ -30,7 +30,7 @@ class Track:
 def test_contestants_take_turns_and_each_begins_as_often() -> None:
     """Every round has each of them once, and who is first changes from round to round."""
     track = Track()
-    found = race({"a": track.runner("a", 0.2), "b": track.runner("b", 0.3)}, track, seconds=0.0)
+    found = time_interleaved({"a": track.runner("a", 0.2), "b": track.runner("b", 0.3)}, track, seconds=0.0)
     rounds = track.order[2:]
     assert rounds[:6] == ["a", "b", "b", "a", "a", "b"]
     assert len(found.seconds["a"]) == len(found.seconds["b"]) == FEWEST_ROUNDS
@@ -39,7 +39,7 @@ def test_contestants_take_turns_and_each_begins_as_often() -> None:
 def test_rounds_fill_the_time_and_not_more() -> None:
     """Quick contestants are asked more often, up to a limit."""
     track = Track()
-    found = race({"a": track.runner("a", 0.2)}, track, seconds=1e9)
+    found = time_interleaved({"a": track.runner("a", 0.2)}, track, seconds=1e9)
     assert len(found.seconds["a"]) == MOST_ROUNDS
 
 
@@ -52,7 +52,7 @@ def test_short_calls_are_repeated_within_a_timed_run() -> None:
         next(track_call)
         track.now += 1e-5
 
-    found = race({"a": call}, track, seconds=0.0)
+    found = time_interleaved({"a": call}, track, seconds=0.0)
     assert found.latency("a") == pytest.approx(1e-5)
     assert next(track_call) > 10 * FEWEST_ROUNDS
 
@@ -61,14 +61,14 @@ def test_a_disturbed_round_does_not_move_the_ratio() -> None:
     """The median of paired ratios forgets the round in which something else took the core."""
     own, rival = [1.0] * 9, [2.0] * 9
     own[3], rival[3] = 30.0, 2.0
-    found = speed_up([Race({"own": tuple(own), "rival": tuple(rival)})], "own", "rival")
+    found = speed_up([InterleavedTimes({"own": tuple(own), "rival": tuple(rival)})], "own", "rival")
     assert found.value == found.low == pytest.approx(2.0)
 
 
 def test_bounds_widen_with_the_spread_and_races_count_alike() -> None:
     """Over batch sizes the gain is the geometric mean; uncertain rounds make the lower bound fall."""
-    steady = Race({"own": (1.0,) * 9, "rival": (4.0,) * 9})
-    shaky = Race({"own": (1.0,) * 9, "rival": (0.5, 2.0, 1.0, 0.7, 1.4, 0.8, 1.2, 0.6, 1.9)})
+    steady = InterleavedTimes({"own": (1.0,) * 9, "rival": (4.0,) * 9})
+    shaky = InterleavedTimes({"own": (1.0,) * 9, "rival": (0.5, 2.0, 1.0, 0.7, 1.4, 0.8, 1.2, 0.6, 1.9)})
     found = speed_up([steady, shaky], "own", "rival")
     assert found.value == pytest.approx(2.0)
     assert found.low < 1.95

@@ -7,9 +7,8 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.data.fashion import FashionMnist
-from stoker.data.idx import IdxFile
-from stoker.data.places import Places
+from stoker.data.idx_files import DatasetFolders, IdxFile
+from stoker.data.image_datasets import FashionMnist
 
 NOWHERE = "file:///there/is/no/such/home"
 
@@ -49,7 +48,9 @@ class SmallFashion:
 
     def source(self, *folders: Path, home: str = NOWHERE) -> FashionMnist:
         """A source that looks in `folders` and the cache."""
-        return FashionMnist("train", Places((*folders, self.cache), self.cache, home, "Install it."), self.files)
+        return FashionMnist(
+            "train", DatasetFolders((*folders, self.cache), self.cache, home, "Install it."), self.files
+        )
 
     def publish(self, folder: Path, *, zipped: bool = True) -> Path:
         """Put both files into `folder`, made for it."""

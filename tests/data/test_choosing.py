@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from stoker.data.choosing import _images_of
-from stoker.data.places import Patience
+from stoker.data.idx_files import DownloadPatience
+from stoker.data.image_datasets import _images_of
 from tests.data.idx_files import SmallFashion
 
-HURRY = Patience(silence_s=1.0, total_s=10.0)
+HURRY = DownloadPatience(silence_s=1.0, total_s=10.0)
 
 
 def test_files_that_are_here_are_used(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data.places import Patience, places_of
+from stoker.data.idx_files import DownloadPatience, dataset_folders
 from stoker.errors import BadJob
 from tests.data.idx_files import SmallFashion
 
@@ -20,7 +20,7 @@ def small(tmp_path):
 
 def folders(root: Path | None = None, **environ: str) -> list[str]:
     """The folders looked in under an environment, in order."""
-    places = places_of(
+    places = dataset_folders(
         "fashion-mnist",
         root=root,
         below=("fashion-mnist", "FashionMNIST/raw"),
@@ -153,5 +153,5 @@ def test_a_download_can_be_tried_in_a_hurry(small, tmp_path):
     """With no time at all, even a file next door is too far, and nothing is kept."""
     home = small.publish(tmp_path / "home")
     with pytest.raises(BadJob, match="within 0 s"):
-        small.source(home=home.as_uri()).download(Patience(silence_s=1.0, total_s=0.0))
+        small.source(home=home.as_uri()).download(DownloadPatience(silence_s=1.0, total_s=0.0))
     assert not small.cache.exists()

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from stoker.data.downloading import fetch
+from stoker.data.http_download import fetch
 
 
 class Answers(BaseHTTPRequestHandler):

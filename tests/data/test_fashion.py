@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stoker.data import fashion_mnist
-from stoker.data.fashion import FILES
+from stoker.data.image_datasets import FASHION_MNIST_FILES
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -24,7 +24,7 @@ def parts():
 
 def test_what_is_published_is_what_is_described():
     """60,000 and 10,000 images of 28 × 28 with one label each; the file sizes of the idx format."""
-    (train_images, train_labels), (test_images, test_labels) = FILES["train"], FILES["test"]
+    (train_images, train_labels), (test_images, test_labels) = FASHION_MNIST_FILES["train"], FASHION_MNIST_FILES["test"]
     assert (train_images.num_bytes, train_labels.num_bytes) == (47_040_016, 60_008)
     assert (test_images.num_bytes, test_labels.num_bytes) == (7_840_016, 10_008)
     train, test = fashion_mnist()
@@ -66,7 +66,7 @@ def test_the_environment_names_a_folder(tmp_path, monkeypatch):
     """$STOKER_DATA is looked in before the cache and what is installed, also where torchvision keeps its files."""
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
-    for file in FILES["test"]:
+    for file in FASHION_MNIST_FILES["test"]:
         (raw / file.name).touch()
     monkeypatch.setenv("STOKER_DATA", str(tmp_path))
-    assert fashion_mnist()[1]._find() == tuple(raw / file.name for file in FILES["test"])
+    assert fashion_mnist()[1]._find() == tuple(raw / file.name for file in FASHION_MNIST_FILES["test"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stoker.data import digits
-from stoker.data.handwritten import _rows, divided
+from stoker.data.image_datasets import _digit_rows, split_digits
 from stoker.errors import BadJob
 
 STORED = (resources.files("stoker.data") / "digits.csv.gz").read_bytes()
@@ -16,7 +16,7 @@ FIRST_FOR_TESTING = [2, 7, 19, 22, 32, 33, 35, 39, 47, 75]
 
 def test_the_parts_are_all_samples_once():
     """1,437 and 360 samples; together they are the embedded file, none in both."""
-    train, test = divided([row[-1] for row in _rows(STORED)])
+    train, test = split_digits([row[-1] for row in _digit_rows(STORED)])
     assert (len(train), len(test)) == tuple(len(part) for part in digits()) == (1437, 360)
     assert sorted(train + test) == list(range(1797))
 
@@ -30,7 +30,7 @@ def test_every_class_has_its_share_in_both_parts():
 
 def test_the_division_is_fixed():
     """The same samples are for testing in every version: the first ten of them, by index."""
-    _, test = divided([row[-1] for row in _rows(STORED)])
+    _, test = split_digits([row[-1] for row in _digit_rows(STORED)])
     assert test[:10] == FIRST_FOR_TESTING
 
 
@@ -46,7 +46,7 @@ def test_pixels_lie_between_0_and_16():
 
 def test_the_first_image_is_a_zero():
     """Rows and columns are as written: the file's first image is a ring, dark in the middle."""
-    row = _rows(STORED)[0]
+    row = _digit_rows(STORED)[0]
     image = torch.tensor(row[:64]).view(8, 8)
     assert row[64] == 0
     assert image[3:5, 3:5].max() == 0
@@ -66,7 +66,7 @@ def test_the_first_image_is_a_zero():
 def test_a_damaged_package_is_told(stored, complaint):
     """The embedded file is verified like any other."""
     with pytest.raises(BadJob, match=complaint):
-        _rows(stored)
+        _digit_rows(stored)
 
 
 def test_the_licence_comes_with_the_data():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.idx import IdxFile, read_idx, verified
+from stoker.data.idx_files import IdxFile, read_idx, verified
 from stoker.errors import BadJob
 from tests.data.idx_files import expected_of, idx_content
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 import stoker
-from stoker.data.packed_identity import stated_of
+from stoker.data.packed_source import identity_of
 
 
 def rows(changed: int | None = None) -> torch.Tensor:
@@ -35,17 +35,17 @@ def rows(changed: int | None = None) -> torch.Tensor:
 )
 def test_any_row_in_memory_counts(one: Any, other: Any) -> None:
     """Whether or not it is among the samples that are looked at."""
-    assert stated_of(one) == stated_of(one)
-    assert stated_of(one) != stated_of(other)
+    assert identity_of(one) == identity_of(one)
+    assert identity_of(one) != identity_of(other)
 
 
 def test_a_mapped_file_counts_by_its_time(tmp_path: Path) -> None:
     """Since a row that is not looked at may have been written."""
     np.save(tmp_path / "x.npy", rows().repeat(10, 1).numpy())
-    first = stated_of((np.load(tmp_path / "x.npy", mmap_mode="r"),))
-    assert stated_of((np.load(tmp_path / "x.npy", mmap_mode="r"),)) == first
+    first = identity_of((np.load(tmp_path / "x.npy", mmap_mode="r"),))
+    assert identity_of((np.load(tmp_path / "x.npy", mmap_mode="r"),)) == first
     np.save(tmp_path / "x.npy", rows(501).repeat(10, 1).numpy())
-    assert stated_of((np.load(tmp_path / "x.npy", mmap_mode="r"),)) != first
+    assert identity_of((np.load(tmp_path / "x.npy", mmap_mode="r"),)) != first
 
 
 def test_other_arrays_are_not_read_from_what_was_packed(tmp_path: Path) -> None:

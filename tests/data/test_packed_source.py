@@ -20,7 +20,9 @@ from PIL import Image
 from stoker import data
 from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
-from stoker.loading import BatchSource, Fields, Pipeline, as_samples
+from stoker.loading.batches import BatchSource, InputPipeline
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.fields import Fields
 from stoker.records import Plan, Position
 from stoker.testing import FaultyDisk
 from tests.data.packing import PROBES, Lines, Pictures, Random, packed
@@ -151,7 +153,7 @@ def test_a_file_that_is_lost_or_cut_off_is_packed_again(tmp_path: Path) -> None:
 
 def test_a_file_that_is_cut_off_while_it_is_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its name, and what to do; the process lives on."""
-    monkeypatch.setattr("stoker.data.packed_shards._SMALL_ROW", 0)
+    monkeypatch.setattr("stoker.data.packed_format._SMALL_ROW", 0)
     source = packed(Pictures(), tmp_path / "p")
     source.rows(np.arange(SIZE))
     with (tmp_path / "p" / "shard-000002.bin").open("r+b") as file:
@@ -168,8 +170,8 @@ def test_blocks_of_small_entries_are_kept_up_to_a_bound(
     """Labels come right whether their blocks are kept, thrown out again, or not kept at all."""
     expected = torch.arange(SIZE)
     for kept, small in ((10**6, 512), (50, 512), (10**6, 0)):
-        monkeypatch.setattr("stoker.data.packed_shards._MOST_KEPT", kept)
-        monkeypatch.setattr("stoker.data.packed_shards._SMALL_ROW", small)
+        monkeypatch.setattr("stoker.data.packed_format._MOST_KEPT", kept)
+        monkeypatch.setattr("stoker.data.packed_format._SMALL_ROW", small)
         source = packed(Pictures(), pictures.folder)
         assert all(torch.equal(source.rows(np.arange(SIZE))[1], expected) for _ in range(2))
 
@@ -198,7 +200,7 @@ def test_what_is_packed_and_whole_is_only_read(tmp_path: Path, monkeypatch: pyte
     expected = packed(Pictures(), folder).rows(np.arange(SIZE))[0]
     (folder / "lock").unlink()
     before = sorted(path.name for path in folder.iterdir())
-    monkeypatch.setattr("stoker.data.packed_building._locked", None)
+    monkeypatch.setattr("stoker.data.packing._locked", None)
     assert torch.equal(packed(Pictures(), folder).rows(np.arange(SIZE))[0], expected)
     assert sorted(path.name for path in folder.iterdir()) == before
 
@@ -340,7 +342,7 @@ def test_batches_are_those_of_the_dataset_under_every_loader(tmp_path: Path, loa
     def batches(given: Any, how: str, start: int) -> Iterator[Any]:
         samples = as_samples(given, what="data")
         plan = Plan(device="cpu", micro_batch=7, loader=how, num_workers=2 if how == "workers" else 0)
-        pipeline = Pipeline(torch.device("cpu"), Fields(), samples.prepare)
+        pipeline = InputPipeline(torch.device("cpu"), Fields(), samples.prepare)
         source = BatchSource(samples, pipeline, Extent(SIZE, 7), seed=3, plan=plan)
         return (b.cut(0, b.size) for b in source.batches(source.extent.position(start) if start else Position(), 9))
 

@@ -5,8 +5,14 @@ from datetime import date
 
 import pytest
 
-from stoker.devices.catalogue import COLUMNS, LEAST_USABLE, Catalogue, CatalogueEntry, squeezed
-from stoker.devices.catalogue_file import builtin_catalogue
+from stoker.devices.catalogue import (
+    COLUMNS,
+    LEAST_USABLE,
+    Catalogue,
+    CatalogueEntry,
+    builtin_catalogue,
+    normalized_name,
+)
 from stoker.records import Device
 
 KNOWN = builtin_catalogue()
@@ -131,7 +137,7 @@ def test_every_word_finds_its_device():
 
 def test_spelling_does_not_matter():
     """Capitals, dashes, spaces and the vendor's name are not part of a word."""
-    assert squeezed("NVIDIA RTX-A6000") == squeezed("rtx a6000") == "rtxa6000"
+    assert normalized_name("NVIDIA RTX-A6000") == normalized_name("rtx a6000") == "rtxa6000"
 
 
 def test_a_cpu_is_described_only_as_a_whole():

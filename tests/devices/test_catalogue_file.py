@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.devices import catalogue_file
-from stoker.devices.catalogue_file import builtin_catalogue, catalogue, load_catalogue, read_catalogue
+from stoker.devices import catalogue as catalogue_file
+from stoker.devices.catalogue import builtin_catalogue, catalogue, load_catalogue, read_catalogue
 
 DOCUMENT = json.loads(files("stoker.devices").joinpath("catalogue.json").read_text(encoding="utf-8"))
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.devices.cgroups import Limits
-from stoker.devices.cpu import attached_cpu, describe_cpu
+from stoker.devices.cpu import CgroupLimits, attached_cpu, describe_cpu
 
 ZEN_4 = """\
 processor\t: 0
@@ -91,7 +90,11 @@ CPU part\t: 0xd03
 def described(cpuinfo, *, affinity=(0, 1), physical=8 * 2**30, limits=None):
     """A CPU of 8 GiB with two logical CPUs in the affinity, unless said otherwise."""
     return describe_cpu(
-        cpuinfo=cpuinfo, affinity=affinity, physical_bytes=physical, limits=limits or Limits(), otherwise="some chip"
+        cpuinfo=cpuinfo,
+        affinity=affinity,
+        physical_bytes=physical,
+        limits=limits or CgroupLimits(),
+        otherwise="some chip",
     )
 
 
@@ -125,7 +128,7 @@ def test_hyper_threads_count_once():
 @pytest.mark.parametrize(("quota", "cores"), [(None, 2), (8.0, 2), (1.9, 1), (0.5, 1)])
 def test_a_quota_counts_in_whole_cores(quota, cores):
     """Threads beyond the quota would be stopped in mid-product: 1.9 CPUs are one core, and so is half a CPU."""
-    assert described(ZEN_4, limits=Limits(cpus=quota)).cores == cores
+    assert described(ZEN_4, limits=CgroupLimits(cpus=quota)).cores == cores
 
 
 def test_cores_without_topology_are_the_affinity():
@@ -136,8 +139,8 @@ def test_cores_without_topology_are_the_affinity():
 
 def test_memory_is_the_smaller_of_machine_and_limit():
     """A container's limit holds below the machine's memory, and never above it."""
-    assert described(ZEN_4, limits=Limits(memory_bytes=2**30)).memory_bytes == 2**30
-    assert described(ZEN_4, limits=Limits(memory_bytes=2**50)).memory_bytes == 8 * 2**30
+    assert described(ZEN_4, limits=CgroupLimits(memory_bytes=2**30)).memory_bytes == 2**30
+    assert described(ZEN_4, limits=CgroupLimits(memory_bytes=2**50)).memory_bytes == 8 * 2**30
     assert described(ZEN_4, physical=0).memory_bytes == 0
 
 

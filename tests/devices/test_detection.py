@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from stoker.devices import TorchBuild, attached_devices, installed_torch
-from stoker.devices.detection import rank
-from stoker.devices.torch_build import parse_torch_version
+from stoker.devices.detection import parse_torch_version, rank
 from stoker.records import Device
 
 CPU = Device(name="cpu", kind="cpu", model="AMD EPYC", cores=2, memory_bytes=2**34, fast_dtypes=("fp32",))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.devices.failures import (
+from stoker.devices.failure_rates import (
     CHEAP_SHARE,
     LEAST_INTERVAL_S,
     MTBF_H,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.devices import device_of, hardware_of
-from stoker.devices.catalogue_file import builtin_catalogue
+from stoker.devices.catalogue import builtin_catalogue
 from stoker.errors import NoDevice
 from stoker.records import Device
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.devices.catalogue_file import builtin_catalogue
-from stoker.devices.links import Wire, catalogue_links, ring_costs, unmeasured_links
+from stoker.devices.catalogue import builtin_catalogue
+from stoker.devices.interconnects import Wire, catalogue_links, ring_costs, unmeasured_links
 
 KNOWN = builtin_catalogue()
 

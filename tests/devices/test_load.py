@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from stoker.devices.load import CpuLoad, CpuSample, load_between, others_cores, parse_stat, sample_cpu, watch_cpu
+from stoker.devices.cpu import CpuLoad, CpuSample, load_between, others_cores, parse_stat, sample_cpu, watch_cpu
 
 STAT = """\
 cpu  8071 0 3274 172678 551 0 68 15 0 0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.devices import planned_devices, resolve_place
-from stoker.devices.catalogue_file import builtin_catalogue
+from stoker.devices.catalogue import builtin_catalogue
 from stoker.errors import NoDevice
 from stoker.records import Device
 

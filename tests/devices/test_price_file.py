@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.devices.catalogue_file import builtin_catalogue
-from stoker.devices.price_file import prices_from_csv, prices_from_json, read_prices
+from stoker.devices.catalogue import builtin_catalogue
+from stoker.devices.prices import prices_from_csv, prices_from_json, read_prices
 
 KNOWN = builtin_catalogue()
 HEADER = "device,provider,usd_per_hour,market,region,seen_on,source\n"

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 from stoker.devices import cheapest, price_list
-from stoker.devices.catalogue_file import builtin_catalogue
+from stoker.devices.catalogue import builtin_catalogue
 from stoker.devices.prices import STALE_AFTER, PriceList, age_days, builtin_prices, marked
 from stoker.records import Price
 

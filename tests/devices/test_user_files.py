@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.devices.user_files import user_file
+from stoker.devices.catalogue import user_file
 
 
 @pytest.fixture

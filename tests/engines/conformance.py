@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from stoker.artifacts import excess
-from stoker.artifacts.variations import cut, filled, rows, stacked
+from stoker.artifacts.golden import cut, filled, rows, stacked
 from stoker.engines import Graph, load, load_graph
-from stoker.engines.problems import BadInput
+from stoker.engines.base import BadInput
 from stoker.errors import BadArtifact, ServiceError
 from stoker.records import EngineName, TensorSpec
-from stoker.testing.models import Kind, tiny_artifact, tiny_graph, tiny_inputs
+from stoker.testing.tiny_models import Kind, tiny_artifact, tiny_graph, tiny_inputs
 
 KINDS: tuple[Kind, ...] = ("mlp", "tokens", "images")
 

@@ -11,7 +11,7 @@ import pytest
 from stoker.devices import attached_cpu
 from stoker.engines import default_threads, load
 from stoker.errors import BadArtifact
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 
 
 def test_threads_are_the_usable_cores_shared_among_instances() -> None:
@@ -65,7 +65,7 @@ def test_an_engine_that_is_not_installed_is_told_with_the_extra(
 def test_engines_and_artifacts_do_not_load_torch(tmp_path: Path) -> None:
     """A server of exported models starts without it, and runs them without it."""
     code = (
-        "import sys; from stoker.engines import load; from stoker.testing.models import tiny_artifact, tiny_inputs\n"
+        "import sys; from stoker.engines import load; from stoker.testing.tiny_models import tiny_artifact, tiny_inputs\n"
         f"for name in ('openvino', 'onnxruntime'):\n"
         f"    load(tiny_artifact({str(tmp_path)!r}, engine=name))[0].run(tiny_inputs())\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"

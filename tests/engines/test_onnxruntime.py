@@ -11,7 +11,7 @@ from stoker.engines import Graph, load, load_graph
 from stoker.engines.onnxruntime import OnnxRuntime
 from stoker.errors import BadArtifact
 from stoker.records import TensorSpec
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 from tests.engines.conformance import EngineConformance, graph_of
 
 

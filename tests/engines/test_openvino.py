@@ -11,7 +11,7 @@ from stoker.devices import attached_cpu
 from stoker.engines import Graph, load, load_graph
 from stoker.errors import BadArtifact, ServiceError
 from stoker.records import TensorSpec
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 from tests.engines.conformance import EngineConformance, graph_of
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 faulthandler.enable()  # has a stack for signals
 from stoker.artifacts import read
 from stoker.engines import load_graph, Graph
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 
 artifact = tiny_artifact(Path(sys.argv[1]))
 manifest = artifact.manifest

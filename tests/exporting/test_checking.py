@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import BadArtifact, ServiceError
-from stoker.exporting.checking import is_held, prove_alone, prove_equal, prove_padding
-from stoker.exporting.trial import Trial, eight
+from stoker.exporting.proofs import Trial, eight_samples, is_held, prove_alone, prove_equal, prove_padding
 from stoker.records import DynamicDim, TensorSpec
 
 IDS = TensorSpec(name="ids", datatype="FP32", shape=("batch", "tokens"), pad=0)
@@ -95,7 +94,7 @@ def test_a_request_without_a_batch_is_asked_at_two_sizes() -> None:
 
 def test_eight_samples_are_the_first_or_all_in_turn() -> None:
     """Of many and few; one alone could not show that a model looks at its neighbours."""
-    assert eight({"x": np.arange(20)})["x"].tolist() == list(range(8))
-    assert eight({"x": np.arange(3)})["x"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert eight_samples({"x": np.arange(20)})["x"].tolist() == list(range(8))
+    assert eight_samples({"x": np.arange(3)})["x"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     with pytest.raises(BadArtifact, match=r"no common number of samples, two or more \(x: 1\)"):
-        eight({"x": np.arange(1)})
+        eight_samples({"x": np.arange(1)})

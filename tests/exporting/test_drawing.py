@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from stoker.exporting.drawing import DRAWS, drawn, likely_sizes
+from stoker.exporting.onnx_file import DRAWS, draw_inputs, likely_sizes
 from stoker.records import TensorSpec
 
 
@@ -32,7 +32,7 @@ IDS = TensorSpec(name="ids", datatype="INT64", shape=("batch", "tokens"))
 @pytest.mark.parametrize("axis", [0, 1])
 def test_ids_are_below_the_rows_of_the_table_they_look_up(through: list[str], axis: int) -> None:
     """However many operations lie between, and whichever dimension is looked up."""
-    ids = drawn(looking_up(through, 5, axis), (IDS,), {"batch": 8, "tokens": 40})["ids"]
+    ids = draw_inputs(looking_up(through, 5, axis), (IDS,), {"batch": 8, "tokens": 40})["ids"]
     assert (ids.min(), ids.max(), ids.shape) == (0, 4, (8, 40))
 
 
@@ -40,13 +40,13 @@ def test_numbers_that_look_nothing_up_are_flags() -> None:
     """0 or 1: small enough for whatever they are."""
     model = looking_up([], 5)
     model.graph.input[0].name = "other"
-    assert set(drawn(model, (IDS,), {"batch": 8, "tokens": 40})["ids"].ravel()) == {0, 1}
+    assert set(draw_inputs(model, (IDS,), {"batch": 8, "tokens": 40})["ids"].ravel()) == {0, 1}
 
 
 def test_masks_pass_over_the_second_half_of_every_other_sample() -> None:
     """So that padding has something to show."""
     spec = TensorSpec(name="attention_mask", datatype="INT64", shape=("batch", "tokens"))
-    mask = drawn(looking_up([], 5), (spec,), {"batch": 4, "tokens": 6})["attention_mask"]
+    mask = draw_inputs(looking_up([], 5), (spec,), {"batch": 4, "tokens": 6})["attention_mask"]
     assert mask.sum(1).tolist() == [6, 3, 6, 3]
 
 
@@ -75,7 +75,7 @@ def encoding(op: str, *, swapped: bool = False):
 @pytest.mark.parametrize(("op", "swapped"), [("OneHot", False), ("Equal", False), ("Equal", True)])
 def test_ids_are_below_the_depth_of_their_one_hot_encoding(op: str, swapped: bool) -> None:
     """Zeros and ones alone are nonsense to a model of bytes, and move its answers."""
-    ids = drawn(encoding(op, swapped=swapped), (IDS,), {"batch": 8, "tokens": 400})["ids"]
+    ids = draw_inputs(encoding(op, swapped=swapped), (IDS,), {"batch": 8, "tokens": 400})["ids"]
     assert (ids.min(), ids.max()) == (0, 256)
 
 
@@ -84,7 +84,7 @@ def test_draws_differ_in_kind() -> None:
     specs = (TensorSpec(name="x", datatype="FP32", shape=("batch", 99)), IDS)
     model = looking_up([], 5)
     model.graph.input[0].name = "other"
-    each = [drawn(model, specs, {"batch": 8, "tokens": 99}, number=number) for number in range(DRAWS)]
+    each = [draw_inputs(model, specs, {"batch": 8, "tokens": 99}, number=number) for number in range(DRAWS)]
     assert [(one["x"] < 0).any() for one in each] == [True, False, True]
     assert [one["ids"].max() > 1 for one in each] == [False, True, False]
     assert each[2]["x"].std() < 0.2 < each[0]["x"].std()

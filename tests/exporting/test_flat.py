@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadArtifact
-from stoker.exporting.flat import Flat, by_name, by_position, named_outputs, names_of_arguments
+from stoker.exporting.torch_export import Flat, by_name, by_position, named_outputs, names_of_arguments
 
 
 class Several(nn.Module):

@@ -13,7 +13,7 @@ from stoker.engines import load
 from stoker.errors import BadArtifact
 from stoker.exporting import About, import_onnx
 from stoker.records import DynamicDim, ServiceSettings
-from stoker.testing.models import Kind, tiny_graph, tiny_inputs
+from stoker.testing.tiny_models import Kind, tiny_graph, tiny_inputs
 
 
 def saved(path: Path, model: onnx.ModelProto) -> Path:

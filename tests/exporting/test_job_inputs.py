@@ -8,7 +8,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadArtifact
 from stoker.exporting import job_inputs, varying
-from stoker.loading.given_data import as_samples
+from stoker.loading.dataset_adapters import as_samples
 
 
 class Two(nn.Module):

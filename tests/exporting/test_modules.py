@@ -14,8 +14,7 @@ from torch import nn
 from stoker.artifacts import excess, read
 from stoker.engines import load
 from stoker.errors import BadArtifact
-from stoker.exporting import About, Untraceable, export_module
-from stoker.exporting import modules as exporting_modules
+from stoker.exporting import About, Untraceable, export_module, torch_export
 from stoker.records import ArtifactSource, DynamicDim
 
 
@@ -206,13 +205,13 @@ def test_asking_a_module_in_training_moves_none_of_its_statistics(tmp_path: Path
 
 def test_a_graph_whose_batch_was_fixed_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exporter may hand over a graph for three samples alone; engines are asked for one and for eight."""
-    real = exporting_modules.trace
+    real = torch_export.trace
 
     def fixed(flat, samples, inputs):
         alone = tuple(dataclasses.replace(spec, shape=(3, *spec.shape[1:])) for spec in inputs)
         return real(flat, samples, alone)
 
-    monkeypatch.setattr(exporting_modules, "trace", fixed)
+    monkeypatch.setattr(torch_export, "trace", fixed)
     with pytest.raises(BadArtifact, match="does not compute what the model does, so nothing was exported") as caught:
         export_module(Lin("reshaped").eval(), torch.randn(8, 4), tmp_path / "m")
     assert "openvino" in caught.value.message
@@ -224,7 +223,7 @@ def test_a_graph_with_other_weights_is_refused_with_the_size_of_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As exporters have made: everything loads, and every answer is wrong."""
-    real = exporting_modules.trace
+    real = torch_export.trace
 
     def other(flat, samples, inputs):
         program = real(flat, samples, inputs)
@@ -232,17 +231,17 @@ def test_a_graph_with_other_weights_is_refused_with_the_size_of_the_error(
             tensor.data.mul_(1.01)
         return program
 
-    monkeypatch.setattr(exporting_modules, "trace", other)
+    monkeypatch.setattr(torch_export, "trace", other)
     module = nn.Linear(4, 3).eval()
     kept = module.weight.detach().clone()
-    answer = exporting_modules._original
+    answer = torch_export._original
 
     def unmoved(flat, trial):
         original = nn.Linear(4, 3)
         original.load_state_dict({"weight": kept, "bias": module.bias.detach().clone()})
         return answer(type(flat)(original, flat._call), trial)
 
-    monkeypatch.setattr(exporting_modules, "_original", unmoved)
+    monkeypatch.setattr(torch_export, "_original", unmoved)
     with pytest.raises(BadArtifact, match=r"openvino and PyTorch, .*: 0\.0\d+, at most 0\.001"):
         export_module(module, torch.randn(8, 4), tmp_path / "m")
 
@@ -274,7 +273,7 @@ def test_a_dimension_that_the_examples_show_at_one_size_alone_is_told(tmp_path: 
 @pytest.mark.parametrize("place", ["file", "1", "full", "full/tiny/1"])
 def test_a_place_that_is_no_models_directory_is_refused(tmp_path: Path, place: str) -> None:
     """A file, a version's name, a directory of other things, a version itself; before anything is computed."""
-    from stoker.testing.models import tiny_artifact
+    from stoker.testing.tiny_models import tiny_artifact
 
     (tmp_path / "file").touch()
     tiny_artifact(tmp_path / "full")

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from stoker.artifacts import excess
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.engines import Graph
 from stoker.errors import BadArtifact
-from stoker.exporting import proving
-from stoker.exporting.proving import prove, tolerance_of
-from stoker.exporting.trial import Trial
+from stoker.exporting import proofs
+from stoker.exporting.proofs import Trial, prove, tolerance_of
 from stoker.records import Proof, TensorSpec
 
 BOXES, SCORES = np.linspace(0, 640, 12, dtype=np.float32).reshape(3, 4), np.array([0.9, 0.5, 0.1], np.float32)
@@ -63,9 +62,9 @@ class Doubling:
         """Nothing."""
 
 
-def proven(monkeypatch: pytest.MonkeyPatch, most_rows: int, **engines: Doubling) -> proving.Proven:
+def proven(monkeypatch: pytest.MonkeyPatch, most_rows: int, **engines: Doubling) -> proofs.Proven:
     """What comes of an export to these engines, served in batches of up to `most_rows`."""
-    monkeypatch.setattr(proving, "load_graph", lambda name, graph: (engines[name],))
+    monkeypatch.setattr(proofs, "load_graph", lambda name, graph: (engines[name],))
     spec = TensorSpec(name="x", datatype="FP32", shape=("batch", 4))
     samples = {"x": np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)}
     trial = Trial(samples=samples, inputs=(spec,), most_rows=most_rows)

@@ -15,12 +15,12 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob, DoesNotFit
-from stoker.flow import batch_auto
-from stoker.flow.preparation import prepare
 from stoker.jobs.batch_size import AutoBatch
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
+from stoker.planning import automatic_batch
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Estimate, dumps, loads
-from stoker.records.noise import BatchChoice, NoiseScale
+from stoker.records.hyperparameters import BatchChoice, NoiseScale
 from tests.flow.builders import blobs_job, stopped_run
 
 DIM = 10
@@ -61,21 +61,21 @@ def scale_of(value: float, low: float | None = None, high: float | None = None) 
 def choice_for(*scales: NoiseScale, num_train: int = 10_000, most: int | None = None, base: int = 8) -> BatchChoice:
     """What is chosen for these measurements of a run of ten epochs."""
     job = noisy_job(batch=base)
-    return batch_auto.choose_batch(
+    return automatic_batch.choose_batch(
         job, num_train, scale_of(1.0), scales, most=most, coupling_group=None, took_s=0.0
     )  # fmt: skip
 
 
 def test_the_batch_and_the_rate_become_numbers_of_the_spec() -> None:
     """The spec is that of the job written with the chosen numbers: a power of two times the base, the rate scaled."""
-    prepared = prepare(noisy_job())
+    prepared = resolve_job(noisy_job())
     choice = prepared.batch_choice
     assert choice is not None
     assert not isinstance(prepared.job.batch, AutoBatch)
     assert prepared.job.batch == choice.batch
     assert choice.batch in {16, 32, 64, 128, 256}
     by_hand = noisy_job(batch=choice.batch, optimizer=stoker.SGD(lr=0.01 * choice.lr_factor))
-    assert prepared.spec.digest() == prepare(by_hand).spec.digest()
+    assert prepared.spec.digest() == resolve_job(by_hand).spec.digest()
     assert 1 < choice.lr_factor < choice.batch / choice.base
     assert f"batch {choice.batch} and lr {0.01 * choice.lr_factor:.4g}" in prepared.notes[0]
 
@@ -83,11 +83,11 @@ def test_the_batch_and_the_rate_become_numbers_of_the_spec() -> None:
 def test_the_noise_is_that_of_the_problem() -> None:
     """On the initial weights the scale agrees with the one computed from all single-sample gradients."""
     job = noisy_job()
-    choice = prepare(job).batch_choice
+    choice = resolve_job(job).batch_choice
     assert choice is not None
     x, y = job.data
-    line = prepare(noisy_job(batch=8)).job
-    weights = batch_auto.build_model(line).layers[0]
+    line = resolve_job(noisy_job(batch=8)).job
+    weights = automatic_batch.build_model(line).layers[0]
     residual = 2 * (x @ weights.weight[0] + weights.bias - y).detach()
     gradients = torch.cat([residual[:, None] * x, residual[:, None]], 1)
     mean = gradients.mean(0)
@@ -98,22 +98,22 @@ def test_the_noise_is_that_of_the_problem() -> None:
 
 def test_a_second_start_measures_nothing_and_is_the_same_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept answer is taken, though the seed of nothing and no measurement could repeat it to the bit."""
-    first = prepare(noisy_job())
+    first = resolve_job(noisy_job())
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(batch_auto, "measure_noise", fail)
-    second = prepare(noisy_job())
+    monkeypatch.setattr(automatic_batch, "measure_noise", fail)
+    second = resolve_job(noisy_job())
     assert second.spec == first.spec
     assert second.batch_choice == first.batch_choice
 
 
 def test_without_the_cache_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Measured anew from the same seeds, everything but the time it took is equal."""
-    first = prepare(noisy_job()).batch_choice
+    first = resolve_job(noisy_job()).batch_choice
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "another"))
-    second = prepare(noisy_job()).batch_choice
+    second = resolve_job(noisy_job()).batch_choice
     assert first is not None
     assert second is not None
     assert dataclasses.replace(second, took_s=first.took_s) == first
@@ -121,17 +121,17 @@ def test_without_the_cache_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatc
 
 def test_a_damaged_answer_is_measured_again(place: Path) -> None:
     """What cannot be read counts as absent."""
-    first = prepare(noisy_job())
+    first = resolve_job(noisy_job())
     (kept,) = (place / "cache" / "batches").glob("*.json")
     kept.write_text("{")
-    assert prepare(noisy_job()).spec == first.spec
+    assert resolve_job(noisy_job()).spec == first.spec
 
 
 def test_another_seed_or_base_is_asked_anew(place: Path) -> None:
     """An answer belongs to one job and one question."""
     for job in (noisy_job(), noisy_job(seed=1), noisy_job(batch=stoker.auto(base=16)),
                 noisy_job(batch=stoker.auto(base=8, most=16))):  # fmt: skip
-        prepare(job)
+        resolve_job(job)
     assert len(list((place / "cache" / "batches").glob("*.json"))) == 4
 
 
@@ -154,7 +154,7 @@ def test_measuring_leaves_the_generators_and_the_users_model_alone() -> None:
     np.random.seed(1)  # noqa: NPY002 - the global generator is what is at stake
     torch.manual_seed(1)
     expected = (random.getstate()[1], np.random.get_state()[1].tolist(), torch.get_rng_state())  # noqa: NPY002
-    batch_auto.with_batch(job, data, "a job")
+    automatic_batch.with_batch(job, data, "a job")
     assert (random.getstate()[1], np.random.get_state()[1].tolist()) == expected[:2]  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), expected[2])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -162,7 +162,7 @@ def test_measuring_leaves_the_generators_and_the_users_model_alone() -> None:
 
 def test_batch_norm_goes_on_normalising_over_the_base() -> None:
     """The noise is measured in groups of the base, and they become the job's coupling group."""
-    prepared = prepare(noisy_job(model=lambda: Line(nn.BatchNorm1d(DIM))))
+    prepared = resolve_job(noisy_job(model=lambda: Line(nn.BatchNorm1d(DIM))))
     assert prepared.job.coupling_group == 8
     assert prepared.batch_choice is not None
     assert prepared.batch_choice.initial.group == 8
@@ -189,15 +189,15 @@ def _contrastive(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def test_what_has_no_answer_is_refused(changes: dict[str, Any], words: str) -> None:
     """A job whose batch cannot be chosen is a BadJob that says why and what to do."""
     with pytest.raises(BadJob, match=words) as problem:
-        prepare(noisy_job(**changes))
+        resolve_job(noisy_job(**changes))
     assert problem.value.remedy
 
 
 def test_a_model_too_large_to_be_measured_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies that measuring takes are counted before anything is run."""
-    monkeypatch.setattr(batch_auto, "_COPIES", 10**12)
+    monkeypatch.setattr(automatic_batch, "_COPIES", 10**12)
     with pytest.raises(DoesNotFit, match="copies of the weights"):
-        prepare(noisy_job())
+        resolve_job(noisy_job())
 
 
 def test_the_median_of_the_points_decides() -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from stoker.errors import BadArtifact, BadJob, ServiceError
-from stoker.flow.loadtesting import Load, bench_serve, highest_rate_of_url, measure_models, measure_url
+from stoker.loadtesting.load_test import Load, bench_serve, highest_rate_of_url, measure_models, measure_url
 from stoker.records import ServiceSettings, dumps, loads
-from stoker.records.loadtest import LoadMeasurement, Objective, SettingsTrial
-from stoker.testing.models import tiny_artifact
+from stoker.records.service import LoadMeasurement, Objective, SettingsTrial
+from stoker.testing.tiny_models import tiny_artifact
 from tests.flow.command import stoker_here
 from tests.predicting.builders import whole_model
 from tests.serving.asking import running

@@ -11,11 +11,10 @@ import torch
 from torch.utils.data import Dataset
 
 import stoker
-from stoker import planning
-from stoker.planning.remedies import WORTH_TELLING
 from stoker.devices import attached_devices, cache_key
-from stoker.flow.bottleneck import bottleneck_of
-from stoker.flow.preparation import prepare
+from stoker.planning.model.bottleneck import WORTH_TELLING, UpdateBounds, find_bottleneck
+from stoker.planning.resolved_job import resolve_job
+from stoker.planning.run_bottleneck import bottleneck_of
 from stoker.records import Bottleneck, Ceilings, from_json
 from stoker.store import CeilingsCache, cache_root
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
@@ -69,14 +68,14 @@ def test_slow_samples_bound_a_run() -> None:
 def traced(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Runs are traced however short they are; what the verdict was asked with."""
     asked: dict[str, Any] = {}
-    find = planning.find_bottleneck
+    find = find_bottleneck
 
     def spy(*args: Any, **given: Any) -> Bottleneck:
         asked.update(given)
         return find(*args, **given)
 
     monkeypatch.setattr("stoker.planning.run_bottleneck.find_bottleneck", spy)
-    monkeypatch.setattr("stoker.flow.bottleneck.WORTH_TRACING_S", 0.0)
+    monkeypatch.setattr("stoker.planning.run_bottleneck.WORTH_TRACING_S", 0.0)
     return asked
 
 
@@ -100,8 +99,8 @@ def test_a_machine_with_other_memory_than_when_the_run_began_is_told_of_all_the_
     report = stoker.train(blobs_job(), plan=PLAN, sink=Heard()).directory.read_report()
     assert report.device is not None
     before = dataclasses.replace(report.device, memory_bytes=report.device.memory_bytes - 2**20)
-    assert bottleneck_of(prepare(blobs_job()), dataclasses.replace(report, device=before)) is not None
-    assert isinstance(traced["bounds"], planning.UpdateBounds)
+    assert bottleneck_of(resolve_job(blobs_job()), dataclasses.replace(report, device=before)) is not None
+    assert isinstance(traced["bounds"], UpdateBounds)
 
 
 def test_utilisation_above_what_was_measured_is_told_aloud(traced: dict[str, Any]) -> None:

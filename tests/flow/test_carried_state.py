@@ -65,7 +65,7 @@ def carrying_job(**changes: object) -> stoker.Job:
 
 def by_hand(job: stoker.Job) -> dict[str, torch.Tensor]:
     """The usual loop: a hidden state that is detached after each chunk, and zeros at the start of an epoch."""
-    from stoker.stepping import build_model
+    from stoker.stepping.model import build_model
 
     model, tokens = build_model(job), text()
     rows, targets = tokens[:-1].view(ROWS, -1), tokens[1:].view(ROWS, -1)

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import profiling
-from stoker.flow.planner import Planner
-from stoker.flow.preparation import prepare
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Candidate, Measurement
 from tests.flow.builders import PLAN, Heard, blobs_job, net
 
@@ -67,7 +66,7 @@ def test_without_a_compiler_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_compiling_took_is_remembered_for_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial in which it took several times as long as forecast."""
     from stoker.devices import attached_devices, planned_devices
-    from stoker.flow.planner import calibrations_of
+    from stoker.planning.planner import calibrations_of
 
     def trial(job, plan, coupling, data, *, budget_s, known_error, most_threads) -> Measurement:
         pace = 0.5 if plan.compile else 1.0
@@ -78,7 +77,7 @@ def test_what_compiling_took_is_remembered_for_the_next_plan(monkeypatch: pytest
 
     monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
     place = planned_devices("cpu", attached_devices())[0]
-    planner = Planner(prepare(blobs_job(until=stoker.updates(100_000)), None))
+    planner = Planner(resolve_job(blobs_job(until=stoker.updates(100_000)), None))
     known = [
         Candidate(device="cpu", plan=plan, forecast=planner.forecasts(place).forecast(plan), memory_bytes=2**30)
         for plan in (PLAN, COMPILED)

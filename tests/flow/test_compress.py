@@ -8,14 +8,14 @@ import onnx
 import pytest
 
 from stoker.artifacts import Artifact, difference, read
-from stoker.compressing import examining, judging
-from stoker.compressing.candidates import Workshop, onnxruntime
-from stoker.compressing.rows import Rows
+from stoker.compressing import gates, onnxruntime_candidates
+from stoker.compressing.candidates import BuildContext
+from stoker.compressing.rows import EvaluationRows
 from stoker.engines import load
 from stoker.records import loads
 from stoker.records.compression import Compression, Interval
-from stoker.serving.repository.checking import check_answers
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.serving.repository.version_loader import check_answers
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 from tests.flow.command import stoker_here
 from tests.flow.test_export import DIGITS, plan_file
 
@@ -45,7 +45,7 @@ def model(place: Path) -> Artifact:
 def twice_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate counts as twice as fast as its rival, so that no outcome hangs on the clock."""
     gain = Interval(value=2.0, low=1.9, high=2.1)
-    monkeypatch.setattr(examining, "gain_of", lambda races, confidence: gain)
+    monkeypatch.setattr(gates, "gain_of", lambda races, confidence: gain)
 
 
 def compress(*options: str, target: str = "models/tiny"):
@@ -77,8 +77,8 @@ def test_the_best_that_holds_becomes_the_next_version(model: Artifact) -> None:
 
 def test_without_a_gain_nothing_is_written(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate has its reason in the table, and the model stays as it was."""
-    monkeypatch.setattr(judging, "LEAST_GAIN_LOSSLESS", 1e9)
-    monkeypatch.setattr(judging, "LEAST_GAIN_LOSSY", 1e9)
+    monkeypatch.setattr(gates, "LEAST_GAIN_LOSSLESS", 1e9)
+    monkeypatch.setattr(gates, "LEAST_GAIN_LOSSY", 1e9)
     outcome = compress()
     assert outcome.code == 0, outcome.err
     assert read("models/tiny").version == model.version
@@ -88,8 +88,8 @@ def test_without_a_gain_nothing_is_written(model: Artifact, monkeypatch: pytest.
 
 def test_a_quantised_model_is_not_quantised_again(model: Artifact) -> None:
     """It says so, and tries nothing."""
-    rows = Rows(tiny_inputs("images", rows=8))
-    onnxruntime.static(Workshop(model, rows), model.path, "MinMax")
+    rows = EvaluationRows(tiny_inputs("images", rows=8))
+    onnxruntime_candidates.static(BuildContext(model, rows), model.path, "MinMax")
     changed = onnx.load(model.path / "model.onnx")
     assert any(node.op_type == "QuantizeLinear" for node in changed.graph.node)
     Path("imported.onnx").write_bytes((model.path / "model.onnx").read_bytes())

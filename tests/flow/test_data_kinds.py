@@ -12,8 +12,8 @@ import pytest
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
-from stoker.loading.samples import SubsetOf
+from stoker.loading.datasets import datasets_of
+from stoker.loading.samples import SampleSubset
 from stoker.records import Event
 from tests.data.files.making import COUNT, SOURCES
 from tests.flow.builders import Heard, assert_equal_weights
@@ -65,7 +65,7 @@ def test_a_killed_run_ends_at_the_bits_of_one_never_stopped(tmp_path: Path, subt
 def _last_of_an_epoch(job: stoker.Job) -> str:
     """The name of the sample that the first epoch takes last."""
     train = datasets_of(job).train
-    assert isinstance(train, SubsetOf)
+    assert isinstance(train, SampleSubset)
     last = train.order(job.seed).indices(0, len(train) - 1, len(train))
     return job.data.sample_id(int(train.indices[last[0]]))
 

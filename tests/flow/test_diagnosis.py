@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.flow import diagnosis
+from stoker.profiling import diagnosis
 from stoker.records import Device
 from stoker.records.hardware import MicroBenchmark
 from stoker.testing import fake_device

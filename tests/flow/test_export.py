@@ -13,10 +13,9 @@ import stoker
 from stoker.artifacts import difference, read
 from stoker.engines import load
 from stoker.errors import BadArtifact, BadRun
-from stoker.exporting import About
-from stoker.flow import exporting
-from stoker.flow.runs import WEIGHTS
-from stoker.testing.models import tiny_artifact, tiny_graph
+from stoker.exporting import About, export
+from stoker.testing.tiny_models import tiny_artifact, tiny_graph
+from stoker.training.run_handle import WEIGHTS
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import plan_file, stoker_here
 from tests.loading.test_streams import Sized, samples_of
@@ -205,7 +204,7 @@ def test_a_run_that_is_not_finished_is_refused(place: Path) -> None:
 
 def test_examples_out_of_a_stream_are_those_at_its_beginning() -> None:
     """The last one of a billion would be read up to."""
-    chosen = exporting._examples(samples_of(Sized, 10**9))
+    chosen = export._examples(samples_of(Sized, 10**9))
     assert (chosen[0], chosen[-1], len(chosen)) == (0, 63, 8)
 
 

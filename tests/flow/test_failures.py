@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import reporting
 from stoker.errors import BadJob, BadRun, RunFailed
 from stoker.records import Event
 from stoker.store import CheckpointStore

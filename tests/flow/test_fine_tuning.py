@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.compressing.pruning import rebuilt, removed_at, scores_of, sound_cut
-from stoker.compressing.pruning.soundness import prunable
+from stoker.compressing import distillation
+from stoker.compressing.channel_cuts import prunable, sound_cut
+from stoker.compressing.channel_importance import removed_at, scores_of
+from stoker.compressing.distillation import share_of, trained, tuning_job
 from stoker.errors import BadJob, BadRun, RunFailed
-from stoker.flow import fine_tuning
-from stoker.flow.fine_tuning import share_of, trained, tuning_job
 from stoker.jobs import Job
 from stoker.records import ArtifactSource
-from stoker.records.compression import Interval
-from stoker.records.pruning import Pruning
+from stoker.records.compression import Interval, Pruning
+from stoker.training.pruned_network import rebuild_pruned
 from tests.flow.builders import PLAN, Stopping, assert_equal_weights, blobs, blobs_job
 
 KILLED = '''\
@@ -64,8 +64,8 @@ def job() -> Job:
 
 def begun() -> tuple[stoker.Run, Job, nn.Module, Pruning]:
     """The run whose model is pruned, trained now or found, and what was decided of it; under one plan."""
-    if not isinstance(fine_tuning.train, functools.partial):
-        fine_tuning.train = functools.partial(  # type: ignore[assignment]
+    if not isinstance(distillation.train, functools.partial):
+        distillation.train = functools.partial(  # type: ignore[assignment]
             stoker.train, plan=PLAN, checkpoint_every=stoker.seconds(1e-9)
         )
     path = Path("whole")
@@ -77,7 +77,7 @@ def begun() -> tuple[stoker.Run, Job, nn.Module, Pruning]:
 @pytest.fixture(autouse=True)
 def own_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever `begun` puts in the place of `train` is taken away again."""
-    monkeypatch.setattr(fine_tuning, "train", fine_tuning.train)
+    monkeypatch.setattr(distillation, "train", distillation.train)
 
 
 @pytest.mark.slow  # a minute on a busy machine
@@ -117,7 +117,7 @@ def test_the_model_is_made_again_from_json_and_safetensors() -> None:
     whole, teacher, pruning = arguments[0], arguments[2], arguments[3]
     run = trained(*arguments, lambda event: None)
     again = stoker.load(run.path).model(job())
-    small = rebuilt(teacher, pruning.cut)
+    small = rebuild_pruned(teacher, pruning.cut)
     small.load_state_dict(run.weights())
     inputs = blobs(9, seed=4)[0]
     assert torch.equal(again(inputs), small(inputs))
@@ -158,7 +158,7 @@ def test_it_learns_from_the_whole_network() -> None:
         with torch.no_grad():
             return float((one(inputs) - teacher(inputs)).square().mean())
 
-    assert apart(model) < apart(rebuilt(teacher, pruning.cut))
+    assert apart(model) < apart(rebuild_pruned(teacher, pruning.cut))
 
 
 def test_nothing_of_the_validation_data_chooses_its_weights() -> None:
@@ -168,7 +168,7 @@ def test_nothing_of_the_validation_data_chooses_its_weights() -> None:
         **{name: getattr(original, name) for name in ("model", "data", "valid", "test", "optimizer", "batch", "until")},
         loss="cross_entropy", label_smoothing=0.1, ema=0.9, select="best", name=run.name,
     )  # fmt: skip
-    found = tuning_job(given, rebuilt(teacher, pruning.cut), teacher, stoker.epochs(1), name="small")
+    found = tuning_job(given, rebuild_pruned(teacher, pruning.cut), teacher, stoker.epochs(1), name="small")
     assert (found.select, found.test, found.ema, found.label_smoothing) == ("last", None, None, 0.0)
     assert found.loss.label_smoothing == 0.1  # type: ignore[union-attr]
     assert found.valid is given.valid

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker import verifying
 from stoker.jobs import load_job
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Event, Plan
-from stoker.stepping import Step, find_coupling
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.step import Step
+from stoker.verifying.exactness_contract import check_contract
 from tests.flow.builders import Heard, assert_equal_weights
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gan.py"
@@ -70,7 +71,7 @@ def test_verify_says_what_it_cannot_promise() -> None:
         assert fresh.average is not None
         fresh.average.load(saved.average.weights)
 
-    found = verifying.verify(
+    found = check_contract(
         job, data, PLAN, find_coupling(job, data.train), through_checkpoint=through_checkpoint, budget_s=1.0
     )
     verdicts = {verdict.question: verdict for verdict in found}

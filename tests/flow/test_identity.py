@@ -14,11 +14,11 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob, BadRun
-from stoker.flow.preparation import prepare
 from stoker.jobs.job_file import load_job
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Event, dumps, to_json
 from stoker.store import CheckpointStore, RunLock
-from stoker.training import model_weights
+from stoker.training.checkpoints import model_weights
 from tests.flow.builders import (
     PLAN,
     Heard,
@@ -417,7 +417,7 @@ def test_a_run_of_before_texts_gave_way_to_what_is_executed_is_continued() -> No
     path = job_file('settings["loss"] = squared', head=OWN_LOSS)
     given = from_file(path)
     stopped = stopped_run(**given)
-    earlier = prepare(given["job"], given["entry"]).spec_by_text
+    earlier = resolve_job(given["job"], given["entry"]).spec_by_text
     directory = stopped.path.rename(stopped.path.with_name(f"blobs-{earlier.digest()[:6]}"))
     spec = {name: value for name, value in to_json(earlier).items() if name != "functions"}
     (directory / "spec.json").write_text(json.dumps(spec))

@@ -10,7 +10,7 @@ import pytest
 import stoker
 from stoker.artifacts import read
 from stoker.errors import BadJob
-from stoker.flow.job_again import JOB_COPY, STARTED
+from stoker.training.run_handle import JOB_COPY, STARTED
 from tests.flow.command import plan_file, stoker_here
 
 POINTS = '''\

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker import profiling
 from stoker.devices import attached_devices, resolve_place
-from stoker.devices.load import CpuLoad
-from stoker.flow import kept_plans
-from stoker.flow.decision import decide
-from stoker.flow.preparation import prepare
+from stoker.devices.cpu import CpuLoad
 from stoker.jobs.job_file import load_job
+from stoker.planning import plan_history
+from stoker.planning.decision import decide
+from stoker.planning.resolved_job import resolve_job
+from stoker.profiling.plan_trial import try_plan
 
 JOB_FILE = """
 import stoker, torch
@@ -45,7 +45,7 @@ def job_file(tmp_path, monkeypatch) -> Path:
 def load(monkeypatch):
     """What others use of the machine while plans are made."""
     seen = {"others": 0.0}
-    monkeypatch.setattr(kept_plans, "load_between", lambda *_: CpuLoad(others=seen["others"], stolen=0.0))
+    monkeypatch.setattr(plan_history, "load_between", lambda *_: CpuLoad(others=seen["others"], stolen=0.0))
     return seen
 
 
@@ -53,7 +53,7 @@ def load(monkeypatch):
 def trials(monkeypatch):
     """The plans that were tried."""
     made: list[str] = []
-    real = profiling.try_plan
+    real = try_plan
 
     def counted(*args, **settings):
         made.append(args[1].in_words())
@@ -65,7 +65,7 @@ def trials(monkeypatch):
 
 def _decided(path: Path, memory_bytes: float | None = None, **settings: str):
     device = resolve_place("cpu", attached_devices())
-    return decide(prepare(*load_job(path, settings)), device, memory_bytes=memory_bytes)
+    return decide(resolve_job(*load_job(path, settings)), device, memory_bytes=memory_bytes)
 
 
 def test_a_second_start_makes_no_trial(job_file, load, trials) -> None:
@@ -109,7 +109,7 @@ def test_a_job_without_a_file_is_planned_each_time(job_file, load, trials) -> No
     device = resolve_place("cpu", attached_devices())
     for _ in range(2):
         made = len(trials)
-        decide(prepare(job), device)
+        decide(resolve_job(job), device)
         assert len(trials) > made
 
 

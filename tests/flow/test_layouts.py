@@ -11,16 +11,16 @@ import torch
 import stoker
 from stoker.devices import Place, attached_devices, cheapest, planned_devices
 from stoker.errors import BadJob
-from stoker.flow.decision import decide_many
-from stoker.flow.layouts import Layouts, _in_order
-from stoker.flow.links import links_between
-from stoker.flow.planner import Planner
-from stoker.flow.preparation import prepare
 from stoker.jobs import SGD, AdamW, Job
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.decision import decide_many
+from stoker.planning.multi_device import LayoutCandidates, _in_order, links_between
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Candidate, Coupling, Layout, Plan, Position
-from stoker.stepping import Step
-from stoker.stepping.local_tensors import local
+from stoker.stepping.distributed_tensors import local
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT
@@ -72,7 +72,7 @@ def test_layouts_for_gpus_elsewhere_are_compared_without_running_anything() -> N
 def test_the_plan_for_processes_here_can_be_run() -> None:
     """Each on its share of the cores, on the CPU; the coupling is found once."""
     place = two_on_this_cpu()
-    decision, coupling = decide_many(prepare(gpt_job()), place)
+    decision, coupling = decide_many(resolve_job(gpt_job()), place)
     plan = decision.chosen.plan
     assert plan.layout.world_size == 2
     assert (plan.device, plan.threads, plan.captured, plan.loader) == ("cpu", place.cores_each, False, "memory")
@@ -85,7 +85,7 @@ def test_the_plan_for_processes_here_can_be_run() -> None:
 def test_a_plan_that_was_given_is_taken() -> None:
     """With its forecast; one for another number of processes, or that is not legal, is refused with both numbers."""
     (place,) = planned_devices("2xcpu", attached_devices())
-    prepared = prepare(gpt_job())
+    prepared = resolve_job(gpt_job())
     given = Plan(device="cpu", micro_batch=4, layout=Layout(shards=2))
     decision, _ = decide_many(prepared, place, given)
     assert decision.chosen.plan == given
@@ -110,7 +110,7 @@ def test_what_cannot_be_spread_says_why(changes: dict[str, object], on: str, say
     """The number, and what would do; tensor groups and stages are closed to a job of two samples on four as well."""
     job = gpt_job(**changes)
     places = planned_devices(on, attached_devices())
-    problem = Layouts(Planner(prepare(job), is_all_elsewhere=True), places[0]).terms.problem_with(
+    problem = LayoutCandidates(Planner(resolve_job(job), is_all_elsewhere=True), places[0]).terms.problem_with(
         Layout(replicas=places[0].count)
     )
     assert problem is not None
@@ -176,7 +176,7 @@ def test_bytes_of_a_process_are_exact(layout: Layout, micro_batch: int) -> None:
     plan = Plan(device="cpu", micro_batch=micro_batch, layout=layout)
     found = on_ranks(layout, state_bytes, plan)
     job = gpt_job(optimizer=SGD(lr=0.1, momentum=0.9) if micro_batch == 3 else AdamW(lr=1e-3))
-    forecasts = Layouts(Planner(prepare(job)), two_on_this_cpu()).forecasts(layout)
+    forecasts = LayoutCandidates(Planner(resolve_job(job)), two_on_this_cpu()).forecasts(layout)
     for rank, measured in enumerate(found):
         state = forecasts.state(dataclasses.replace(plan, layout=Layout()), rank)
         assert (state.parameters, state.gradients, state.optimizer) == measured

@@ -18,8 +18,8 @@ import torch
 import stoker
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import BadJob, NoDevice
-from stoker.flow import running
 from stoker.records import Layout, dumps
+from stoker.training import train
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import Running, job_file, stoker_process
 
@@ -190,7 +190,7 @@ def test_a_job_without_a_file_is_refused_before_it_is_planned(monkeypatch: pytes
     def refuse(*_: object) -> None:
         raise AssertionError("it was planned")
 
-    monkeypatch.setattr(running, "decide_many", refuse)
+    monkeypatch.setattr(train, "decide_many", refuse)
     with pytest.raises(BadJob, match="2 processes need the job in a file"):
         stoker.train(blobs_job(), on="2xCPU", sink=lambda _: None)
     assert not Path("runs").exists()
@@ -200,7 +200,7 @@ def test_more_devices_of_a_name_than_are_attached_are_refused(monkeypatch: pytes
     """They can be planned for, but nothing can be trained on what is elsewhere; a name may mean several models."""
     [card] = [place.device for place in planned_devices("a100-80", ())]
     attached = (dataclasses.replace(card, name="cuda:0", index=0), *attached_devices())
-    monkeypatch.setattr(running, "attached_devices", lambda: attached)
+    monkeypatch.setattr(train, "attached_devices", lambda: attached)
     for words in ("2xa100-80", "2xa100"):
         with pytest.raises(NoDevice, match=f"'{words}' asks for 2 devices, and fewer of them are attached"):
             stoker.train(blobs_job(), on=words, sink=lambda _: None)

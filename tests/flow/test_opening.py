@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 import stoker
-from stoker.flow.opening import over
 from stoker.records import Coupling, Layout
-from stoker.stepping.layouts.legal import problem_with
+from stoker.stepping.layouts.compatibility import micro_batch_problem
+from stoker.training.run_setup import plan_for_layout
 from tests.flow.builders import PLAN, blobs_job
 
 NORMS = Coupling(kind="batch_norm", group=16, causes=("BatchNorm1d",), evidence="")
@@ -32,13 +32,13 @@ def test_a_micro_batch_becomes_as_large_as_coupled_samples_need(
 ) -> None:
     """And stays what it was where that is legal: what a run learns does not depend on who is left."""
     job, layout = blobs_job(), Layout(replicas=processes)
-    found = over(layout, dataclasses.replace(PLAN, micro_batch=micro_batch), coupling, job)
+    found = plan_for_layout(layout, dataclasses.replace(PLAN, micro_batch=micro_batch), coupling, job)
     assert (found.micro_batch, found.layout) == (goes_on_with, layout)
-    assert problem_with(coupling, found.micro_batch, job.batch, layout) is None
+    assert micro_batch_problem(coupling, found.micro_batch, job.batch, layout) is None
 
 
 def test_sites_that_train_apart_keep_whole_groups() -> None:
     """Each of them is like one process: none takes a part of a group."""
     job = blobs_job(sync=stoker.DiLoCo(every=stoker.updates(5)))
-    found = over(Layout(replicas=2), dataclasses.replace(PLAN, micro_batch=8), NORMS, job)
+    found = plan_for_layout(Layout(replicas=2), dataclasses.replace(PLAN, micro_batch=8), NORMS, job)
     assert found.micro_batch == 16

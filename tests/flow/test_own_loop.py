@@ -14,9 +14,9 @@ from torch import nn
 import stoker
 from stoker.devices import malloc
 from stoker.errors import BadJob, NoDevice
-from stoker.flow.own_loop import OwnLoop, prepare
 from stoker.records import Plan, dumps
-from stoker.stepping.optimizers import use_implementation
+from stoker.stepping.torch_optimizers import use_implementation
+from stoker.training.own_loop import OwnLoop, prepare
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "own-loop.md"
 

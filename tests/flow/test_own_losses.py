@@ -12,7 +12,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.flow.examples import read_examples
+from stoker.training.evaluation_examples import read_examples
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
 
 

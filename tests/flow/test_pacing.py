@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stoker.devices import attached_devices, cache_key, planned_devices
-from stoker.flow import pacing
-from stoker.flow.planner import errors_so_far, measured_hardware
+from stoker.planning import planner
+from stoker.planning.planner import describe_errors, measured_hardware
 from stoker.records import MicroBenchmark
 from stoker.store import MicroBenchmarkCache
 from stoker.testing import fake_device
@@ -29,17 +29,17 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         found.append(threads)
         return ({"product": 3e-3},)
 
-    monkeypatch.setattr(pacing, "measure_anchors", timed)
-    monkeypatch.setattr("stoker.flow.pacing.time.monotonic", lambda: 5.0)
-    pacing._turns_now.cache_clear()
+    monkeypatch.setattr(planner, "measure_anchors", timed)
+    monkeypatch.setattr("stoker.planning.planner.time.monotonic", lambda: 5.0)
+    planner._turns_now.cache_clear()
     yield found
-    pacing._turns_now.cache_clear()
+    planner._turns_now.cache_clear()
 
 
 def test_a_machine_that_was_measured_is_looked_at_once_for_each_number_of_threads(looks: list[int]) -> None:
     """Plans that are compared are compared at one pace."""
     for threads in (1, 2, 1, 2):
-        pace = pacing.pace_now(replace(TIMED, threads=threads))
+        pace = planner.pace_now(replace(TIMED, threads=threads))
         assert pace is not None
         assert pace.factor == pytest.approx(3.0)
     assert looks == [1, 2]
@@ -47,8 +47,8 @@ def test_a_machine_that_was_measured_is_looked_at_once_for_each_number_of_thread
 
 def test_nothing_is_timed_where_there_is_nothing_to_compare_with(looks: list[int]) -> None:
     """Times that an earlier version kept, or of a GPU."""
-    assert pacing.pace_now(replace(TIMED, anchors_s={})) is None
-    assert pacing.pace_now(replace(TIMED, device=fake_device(kind="cuda"))) is None
+    assert planner.pace_now(replace(TIMED, anchors_s={})) is None
+    assert planner.pace_now(replace(TIMED, device=fake_device(kind="cuda"))) is None
     assert looks == []
 
 
@@ -65,6 +65,6 @@ def test_what_is_planned_here_is_planned_at_the_pace_of_now(
     cache.write(key, replace(TIMED, device=place.device), 1)
     cache.write(key, replace(TIMED, device=place.device, threads=place.device.cores))
     assert measured_hardware(place, 1).slowdown == pytest.approx(3.0)
-    [line] = errors_so_far(place)
+    [line] = describe_errors(place)
     assert "3.00 times as long" in line
     assert set(looks) == {1, place.device.cores}

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker import planning, profiling
 from stoker.devices import attached_cpu, planned_devices
 from stoker.errors import DoesNotFit
-from stoker.flow import planner
-from stoker.flow.preparation import prepare
+from stoker.planning import planner
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Plan
 from tests.flow.builders import blobs_job
 
@@ -50,5 +49,5 @@ def test_after_what_was_in_doubt_the_search_goes_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("stoker.planning.planner.PlanSearch", Script)
     monkeypatch.setattr("stoker.planning.planner.try_plan", trial)
     [place] = planned_devices("cpu", (attached_cpu(),))
-    planner.Planner(prepare(blobs_job())).confirmed(place)
+    planner.Planner(resolve_job(blobs_job())).confirmed(place)
     assert tried == [FIRST, OTHER, FIRST, NEIGHBOUR]

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import planning, profiling
 from stoker.devices import Place, attached_cpu, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
-from stoker.flow import decision, planner
-from stoker.flow.preparation import prepare
 from stoker.jobs import load_job
-from stoker.planning import parse_memory
+from stoker.planning import decision, planner
+from stoker.planning.model.objectives import parse_memory
+from stoker.planning.plan_ranking import least_demanding
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Candidate, Device, Estimate, Measurement, Plan
 from tests.flow.builders import blobs, blobs_job
 from tests.flow.command import stoker_here
@@ -289,9 +289,9 @@ def test_nothing_is_tried_that_is_forecast_to_need_more_memory_than_is_allowed(m
     monkeypatch.setattr("stoker.planning.planner.try_plan", free)
     monkeypatch.setattr(planner, "resident_bytes", lambda: 500 * 10**6)
     job = blobs_job(model=wide_net, data=blobs(2**14), batch=2**14, loss_scope="batch", valid=None)
-    known, [place] = planner.Planner(prepare(job)), planned_devices("cpu", (attached_cpu(),))
+    known, [place] = planner.Planner(resolve_job(job)), planned_devices("cpu", (attached_cpu(),))
     forecasts, facts = known.forecasts(place), known.profile("cpu")
-    least = planning.least_demanding(facts, place.device, forecasts)
+    least = least_demanding(facts, place.device, forecasts)
     assert least is not None
     limit = 1.2 * forecasts.needed_bytes(least)
     found = stoker.plan(job, on="cpu", memory=limit)

@@ -19,18 +19,18 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from stoker import engines, flow
+from stoker import api, engines
 from stoker.artifacts import Artifact
 from stoker.cli.main import app
 from stoker.engines import load
 from stoker.errors import BadArtifact, BadJob, BadRun, RunFailed
-from stoker.predicting.request import PredictOptions
+from stoker.predicting.prediction_request import PredictOptions
 from stoker.records import loads
 from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
 from stoker.store import RunLock
 from stoker.testing import FaultyDisk
-from stoker.testing.models import Kind, tiny_artifact
-from stoker.testing.power_cut import PowerCutAt, operations_of
+from stoker.testing.disk_faults import PowerCutAt, operations_of
+from stoker.testing.tiny_models import Kind, tiny_artifact
 from tests.predicting.builders import vectors, whole_model, write_csv, write_jsonl, write_lines, write_parquet
 
 CUT = PredictOptions(batch_rows=8, part_rows=16)
@@ -74,7 +74,7 @@ def test_every_format_gives_every_row_its_answer(tmp_path: Path, suffix: str) ->
         "parquet": write_parquet, "csv": write_csv, "jsonl": write_jsonl, "npy": np.save,
     }  # fmt: skip
     write[suffix](path, values)
-    summary = flow.predict(model, [path], tmp_path / "out", CUT)
+    summary = api.predict(model, [path], tmp_path / "out", CUT)
     found = _predicted(tmp_path / "out")
     assert (summary.rows, summary.bad_rows, summary.parts, summary.computed_rows) == (50, 0, 4, 50)
     assert found["source"] == [str(path)] * 50
@@ -91,7 +91,7 @@ def test_several_files_are_one_job(tmp_path: Path) -> None:
     for name, rows in (("a", 20), ("b", 5)):
         write_parquet(tmp_path / f"{name}.parquet", vectors(rows), id=pa.array([f"{name}{n}" for n in range(rows)]))
     options = PredictOptions(batch_rows=8, part_rows=16, keep=("id",))
-    flow.predict(model, [f"{tmp_path}/*.parquet"], tmp_path / "out", options)
+    api.predict(model, [f"{tmp_path}/*.parquet"], tmp_path / "out", options)
     found = _predicted(tmp_path / "out")
     assert found["id"] == [f"a{n}" for n in range(20)] + [f"b{n}" for n in range(5)]
     assert found["row"] == [*range(20), *range(5)]
@@ -107,9 +107,9 @@ def test_rows_of_any_length_get_the_answer_they_get_alone(tmp_path: Path) -> Non
     rows[9] = {"input_ids": [1, 2], "attention_mask": [1]}
     path = write_lines(tmp_path / "in.jsonl", [json.dumps(row) for row in rows])
     options = PredictOptions(batch_rows=8, part_rows=64, max_bad="2")
-    summary = flow.predict(model, [path], tmp_path / "out", options)
+    summary = api.predict(model, [path], tmp_path / "out", options)
     alone = PredictOptions(batch_rows=1, part_rows=1, max_bad="2")
-    flow.predict(model, [path], tmp_path / "alone", alone)
+    api.predict(model, [path], tmp_path / "alone", alone)
     found, wanted = _predicted(tmp_path / "out"), _predicted(tmp_path / "alone")
     assert found["row"] == wanted["row"] == [row for row in range(40) if row not in (7, 9)]
     np.testing.assert_allclose(found["embedding"], wanted["embedding"], atol=1e-5)
@@ -127,13 +127,13 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
         Image.fromarray(np.full((8, 8), 50 * number, np.uint8)).save(images / f"{number}.png")
     (images / "3.png").write_bytes(b"no image")
     options = PredictOptions(pixels="0..1", keep=("path",), max_bad="1", batch_rows=2)
-    summary = flow.predict(model, [images], tmp_path / "out", options)
+    summary = api.predict(model, [images], tmp_path / "out", options)
     assert (summary.rows, summary.bad_rows) == (4, 1)
     assert _predicted(tmp_path / "out")["path"] == ["0.png", "1.png", "2.png", "4.png"]
     bad = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
     assert (bad["source"], bad["column"]) == (str(images / "3.png"), "image")
     with pytest.raises(BadJob, match="what values pixels have"):
-        flow.predict(model, [images], tmp_path / "other")
+        api.predict(model, [images], tmp_path / "other")
 
 
 def _spoilt(row: int, line: str) -> str:
@@ -146,7 +146,7 @@ def test_bad_rows_are_set_aside(tmp_path: Path) -> None:
     """File, row, column and reason of each; every other row is answered."""
     model, values = _model(tmp_path), vectors(40)
     path = write_csv(tmp_path / "in.csv", values, _spoilt)
-    summary = flow.predict(model, [path], tmp_path / "out", PredictOptions(batch_rows=8, part_rows=16, max_bad="10%"))
+    summary = api.predict(model, [path], tmp_path / "out", PredictOptions(batch_rows=8, part_rows=16, max_bad="10%"))
     assert (summary.rows, summary.bad_rows) == (37, 3)
     assert _predicted(tmp_path / "out")["row"] == [row for row in range(40) if row not in (3, 20, 33)]
     lines = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
@@ -161,12 +161,12 @@ def test_too_many_bad_rows_end_it_and_a_larger_limit_continues(tmp_path: Path) -
     model = _model(tmp_path)
     path = write_csv(tmp_path / "in.csv", vectors(40), lambda row, line: "1,2" if row >= 30 else line)
     with pytest.raises(RunFailed, match=r"bad, --max-bad 1% allows 0 of 40: .* has 2 fields") as caught:
-        flow.predict(model, [path], tmp_path / "out", CUT)
+        api.predict(model, [path], tmp_path / "out", CUT)
     assert str(tmp_path / "out" / "bad") in str(caught.value)
     done = [file.name for file in (tmp_path / "out" / "predictions").iterdir()]
     assert done
     options = PredictOptions(batch_rows=8, part_rows=16, max_bad="10")
-    summary = flow.predict(model, [path], tmp_path / "out", options)
+    summary = api.predict(model, [path], tmp_path / "out", options)
     assert (summary.rows, summary.bad_rows) == (30, 10)
     assert summary.computed_rows < 40
 
@@ -174,10 +174,10 @@ def test_too_many_bad_rows_end_it_and_a_larger_limit_continues(tmp_path: Path) -
 def test_a_job_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     """The same command once more tells the summary, loads no engine and computes nothing."""
     model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))
-    flow.predict(model, [path], tmp_path / "out", CUT)
+    api.predict(model, [path], tmp_path / "out", CUT)
     before = _files(tmp_path / "out")
     events: list[PredictionEvent] = []
-    flow.predict(model, [path], tmp_path / "out", CUT, sink=events.append)
+    api.predict(model, [path], tmp_path / "out", CUT, sink=events.append)
     assert [(event.kind, event.fields["computed_rows"]) for event in events] == [("finished", 0)]
     assert _files(tmp_path / "out") == before
 
@@ -185,15 +185,15 @@ def test_a_job_that_is_done_is_not_done_again(tmp_path: Path) -> None:
 def test_another_model_or_input_is_refused_and_new_starts_beside(tmp_path: Path) -> None:
     """Parts of two jobs never come together in one directory."""
     model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20))
-    flow.predict(model, [path], tmp_path / "out", CUT)
+    api.predict(model, [path], tmp_path / "out", CUT)
     before = _files(tmp_path / "out")
     _model(tmp_path, seed=1)
     with pytest.raises(BadRun, match="begun with something else: the model: was model 1, is model 2"):
-        flow.predict(model, [path], tmp_path / "out", CUT)
+        api.predict(model, [path], tmp_path / "out", CUT)
     write_parquet(path, vectors(21))
     with pytest.raises(BadRun, match="its content has changed"):
-        flow.predict(model / "1", [path], tmp_path / "out", CUT)
-    assert flow.predict(model, [path], tmp_path / "out", CUT, new=True).rows == 21
+        api.predict(model / "1", [path], tmp_path / "out", CUT)
+    assert api.predict(model, [path], tmp_path / "out", CUT, new=True).rows == 21
     assert _files(tmp_path / "out") == before
     assert len(_predicted(tmp_path / "out-2")["row"]) == 21
 
@@ -204,9 +204,9 @@ def test_someone_elses_directory_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "letter.txt").touch()
     with pytest.raises(BadRun, match="holds other things"):
-        flow.predict(model, [path], tmp_path / "out")
+        api.predict(model, [path], tmp_path / "out")
     with RunLock(tmp_path / "busy"), pytest.raises(BadRun, match="in use"):
-        flow.predict(model, [path], tmp_path / "busy")
+        api.predict(model, [path], tmp_path / "busy")
 
 
 def test_a_file_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_file_that_changes_meanwhile_ends_the_job(tmp_path: Path) -> None:
             os.utime(path, (1, 1))
 
     with pytest.raises(RunFailed, match="has changed while it was read"):
-        flow.predict(model, [path], tmp_path / "out", CUT, sink=touch)
+        api.predict(model, [path], tmp_path / "out", CUT, sink=touch)
 
 
 def test_a_file_that_is_removed_meanwhile_ends_the_job(tmp_path: Path) -> None:
@@ -231,16 +231,16 @@ def test_a_file_that_is_removed_meanwhile_ends_the_job(tmp_path: Path) -> None:
             paths[1].unlink()
 
     with pytest.raises(RunFailed, match=r"b\.csv can no longer be read"):
-        flow.predict(model, paths, tmp_path / "out", CUT, sink=remove)
+        api.predict(model, paths, tmp_path / "out", CUT, sink=remove)
 
 
 def test_files_without_rows_are_refused(tmp_path: Path) -> None:
     """A header alone is most likely a mistake."""
     with pytest.raises(BadJob, match="There are no rows"):
-        flow.predict(_model(tmp_path), [write_csv(tmp_path / "in.csv", vectors(0))], tmp_path / "out", CUT)
+        api.predict(_model(tmp_path), [write_csv(tmp_path / "in.csv", vectors(0))], tmp_path / "out", CUT)
     assert not (tmp_path / "out").exists()
     with pytest.raises(BadJob, match="There are no rows"):
-        flow.predict(_model(tmp_path), [write_parquet(tmp_path / "in.parquet", vectors(0))], tmp_path / "out", CUT)
+        api.predict(_model(tmp_path), [write_parquet(tmp_path / "in.parquet", vectors(0))], tmp_path / "out", CUT)
 
 
 def test_a_model_that_answers_otherwise_here_is_refused(tmp_path: Path) -> None:
@@ -253,41 +253,41 @@ def test_a_model_that_answers_otherwise_here_is_refused(tmp_path: Path) -> None:
     save_file(golden, artifact.path / "golden.safetensors")
     path = write_parquet(tmp_path / "in.parquet", vectors(20))
     with pytest.raises(BadArtifact, match="is not what was exported"):
-        flow.predict(artifact.path, [path], tmp_path / "out")
+        api.predict(artifact.path, [path], tmp_path / "out")
 
 
 def test_a_job_continued_elsewhere_says_so(tmp_path: Path) -> None:
     """On another CPU or with other libraries the rest agrees within tolerance only, and that is told."""
     model, path, out = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20)), tmp_path / "out"
-    flow.predict(model, [path], out, CUT)
+    api.predict(model, [path], out, CUT)
     job = (out / "job.json").read_text().replace('"made_on": "', '"made_on": "an old ')
     for name in ("summary.json", "predictions/part-00001.parquet"):
         (out / name).unlink()
     (out / "job.json").write_text(job)
     events: list[PredictionEvent] = []
-    flow.predict(model, [path], out, CUT, sink=events.append)
+    api.predict(model, [path], out, CUT, sink=events.append)
     assert "continued elsewhere (CPU an old" in events[0].fields["message"]
 
 
 def test_choices_are_measured_once_and_kept(tmp_path: Path) -> None:
     """What was measured when the job began is what a later command uses."""
     model, path, out = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(20)), tmp_path / "out"
-    flow.predict(model, [path], out)
+    api.predict(model, [path], out)
     job = loads((out / "job.json").read_bytes(), PredictionJob)
     assert job.basis.startswith("measured on one instance")
     (out / "summary.json").unlink()
-    flow.predict(model, [path], out, PredictOptions(batch_rows=job.batch_rows))
+    api.predict(model, [path], out, PredictOptions(batch_rows=job.batch_rows))
     assert loads((out / "job.json").read_bytes(), PredictionJob) == job
 
 
 def test_a_full_disk_ends_it_and_room_continues_it(tmp_path: Path) -> None:
     """Nothing half-written is taken for done, and the rows are the same in the end."""
     model, path = _model(tmp_path), write_parquet(tmp_path / "in.parquet", vectors(80))
-    flow.predict(model, [path], tmp_path / "whole", CUT)
+    api.predict(model, [path], tmp_path / "whole", CUT)
     with FaultyDisk.full(tmp_path / "out", after_bytes=8000), pytest.raises(RunFailed, match="the disk is full"):
-        flow.predict(model, [path], tmp_path / "out", CUT)
+        api.predict(model, [path], tmp_path / "out", CUT)
     assert len(list((tmp_path / "out" / "predictions").glob("part-*"))) in range(1, 5)
-    flow.predict(model, [path], tmp_path / "out", CUT)
+    api.predict(model, [path], tmp_path / "out", CUT)
     assert _predicted(tmp_path / "out") == _predicted(tmp_path / "whole")
 
 
@@ -299,7 +299,7 @@ def test_a_power_cut_at_any_operation_loses_and_doubles_nothing(tmp_path: Path, 
     options = PredictOptions(batch_rows=8, part_rows=16, max_bad="2", threads=64)  # one instance: a steady order
 
     def predict(out: Path) -> PredictionSummary:
-        return flow.predict(model, [path], out, options)
+        return api.predict(model, [path], out, options)
 
     operations = operations_of(lambda: predict(tmp_path / "whole"))
     wanted = _files(tmp_path / "whole")
@@ -342,7 +342,7 @@ def test_killed_and_continued_the_rows_are_the_same_bit_for_bit(tmp_path: Path) 
     """Ctrl-C, then SIGKILL; the same command ends with the bytes of a job that nobody stopped."""
     model, path = _model(tmp_path), write_csv(tmp_path / "in.csv", vectors(3000))
     whole, out = tmp_path / "whole", tmp_path / "out"
-    flow.predict(model, [path], whole, CUT)
+    api.predict(model, [path], whole, CUT)
     command = _command(model, path, out)
     assert _stopped_after(command, 5, signal.SIGINT) == 130
     assert _stopped_after(command, 60, signal.SIGKILL) == -signal.SIGKILL
@@ -408,15 +408,15 @@ def test_what_a_server_refuses_is_not_predicted_with(tmp_path: Path, monkeypatch
         loaded = read(artifact, **how)
         return tuple(map(_OffInLargeBatches, loaded)) if artifact.version == 2 else loaded
 
-    monkeypatch.setattr("stoker.flow.predicting.load", loading)
+    monkeypatch.setattr("stoker.predicting.prediction.load", loading)
     told: list[PredictionEvent] = []
-    flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT, sink=told.append)
+    api.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT, sink=told.append)
     assert loads((tmp_path / "out" / "job.json").read_bytes(), PredictionJob).version == 1
     (warning,) = (event.fields["message"] for event in told if event.kind == "warned")
     assert "version 2 is passed over, as a server would" in warning
     assert "is off by" in warning
     with pytest.raises(BadArtifact, match="is not the golden answer"):
-        flow.predict(model / "2", [tmp_path / "in.parquet"], tmp_path / "other", CUT)
+        api.predict(model / "2", [tmp_path / "in.parquet"], tmp_path / "other", CUT)
 
 
 def test_predictions_are_made_with_the_version_that_is_served(tmp_path: Path) -> None:
@@ -426,13 +426,13 @@ def test_predictions_are_made_with_the_version_that_is_served(tmp_path: Path) ->
     write_parquet(tmp_path / "in.parquet", vectors(5))
 
     def version(out: str) -> int:
-        flow.predict(model, [tmp_path / "in.parquet"], tmp_path / out, CUT)
+        api.predict(model, [tmp_path / "in.parquet"], tmp_path / out, CUT)
         return loads((tmp_path / out / "job.json").read_bytes(), PredictionJob).version
 
     assert version("a") == 2
-    flow.rollback(model)
+    api.rollback(model)
     assert version("b") == 1
-    flow.rollback(model, newest=True)
+    api.rollback(model, newest=True)
     newest.graph_path.write_bytes(b"damaged")
     assert version("c") == 1
 
@@ -446,12 +446,13 @@ def test_the_largest_batch_that_is_predicted_is_checked_as_well(
     write_parquet(tmp_path / "in.parquet", vectors(50))
     read = engines.load
     monkeypatch.setattr(
-        "stoker.flow.predicting.load", lambda artifact, **how: tuple(map(_OffInLargeBatches, read(artifact, **how)))
+        "stoker.predicting.prediction.load",
+        lambda artifact, **how: tuple(map(_OffInLargeBatches, read(artifact, **how))),
     )
     with pytest.raises(BadArtifact, match="is not the golden answer"):
-        flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", PredictOptions(batch_rows=64))
+        api.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", PredictOptions(batch_rows=64))
     assert not (tmp_path / "out" / "job.json").exists()
-    flow.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT)
+    api.predict(model, [tmp_path / "in.parquet"], tmp_path / "out", CUT)
 
 
 def test_a_model_without_a_batch_answers_whole_requests(tmp_path: Path) -> None:
@@ -463,7 +464,7 @@ def test_a_model_without_a_batch_answers_whole_requests(tmp_path: Path) -> None:
     np.savez(tmp_path / "five.npz", x=x, k=k)
     expected = k[:, None, None] * np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
     for name, count in (("one", 1), ("five", 5)):
-        flow.predict(model, [tmp_path / f"{name}.npz"], tmp_path / name)
+        api.predict(model, [tmp_path / f"{name}.npz"], tmp_path / name)
         found = np.array(_predicted(tmp_path / name)["y"]).reshape(count, 3, 4)
         np.testing.assert_allclose(found, expected[:count], rtol=1e-4)
 
@@ -472,4 +473,4 @@ def test_a_single_number_is_no_row_of_a_model_with_a_batch(tmp_path: Path) -> No
     """It says what arrays have to look like."""
     np.savez(tmp_path / "rows.npz", x=np.float32(1))
     with pytest.raises(BadJob, match="x holds a single number, wanted rows"):
-        flow.predict(_model(tmp_path), [tmp_path / "rows.npz"], tmp_path / "out")
+        api.predict(_model(tmp_path), [tmp_path / "rows.npz"], tmp_path / "out")

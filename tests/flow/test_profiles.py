@@ -12,7 +12,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob, NoDevice
-from stoker.flow import planner
+from stoker.planning import planner
 from tests.flow.builders import blobs_job
 
 BATCH = (torch.ones(32, 64), torch.zeros(32, dtype=torch.int64))

@@ -11,16 +11,13 @@ import torch
 
 import stoker
 from stoker.artifacts import difference, read
-from stoker.compressing import examining
-from stoker.compressing import search as searching
+from stoker.compressing import distillation, gates, search
+from stoker.compressing import pruning as pruning_flow
+from stoker.compressing.source_job import Pruner
 from stoker.engines import load
-from stoker.flow import fine_tuning
-from stoker.flow import pruning as pruning_flow
-from stoker.flow.pruner import Pruner
 from stoker.records import loads
-from stoker.records.compression import Compression, Interval
-from stoker.records.pruning import Cut, Pruning
-from stoker.testing.models import tiny_artifact
+from stoker.records.compression import Compression, Cut, Interval, Pruning
+from stoker.testing.tiny_models import tiny_artifact
 from tests.flow.builders import PLAN
 from tests.flow.command import stoker_here
 from tests.flow.test_export import DIGITS, plan_file
@@ -44,11 +41,11 @@ def digits(monkeypatch: pytest.MonkeyPatch) -> stoker.Run:
     What is pruned counts as twice as fast, and is trained under a plan that is given.
     """
     gain = Interval(value=2.0, low=1.9, high=2.1)
-    monkeypatch.setattr(examining, "gain_of", lambda races, confidence: gain)
-    monkeypatch.setattr(examining, "LEAST_LIKENESS", -1.0)  # hardly trained, they agree on little
-    monkeypatch.setattr(searching, "candidates_for", lambda *_arguments: ())
+    monkeypatch.setattr(gates, "gain_of", lambda races, confidence: gain)
+    monkeypatch.setattr(gates, "LEAST_LIKENESS", -1.0)  # hardly trained, they agree on little
+    monkeypatch.setattr(search, "candidates_for", lambda *_arguments: ())
     monkeypatch.setattr(pruning_flow, "_speed_up", by_size)
-    monkeypatch.setattr(fine_tuning, "train", functools.partial(stoker.train, plan=PLAN))
+    monkeypatch.setattr(distillation, "train", functools.partial(stoker.train, plan=PLAN))
     Path("digits.py").write_text(DIGITS.replace("holdout(0.1)", "holdout(0.4)").replace("width=2", "width=8"))
     assert stoker_here("train", "digits.py", "--plan", plan_file()).code == 0
     assert stoker_here("export", "latest", "-o", "models/digits").code == 0

@@ -14,9 +14,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.flow.range_test import BELOW_EDGE, edge_of, has_run_away, read_sweeps, smoothed
 from stoker.records import Plan, dumps, loads
-from stoker.records.lr_range import LrRange, Sweep
+from stoker.records.hyperparameters import LrRange, Sweep
+from stoker.tuning.lr_range_test import BELOW_EDGE, edge_of, has_run_away, read_sweeps, smoothed
 from tests.flow.builders import blobs_job
 
 PLAN = Plan(device="cpu", micro_batch=32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.flow.preparation import prepare
+from stoker.planning.resolved_job import resolve_job
 
 
 def _images(**settings) -> stoker.Job:
@@ -18,7 +18,7 @@ def _images(**settings) -> stoker.Job:
 
 def test_what_the_recipe_sets_is_in_the_jobs_identity() -> None:
     """Optimiser, schedule and augmentation are recorded as if they had been written out."""
-    prepared = prepare(_images())
+    prepared = resolve_job(_images())
     assert isinstance(prepared.job.optimizer, stoker.Muon)
     assert prepared.job.augment
     assert prepared.spec.settings["optimizer"]["type"] == "Muon"
@@ -37,4 +37,4 @@ def test_a_recipe_that_does_not_fit_says_why() -> None:
     job = stoker.Job(model=lambda: torch.nn.Linear(8, 3), data=data, loss="cross_entropy", batch=32,
                      until=stoker.epochs(1), recipe="fast")  # fmt: skip
     with pytest.raises(stoker.BadJob, match="is for images"):
-        prepare(job)
+        resolve_job(job)

@@ -19,17 +19,17 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import planning
 from stoker.devices import attached_devices, planned_devices
 from stoker.errors import RunFailed
-from stoker.flow.memory_failures import known_failures, memory_identity
-from stoker.flow.planner import Planner
-from stoker.flow.preparation import prepare
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.bottleneck import find_bottleneck
+from stoker.planning.plan_history import known_failures, memory_identity
+from stoker.planning.planner import Planner
+from stoker.planning.resolved_job import resolve_job
 from stoker.records import Event, Layout, Plan
-from stoker.records.out_of_memory import OutOfMemory
+from stoker.records.plan import OutOfMemory
 from stoker.store import cache_root
-from stoker.store.out_of_memory import OutOfMemoryStore
+from stoker.store.record_caches import OutOfMemoryStore
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
 
@@ -200,7 +200,7 @@ def blobs_in_double(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
 def judged(monkeypatch: pytest.MonkeyPatch) -> dict[str, Plan]:
     """The plan that the last verdict is of."""
     judged: dict[str, Plan] = {}
-    find = planning.find_bottleneck
+    find = find_bottleneck
 
     def spy(times: Any, plan: Plan, *args: Any, **given: Any) -> Any:
         judged["plan"] = plan
@@ -290,13 +290,13 @@ def test_the_next_plan_does_not_propose_what_ran_out_of_memory() -> None:
     again = double_job(Cramped, until=stoker.epochs(5), seed=3)
     device = attached_devices()[-1]
     place = planned_devices(device.torch_name, attached_devices())[0]
-    planner = Planner(prepare(again))
+    planner = Planner(resolve_job(again))
     failures = planner.failures(place)
     assert [one.plan.micro_batch for one in failures] == [16]
     candidates = planner.ranked(place)
     assert candidates
     assert not any(failures[0].rules_out(one.plan) for one in candidates)
-    assert Planner(prepare(double_job(batch=12))).failures(place) == ()
+    assert Planner(resolve_job(double_job(batch=12))).failures(place) == ()
     decision = stoker.plan(again)
     assert not failures[0].rules_out(decision.chosen.plan)
     assert any("micro-batch 16 is not proposed" in line for line in decision.explanation)
@@ -304,7 +304,7 @@ def test_the_next_plan_does_not_propose_what_ran_out_of_memory() -> None:
 
 def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() -> None:
     """Each had a part of this machine's memory; alone it has all of it."""
-    prepared = prepare(blobs_job())
+    prepared = resolve_job(blobs_job())
     [place] = planned_devices("cpu", attached_devices())
     failed = OutOfMemory(
         device_model=place.device.model, torch_version=torch.__version__, job=memory_identity(prepared),

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from stoker import flow
+from stoker import api
 from stoker.artifacts import read_settings
-from stoker.cli.services import announce, changes_told, example
+from stoker.cli.serve import announce, announce_changes, example
 from stoker.errors import BadArtifact, BadJob, ServiceError
-from stoker.flow.serving import Rollback, require_libraries
-from stoker.serving.options import ServerOptions
-from stoker.testing.models import tiny_artifact
+from stoker.serving.serve import Rollback, require_libraries
+from stoker.serving.server import ServerOptions
+from stoker.testing.tiny_models import tiny_artifact
 from tests.flow.command import command, stoker_here
 from tests.serving.asking import ask, fetch, question, running
 from tests.serving.waiting import until_on_threads
@@ -227,11 +227,11 @@ def test_serving_starts_without_torch(tmp_path: Path) -> None:
     tiny_artifact(tmp_path, name="digits")
     script = (
         "import os, signal, sys, threading\n"
-        "from stoker import flow\n"
+        "from stoker import api\n"
         "def up(started):\n"
         "    print('torch' in sys.modules)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        f"flow.serve({str(tmp_path)!r}, announce=up, http_port=0, grpc_port=0, admin_port=None)\n"
+        f"api.serve({str(tmp_path)!r}, announce=up, http_port=0, grpc_port=0, admin_port=None)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, env=dict(os.environ)
@@ -243,9 +243,9 @@ def script_of(folder: Path, body: str, **options: Any) -> list[str]:
     """A command that runs lines before it serves a folder at free ports."""
     given = {"http_port": 0, "grpc_port": None, "admin_port": None, **options}
     text = (
-        "import os, signal, sys, threading\nfrom pathlib import Path\nfrom stoker import engines, flow\n"
+        "import os, signal, sys, threading\nfrom pathlib import Path\nfrom stoker import engines, api\n"
         f"{body}\n"
-        f"flow.serve({str(folder)!r}, announce=up, **{given!r})\n"
+        f"api.serve({str(folder)!r}, announce=up, **{given!r})\n"
     )
     return [sys.executable, "-c", text]
 
@@ -254,8 +254,8 @@ def test_sighup_at_any_moment_of_the_start_is_followed_later(tmp_path: Path) -> 
     """Before libraries are loaded, and while models are: the default of the signal would end the process."""
     tiny_artifact(tmp_path, name="digits")
     body = (
-        "from stoker.flow import serving\n"
-        "from stoker.serving.lifecycle import Server\n"
+        "from stoker.api import serving\n"
+        "from stoker.serving.server import Server\n"
         "def hup(act):\n"
         "    def acting(*given, **named):\n"
         "        os.kill(os.getpid(), signal.SIGHUP)\n"
@@ -277,7 +277,7 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path:
     """Standard error is a full pipe, for the access log and for news of models; the server ends all the same."""
     tiny_artifact(tmp_path, name="digits")
     body = (
-        "from stoker.cli.services import changes_told\n"
+        "from stoker.cli.serve import changes_told\n"
         "from stoker.serving.observing import access_log\n"
         "access_log.MOST_WAITING = 20\n"
         "told = changes_told()\n"
@@ -339,9 +339,9 @@ def test_a_bad_key_file_does_not_stop_the_certificate_from_being_read(tmp_path: 
 
 def test_the_default_grace_leaves_time_to_close_before_kubernetes_kills() -> None:
     """30 s after SIGTERM; the command line and Python agree."""
-    from stoker.cli.commands import services
+    from stoker.cli import serve
 
-    assert ServerOptions(places=()).grace_s == inspect.signature(services.serve).parameters["grace"].default < 30
+    assert ServerOptions(places=()).grace_s == inspect.signature(serve.serve).parameters["grace"].default < 30
 
 
 def test_names_from_disk_do_not_reach_the_terminal_as_commands(
@@ -351,7 +351,7 @@ def test_names_from_disk_do_not_reach_the_terminal_as_commands(
     name = "\x1b]0;owned\x07\x1b[2Jdigits"
     tiny_artifact(tmp_path, name="digits")
     (tmp_path / "digits").rename(tmp_path / name)
-    with changes_told(), running(tmp_path) as up:
+    with announce_changes(), running(tmp_path) as up:
         announce(up.started, as_json=False)
         tiny_artifact(tmp_path, name=name, seed=1)
         for _ in range(2):
@@ -380,11 +380,11 @@ def test_rolling_back_serves_an_older_version_and_the_newest_again(tmp_path: Pat
         outcome = stoker_here("rollback", model)
         assert (outcome.code, outcome.out) == (0, "digits: version 2 serves from now on, before the newest version\n")
         assert serving_now() == ["2"]
-        assert flow.rollback(model) == Rollback(model="digits", before=2, now=1)
+        assert api.rollback(model) == Rollback(model="digits", before=2, now=1)
         assert serving_now() == ["1"]
         with pytest.raises(BadJob, match="no version older than 1"):
-            flow.rollback(model)
-        assert flow.rollback(model, to=3).now == 3
+            api.rollback(model)
+        assert api.rollback(model, to=3).now == 3
         assert serving_now() == ["3"]
         assert json.loads(stoker_here("rollback", model, "--newest", "--json").out)["now"] is None
         tiny_artifact(tmp_path, name="digits", seed=4)
@@ -405,7 +405,7 @@ def test_rolling_back_to_what_cannot_be_served_changes_nothing(tmp_path: Path) -
         (model, 1, True, BadJob, "contradict"),
     ):
         with pytest.raises(kind, match=says):
-            flow.rollback(place, to=to, newest=newest)
+            api.rollback(place, to=to, newest=newest)
     assert not (model / "service.json").exists()
 
 
@@ -414,4 +414,4 @@ def test_a_library_that_is_missing_is_named() -> None:
     with pytest.raises(ServiceError, match="serving needs no_such_library") as caught:
         require_libraries(("json", "no_such_library"))
     assert caught.value.remedy == "pip install 'stoker[serve]'"
-    assert flow.serve is not None
+    assert api.serve is not None

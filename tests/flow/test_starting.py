@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.flow.starting import _unsaved_s, slowest_s
 from stoker.store import CheckpointStore
+from stoker.training.session import _unsaved_s, slowest_s
 from tests.flow.builders import PLAN, blobs_job
 
 

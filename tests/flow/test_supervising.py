@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker import launching
-from stoker.flow import supervising
-from stoker.flow.supervising import Listener, train_supervised
-from stoker.launching.breakup import CALLED
-from stoker.reporting import telling
+from stoker.reporting import event_text
+from stoker.training import train
+from stoker.training.elastic.membership import RENDEZVOUS_REQUESTED
+from stoker.training.train import WorkerListener, train_supervised
 from tests.flow.builders import Heard, blobs_job
 from tests.reporting.story import decision, estimate
 
@@ -22,15 +21,15 @@ from tests.reporting.story import decision, estimate
 def told(what: str, **fields: Any) -> str:
     """The line that is shown."""
     heard = Heard()
-    Listener([heard]).on_loss(what, fields)
+    WorkerListener([heard]).on_loss(what, fields)
     (event,) = heard
-    return telling.told(event)
+    return event_text.describe_event(event)
 
 
 @pytest.mark.parametrize(
     ("count", "why", "expected"),
     [
-        (2, CALLED, "recovered at 0 samples: 2 processes go on, because another one is back"),
+        (2, RENDEZVOUS_REQUESTED, "recovered at 0 samples: 2 processes go on, because another one is back"),
         (1, "process 1 is lost", "recovered at 0 samples: one process goes on, because process 1 is lost"),
     ],
 )
@@ -69,7 +68,7 @@ def test_processes_are_waited_for_as_long_as_the_slowest_phase_asks(
             return 0
 
     monkeypatch.setattr("stoker.training.train.Supervisor", Noting)
-    monkeypatch.setattr(supervising, "Run", lambda *_: None)
+    monkeypatch.setattr(train, "Run", lambda *_: None)
     planned = decision()
     slow = dataclasses.replace(planned.chosen.forecast, evaluate_s=estimate(evaluate_s, 0.1, "s"))
     planned = dataclasses.replace(planned, candidates=(dataclasses.replace(planned.chosen, forecast=slow),))

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.devices.load import CpuSample
+from stoker.devices.cpu import CpuSample
 from stoker.errors import BadJob
-from stoker.flow import planner as planners
-from stoker.flow.decision import decide, most_threads
-from stoker.flow.preparation import prepare
+from stoker.planning import planner
+from stoker.planning.decision import decide, most_threads
+from stoker.planning.resolved_job import resolve_job
 from tests.cli.machines import CPU
 
 
@@ -32,7 +32,7 @@ def test_omp_num_threads_is_the_limit_where_nothing_else_is_said(monkeypatch, sa
 
 def test_more_threads_than_cores_are_refused_with_both_numbers(monkeypatch) -> None:
     """Below 1 and above the cores: the sentence says what may be given."""
-    monkeypatch.setattr("stoker.flow.decision.attached_cpu", lambda: CPU)
+    monkeypatch.setattr("stoker.planning.decision.attached_cpu", lambda: CPU)
     assert most_threads(CPU.cores) == CPU.cores
     for threads in (0, CPU.cores + 1):
         with pytest.raises(BadJob, match=f"--threads {threads}: this process may use {CPU.cores} cores"):
@@ -41,17 +41,17 @@ def test_more_threads_than_cores_are_refused_with_both_numbers(monkeypatch) -> N
 
 def test_a_plan_has_no_more_threads_than_allowed(monkeypatch) -> None:
     """On a machine of two cores: all plans tried have one thread under a limit of one, and two without a limit."""
-    monkeypatch.setattr("stoker.flow.decision.attached_cpu", lambda: CPU)
+    monkeypatch.setattr("stoker.planning.decision.attached_cpu", lambda: CPU)
     seen = []
-    real = planners.profiling.try_plan
+    real = planner.profiling.try_plan
     monkeypatch.setattr(
-        planners.profiling,
+        planner.profiling,
         "try_plan",
         lambda job, plan, *rest, **more: seen.append(plan) or real(job, plan, *rest, **more),
     )
     for threads in (1, 2):
         seen.clear()
-        decision, _ = decide(prepare(_job()), CPU, threads=threads)
+        decision, _ = decide(resolve_job(_job()), CPU, threads=threads)
         assert seen
         assert all(plan.threads <= threads for plan in seen)
         assert decision.chosen.plan.threads <= threads
@@ -66,19 +66,19 @@ def test_trials_compute_with_the_threads_that_other_processes_leave(monkeypatch)
         second = next(now)
         return CpuSample(busy_s=1.8 * second, stolen_s=0.0, total_s=2.0 * second, own_s=0.0)
 
-    monkeypatch.setattr("stoker.flow.planner.sample_cpu", sample)
-    monkeypatch.setattr("stoker.flow.kept_plans.sample_cpu", sample)
+    monkeypatch.setattr("stoker.planning.planner.sample_cpu", sample)
+    monkeypatch.setattr("stoker.planning.plan_history.sample_cpu", sample)
     for module in ("decision", "planner"):
         monkeypatch.setattr(f"stoker.flow.{module}.attached_cpu", lambda: CPU)
     seen = []
-    real = planners.profiling.try_plan
+    real = planner.profiling.try_plan
 
     def noted(job, plan, *rest, **more):
         seen.append((plan.threads, more["most_threads"]))
         return real(job, plan, *rest, **more)
 
-    monkeypatch.setattr(planners.profiling, "try_plan", noted)
-    decision, _ = decide(prepare(_job()), CPU, threads=2)
+    monkeypatch.setattr(planner.profiling, "try_plan", noted)
+    decision, _ = decide(resolve_job(_job()), CPU, threads=2)
     assert {most for _, most in seen} == {1}
     assert decision.others_share == pytest.approx(0.9)
     if decision.chosen.plan.threads == 2:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.flow.preparation import prepare
-from stoker.flow.traces import TraceBook
 from stoker.jobs import load_job
-from stoker.planning import NotDerivable, derived
+from stoker.planning.job_traces import TraceBook
+from stoker.planning.model.trace_extrapolation import NotDerivable, derived
+from stoker.planning.resolved_job import resolve_job
 from stoker.profiling.tracing import fake_device
 from stoker.records import Coupling, TraceSettings
 from tests.flow.test_planning import JOBS
@@ -17,7 +17,7 @@ SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 
 def book() -> TraceBook:
     """As of a new process: of a job with a file, so that traces can be kept."""
-    return TraceBook(prepare(*load_job(JOBS / "branches_on_values.py", {})), SEPARABLE)
+    return TraceBook(resolve_job(*load_job(JOBS / "branches_on_values.py", {})), SEPARABLE)
 
 
 def on_gpu(micro_batch: int) -> TraceSettings:

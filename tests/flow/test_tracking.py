@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import stoker
 from stoker.cli.main import app
-from stoker.tracking import Shipment
+from stoker.tracking.upload import RunUpload
 
 
 def silence(_: object) -> None:
@@ -69,9 +69,9 @@ def test_a_run_that_fails_at_once_says_why_though_it_is_tracked(
     """It leaves nothing, a table included; its own error is told, not that its log is gone."""
     monkeypatch.setenv("STOKER_RUNS", str(tmp_path / "runs"))
 
-    sent, send = threading.Event(), Shipment.send
+    sent, send = threading.Event(), RunUpload.send
 
-    def sends(self: Shipment) -> int:
+    def sends(self: RunUpload) -> int:
         found = send(self)
         sent.set()
         return found
@@ -80,7 +80,7 @@ def test_a_run_that_fails_at_once_says_why_though_it_is_tracked(
         assert sent.wait(timeout=30)
         raise stoker.RunFailed("the first update broke")
 
-    monkeypatch.setattr(Shipment, "send", sends)
+    monkeypatch.setattr(RunUpload, "send", sends)
     monkeypatch.setattr("stoker.training.Loop.run", breaks)
     with pytest.raises(stoker.RunFailed, match="the first update broke"):
         stoker.train(a_job(), on="cpu", sink=silence, track=["csv"])

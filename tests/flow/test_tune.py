@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import stoker
-from stoker import flow
+from stoker import api
 from stoker.errors import BadJob, BadRun, RunFailed
-from stoker.flow.trials import JobSource, TrainTrial
 from stoker.records.study import StudyEvent
 from stoker.store import CheckpointStore
-from stoker.tuning.messages import Reading, Request, Slot
+from stoker.tuning.processes import TrialReading, TrialRequest, TrialSlot
 from stoker.tuning.space import examples, parse_space
+from stoker.tuning.trials import JobSource, TrainTrial
 from tests.flow.builders import PLAN, blobs_job
 from tests.flow.command import Running, job_file, plan_file, stoker_here
 
@@ -37,7 +37,7 @@ def blobs(lr: float = 0.1, width: int = 8, epochs: float = 3) -> stoker.Job:
     return blobs_job(optimizer=stoker.SGD(lr=lr), until=stoker.epochs(epochs))
 
 
-def tuned(job: Any = blobs, space: Any = SPACE, **options: Any) -> flow.Study:
+def tuned(job: Any = blobs, space: Any = SPACE, **options: Any) -> api.Study:
     """A study in this process, all under one plan."""
     known = {"trials": 3, "plan": PLAN, "planned": 0, "in_processes": False}
     return stoker.tune(job, space, **(known | options))
@@ -77,7 +77,7 @@ def test_time_runs_from_the_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 61.0])
     heard: list[StudyEvent] = []
     with monkeypatch.context() as slow:
-        slow.setattr("stoker.flow.tuning.time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
+        slow.setattr("stoker.tuning.tune.time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
         assert tuned(seconds=60.0, sink=heard.append).trials == ()
     assert heard[-2].fields["message"].startswith("the time is up: 0 of 3 trials have ended")
     assert len(tuned().trials) == 3
@@ -251,7 +251,7 @@ def test_a_trial_that_does_not_fit_is_pruned_as_out_of_memory(monkeypatch: pytes
     def refuse(*_: Any, **__: Any) -> None:
         raise DoesNotFit("the weights take 3 TiB")
 
-    monkeypatch.setattr("stoker.flow.running.train", refuse)
+    monkeypatch.setattr("stoker.training.train.train", refuse)
     study = tuned(trials=2)
     assert [(one.state, one.reason) for one in study.trials] == [
         ("pruned", "out of memory: the weights take 3 TiB")
@@ -277,28 +277,28 @@ def test_three_failures_alike_end_the_study_with_the_error() -> None:
     with pytest.raises(RunFailed, match="3 trials in a row failed alike"):
         tuned(failing, study="failing", trials=10)
     assert Path("runs/failing/study.html").is_file()
-    assert [one.state for one in flow.study("failing").trials] == ["failed"] * 3
+    assert [one.state for one in api.study("failing").trials] == ["failed"] * 3
 
 
 def test_a_killed_trial_goes_on_from_its_checkpoint() -> None:
     """The run that was cut off in the middle is continued, and the finished one is not trained again."""
     trial = TrainTrial(source=JobSource(function=blobs), plan=dataclasses.replace(PLAN, checkpoint_every_s=1e-6))
-    request = Request(number=0, parameters={"lr": 0.1}, directory=Path("runs/t/trials/0000"))
-    heard: list[Reading] = []
+    request = TrialRequest(number=0, parameters={"lr": 0.1}, directory=Path("runs/t/trials/0000"))
+    heard: list[TrialReading] = []
 
-    def stops_at_80(reading: Reading) -> bool:
+    def stops_at_80(reading: TrialReading) -> bool:
         heard.append(reading)
         return reading.samples == 80
 
-    assert trial(request, Slot(on="cpu"), stops_at_80).kind == "stopped"
-    ending = trial(request, Slot(on="cpu"), lambda reading: bool(heard.append(reading)))
+    assert trial(request, TrialSlot(on="cpu"), stops_at_80).kind == "stopped"
+    ending = trial(request, TrialSlot(on="cpu"), lambda reading: bool(heard.append(reading)))
     assert (ending.kind, ending.samples) == ("finished", 240)
     assert [reading.samples for reading in heard] == [80, 80, 160, 240]  # whether the first was acted on is not known
-    kept = trial(request, Slot(on="cpu"), lambda reading: bool(heard.append(reading)))
+    kept = trial(request, TrialSlot(on="cpu"), lambda reading: bool(heard.append(reading)))
     assert kept == ending
     assert [reading.samples for reading in heard[4:]] == [80, 160, 240]  # all is told to a study that knows of none
     knowing = dataclasses.replace(request, heard=240)
-    assert trial(knowing, Slot(on="cpu"), lambda reading: bool(heard.append(reading))) == ending
+    assert trial(knowing, TrialSlot(on="cpu"), lambda reading: bool(heard.append(reading))) == ending
     assert [reading.samples for reading in heard[7:]] == [240]
 
 
@@ -346,15 +346,15 @@ def test_a_study_that_is_killed_loses_only_what_was_in_flight() -> None:
         _wait_for_a_checkpoint(Path("runs") / _only_study() / begun["run"])
         first.process.kill()
         assert first.process.wait() == -signal.SIGKILL
-        before = {one.number: one for one in flow.study(_only_study()).result.trials}
+        before = {one.number: one for one in api.study(_only_study()).result.trials}
     assert [before[0].state, before[1].state] == ["finished", "running"]
     outcome = stoker_here(*arguments, "--json")
     assert outcome.code == 0
     assert [event["trial"] for event in outcome.of("resumed")] == [1]
-    after = {one.number: one for one in flow.study(_only_study()).result.trials}
+    after = {one.number: one for one in api.study(_only_study()).result.trials}
     assert after[0] == before[0]
     assert [one.state for one in after.values()] == ["finished"] * 2
-    run = flow.study(_only_study()).run(1)
+    run = api.study(_only_study()).run(1)
     assert [event.kind for event in run.directory.read_events()].count("resumed") == 1
 
 
@@ -428,10 +428,10 @@ def test_interrupted_in_this_process_a_study_goes_on_later() -> None:
 def test_a_study_that_is_not_there_is_told_with_the_near_ones() -> None:
     """By name, by the start of a name, by path."""
     study = tuned(study="mine", trials=1)
-    assert flow.study("mi").name == "mine"
-    assert flow.study(study.path).trials == study.trials
+    assert api.study("mi").name == "mine"
+    assert api.study(study.path).trials == study.trials
     with pytest.raises(BadRun, match="Did you mean 'mine'"):
-        flow.study("mien")
+        api.study("mien")
 
 
 def test_the_example_takes_every_setting_of_its_space() -> None:

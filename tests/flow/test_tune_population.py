@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 import stoker
-from stoker import flow
+from stoker import api
 from stoker.errors import BadJob, BadRun
-from stoker.flow.trials import JobSource, TrainTrial
 from stoker.records.study import StudyEvent, StudyTrial
 from stoker.store import CheckpointStore
-from stoker.tuning.messages import Reading, Request, Slot
+from stoker.tuning.processes import TrialReading, TrialRequest, TrialSlot
+from stoker.tuning.trials import JobSource, TrainTrial
 from tests.flow.builders import PLAN, assert_equal_weights, blobs_job, stopped_run
 from tests.flow.command import stoker_here
 
@@ -35,7 +35,7 @@ def blobs(lr: float = 0.1, momentum: float = 0.9, **changes: Any) -> stoker.Job:
     return blobs_job(**({"optimizer": stoker.SGD(lr=lr, momentum=momentum)} | known | changes))
 
 
-def trained(job: Any = blobs, **options: Any) -> flow.Study:
+def trained(job: Any = blobs, **options: Any) -> api.Study:
     """A population of four in this process, in two intervals, all under one plan."""
     known = {"space": SPACE, "sampler": "pbt", "trials": 4, "intervals": 2, "objective": "loss", "plan": PLAN,
              "planned": 0, "in_processes": False, "study": "herd"}  # fmt: skip
@@ -43,25 +43,25 @@ def trained(job: Any = blobs, **options: Any) -> flow.Study:
 
 
 @pytest.fixture(scope="module")
-def herd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[flow.Study]:
+def herd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[api.Study]:
     """A population that was never cut off; its directory is where runs are, whatever a test makes of that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_RUNS", str(tmp_path_factory.mktemp("herd")))
         yield trained()
 
 
-def told(study: flow.Study) -> list[object]:
+def told(study: api.Study) -> list[object]:
     """What of each trial must not depend on whether the study was cut off."""
     found = sorted(study.trials, key=lambda one: one.number)
     return [(one.number, one.state, one.parameters, one.parent, one.value, one.curve, one.samples) for one in found]
 
 
-def of_last_interval(study: flow.Study, *, is_taken: bool) -> StudyTrial:
+def of_last_interval(study: api.Study, *, is_taken: bool) -> StudyTrial:
     """A trial that went on from another member, or from its own."""
     return next(one for one in study.trials if one.parent is not None and (one.parent % 4 != one.member) is is_taken)
 
 
-def test_a_member_that_nobody_replaces_is_an_uninterrupted_run(herd: flow.Study) -> None:
+def test_a_member_that_nobody_replaces_is_an_uninterrupted_run(herd: api.Study) -> None:
     """Bit for bit: that its run was handed on in the middle changes neither weights nor evaluations."""
     assert sum(one.samples for one in herd.trials) == 4 * EPOCHS * 80
     kept = of_last_interval(herd, is_taken=False)
@@ -72,7 +72,7 @@ def test_a_member_that_nobody_replaces_is_an_uninterrupted_run(herd: flow.Study)
     assert curve == [(one["samples"], one["metrics"]["loss"]) for one in heard]
 
 
-def test_a_lineage_is_trained_again_by_hand_from_its_records(herd: flow.Study) -> None:
+def test_a_lineage_is_trained_again_by_hand_from_its_records(herd: api.Study) -> None:
     """The parent up to where it handed on, then a fork of it under the settings of the child: the same weights."""
     child = of_last_interval(herd, is_taken=True)
     parent, _ = herd.result.lineage(child.number)
@@ -85,7 +85,7 @@ def test_a_lineage_is_trained_again_by_hand_from_its_records(herd: flow.Study) -
 
 
 def test_a_population_that_is_cut_off_goes_on_as_if_it_were_not(
-    herd: flow.Study, monkeypatch: pytest.MonkeyPatch
+    herd: api.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the beginning, within an interval, between two of them, and at the end, one after another."""
     monkeypatch.setenv("STOKER_RUNS", "cut")
@@ -100,7 +100,7 @@ def _interrupts(moment: tuple[str, int], event: StudyEvent) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_population_is_not_continued_with_other_members(herd: flow.Study, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_population_is_not_continued_with_other_members(herd: api.Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is replaced depends on how many they are; the same request finds it done."""
     monkeypatch.setenv("STOKER_RUNS", str(herd.path.parent))
     with pytest.raises(BadRun, match="members: 4 there, 5 here"):
@@ -111,7 +111,7 @@ def test_a_population_is_not_continued_with_other_members(herd: flow.Study, monk
 
 
 def test_the_command_and_the_page_show_how_the_best_came_about(
-    herd: flow.Study, monkeypatch: pytest.MonkeyPatch
+    herd: api.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The settings of its ancestors, and whose run has its weights."""
     monkeypatch.setenv("STOKER_RUNS", str(herd.path.parent))
@@ -150,17 +150,17 @@ def test_wherever_a_trial_is_stopped_it_hands_on_the_same(update: int) -> None:
     for name, at in (("whole", -1), ("cut", update)):
         UPDATES.update(made=0, interrupted=at)
         trial = TrainTrial(source=JobSource(function=interrupted_blobs), plan=PLAN)
-        request = Request(number=0, parameters={}, directory=Path(f"runs/{name}/trials/0000"))
+        request = TrialRequest(number=0, parameters={}, directory=Path(f"runs/{name}/trials/0000"))
         heard: list[int] = []
 
-        def judge(reading: Reading, heard: list[int] = heard) -> bool:
+        def judge(reading: TrialReading, heard: list[int] = heard) -> bool:
             heard.append(reading.samples)
             return reading.samples >= HALF
 
-        ending = trial(request, Slot(on="cpu"), judge)
+        ending = trial(request, TrialSlot(on="cpu"), judge)
         if ending.samples <= HALF:
             heard.clear()
-            ending = trial(request, Slot(on="cpu"), judge)
+            ending = trial(request, TrialSlot(on="cpu"), judge)
         assert ending.kind == "stopped"
         assert heard[-1] == HALF
         newest = CheckpointStore(request.directory / "checkpoints").newest()

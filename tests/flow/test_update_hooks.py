@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.training import Update
+from stoker.training.hooks import Update
 from tests.flow.builders import PLAN, Heard, assert_equal_weights, blobs_job
 
 

@@ -19,10 +19,11 @@ from torch import nn
 from stoker import data, transforms
 from stoker.jobs import SGD, AdamW, Job
 from stoker.jobs.schedules import one_cycle, warmup_cosine
-from stoker.loading import BatchSource, Stream, datasets_of, key_of
-from stoker.loading.keys import keys_of_samples
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.loading.randomness import RandomStream, key_of, keys_of_samples
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.units import updates
 from stoker.zoo import GPT, MLP, ResNet9
 
@@ -33,7 +34,7 @@ SAMPLES, CONTEXT, VOCAB = 100, 12, 16
 
 def uniform(shape: tuple[int, ...], key: int) -> torch.Tensor:
     """float64 in [-1, 1), multiples of 2^-52, the same on every machine."""
-    keys = keys_of_samples(key_of(Stream.PROBE, key), np.arange(math.prod(shape), dtype=np.int64))
+    keys = keys_of_samples(key_of(RandomStream.PROBE, key), np.arange(math.prod(shape), dtype=np.int64))
     whole = (keys >> np.uint64(11)).astype(np.int64) - 2**52
     return torch.from_numpy(whole.astype(np.float64) / 2**52).view(shape)
 

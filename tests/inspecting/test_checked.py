@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import BadJob
-from stoker.inspecting.checked import clean_list, in_order
-from stoker.records.cleaning import DataCheck, Fault, Finding, Gravity, SplitFacts
+from stoker.inspecting.findings import clean_list, in_order
+from stoker.records.data_check import DataCheck, Fault, Finding, Gravity, SplitFacts
 
 
 def _finding(fault: Fault, gravity: Gravity, name: str = "", measure: float | None = None) -> Finding:

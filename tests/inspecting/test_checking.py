@@ -8,8 +8,7 @@ import pytest
 
 from bench.data.planted import PLANTERS, Planted, false_alarms, is_found, picture_of, plant_csv, plant_images
 from stoker.errors import BadJob
-from stoker.inspecting import Checked, CheckOptions, check
-from stoker.inspecting.pictures import reading
+from stoker.inspecting import Checked, CheckOptions, check, image_signatures
 
 
 def quietly(_what: str, _done: int, _total: int) -> None:
@@ -55,7 +54,7 @@ def test_the_source_is_not_touched(tmp_path: Path) -> None:
 def test_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found does not depend on how many processes decode."""
     plant_images(tmp_path / "set", per_class=50, copies=1)
-    monkeypatch.setattr(reading, "_FEWEST_FOR_PROCESSES", 0)
+    monkeypatch.setattr(image_signatures, "_FEWEST_FOR_PROCESSES", 0)
     alone = checked(tmp_path / "set")
     many = check(tmp_path / "set", (), CheckOptions(), workers=2, tell=quietly)
     assert many.findings == alone.findings

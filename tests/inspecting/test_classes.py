@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from stoker.inspecting.classes import class_findings, in_order_of_use
-from stoker.records.cleaning import SplitFacts
+from stoker.inspecting.findings import class_findings, in_order_of_use
+from stoker.records.data_check import SplitFacts
 
 
 def _split(name: str, **classes: int) -> SplitFacts:

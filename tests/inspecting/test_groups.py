@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.inspecting.groups import groups_of
+from stoker.inspecting.findings import groups_of
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from stoker.jobs import SGD, Job
-from stoker.jobs.describe import describe, describe_settings
+from stoker.jobs.job_description import describe, describe_settings
 from stoker.loading.transforms import RandomShift
 from stoker.records import digest
 from stoker.units import epochs
@@ -297,7 +297,7 @@ def test_every_setting_counts(changes: dict[str, Any]) -> None:
 
 SCRIPT = """
 import functools, json
-from stoker.jobs.describe import describe
+from stoker.jobs.job_description import describe
 def loss(output, target, names={"b", "a", "c"}):
     kept = [name for name in names if name in {"x", "y", "z"}]
     return (lambda value: value + len(kept))(output - target)

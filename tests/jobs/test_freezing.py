@@ -6,9 +6,9 @@ import pytest
 
 import stoker
 from stoker.errors import BadJob, BadSetting
-from stoker.jobs.describe import describe_settings
 from stoker.jobs.extent import Extent
 from stoker.jobs.freezing import Freeze
+from stoker.jobs.job_description import describe_settings
 from tests.stepping.models import make_job, mlp
 
 

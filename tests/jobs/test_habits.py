@@ -10,8 +10,8 @@ import torch
 import stoker
 from stoker import optimizers, schedules
 from stoker.errors import BadJob, BadSetting
-from stoker.jobs.describe import describe, describe_settings
-from stoker.jobs.habits import plateau_of
+from stoker.jobs.job import plateau_of
+from stoker.jobs.job_description import describe, describe_settings
 from stoker.jobs.metrics import Named, direction_of, gives_one_number, is_stateful, metric_name
 
 PATIENCE = stoker.epochs(2)

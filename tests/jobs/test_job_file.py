@@ -11,8 +11,8 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, load_job
+from stoker.jobs.code_digest import JOB_MODULE
 from stoker.jobs.local_imports import FolderFinder
-from stoker.jobs.source import JOB_MODULE
 
 HEAD = """
 import stoker

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.jobs import load_job
-from stoker.jobs.local_imports import FolderFinder, local_sources, look_beside
+from stoker.jobs.local_imports import FolderFinder, install_finder, local_sources
 from tests.jobs.test_job_file import clean_modules, with_job, write
 
 __all__ = ["clean_modules"]
@@ -108,7 +108,7 @@ def test_what_the_program_itself_imported_from_the_folder_is_shared(tmp_path: Pa
     """A script beside its job file sees one `nets`, and the text of the job is the same as from the command line."""
     path = write(tmp_path, train_me=USES_NETS, nets="batch = 3", script="x = 1")
     alone = digest(path)
-    look_beside(tmp_path / "nothing" / "train_me.py")
+    install_finder(tmp_path / "nothing" / "train_me.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     nets, _ = importlib.import_module("nets"), importlib.import_module("script")
     nets.batch = 5

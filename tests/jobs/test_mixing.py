@@ -9,7 +9,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Job
-from stoker.jobs.describe import describe_settings
+from stoker.jobs.job_description import describe_settings
 from stoker.jobs.mixing import CutMix, Mixup, mixes_of
 from stoker.units import updates
 

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import BadSetting
 from stoker.jobs import SGD, Adam, AdamW, Muon
-from stoker.jobs.more_optimizers import RMSprop, ScheduleFreeAdamW
+from stoker.jobs.optimizers import RMSprop, ScheduleFreeAdamW
 
 
 @pytest.mark.parametrize(

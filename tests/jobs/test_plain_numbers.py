@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW
-from stoker.jobs.describe import describe_settings
-from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
-from stoker.jobs.token_batch import tokens
+from stoker.jobs.batch_size import tokens
+from stoker.jobs.job_description import describe_settings
+from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
 from tests.jobs.test_job import job
 
 NUMPYS = {

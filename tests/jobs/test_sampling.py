@@ -9,7 +9,7 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.jobs.describe import describe, describe_settings
+from stoker.jobs.job_description import describe, describe_settings
 
 
 def job(**changes: Any) -> stoker.Job:

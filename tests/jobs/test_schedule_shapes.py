@@ -14,8 +14,8 @@ from torch.optim import lr_scheduler
 import stoker
 from stoker import schedules
 from stoker.errors import BadJob
-from stoker.jobs.describe import describe
-from stoker.jobs.schedule_shapes import Timed, bound
+from stoker.jobs.job_description import describe
+from stoker.jobs.schedules import Timed, bound
 
 RUN = stoker.updates(30)
 Scheduler = Callable[[torch.optim.Optimizer], Any]

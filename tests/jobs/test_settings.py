@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.jobs.settings import parse_settings, values_of
+from stoker.jobs.job_file import parse_settings, values_of
 from tests.records.strategies import TEXT
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from stoker.jobs.code_digest import digests_by_text, executed_parts, source_digest
 from stoker.jobs.local_imports import FreshLoader
-from stoker.jobs.source import digests_by_text, executed_parts, source_digest
 
 NETS = """
 import torch

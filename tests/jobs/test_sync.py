@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob, BadSetting
 from stoker.jobs import SGD, AdamW, DiLoCo, Job, LocalSGD
-from stoker.jobs.describe import describe_settings
+from stoker.jobs.job_description import describe_settings
 from stoker.units import epochs, samples, updates
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.jobs.describe import describe_settings
-from stoker.jobs.token_batch import TokenBatch
+from stoker.jobs.batch_size import TokenBatch
+from stoker.jobs.job_description import describe_settings
 
 
 def job_of(**changes: Any) -> stoker.Job:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from stoker.errors import BadJob, BadSetting
-from stoker.jobs.describe import describe_settings
-from stoker.jobs.weights import Weights
+from stoker.jobs.initial_weights import Weights
+from stoker.jobs.job_description import describe_settings
 from tests.stepping.models import make_job, mlp
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from stoker.launching import Supervisor
+from stoker.training.elastic.supervisor import Supervisor
 
 WORKER = Path(__file__).with_name("worker.py")
 LONGEST_S = 60.0

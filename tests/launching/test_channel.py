@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import socket
 
-from stoker.launching.channel import Channel
+from stoker.training.elastic.worker_pool import MessageChannel
 
 
 def test_messages_arrive_whole_and_in_order() -> None:
     """However many at once, and however large."""
-    mine, theirs = map(Channel, socket.socketpair())
+    mine, theirs = map(MessageChannel, socket.socketpair())
     assert mine.pending() == ([], True)
     for number in range(3):
         assert theirs.send("event", line="x\n" * 10_000, number=number)
@@ -21,7 +21,7 @@ def test_messages_arrive_whole_and_in_order() -> None:
 
 def test_what_was_sent_before_the_end_is_heard() -> None:
     """The last words of a process that died are not lost, and nobody can answer them."""
-    mine, theirs = map(Channel, socket.socketpair())
+    mine, theirs = map(MessageChannel, socket.socketpair())
     theirs.send("finished")
     theirs.close()
     assert [one["kind"] for one in mine.messages()] == ["finished"]

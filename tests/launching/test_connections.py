@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from stoker.launching.connections import Connections
+from stoker.training.elastic.worker import Connections
 
 
 def test_who_waits_on_a_connection_of_the_block_is_freed() -> None:

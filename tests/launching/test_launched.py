@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadJob, RunFailed
-from stoker.launching import Dismissed, Member
-from stoker.launching.launched import Launched, Place
-from stoker.launching.sealed import agreed_key
-from stoker.launching.stores import connect
+from stoker.training.elastic.rendezvous import LauncherLink, LauncherPlacement, WorkerRetired
+from stoker.training.elastic.rendezvous_store import agreed_key, connect
+from stoker.training.elastic.worker import ElasticWorker
 
 
 @pytest.fixture(autouse=True)
@@ -34,19 +33,21 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def at(port: int, rank: int, size: int, **fields) -> Member:
+def at(port: int, rank: int, size: int, **fields) -> ElasticWorker:
     """A member that a launcher started."""
-    return Member(Launched(Place(rank=rank, size=size, local=rank, host="127.0.0.1", port=port, **fields)))
+    return ElasticWorker(
+        LauncherLink(LauncherPlacement(rank=rank, size=size, local=rank, host="127.0.0.1", port=port, **fields))
+    )
 
 
-def outcomes(*members: Member) -> list[object]:
+def outcomes(*members: ElasticWorker) -> list[object]:
     """What each finds when all of them meet, in threads of their own."""
     found: list[object] = [None] * len(members)
 
     def meet(place: int) -> None:
         try:
             found[place] = members[place].meet()
-        except (RunFailed, Dismissed) as problem:
+        except (RunFailed, WorkerRetired) as problem:
             found[place] = problem
 
     threads = [threading.Thread(target=meet, args=(place,)) for place in range(len(members))]
@@ -59,12 +60,14 @@ def outcomes(*members: Member) -> list[object]:
 
 def test_the_usual_environment_is_understood() -> None:
     """Variables of torchrun, and of launchers that set the least."""
-    assert Place.from_environment(USUAL) == Place(rank=1, size=4, local=1, host="10.0.0.1", port=29500)
+    assert LauncherPlacement.from_environment(USUAL) == LauncherPlacement(
+        rank=1, size=4, local=1, host="10.0.0.1", port=29500
+    )
     torchrun = {"LOCAL_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    place = Place.from_environment(USUAL | torchrun)
+    place = LauncherPlacement.from_environment(USUAL | torchrun)
     assert place is not None
     assert (place.local, place.has_store, place.attempt) == (0, True, "2")
-    place = Place.from_environment(USUAL | torchrun | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    place = LauncherPlacement.from_environment(USUAL | torchrun | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     assert place is not None
     assert place.attempt == "0"
 
@@ -72,14 +75,14 @@ def test_the_usual_environment_is_understood() -> None:
 @pytest.mark.parametrize("missing", USUAL)
 def test_part_of_the_environment_is_no_launcher(missing: str) -> None:
     """Some variable left over in a shell makes nobody a member."""
-    assert Place.from_environment({name: value for name, value in USUAL.items() if name != missing}) is None
+    assert LauncherPlacement.from_environment({name: value for name, value in USUAL.items() if name != missing}) is None
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "four"), ("RANK", "4"), ("MASTER_PORT", "http")])
 def test_a_senseless_environment_is_named(name: str, value: str) -> None:
     """The variable and its value are in the message."""
     with pytest.raises(BadJob, match=f"{name}={value}"):
-        Place.from_environment(USUAL | {name: value})
+        LauncherPlacement.from_environment(USUAL | {name: value})
 
 
 def test_all_ranks_meet_once() -> None:
@@ -109,7 +112,7 @@ def test_the_first_of_those_that_came_says_who_did_not() -> None:
     thread.join()
     assert isinstance(problem, RunFailed)
     assert problem.message == f"2 of 4 processes met at 127.0.0.1:{port} in 100 ms: ranks 0-1 came, ranks 2-3 did not"
-    assert isinstance(found[0], Dismissed)
+    assert isinstance(found[0], WorkerRetired)
     assert found[0].exit_code == 4
 
 
@@ -118,7 +121,7 @@ def test_a_store_that_nobody_serves_is_named_once_on_each_machine() -> None:
     port = free_port()
     with pytest.raises(RunFailed, match=re.escape(f"rank 1 of 4 got no answer from 127.0.0.1:{port} in ")):
         at(port, 1, 4, patience_s=0.5).meet()
-    with pytest.raises(Dismissed):
+    with pytest.raises(WorkerRetired):
         at(port, 2, 4, patience_s=0.5, speaks=False).meet()
 
 

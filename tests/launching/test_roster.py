@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.launching.roster import Roster, State, TooFew
+from stoker.training.elastic.membership import Membership, MembershipState, TooFewWorkers
 
 
-def everybody(workers: int, least: int = 1, usable=lambda number: number) -> Roster:
+def everybody(workers: int, least: int = 1, usable=lambda number: number) -> Membership:
     """A roster in its first generation."""
-    roster = Roster(workers, least, usable)
+    roster = Membership(workers, least, usable)
     for worker in range(workers):
         roster.came(worker)
     assert roster.form() is not None
@@ -18,7 +18,7 @@ def everybody(workers: int, least: int = 1, usable=lambda number: number) -> Ros
 
 def test_the_first_generation_waits_for_all() -> None:
     """Nobody begins while another one still starts."""
-    roster = Roster(2, 1, lambda number: number)
+    roster = Membership(2, 1, lambda number: number)
     roster.came(1)
     assert roster.form() is None
     roster.came(0)
@@ -73,7 +73,7 @@ def test_if_nobody_has_the_weights_all_are_waited_for() -> None:
 def test_a_spare_has_no_weights() -> None:
     """Whoever sat out a generation comes after those that trained in it."""
     roster = everybody(3, usable=lambda number: min(number, 2))
-    assert roster.those(State.WAITING) == [2]
+    assert roster.those(MembershipState.WAITING) == [2]
     roster.died(0, returns=False)
     roster.reported(1, {})
     formed = roster.form()
@@ -88,7 +88,7 @@ def test_too_few_fail_only_if_nobody_else_comes() -> None:
     roster.reported(1, {})
     assert roster.form() is None
     roster.died(0, returns=False)
-    with pytest.raises(TooFew) as caught:
+    with pytest.raises(TooFewWorkers) as caught:
         roster.form()
     assert caught.value.left == 1
 
@@ -110,15 +110,15 @@ def test_whatever_happens_generations_are_of_waiting_workers(workers: int, happe
         before = roster.generation
         if dies:
             roster.died(worker % workers, returns=True)
-        elif state is State.STARTING:
+        elif state is MembershipState.STARTING:
             roster.came(worker % workers)
-        elif state is State.MEMBER:
+        elif state is MembershipState.MEMBER:
             roster.reported(worker % workers, {})
-        waiting = roster.those(State.WAITING)
+        waiting = roster.those(MembershipState.WAITING)
         formed = roster.form()
         if formed is not None:
             assert sorted(formed.workers) == waiting
             assert formed.number == before.number + 1
             assert len(set(formed.workers)) == len(formed.workers) > 0
             assert set(formed.workers[: formed.num_veterans]) <= set(before.workers)
-            assert all(roster.states[one] is State.MEMBER for one in formed.workers)
+            assert all(roster.states[one] is MembershipState.MEMBER for one in formed.workers)

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import DistStoreError, HashStore, PrefixStore
 
 from stoker.errors import BadJob, RunFailed
-from stoker.launching.sealed import Sealed, agreed_key, launched_secret, proof
+from stoker.training.elastic.rendezvous_store import AuthenticatedStore, agreed_key, launched_secret, proof
 
 KEY = b"0" * 32
 
@@ -16,7 +16,7 @@ KEY = b"0" * 32
 def test_it_is_the_store_behind_it() -> None:
     """Whatever is set is found by others, under the same names, through PyTorch's own prefixes as well."""
     behind = HashStore()
-    store = Sealed(behind, KEY, lambda: False)
+    store = AuthenticatedStore(behind, KEY, lambda: False)
     named = PrefixStore("a", store)
     named.set("k", "v")
     assert behind.get("a/k")[32:] == b"v"
@@ -36,7 +36,7 @@ def test_it_is_the_store_behind_it() -> None:
 def test_a_wait_ends_when_the_generation_is_broken() -> None:
     """It would have lasted for minutes; what is there already is read all the same."""
     is_broken = threading.Event()
-    store = Sealed(HashStore(), KEY, is_broken.is_set)
+    store = AuthenticatedStore(HashStore(), KEY, is_broken.is_set)
     store.set("here", "1")
     threading.Timer(0.1, is_broken.set).start()
     with pytest.raises(DistStoreError, match="lost while this one waited for a/missing"):
@@ -46,7 +46,7 @@ def test_a_wait_ends_when_the_generation_is_broken() -> None:
 
 def test_a_wait_ends_when_its_time_is_over() -> None:
     """As PyTorch's own would."""
-    store = Sealed(HashStore(), KEY, lambda: False)
+    store = AuthenticatedStore(HashStore(), KEY, lambda: False)
     with pytest.raises(DistStoreError, match=r"timed out after 0.05 s waiting for missing"):
         store.wait(["missing"], timedelta(seconds=0.05))
 
@@ -54,7 +54,7 @@ def test_a_wait_ends_when_its_time_is_over() -> None:
 def test_what_was_tampered_with_is_refused() -> None:
     """A value of a stranger, one byte changed, one of another key, one of an older generation."""
     behind = HashStore()
-    store = Sealed(behind, KEY)
+    store = AuthenticatedStore(behind, KEY)
     store.set("1/facts", "old")
     store.set("2/facts", "new")
     old, new = behind.get("1/facts"), behind.get("2/facts")

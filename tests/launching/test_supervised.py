@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.launching import Dismissed, Meeting, Member
-from stoker.launching.channel import Channel, Message
-from stoker.launching.supervised import Supervised
+from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
+from stoker.training.elastic.worker import ElasticWorker, SupervisorLink
+from stoker.training.elastic.worker_pool import Message, MessageChannel
 
 
 class Ends:
     """A member, and the supervisor's end of its channel; `is_orphan` is set when the member finds itself alone."""
 
     def __init__(self) -> None:
-        mine, theirs = map(Channel, socket.socketpair())
+        mine, theirs = map(MessageChannel, socket.socketpair())
         self.is_orphan = threading.Event()
         self.channel, self.theirs = mine, theirs
-        self.member = Member(Supervised(3, theirs, "127.0.0.1", 1, orphaned=self.is_orphan.set))
+        self.member = ElasticWorker(SupervisorLink(3, theirs, "127.0.0.1", 1, orphaned=self.is_orphan.set))
         self._heard: Iterator[Message] = (one for one in mine.messages() if one["kind"] != "alive")
 
     def hear(self) -> Message:
@@ -43,7 +43,7 @@ def test_a_member_says_that_it_lives_and_comes(ends: Ends) -> None:
     """It shows life before anything is asked, and gets its place in a generation."""
     ends.announce(1)
     meeting = ends.member.meet()
-    assert meeting == Meeting(number=1, rank=1, size=2, name="1", notes={"update": 7}, num_veterans=1)
+    assert meeting == Rendezvous(number=1, rank=1, size=2, name="1", notes={"update": 7}, num_veterans=1)
     assert ends.hear() == {"kind": "meet"}
     assert (ends.member.worker, ends.member.can_reform) == (3, True)
     ends.member.event("{}")
@@ -74,7 +74,7 @@ def test_whoever_is_dismissed_stays_so(ends: Ends) -> None:
     """With the run's exit code, and however often it asks."""
     ends.channel.send("dismissed", code=4)
     for _ in range(2):
-        with pytest.raises(Dismissed) as caught:
+        with pytest.raises(WorkerRetired) as caught:
             ends.member.meet()
         assert caught.value.exit_code == 4
     assert ends.member.is_called()
@@ -98,7 +98,7 @@ def test_what_was_asked_for_is_done_when_the_generation_breaks(ends: Ends) -> No
 
 def test_a_group_made_while_the_generation_breaks_is_cut_as_well(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the news comes before the group is made or after it; the store's own connection stays."""
-    monkeypatch.setattr(Supervised, "store", None)
+    monkeypatch.setattr(SupervisorLink, "store", None)
     ends.announce(1)
     ends.member.meet()
     with ends.member.joining():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import RunFailed
-from stoker.launching import supervisor as supervisor_module
+from stoker.training.elastic import supervisor
 from tests.launching.supervising import LONGEST_S, Told, apart, supervised
 
 LONG = (100_000, 0.01)
@@ -77,7 +77,7 @@ def test_a_worker_that_stands_still_is_named_and_left_out(tmp_path: Path) -> Non
 
 def test_a_worker_that_stood_still_for_a_moment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow is not dead: it is named, and so is its return; continued within the patience, nothing is lost."""
-    monkeypatch.setattr(supervisor_module, "NAMED_S", 1.0)
+    monkeypatch.setattr(supervisor, "NAMED_S", 1.0)
     with supervised(tmp_path, *LONG, workers=2, silence_s=30.0) as told:
         told.wait(lambda: met(told, 1))
         told.signal(1, signal.SIGSTOP)
@@ -95,7 +95,7 @@ def test_a_worker_that_stood_still_for_a_moment_goes_on(tmp_path: Path, monkeypa
 
 HANGS = """
     import sys, time
-    from stoker.launching import Dismissed, Member
+    from stoker.training.elastic import Dismissed, Member
     member = Member.from_environment()
     try:
         meeting = member.meet()
@@ -155,7 +155,7 @@ def test_with_fewer_than_the_least_one_that_returns_is_waited_for(tmp_path: Path
 
 BAD_INPUT = """
     import sys, time
-    from stoker.launching import Dismissed, Member
+    from stoker.training.elastic import Dismissed, Member
     member = Member.from_environment()
     print("wrong: 3 is not 4")
     print("use 4" if member.worker != 2 else "use 5 here")
@@ -175,7 +175,7 @@ def test_an_error_of_the_users_is_shown_once_and_nobody_is_started_again(tmp_pat
 
 SPLIT_OPINION = """
     import sys
-    from stoker.launching import Dismissed, Member
+    from stoker.training.elastic import Dismissed, Member
     member = Member.from_environment()
     try:
         meeting = member.meet()
@@ -206,7 +206,7 @@ def test_a_mistake_that_all_make_is_not_made_again(tmp_path: Path) -> None:
 
 LOSES = """
     import sys
-    from stoker.launching import Dismissed, Member
+    from stoker.training.elastic import Dismissed, Member
     member = Member.from_environment()
     try:
         member.meet()
@@ -223,7 +223,7 @@ def test_members_that_lose_each_other_without_end_fail(tmp_path: Path) -> None:
         told.wait(told.over)
     assert isinstance(told.problem, RunFailed)
     assert "a product of 3 and 4" in told.problem.message
-    assert len(told.of("met")) == supervisor_module.MOST_CAUSELESS + 1
+    assert len(told.of("met")) == supervisor.MOST_CAUSELESS + 1
 
 
 def test_a_stop_is_passed_on_and_waited_for(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_stop_is_passed_on_and_waited_for(tmp_path: Path) -> None:
 
 STUBBORN = """
     import signal, time
-    from stoker.launching import Member
+    from stoker.training.elastic import Member
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     member = Member.from_environment()
     member.meet()
@@ -291,7 +291,7 @@ def test_one_ctrl_c_is_one_interrupt(tmp_path: Path) -> None:
 
 def test_losses_long_apart_are_not_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that lasted has not failed repeatedly, and is started again however often it was before."""
-    monkeypatch.setattr(supervisor_module, "STEADY_S", 0.0)
+    monkeypatch.setattr(supervisor, "STEADY_S", 0.0)
     with supervised(tmp_path, *LONG, workers=2, most_returns=1) as told:
         for generation in (1, 3):
             told.wait(lambda: met(told, generation))  # noqa: B023 - called at once
@@ -303,7 +303,7 @@ def test_losses_long_apart_are_not_counted_together(tmp_path: Path, monkeypatch:
 
 HELD_UP = """
     import ctypes, sys
-    from stoker.launching import Dismissed, Member
+    from stoker.training.elastic import Dismissed, Member
     member = Member.from_environment()
     meeting = member.meet()
     if meeting.number == 1 and meeting.rank == 0:

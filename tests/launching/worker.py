@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from stoker.launching import Dismissed, Meeting, Member
+from stoker.training.elastic.rendezvous import Rendezvous, WorkerRetired
+from stoker.training.elastic.worker import ElasticWorker
 
 
 class Lost(Exception):
@@ -23,7 +24,7 @@ class Lost(Exception):
 class Work:
     """Updates of one generation, done together with its other members, through files in a folder."""
 
-    def __init__(self, member: Member, meeting: Meeting, folder: Path) -> None:
+    def __init__(self, member: ElasticWorker, meeting: Rendezvous, folder: Path) -> None:
         self.member, self.meeting, self.folder = member, meeting, folder
         self.write("pid", meeting.rank, os.getpid())
 
@@ -94,7 +95,7 @@ def lives(pid: int) -> bool:
 def main() -> int:
     """Train; the exit code."""
     folder, updates, pause_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    member = Member.from_environment()
+    member = ElasticWorker.from_environment()
     assert member is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: STATE.update(stop=1))
@@ -112,7 +113,7 @@ def main() -> int:
             else:
                 member.finished()
                 return 0
-    except Dismissed as dismissed:
+    except WorkerRetired as dismissed:
         return dismissed.exit_code
 
 

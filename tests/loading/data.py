@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from stoker.jobs.extent import Extent
-from stoker.loading import BatchSource, Fields, Pipeline, Samples
+from stoker.loading.batches import BatchSource, InputPipeline
+from stoker.loading.fields import Fields
+from stoker.loading.samples import Samples
 from stoker.records import Plan, Position
 
 
@@ -65,7 +67,7 @@ def source_of(samples: Samples, batch: int, loader: str = "inline", **pipeline: 
     """A source of batches of `batch` samples, fetched as `loader` says, two workers if by workers."""
     plan = Plan(device="cpu", micro_batch=batch, loader=loader, num_workers=2 if loader == "workers" else 0)
     settings = {"device": torch.device("cpu"), "fields": Fields(), "prepare": samples.prepare} | pipeline
-    return BatchSource(samples, Pipeline(**settings), Extent(len(samples), batch), seed=3, plan=plan)
+    return BatchSource(samples, InputPipeline(**settings), Extent(len(samples), batch), seed=3, plan=plan)
 
 
 def contents(source: BatchSource, start: int, stop: int) -> list[Any]:

@@ -8,8 +8,9 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs import holdout
-from stoker.loading import as_samples, hold_out
-from stoker.loading.ahead import copied_ahead
+from stoker.loading.batches import copied_ahead
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.samples import hold_out
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 

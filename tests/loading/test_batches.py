@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
 from stoker.jobs.extent import Extent
-from stoker.loading import Batch, Fields, Pipeline, as_samples, hold_out, in_order, map_tensors
+from stoker.loading.batches import Batch, InputPipeline, in_order
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.fields import Fields, map_tensors
+from stoker.loading.samples import hold_out
 from stoker.loading.transforms import Normalize, RandomFlip, RandomShift
 from stoker.records import Position
 from tests.loading.data import Failing, Growing, Noisy, Squares, contents, source_of
@@ -84,7 +87,7 @@ def test_a_batch_in_parts_is_the_whole_batch(size: int, micro_batch: int, epoch:
     indices = np.arange(size, dtype=np.int64)[::-1].copy()
     augment = (RandomShift(1), RandomFlip())
     samples = images_of("memory")
-    pipeline = Pipeline(CPU, Fields(), samples.prepare, augment, seed=4)
+    pipeline = InputPipeline(CPU, Fields(), samples.prepare, augment, seed=4)
     batch = Batch(samples.fetch(indices, epoch), indices, epoch, pipeline)
     whole = batch.cut(0, size)
     parts = [batch.cut(start, min(start + micro_batch, size)) for start in range(0, size, micro_batch)]
@@ -114,7 +117,7 @@ def test_a_batch_that_cannot_be_cut_is_said_to_be_so() -> None:
 def test_what_goes_into_a_batch_is_of_one_type_however_it_is_cut() -> None:
     """A loss that takes (model, batch) sees the same containers for a whole batch and for a part."""
     for content in (images_of("memory").fetch(np.arange(4), 0), images_of("inline").fetch(np.arange(4), 0)):
-        batch = Batch(content, np.arange(4), 0, Pipeline(CPU, Fields(), lambda raw: raw, (RandomFlip(),)))
+        batch = Batch(content, np.arange(4), 0, InputPipeline(CPU, Fields(), lambda raw: raw, (RandomFlip(),)))
         assert type(batch.cut(0, 4)) is type(batch.cut(0, 2)) is type(content)
 
 
@@ -128,7 +131,7 @@ def test_content_is_prepared_in_the_plans_form(dtype: torch.dtype | None, channe
         seen.append(content[0].dtype)
         return content[0].float() / 255, content[1]
 
-    pipeline = Pipeline(CPU, Fields(), prepare, (RandomShift(1),), channels_last=channels_last, dtype=dtype)
+    pipeline = InputPipeline(CPU, Fields(), prepare, (RandomShift(1),), channels_last=channels_last, dtype=dtype)
     inputs, labels = pipeline((IMAGES, LABELS), 0, np.arange(30))
     assert seen == [torch.uint8]
     assert (inputs.dtype, labels.dtype) == (dtype or torch.float32, torch.int64)
@@ -139,7 +142,7 @@ def test_content_is_prepared_in_the_plans_form(dtype: torch.dtype | None, channe
 def test_images_are_standardised_once() -> None:
     """Normalize is for arrays: a source that prepares its images would take what it gives for bytes."""
     images, labels = torch.arange(48, dtype=torch.uint8).view(4, 3, 2, 2), torch.arange(4)
-    pipeline = Pipeline(CPU, Fields(), lambda raw: raw, (Normalize(0.5, 0.5),))
+    pipeline = InputPipeline(CPU, Fields(), lambda raw: raw, (Normalize(0.5, 0.5),))
     assert pipeline((images, labels), 0, np.arange(4))[0].min() == -1
     prepares = replace(pipeline, prepare=lambda raw: (raw[0] / 255, raw[1]))
     with pytest.raises(BadJob, match=r"Normalize.* standardises images, and so do the data"):
@@ -158,7 +161,7 @@ def test_preparing_leaves_the_data_as_they_are() -> None:
 def test_evaluation_goes_in_order_and_draws_nothing() -> None:
     """All samples once, the last batch ragged."""
     samples = images_of("memory")
-    batches = list(in_order(samples, Pipeline(CPU, Fields(), samples.prepare), 8))
+    batches = list(in_order(samples, InputPipeline(CPU, Fields(), samples.prepare), 8))
     assert [batch.size for batch in batches] == [8, 8, 8, 6]
     assert torch.cat([batch.cut(0, batch.size)[1] for batch in batches]).tolist() == list(range(30))
 
@@ -176,7 +179,7 @@ def test_a_sample_that_cannot_be_used_is_a_bad_job(data: Any, problem: str) -> N
     with pytest.raises(BadJob, match=problem):
         contents(source_of(samples, 5), 0, 2)
     with pytest.raises(BadJob, match=problem):
-        list(in_order(samples, Pipeline(CPU, Fields(), samples.prepare), 10))
+        list(in_order(samples, InputPipeline(CPU, Fields(), samples.prepare), 10))
 
 
 def test_the_draws_of_items_do_not_depend_on_the_batch() -> None:

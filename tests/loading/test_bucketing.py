@@ -12,10 +12,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
-from stoker.loading.bucketing import BucketedOrder
-from stoker.loading.given_data import as_samples
-from stoker.loading.measured import lengths_of
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import datasets_of
+from stoker.loading.lengths import BucketedOrder, lengths_of
 from stoker.loading.order import EpochOrder
 from tests.loading.data import contents, source_of
 

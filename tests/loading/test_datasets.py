@@ -6,7 +6,7 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Job, holdout
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.units import epochs
 from tests.loading.data import Noisy, Squares
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loading import Fields, map_tensors
-from stoker.loading.fields import can_be_cut, cut
+from stoker.loading.fields import Fields, can_be_cut, cut, map_tensors
 
 X, Y, MASK = torch.arange(12.0).view(4, 3), torch.arange(4), torch.ones(4, 2)
 Pair = namedtuple("Pair", ["image", "label"])  # noqa: PYI024 - what torch's collate makes of one

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loading.filling import holding
+from stoker.loading.lengths import dtype_holding
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.bfloat16]
 
@@ -17,7 +17,7 @@ DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 def test_what_is_filled_in_is_read_back(dtype: torch.dtype, fill: int) -> None:
     """Whatever the values are, the padding beside them is what was asked for, and not what it wraps to."""
     fill = fill if dtype is not torch.bfloat16 else fill % 128  # of more it rounds, as of any value
-    held = holding(dtype, fill)
+    held = dtype_holding(dtype, fill)
     assert torch.full((1,), fill, dtype=held).item() == fill
     assert torch.promote_types(held, dtype) == held
 
@@ -26,5 +26,5 @@ def test_what_is_filled_in_is_read_back(dtype: torch.dtype, fill: int) -> None:
 def test_a_fraction_among_whole_numbers_is_refused(fill: float) -> None:
     """It would be cut to a whole number; among floats it is what it is."""
     with pytest.raises(BadJob, match="cannot be filled up with"):
-        holding(torch.int64, fill)
-    assert holding(torch.float64, fill) == torch.float64
+        dtype_holding(torch.int64, fill)
+    assert dtype_holding(torch.float64, fill) == torch.float64

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker.loading.fingerprint import digest_of_arrays, digest_of_items, leaves_of
+from stoker.loading.samples import digest_of_arrays, digest_of_items, leaves_of
 
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
 
@@ -13,8 +13,8 @@ def test_a_fingerprint_of_arrays_sees_every_value(monkeypatch: pytest.MonkeyPatc
     changed = X.clone()
     changed[9, 1] += 1
     assert digest_of_arrays([X]) != digest_of_arrays([changed])
-    monkeypatch.setattr("stoker.loading.fingerprint._WHOLE_BYTES", 8)
-    monkeypatch.setattr("stoker.loading.fingerprint._ROWS", 5)
+    monkeypatch.setattr("stoker.loading.samples._WHOLE_BYTES", 8)
+    monkeypatch.setattr("stoker.loading.samples._ROWS", 5)
     assert digest_of_arrays([X]) == digest_of_arrays([changed])  # row 9 is not one of them
     changed[8, 0] += 1
     assert digest_of_arrays([X]) != digest_of_arrays([changed])

@@ -10,7 +10,7 @@ import torch
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import as_samples
+from stoker.loading.dataset_adapters import as_samples
 
 ROWS = np.arange(3)
 

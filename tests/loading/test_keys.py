@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loading.keys import Stream, key_of, keys_of_samples, mix_keys
+from stoker.loading.randomness import RandomStream, key_of, keys_of_samples, mix_keys
 
 WORDS = st.integers(0, 2**64 - 1)
 
 
-@given(st.sampled_from(Stream), st.lists(st.integers(-(2**63), 2**64), max_size=4))
-def test_a_key_is_a_function_of_its_parts(stream: Stream, parts: list[int]) -> None:
+@given(st.sampled_from(RandomStream), st.lists(st.integers(-(2**63), 2**64), max_size=4))
+def test_a_key_is_a_function_of_its_parts(stream: RandomStream, parts: list[int]) -> None:
     """64 bits, the same every time."""
     key = key_of(stream, *parts)
     assert 0 <= key < 2**64
@@ -19,9 +19,9 @@ def test_a_key_is_a_function_of_its_parts(stream: Stream, parts: list[int]) -> N
 
 def test_keys_of_neighbouring_parts_are_all_different() -> None:
     """Seeds, epochs and indices count from zero; streams, orders of parts and numbers of parts do not collide."""
-    keys = [key_of(stream, seed, epoch) for stream in Stream for seed in range(20) for epoch in range(20)]
-    keys += [key_of(stream, seed) for stream in Stream for seed in range(20)]
-    keys += [key_of(stream, seed, epoch, 0) for stream in Stream for seed in range(5) for epoch in range(5)]
+    keys = [key_of(stream, seed, epoch) for stream in RandomStream for seed in range(20) for epoch in range(20)]
+    keys += [key_of(stream, seed) for stream in RandomStream for seed in range(20)]
+    keys += [key_of(stream, seed, epoch, 0) for stream in RandomStream for seed in range(5) for epoch in range(5)]
     assert len(set(keys)) == len(keys)
 
 
@@ -44,7 +44,7 @@ def test_each_sample_has_its_own_key_whatever_else_is_in_the_batch(
 
 def test_half_of_all_bits_are_set() -> None:
     """Keys of consecutive samples look random: each bit is set in half of them, within five deviations."""
-    keys = keys_of_samples(key_of(Stream.AUGMENT, 0, 0), np.arange(10_000))
+    keys = keys_of_samples(key_of(RandomStream.AUGMENT, 0, 0), np.arange(10_000))
     bits = (keys[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / 100
     neighbours = (bits[1:] == bits[:-1]).mean(axis=0)

@@ -12,7 +12,7 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
-from stoker.loading import as_samples
+from stoker.loading.dataset_adapters import as_samples
 from stoker.loading.labels import Labels, held_out_by_class, labels_of, shares
 from tests.loading.data import Squares
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
 from stoker.jobs.mixing import CutMix, Mixup
-from stoker.loading import Batch, BatchSource, Fields, Pipeline, Split, as_samples, in_order
+from stoker.loading.batches import Batch, BatchSource, InputPipeline, Split, in_order
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.fields import Fields
 from stoker.loading.mixing import MixedTarget, pairing_of
 from stoker.loading.transforms import RandomFlip, RandomShift
 from stoker.records import Plan, Position
@@ -29,7 +31,7 @@ def source_of(mix: Any, batch: int = 16, data: Any = (IMAGES, LABELS), **changed
     """Batches of the images, augmented and mixed."""
     samples = as_samples(data, what="data")
     plan = Plan(device="cpu", micro_batch=batch, loader="inline", num_workers=0)
-    pipeline = Pipeline(CPU, Fields(), samples.prepare, AUGMENT, mix=mix, **changed.pop("pipeline", {}))
+    pipeline = InputPipeline(CPU, Fields(), samples.prepare, AUGMENT, mix=mix, **changed.pop("pipeline", {}))
     return BatchSource(samples, pipeline, Extent(len(samples), batch), seed=3, plan=plan, **changed)
 
 
@@ -49,7 +51,7 @@ def joined(parts: list[Any]) -> Any:
 
 def augmented(batch: Batch) -> torch.Tensor:
     """The inputs of a batch, not mixed."""
-    return Batch(batch.content, batch.indices, batch.epoch, Pipeline(CPU, Fields(), lambda raw: raw, AUGMENT)).cut(
+    return Batch(batch.content, batch.indices, batch.epoch, InputPipeline(CPU, Fields(), lambda raw: raw, AUGMENT)).cut(
         0, batch.size
     )[0]
 
@@ -97,7 +99,7 @@ def test_mixed_images_are_weighted_means_of_augmented_ones() -> None:
 def test_boxes_are_pasted_and_the_share_is_what_is_left() -> None:
     """Every pixel is the sample's own or its partner's, the latter in one box; the share is the area outside of it."""
     samples, indices = as_samples((IMAGES, LABELS), what="data"), np.arange(40)
-    pipeline = Pipeline(CPU, Fields(), samples.prepare, mix=(CutMix(),))
+    pipeline = InputPipeline(CPU, Fields(), samples.prepare, mix=(CutMix(),))
     inputs, target = Batch((IMAGES, LABELS), indices, 0, pipeline).cut(0, 40)
     theirs = IMAGES[target.second]
     num_boxes = 0
@@ -171,7 +173,7 @@ def test_a_batch_at_hand_is_mixed_within_itself() -> None:
     """Traces and trials make batches of their own; what they take is what an update takes."""
     samples = as_samples((IMAGES, LABELS), what="data")
     indices = np.arange(8)
-    batch = Batch(samples.fetch(indices, 0), indices, 0, Pipeline(CPU, Fields(), samples.prepare, mix=(Mixup(),)))
+    batch = Batch(samples.fetch(indices, 0), indices, 0, InputPipeline(CPU, Fields(), samples.prepare, mix=(Mixup(),)))
     assert isinstance(batch.cut(0, 8)[1], MixedTarget)
     assert same(joined([batch.cut(0, 3), batch.cut(3, 8)]), batch.cut(0, 8))
 
@@ -189,7 +191,7 @@ def test_the_plans_type_and_layout_are_kept() -> None:
 def test_evaluation_mixes_nothing() -> None:
     """Its pipeline has no mix; samples come as they are."""
     samples = as_samples((IMAGES, LABELS), what="data")
-    (batch,) = in_order(samples, Pipeline(CPU, Fields(), samples.prepare), 40)
+    (batch,) = in_order(samples, InputPipeline(CPU, Fields(), samples.prepare), 40)
     assert torch.equal(batch.cut(0, 40)[0], IMAGES)
 
 
@@ -197,7 +199,7 @@ def test_dicts_are_mixed_by_their_names() -> None:
     """The input and the target that the fields name; other entries stay."""
     data = {"picture": IMAGES, "label": LABELS, "weight": torch.rand(40)}
     samples, indices = as_samples(data, what="data"), np.arange(8)
-    pipeline = Pipeline(CPU, Fields(inputs="picture"), samples.prepare, mix=(Mixup(),))
+    pipeline = InputPipeline(CPU, Fields(inputs="picture"), samples.prepare, mix=(Mixup(),))
     content = Batch(samples.fetch(indices, 0), indices, 0, pipeline).cut(0, 8)
     assert isinstance(content["label"], MixedTarget)
     assert not torch.equal(content["picture"], IMAGES[:8])
@@ -216,6 +218,6 @@ def test_dicts_are_mixed_by_their_names() -> None:
 def test_what_cannot_be_mixed_is_a_bad_job(data: Any, fields: Fields, mix: Any, problem: str) -> None:
     """With what came, and what is wanted."""
     samples, indices = as_samples(data, what="data"), np.arange(8)
-    batch = Batch(samples.fetch(indices, 0), indices, 0, Pipeline(CPU, fields, samples.prepare, mix=(mix,)))
+    batch = Batch(samples.fetch(indices, 0), indices, 0, InputPipeline(CPU, fields, samples.prepare, mix=(mix,)))
     with pytest.raises(BadJob, match=problem):
         batch.cut(0, 8)

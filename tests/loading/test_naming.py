@@ -12,8 +12,9 @@ from torch import nn
 
 import stoker
 from stoker.jobs import Holdout
-from stoker.loading import as_samples, datasets_of, hold_out
-from stoker.loading.naming import in_data, sample_name
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import data_indices, datasets_of, sample_name
+from stoker.loading.samples import hold_out
 from tests.data.files.making import folder_source
 from tests.stepping.models import make_job
 
@@ -52,4 +53,4 @@ def test_samples_are_found_again_in_the_data_that_was_given(way: str) -> None:
     job = make_job(lambda: nn.Linear(1, 1), data=(tokens, tokens % 2), **{"valid": stoker.holdout(0.5), **WAYS[way]})
     samples, rows = datasets_of(job).train, np.array([3, 0])
     taken = torch.cat([item[0].flatten() for item in samples.items(rows, 1)])
-    assert (in_data(samples, rows, 1) + 1).tolist() == taken[taken > 0][::2].tolist()
+    assert (data_indices(samples, rows, 1) + 1).tolist() == taken[taken > 0][::2].tolist()

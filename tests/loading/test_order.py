@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.loading import order as order_module
-from stoker.loading.keys import Stream, key_of
 from stoker.loading.order import EpochOrder, KeyedPermutation
+from stoker.loading.randomness import RandomStream, key_of
 
 SIZES = st.integers(1, 3000)
 KEYS = st.integers(0, 2**64 - 1)
@@ -39,7 +39,7 @@ def test_a_position_can_be_asked_for_alone(size: int, key: int, data: st.DataObj
 
 def test_other_keys_give_other_orders() -> None:
     """A hundred epochs, a hundred orders, none of them the original one."""
-    orders = {tuple(KeyedPermutation(50, key_of(Stream.ORDER, 0, epoch))(np.arange(50))) for epoch in range(100)}
+    orders = {tuple(KeyedPermutation(50, key_of(RandomStream.ORDER, 0, epoch))(np.arange(50))) for epoch in range(100)}
     assert len(orders) == 100
     assert tuple(range(50)) not in orders
 
@@ -50,7 +50,7 @@ def test_every_index_comes_equally_often_at_every_position(size: int) -> None:
     num_keys = 3000
     table = np.zeros((size, size))
     for epoch in range(num_keys):
-        table[np.arange(size), KeyedPermutation(size, key_of(Stream.ORDER, 1, epoch))(np.arange(size))] += 1
+        table[np.arange(size), KeyedPermutation(size, key_of(RandomStream.ORDER, 1, epoch))(np.arange(size))] += 1
     expected = num_keys / size
     chi_squared = ((table - expected) ** 2 / expected).sum()
     freedom = (size - 1) ** 2
@@ -60,7 +60,7 @@ def test_every_index_comes_equally_often_at_every_position(size: int) -> None:
 def test_neighbours_are_not_kept_together() -> None:
     """Samples next to each other in the data come next to each other in the order as rarely as by chance."""
     size = 20_000
-    shuffled = KeyedPermutation(size, key_of(Stream.ORDER, 0, 0))(np.arange(size))
+    shuffled = KeyedPermutation(size, key_of(RandomStream.ORDER, 0, 0))(np.arange(size))
     adjacent = (np.abs(np.diff(shuffled)) == 1).sum()
     assert adjacent < 2 + 5 * np.sqrt(2)
     assert abs(np.corrcoef(shuffled[:-1], shuffled[1:])[0, 1]) < 5 / np.sqrt(size)
@@ -70,7 +70,7 @@ def test_neighbours_are_not_kept_together() -> None:
 @given(st.integers(1, 200), st.integers(1, 64), st.data())
 def test_any_stretch_of_an_epoch_is_that_of_the_whole(size: int, block: int, data: st.DataObject) -> None:
     """Blocks, in which the order is computed, cannot be seen from outside, whatever was asked before."""
-    whole = KeyedPermutation(size, key_of(Stream.ORDER, 3, 5))(np.arange(size))
+    whole = KeyedPermutation(size, key_of(RandomStream.ORDER, 3, 5))(np.arange(size))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order_module, "_BLOCK", block)
         order = EpochOrder(size, seed=3)

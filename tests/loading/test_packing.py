@@ -12,9 +12,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
-from stoker.loading.packing import InRows, rows_of_lengths
-from stoker.loading.split import Split
+from stoker.loading.batches import Split
+from stoker.loading.datasets import datasets_of
+from stoker.loading.lengths import PackedSamples, rows_of_lengths
 from tests.loading.data import contents, source_of
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=60)
@@ -44,10 +44,10 @@ def job_of(data: Any, into: int = 12, **changes: Any) -> stoker.Job:
     return stoker.Job(**(settings_ | changes))
 
 
-def packed(lengths: list[int], into: int = 12, **changes: Any) -> InRows:
+def packed(lengths: list[int], into: int = 12, **changes: Any) -> PackedSamples:
     """The packed training samples of a job on documents of these lengths."""
     train = datasets_of(job_of(Documents(lengths), into, **changes)).train
-    assert isinstance(train, InRows)
+    assert isinstance(train, PackedSamples)
     return train
 
 
@@ -174,7 +174,7 @@ def test_the_holdout_and_the_test_set_are_packed_as_well() -> None:
     data = datasets_of(
         job_of(Documents(lengths), valid=stoker.holdout(0.2), test=Documents([3, 5]), lengths=given_lengths)
     )
-    assert all(isinstance(part, InRows) for part in (data.train, data.valid, data.test))
+    assert all(isinstance(part, PackedSamples) for part in (data.train, data.valid, data.test))
     held = [
         int(row["input_ids"][row["segment_ids"] == 1][0]) for row in data.valid.items(np.arange(len(data.valid)), 0)
     ]

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.jobs import Holdout
-from stoker.loading import BadSample, as_samples, hold_out, samples
-from stoker.loading.samples import ItemSamples, reads_repeated
+from stoker.loading import samples
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.samples import BadSample, ItemSamples, hold_out, reads_repeated
 from tests.loading.data import Failing, Growing, Noisy, Squares
 
 X, Y = torch.arange(20.0).view(10, 2), torch.arange(10)
@@ -256,7 +257,7 @@ def test_a_part_of_a_data_set_draws_as_the_whole_does() -> None:
     """A sample's random draws belong to its index in the data, not in the part."""
     whole = as_samples(Noisy(20), what="data")
     part, _ = hold_out(whole, Holdout(0.5))
-    assert isinstance(part, samples.SubsetOf)
+    assert isinstance(part, samples.SampleSubset)
     rows = np.arange(len(part))
     assert torch.equal(part.fetch(rows, 2)["x"], whole.fetch(part.indices, 2)["x"])
     assert (part.is_in_memory, part.data_class) == (False, "indexed")

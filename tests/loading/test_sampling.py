@@ -12,9 +12,10 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import as_samples, datasets_of
-from stoker.loading.sampling import DrawnByWeight
-from stoker.loading.split import Split
+from stoker.loading.batches import Split
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import datasets_of
+from stoker.loading.sampling import WeightedSamples
 from tests.loading.data import Noisy, contents, source_of
 
 CLASSES = st.lists(st.integers(0, 4), min_size=2, max_size=80)
@@ -75,7 +76,7 @@ def test_a_draw_on_a_border_belongs_to_what_comes_after_it(
     bits: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The smallest and the largest draw, and the one where the stretches of two samples meet."""
-    drawn = DrawnByWeight(as_samples((torch.arange(5),), what="data"), np.array([0.0, 1, 0, 1, 0]), None, 0)
+    drawn = WeightedSamples(as_samples((torch.arange(5),), what="data"), np.array([0.0, 1, 0, 1, 0]), None, 0)
     monkeypatch.setattr(drawn, "_bits", lambda draws, epoch: np.full(len(draws), bits, np.uint64))
     assert drawn.drawn(np.arange(1), 0).tolist() == [expected]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import stoker
-from stoker.loading import BadSample, as_samples
-from stoker.loading.sources import SourceSamples
+from stoker.loading.dataset_adapters import SourceSamples, as_samples
+from stoker.loading.samples import BadSample
 from tests.data.files.making import csv_source, folder_source, image_files, png_of, tfrecord_source
 from tests.loading.data import contents, source_of
 

@@ -14,8 +14,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import BatchSource, Fields, Pipeline, datasets_of, in_order
-from stoker.loading.split import Split
+from stoker.loading.batches import BatchSource, InputPipeline, Split, in_order
+from stoker.loading.datasets import datasets_of
+from stoker.loading.fields import Fields
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.records import Position
 from tests.loading.data import contents, source_of
@@ -177,7 +178,7 @@ def test_several_processes_read_it_all_and_take_their_shares(
 def test_a_stream_is_evaluated_in_its_own_order() -> None:
     """As `valid` or `test`, read from the beginning each time."""
     samples = samples_of(Sized, 10)
-    pipeline = Pipeline(torch.device("cpu"), Fields(), samples.prepare)
+    pipeline = InputPipeline(torch.device("cpu"), Fields(), samples.prepare)
     for _ in range(2):
         batches = list(in_order(samples, pipeline, 4))
         assert [int(i) for one in batches for i in one.cut(0, one.size)[0][:, 0]] == list(range(10))

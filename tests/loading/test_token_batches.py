@@ -13,14 +13,22 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
+from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.extent import Extent
-from stoker.jobs.token_batch import TokenBatch
-from stoker.loading import BatchSource, Fields, Pipeline, Split, datasets_of
+from stoker.loading.batches import BatchSource, InputPipeline, Split
+from stoker.loading.datasets import datasets_of
+from stoker.loading.fields import Fields
 from stoker.loading.lengths import has_one_shape
-from stoker.loading.token_batches import TokenExtent, extent_of, mean_samples, with_batch_in_samples
-from stoker.loading.token_layout import Cut, TokenLayout
+from stoker.loading.token_batches import (
+    TokenBudget,
+    TokenExtent,
+    TokenLayout,
+    extent_of,
+    mean_samples,
+    with_batch_in_samples,
+)
 from stoker.records import Plan, Position
-from stoker.stepping import find_coupling
+from stoker.stepping.coupling import find_coupling
 from stoker.units import Duration, epochs, samples, updates
 from tests.loading.test_bucketing import Words
 
@@ -29,7 +37,7 @@ SIZES = [1 + (7 * index) % 23 for index in range(60)]
 
 def extent_with(lengths: list[int], room: int, window: int | None) -> TokenExtent:
     """The extent of samples of these lengths, in batches with `room` tokens more than the longest has."""
-    layout = TokenLayout(np.array(lengths), Cut(max(lengths) + room, window=window), seed=2)
+    layout = TokenLayout(np.array(lengths), TokenBudget(max(lengths) + room, window=window), seed=2)
     return TokenExtent(len(lengths), int(layout.sizes.max()), layout)
 
 
@@ -57,7 +65,7 @@ def job_of(sizes: list[int] | None = None, **changes: Any) -> stoker.Job:
 def source_of(job: stoker.Job, split: Split | None = None, **plan: Any) -> BatchSource:
     """Where the job's training batches come from."""
     data = datasets_of(job)
-    pipeline = Pipeline(device=torch.device("cpu"), fields=Fields(), prepare=data.train.prepare)
+    pipeline = InputPipeline(device=torch.device("cpu"), fields=Fields(), prepare=data.train.prepare)
     given = {"device": "cpu", "micro_batch": 4, "loader": "inline"} | plan
     return BatchSource(data.train, pipeline, data.extent(job), job.seed, Plan(**given), split=split or Split())
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.loading.token_layout import Cut, TokenLayout
+from stoker.loading.token_batches import TokenBudget, TokenLayout
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=90)
 LONG = st.lists(st.integers(1, 4000), min_size=1, max_size=60)  # counted in steps of more than one token
@@ -24,7 +24,7 @@ def test_an_epoch_has_every_sample_once_in_batches_within_their_tokens(
 ) -> None:
     """No batch is empty or over its tokens, padding counted where it is to be."""
     array, most = np.array(lengths), max(lengths) + room
-    layout = TokenLayout(array, Cut(most, is_padded, window), seed=3)
+    layout = TokenLayout(array, TokenBudget(most, is_padded, window), seed=3)
     batches = batches_of(layout, epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     for batch in batches:
@@ -36,7 +36,7 @@ def test_an_epoch_has_every_sample_once_in_batches_within_their_tokens(
 @given(LENGTHS, ROOM, st.booleans(), WINDOWS)
 def test_every_epoch_has_as_many_updates(lengths: list[int], room: int, is_padded: bool, window: int | None) -> None:
     """So that a run's length is known before it begins."""
-    layout = TokenLayout(np.array(lengths), Cut(max(lengths) + room, is_padded, window), seed=0)
+    layout = TokenLayout(np.array(lengths), TokenBudget(max(lengths) + room, is_padded, window), seed=0)
     for epoch in range(4):
         cursors = layout.cursors(epoch)
         assert len(cursors) == len(layout.sizes) + 1
@@ -50,7 +50,7 @@ def test_an_epoch_is_the_same_whatever_was_asked_before(
     lengths: list[int], room: int, window: int | None, asked: list[int]
 ) -> None:
     """A run that goes on in another process takes the order that it began with."""
-    cut = Cut(max(lengths) + room, False, window)
+    cut = TokenBudget(max(lengths) + room, False, window)
     one, other = TokenLayout(np.array(lengths), cut, seed=5), TokenLayout(np.array(lengths), cut, seed=5)
     for epoch in asked:
         one.samples(epoch), one.cursors(epoch)
@@ -61,7 +61,7 @@ def test_an_epoch_is_the_same_whatever_was_asked_before(
 def test_samples_of_one_length_meet_others_in_each_epoch() -> None:
     """Only which lengths share a batch is fixed, not who does."""
     lengths = np.repeat(np.arange(5, 25), 30)
-    layout = TokenLayout(lengths, Cut(200, window=4), seed=1)
+    layout = TokenLayout(lengths, TokenBudget(200, window=4), seed=1)
     partners = [next(set(one.tolist()) for one in batches_of(layout, epoch) if 300 in one) for epoch in (0, 1)]
     assert len(partners[0] & partners[1]) <= 3
     assert not np.array_equal(layout.cursors(0), layout.cursors(1))
@@ -69,7 +69,7 @@ def test_samples_of_one_length_meet_others_in_each_epoch() -> None:
 
 def test_samples_of_all_different_lengths_meet_others_too() -> None:
     """Lengths within a step trade places."""
-    layout = TokenLayout(np.arange(8000, 8600), Cut(90_000), seed=1)
+    layout = TokenLayout(np.arange(8000, 8600), TokenBudget(90_000), seed=1)
     partners = [next(set(one.tolist()) for one in batches_of(layout, epoch) if 300 in one) for epoch in (0, 1)]
     assert len(partners[0] & partners[1]) <= 3
 
@@ -79,7 +79,7 @@ def test_batches_are_nearly_full() -> None:
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5, 0.6, 20_000).astype(np.int64), 10, 2000)
     for window in (None, 50):
-        layout = TokenLayout(lengths, Cut(16_384, window=window), seed=0)
+        layout = TokenLayout(lengths, TokenBudget(16_384, window=window), seed=0)
         assert lengths.sum() / (len(layout.sizes) * 16_384) > 0.97
 
 
@@ -89,7 +89,7 @@ def test_bucketed_batches_hardly_pad() -> None:
     lengths = rng.integers(10, 500, 20_000)
     padding = []
     for window in (None, 5, 50):
-        layout = TokenLayout(lengths, Cut(8192, window=window), seed=0)
+        layout = TokenLayout(lengths, TokenBudget(8192, window=window), seed=0)
         held = [lengths[one] for one in batches_of(layout, 0)]
         padding.append(1 - lengths.sum() / sum(len(one) * one.max() for one in held))
     unsorted, few, many = padding
@@ -101,7 +101,7 @@ def test_bucketed_batches_hardly_pad() -> None:
 def test_counting_padding_fills_batches_with_it() -> None:
     """Samples times the longest come near the number of tokens, and stay within."""
     lengths = np.random.default_rng(0).integers(10, 500, 20_000)
-    layout = TokenLayout(lengths, Cut(8192, is_padded=True, window=50), seed=0)
+    layout = TokenLayout(lengths, TokenBudget(8192, is_padded=True, window=50), seed=0)
     taken = [len(one) * lengths[one].max() for one in batches_of(layout, 0)]
     assert max(taken) <= 8192
     assert np.mean(taken) > 0.93 * 8192

@@ -17,7 +17,9 @@ import torch
 
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Holdout
-from stoker.loading import WorkerDeath, as_samples, hold_out
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.samples import hold_out
+from stoker.loading.workers import WorkerDeath
 from stoker.records import Position
 from tests.loading.data import Deadly, Failing, Growing, Noisy, Squares, contents, source_of
 

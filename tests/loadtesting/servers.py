@@ -7,8 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from stoker.loadtesting.connection import Address
-from stoker.loadtesting.driving import Payload
+from stoker.loadtesting.http_connection import Address
+from stoker.loadtesting.load_generator import Payload
 
 Handler = Callable[[bytes], Awaitable[bytes | None]]
 REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\n\r\nwhat"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loadtesting.arrivals import constant, poisson
+from stoker.loadtesting.load_generator import constant, poisson
 
 
 @given(st.floats(1, 5000), st.floats(1, 20), st.integers(0, 100))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stoker.errors import BadJob, ServiceError
-from stoker.loadtesting.child import cpu_seconds, serving
+from stoker.loadtesting.server_process import cpu_seconds, served_in_child
 
 
 def announcing(options: str, announce: Callable[[tuple[str, int]], None]) -> None:
@@ -27,7 +27,7 @@ def ending(options: str, announce: Callable[[str], None]) -> None:
 
 def test_a_service_runs_in_a_process_of_its_own_and_ends_with_the_block() -> None:
     """It got its options, its number is told, and afterwards it is gone."""
-    with serving(announcing, "this") as (said, pid):
+    with served_in_child(announcing, "this") as (said, pid):
         assert said == ("this", pid)
         assert pid != os.getpid()
         assert cpu_seconds(pid) > 0
@@ -36,11 +36,11 @@ def test_a_service_runs_in_a_process_of_its_own_and_ends_with_the_block() -> Non
 
 def test_what_a_service_raises_is_raised_here() -> None:
     """With its message and its remedy."""
-    with pytest.raises(ServiceError, match="no model\nanother"), serving(refusing, "model"):
+    with pytest.raises(ServiceError, match="no model\nanother"), served_in_child(refusing, "model"):
         pass
 
 
 def test_a_service_that_just_ends_is_told() -> None:
     """Instead of waiting for it for ever."""
-    with pytest.raises(ServiceError, match="ended before it was up"), serving(ending, ""):
+    with pytest.raises(ServiceError, match="ended before it was up"), served_in_child(ending, ""):
         pass

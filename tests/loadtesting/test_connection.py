@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob, ServiceError
-from stoker.loadtesting.connection import Address, Answer, address_of, ask, closes, parse
+from stoker.loadtesting.http_connection import Address, HttpAnswer, address_of, ask, closes, parse
 from tests.loadtesting.servers import OK, REQUEST, served
 
 SIZED = b"HTTP/1.1 503 Busy\r\ncontent-LENGTH: 5\r\nConnection: close\r\n\r\nhello"
@@ -43,7 +43,7 @@ def test_a_closing_answer_is_noticed() -> None:
     assert open_ is not None
     assert closes(closing)
     assert not closes(open_)
-    assert closes(Answer(200, b"HTTP/1.0 200 OK\r\n\r\n", b""))
+    assert closes(HttpAnswer(200, b"HTTP/1.0 200 OK\r\n\r\n", b""))
 
 
 @pytest.mark.parametrize(

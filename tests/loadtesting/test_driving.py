@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from stoker.errors import ServiceError
-from stoker.loadtesting.arrivals import constant, poisson
-from stoker.loadtesting.driving import LOST, UNANSWERED, Limits, Payload, closed_loop, open_loop
+from stoker.loadtesting.load_generator import (
+    LOST,
+    UNANSWERED,
+    LoadLimits,
+    Payload,
+    closed_loop,
+    constant,
+    open_loop,
+    poisson,
+)
 from tests.loadtesting.servers import OK, PAYLOAD, REQUEST, served, single_server
 
 
@@ -29,7 +37,7 @@ def test_every_request_is_sent_and_answered_once() -> None:
 
     payloads = [Payload(REQUEST[:-4] + f"{n:04d}".encode(), rows=n) for n in range(7)]
     with served(count) as address:
-        trace = open_loop(address, payloads, poisson(2000, 0.2), connections=3, limits=Limits())
+        trace = open_loop(address, payloads, poisson(2000, 0.2), connections=3, limits=LoadLimits())
     assert len(seen) == 400
     assert trace.statuses == [200] * 400
     assert trace.rows == [n % 7 for n in range(400)]
@@ -48,7 +56,7 @@ def test_a_stall_is_counted_for_everyone_who_would_have_come() -> None:
         return OK
 
     with served(stalling) as address:
-        trace = open_loop(address, [PAYLOAD], constant(100, 2.0), connections=4, limits=Limits())
+        trace = open_loop(address, [PAYLOAD], constant(100, 2.0), connections=4, limits=LoadLimits())
     latencies = np.array(trace.done) - np.array(trace.due)
     assert latencies.max() >= 0.5
     assert (latencies > 0.1).sum() >= 40  # those due in the first 0.4 s of the stall
@@ -62,7 +70,9 @@ def test_the_mean_wait_is_at_least_that_of_the_queue() -> None:
     """
     service_s, load = 0.004, 0.6
     with served(single_server(service_s)) as address:
-        trace = open_loop(address, [PAYLOAD], poisson(load / service_s, 1.5, seed=5), connections=64, limits=Limits())
+        trace = open_loop(
+            address, [PAYLOAD], poisson(load / service_s, 1.5, seed=5), connections=64, limits=LoadLimits()
+        )
     theory = service_s + load * service_s / (2 * (1 - load))
     due = np.array(trace.due)
     free, exact = 0.0, []  # the same arrivals through an ideal server
@@ -77,7 +87,7 @@ def test_the_mean_wait_is_at_least_that_of_the_queue() -> None:
 def test_callers_of_a_closed_loop_wait_for_their_answers() -> None:
     """With four callers and one server there are never more than four requests, and each waits for four services."""
     with served(single_server(0.01)) as address:
-        trace = closed_loop(address, [PAYLOAD], connections=4, seconds=0.5, limits=Limits())
+        trace = closed_loop(address, [PAYLOAD], connections=4, seconds=0.5, limits=LoadLimits())
     assert trace.most_in_flight == 4
     assert 4 <= len(trace.due) <= 54
     assert set(trace.statuses) == {200}
@@ -86,7 +96,7 @@ def test_callers_of_a_closed_loop_wait_for_their_answers() -> None:
 
 def test_sending_ends_once_the_objective_is_lost() -> None:
     """A server far too slow: with five late ones allowed, the schedule of ten seconds ends early and says so."""
-    limits = Limits(within_s=0.02, most_late=5)
+    limits = LoadLimits(within_s=0.02, most_late=5)
     with served(single_server(0.05)) as address:
         trace = open_loop(address, [PAYLOAD], constant(100, 10.0), connections=64, limits=limits)
     assert trace.was_cut
@@ -102,7 +112,7 @@ def test_answers_that_never_come_are_given_up() -> None:
         return OK
 
     with served(never) as address:
-        trace = open_loop(address, [PAYLOAD], constant(100, 0.05), connections=8, limits=Limits(patience_s=0.2))
+        trace = open_loop(address, [PAYLOAD], constant(100, 0.05), connections=8, limits=LoadLimits(patience_s=0.2))
     assert trace.statuses == [UNANSWERED] * 5
     assert all(math.isnan(done) for done in trace.done)
 
@@ -115,7 +125,7 @@ def test_connections_that_break_fail_their_request_alone() -> None:
         return None if next(numbers) % 3 == 0 else OK
 
     with served(breaking) as address:
-        trace = open_loop(address, [PAYLOAD], constant(300, 0.2), connections=2, limits=Limits())
+        trace = open_loop(address, [PAYLOAD], constant(300, 0.2), connections=2, limits=LoadLimits())
     assert len(trace.statuses) == 60
     assert 200 in trace.statuses
     assert set(trace.statuses) <= {200, LOST}
@@ -131,7 +141,7 @@ def test_large_requests_go_out_in_parts() -> None:
         return OK if len(body) == size else b"HTTP/1.1 400 No\r\nContent-Length: 0\r\n\r\n"
 
     with served(length) as address:
-        trace = open_loop(address, [Payload(request, 1)], constant(20, 0.2), connections=2, limits=Limits())
+        trace = open_loop(address, [Payload(request, 1)], constant(20, 0.2), connections=2, limits=LoadLimits())
     assert trace.statuses == [200] * 4
 
 
@@ -140,7 +150,7 @@ def test_nobody_there_is_told() -> None:
     with served(at_once) as address:
         pass
     with pytest.raises(ServiceError, match=str(address.port)):
-        open_loop(address, [PAYLOAD], constant(10, 0.1), connections=1, limits=Limits())
+        open_loop(address, [PAYLOAD], constant(10, 0.1), connections=1, limits=LoadLimits())
 
 
 def test_callers_whose_connections_are_closed_come_again() -> None:
@@ -151,6 +161,6 @@ def test_callers_whose_connections_are_closed_come_again() -> None:
         return next(answers, None)
 
     with served(few) as address:
-        trace = closed_loop(address, [PAYLOAD], connections=2, seconds=0.3, limits=Limits())
+        trace = closed_loop(address, [PAYLOAD], connections=2, seconds=0.3, limits=LoadLimits())
     assert trace.statuses.count(200) == 20
     assert LOST in trace.statuses

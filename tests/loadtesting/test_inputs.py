@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.loadtesting.inputs import NUM_DRAWN, from_file, in_requests, made_up, sized, sizes_of, whole_requests
+from stoker.loadtesting.inference_requests import (
+    NUM_DRAWN,
+    from_file,
+    in_requests,
+    made_up,
+    sized,
+    sizes_of,
+    whole_requests,
+)
 from stoker.records import TensorSpec
 
 TOKENS = (

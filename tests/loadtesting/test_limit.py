@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.errors import ServiceError
-from stoker.loadtesting import limit
-from stoker.loadtesting.limit import Search
-from stoker.loadtesting.measuring import Target
+from stoker.loadtesting import serving_limit
+from stoker.loadtesting.measurement import LoadTarget
+from stoker.loadtesting.serving_limit import SettingsSearch
 from stoker.records import ServiceSettings
-from stoker.records.loadtest import Objective, SettingsTrial
+from stoker.records.service import Objective, SettingsTrial
 from tests.loadtesting.servers import PAYLOAD, served, single_server
 
 OBJECTIVE = Objective(q=0.99, within_s=0.25)
@@ -21,16 +21,16 @@ DEFAULT = ServiceSettings(max_batch_rows=1)
 
 
 @contextmanager
-def serving(settings: ServiceSettings) -> Iterator[Target]:
+def serving(settings: ServiceSettings) -> Iterator[LoadTarget]:
     """A server that takes 1 ms a request, and less with larger batches."""
     with served(single_server(0.001 / min(settings.max_batch_rows, 4))) as address:
-        yield Target(address, [PAYLOAD], connections=64, objective=OBJECTIVE, patience_s=1.0)
+        yield LoadTarget(address, [PAYLOAD], connections=64, objective=OBJECTIVE, patience_s=1.0)
 
 
 def test_a_search_finds_no_more_than_the_service_can_do() -> None:
     """In a few seconds it has a rate below the capacity, tried others, and told of each as it ended."""
     told: list[SettingsTrial] = []
-    search = Search(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0, told=told.append)
+    search = SettingsSearch(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0, told=told.append)
     found = search.run(model="m", machine="here")
     assert 0 < found.default.rate <= 1000
     assert found.chosen.rate <= 4000
@@ -44,13 +44,13 @@ def test_settings_that_do_not_start_are_passed_over() -> None:
     """Their trial says why, and the default ones are chosen."""
 
     @contextmanager
-    def only_the_default(settings: ServiceSettings) -> Iterator[Target]:
+    def only_the_default(settings: ServiceSettings) -> Iterator[LoadTarget]:
         if settings != DEFAULT:
             raise ServiceError("too many threads")
         with serving(settings) as target:
             yield target
 
-    search = Search(start=only_the_default, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
+    search = SettingsSearch(start=only_the_default, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
     found = search.run(model="m", machine="here")
     assert found.chosen.settings == DEFAULT
     assert {trial.why for trial in found.trials[1:]} == {"too many threads"}
@@ -60,12 +60,14 @@ def test_a_service_that_never_comes_up_is_an_error() -> None:
     """There is nothing to find then."""
 
     @contextmanager
-    def never(settings: ServiceSettings) -> Iterator[Target]:
+    def never(settings: ServiceSettings) -> Iterator[LoadTarget]:
         raise ServiceError("no model")
         yield
 
     with pytest.raises(ServiceError, match="no model"):
-        Search(start=never, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0).run(model="m", machine="here")
+        SettingsSearch(start=never, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0).run(
+            model="m", machine="here"
+        )
 
 
 def test_an_interrupted_search_has_its_best_so_far() -> None:
@@ -73,13 +75,13 @@ def test_an_interrupted_search_has_its_best_so_far() -> None:
     starts = iter([True])
 
     @contextmanager
-    def interrupted(settings: ServiceSettings) -> Iterator[Target]:
+    def interrupted(settings: ServiceSettings) -> Iterator[LoadTarget]:
         if not next(starts, False):
             raise KeyboardInterrupt
         with serving(settings) as target:
             yield target
 
-    search = Search(start=interrupted, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
+    search = SettingsSearch(start=interrupted, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
     found = search.run(model="m", machine="here")
     assert found.chosen == found.default
     assert found.chosen.rate > 0
@@ -90,12 +92,14 @@ def test_where_nothing_is_held_other_settings_are_tried_at_rates_that_there_is_t
     """Every answer is late: the search goes on from the lowest rate it measured, and says down to which none held."""
 
     @contextmanager
-    def late(settings: ServiceSettings) -> Iterator[Target]:
+    def late(settings: ServiceSettings) -> Iterator[LoadTarget]:
         with served(single_server(0.001)) as address:
-            yield Target(address, [PAYLOAD], connections=8, objective=Objective(q=0.9, within_s=1e-5), patience_s=1.0)
+            yield LoadTarget(
+                address, [PAYLOAD], connections=8, objective=Objective(q=0.9, within_s=1e-5), patience_s=1.0
+            )
 
     objective = Objective(q=0.9, within_s=1e-5)
-    found = Search(start=late, objective=objective, default=DEFAULT, cores=1, seconds=3.0).run(
+    found = SettingsSearch(start=late, objective=objective, default=DEFAULT, cores=1, seconds=3.0).run(
         model="m", machine="here"
     )
     assert found.chosen.rate == 0
@@ -110,12 +114,12 @@ def test_a_rate_below_one_that_held_is_measured_twice_before_it_is_called_missed
     outcomes = iter(["held", "missed", "held", "missed", "missed"])
     asked: list[float] = []
 
-    def measured(target: Target, rate: float, seconds: float, **options: object) -> SimpleNamespace:
+    def measured(target: LoadTarget, rate: float, seconds: float, **options: object) -> SimpleNamespace:
         asked.append(rate)
         return SimpleNamespace(rate=rate, held=next(outcomes))
 
-    monkeypatch.setattr(limit, "at_rate", measured)
-    search = Search(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
+    monkeypatch.setattr(serving_limit, "at_rate", measured)
+    search = SettingsSearch(start=serving, objective=OBJECTIVE, default=DEFAULT, cores=1, seconds=4.0)
     search._began = search.clock()
     best, levels = search._confirmed(SettingsTrial(settings=DEFAULT, rate=400.0, why=""))
     assert asked == [400, 200, 200, 320, 320]

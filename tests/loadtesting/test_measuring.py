@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from stoker.errors import ServiceError
-from stoker.loadtesting.connection import Address
-from stoker.loadtesting.driving import LOST, UNANSWERED, Payload, Trace
-from stoker.loadtesting.measuring import Target, at_rate, greet, judged, measurement_of, with_callers
-from stoker.records.loadtest import Objective
+from stoker.loadtesting.http_connection import Address
+from stoker.loadtesting.load_generator import LOST, UNANSWERED, LoadTrace, Payload
+from stoker.loadtesting.measurement import LoadTarget, at_rate, greet, judged, measurement_of, with_callers
+from stoker.records.service import Objective
 from tests.loadtesting.servers import OK, PAYLOAD, REQUEST, served, single_server
 
-NOWHERE = Target(Address("127.0.0.1", 1), [PAYLOAD], connections=4, objective=Objective(q=0.99, within_s=0.05))
+NOWHERE = LoadTarget(Address("127.0.0.1", 1), [PAYLOAD], connections=4, objective=Objective(q=0.99, within_s=0.05))
 
 
-def trace(*latencies: float, **fields: object) -> Trace:
+def trace(*latencies: float, **fields: object) -> LoadTrace:
     """Requests a millisecond apart, each answered after its latency; infinite: never."""
     due = [n / 1000 for n in range(len(latencies))]
-    made = Trace(due=due, noticed=list(due), rows=[2] * len(due), ended=1.0, most_in_flight=3)
+    made = LoadTrace(due=due, noticed=list(due), rows=[2] * len(due), ended=1.0, most_in_flight=3)
     made.done = [math.nan if math.isinf(one) else at + one for at, one in zip(due, latencies, strict=True)]
     made.statuses = [UNANSWERED if math.isinf(one) else 200 for one in latencies]
     for name, value in fields.items():
@@ -93,7 +93,7 @@ def test_goodput_over_a_socket_is_what_the_server_refused_not() -> None:
         return OK if next(numbers) % 2 == 0 else b"HTTP/1.1 429 Full\r\nContent-Length: 0\r\n\r\n"
 
     with served(refusing) as address:
-        found = at_rate(Target(address, [PAYLOAD], objective=Objective(q=0.99, within_s=5.0)), 400, 0.5)
+        found = at_rate(LoadTarget(address, [PAYLOAD], objective=Objective(q=0.99, within_s=5.0)), 400, 0.5)
     assert (found.answered, found.failures) == (100, {"HTTP 429": 100})
     assert found.held == "missed"
 
@@ -102,7 +102,7 @@ def test_an_overloaded_server_is_given_up_early() -> None:
     """At ten times its capacity the measurement is cut, instead of waiting for a queue to drain."""
     objective = Objective(q=0.99, within_s=0.05)
     with served(single_server(0.02)) as address:
-        found = at_rate(Target(address, [PAYLOAD], objective=objective, patience_s=1.0), 500, 8.0, cuts=True)
+        found = at_rate(LoadTarget(address, [PAYLOAD], objective=objective, patience_s=1.0), 500, 8.0, cuts=True)
     assert (found.was_cut, found.held) == (True, "missed")
     assert found.requests < 4000
 
@@ -110,7 +110,7 @@ def test_an_overloaded_server_is_given_up_early() -> None:
 def test_callers_get_what_one_server_gives() -> None:
     """Three callers of a server of 10 ms: no more than 100 answers a second, whoever asks."""
     with served(single_server(0.01)) as address:
-        found = with_callers(Target(address, [PAYLOAD]), 3, 0.5)
+        found = with_callers(LoadTarget(address, [PAYLOAD]), 3, 0.5)
     assert found.connections == 3
     assert found.throughput <= 105
     assert found.rate is None
@@ -124,4 +124,4 @@ def test_a_refusal_is_told_before_anything_is_measured() -> None:
         return b'HTTP/1.1 400 Bad\r\nContent-Length: 16\r\n\r\n{"error": "shape"'[:-1] + b"}"
 
     with served(refuse) as address, pytest.raises(ServiceError, match=r"400.*shape"):
-        greet(Target(address, [Payload(REQUEST, 1)]))
+        greet(LoadTarget(address, [Payload(REQUEST, 1)]))

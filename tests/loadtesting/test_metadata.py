@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stoker.errors import ServiceError
-from stoker.loadtesting.metadata import input_specs
+from stoker.loadtesting.inference_requests import input_specs
 from stoker.records import TensorSpec
 from tests.loadtesting.servers import Handler, served
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stoker.errors import BadJob
-from stoker.loadtesting.connection import Address
-from stoker.loadtesting.payloads import http_request, infer_payload
+from stoker.loadtesting.http_connection import Address
+from stoker.loadtesting.inference_requests import http_request, infer_payload
 
 HERE = Address("127.0.0.1", 8000, "/pre")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loadtesting.quantiles import dependence, fails, holds, most_late, quantile_of, ranks
+from stoker.loadtesting.measurement import dependence, fails, holds, most_late, quantile_of, ranks
 
 
 def _binomial_tail(n: int, q: float, least: int) -> float:

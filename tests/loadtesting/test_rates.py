@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loadtesting.rates import CLOSE_ENOUGH, LEAST_RATE, highest_rate
-from stoker.records.loadtest import Held, LoadGenerator, LoadMeasurement
+from stoker.loadtesting.serving_limit import CLOSE_ENOUGH, LEAST_RATE, highest_rate
+from stoker.records.service import Held, LoadGenerator, LoadMeasurement
 
 
 def measured(rate: float, seconds: float, held: Held) -> LoadMeasurement:

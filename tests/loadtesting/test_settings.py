@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.loadtesting.settings import batch_rows, delays, instances_and_threads, search
+from stoker.loadtesting.serving_limit import batch_rows, delays, instances_and_threads, search
 from stoker.records import ServiceSettings
-from stoker.records.loadtest import Objective, SettingsTrial
+from stoker.records.service import Objective, SettingsTrial
 
 OBJECTIVE = Objective(q=0.99, within_s=0.02)
 AXES = (instances_and_threads(4), batch_rows, delays(OBJECTIVE))

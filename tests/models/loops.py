@@ -9,7 +9,8 @@ import torch
 
 import stoker
 from stoker.records import Coupling
-from stoker.stepping import Step, build_model
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, plan_of, train, whole_stream
 
 UPDATES = 50

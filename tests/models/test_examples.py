@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stoker.jobs import load_job
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from tests.stepping.driving import grouped, plan_of, train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

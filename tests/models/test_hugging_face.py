@@ -15,11 +15,12 @@ from torch.utils._pytree import tree_map
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
 from stoker.loading.batches import in_order
-from stoker.profiling.tracing import trace_update
+from stoker.loading.datasets import datasets_of
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Layout
-from stoker.stepping import build_model, find_coupling, num_parameters
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.model import build_model, num_parameters
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
 from tests.models.loops import UPDATES, largest_gap, ours, theirs

@@ -13,7 +13,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.stepping import Step, build_model, find_coupling, weights_digest
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.model import build_model, weights_digest
+from stoker.stepping.step import Step
 from tests.models.loops import UPDATES, largest_gap, ours
 from tests.optional import optional
 from tests.stepping.driving import SEPARABLE, plan_of, train, whole_stream

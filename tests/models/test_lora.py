@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 
 import stoker
-from stoker.stepping import Step, build_model
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
 from tests.optional import optional
 from tests.stepping.driving import SEPARABLE, plan_of, train

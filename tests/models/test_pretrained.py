@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.stepping import build_model
+from stoker.stepping.model import build_model
 from stoker.zoo import Encoder
 from tests.optional import optional
 from tests.stepping.models import make_job

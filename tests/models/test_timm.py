@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import stoker
-from stoker.stepping import build_model, find_coupling
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.model import build_model
 from tests.models.loops import UPDATES, largest_gap, ours, theirs
 from tests.stepping.driving import grouped
 from tests.stepping.models import samples_of

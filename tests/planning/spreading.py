@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from stoker.records import Occurrence, Operation, Storage, TensorShape, Trace, TraceSettings
-from stoker.records.links import Collective, LinkCost, Links
-from stoker.records.model_parts import ModelParts, Parameter
+from stoker.records.hardware import Collective, LinkCost, Links
+from stoker.records.profile import ModelParts, Parameter
 
 MIB = 2**20
 COLLECTIVES: tuple[Collective, ...] = (

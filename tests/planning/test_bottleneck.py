@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.planning import Remedy, RunTimes, UpdateBounds, find_bottleneck
+from stoker.planning.model.bottleneck import Remedy, RunTimes, UpdateBounds, find_bottleneck
 from stoker.records import Bottleneck, Ceilings, Device, Plan, from_json, to_json
 
 DEVICE = Device(name="cpu", kind="cpu", model="AMD EPYC", cores=2, memory_bytes=2**34, fast_dtypes=("fp32", "bf16"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.planning.checkpointing import (
+from stoker.planning.model.checkpoint_cost import (
     DISK_BYTES_PER_S,
     LEAST_LOST_SHARE,
     LINK_SHARE,

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import DoesNotFit
-from stoker.planning.choosing import advice, choose, rental_advice
-from stoker.planning.limits import Limits
+from stoker.planning.model.objectives import PlanLimits, advice, choose, rental_advice
 from stoker.records import Candidate
 from tests.planning.trials import candidate
 
@@ -22,7 +21,7 @@ HERE = candidate("cpu", total_s=400000, cost=None, is_here=True)
 
 def test_without_limits_the_fastest_is_first() -> None:
     """The others follow, each with what it lacks."""
-    (best, *others), rejected = choose([L4, H100, T4], Limits())
+    (best, *others), rejected = choose([L4, H100, T4], PlanLimits())
     assert (best.device, best.why) == ("h100", "fastest")
     assert [(c.device, c.why) for c in others] == [
         ("l4", "10× the time, 1.5× cheaper"), ("t4", "20× the time, 1.3× the cost"),
@@ -32,7 +31,7 @@ def test_without_limits_the_fastest_is_first() -> None:
 
 def test_with_a_deadline_the_cheapest_that_keeps_it_is_first() -> None:
     """What takes too long is rejected with its numbers."""
-    (best, *others), rejected = choose([H100, L4, T4], Limits(deadline_s=40000))
+    (best, *others), rejected = choose([H100, L4, T4], PlanLimits(deadline_s=40000))
     assert (best.device, best.why) == ("l4", "cheapest inside the deadline")
     assert [c.device for c in others] == ["h100"]
     assert [(r.device, r.reason) for r in rejected] == [("t4", "takes 20 h, the deadline is 11 h 6 min")]
@@ -40,20 +39,20 @@ def test_with_a_deadline_the_cheapest_that_keeps_it_is_first() -> None:
 
 def test_a_budget_leaves_the_fastest_that_is_affordable() -> None:
     """Two dollars buy the slow one only."""
-    (best,), _ = choose([H100, L4, T4], Limits(max_cost_usd=2.5))
+    (best,), _ = choose([H100, L4, T4], PlanLimits(max_cost_usd=2.5))
     assert (best.device, best.why) == ("l4", "the only one at most $2.50")
 
 
 def test_energy_may_be_the_objective() -> None:
     """A device whose energy is unknown comes last."""
     candidates = [candidate("a", total_s=1, cost=1, energy=None), candidate("b", total_s=9, cost=1, energy=2.0)]
-    assert choose(candidates, Limits(), "energy")[0][0].device == "b"
+    assert choose(candidates, PlanLimits(), "energy")[0][0].device == "b"
 
 
 def test_where_nothing_keeps_the_limits_the_nearest_is_named() -> None:
     """With what it would take."""
     with pytest.raises(DoesNotFit, match=r"nearest is h100 with 1 h and \$3.00: takes 1 h, the deadline is 50 min"):
-        choose([H100, L4], Limits(deadline_s=3000, max_cost_usd=20))
+        choose([H100, L4], PlanLimits(deadline_s=3000, max_cost_usd=20))
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0.1, 1e3)), min_size=1, max_size=8), st.floats(1, 1e6),
@@ -62,7 +61,7 @@ def test_the_chosen_keeps_the_limits_and_nothing_that_keeps_them_is_cheaper(rows
     """For any devices and limits."""
     candidates = [candidate(f"d{i}", total_s=t, cost=c) for i, (t, c) in enumerate(rows)]
     keeping = [(t, c) for t, c in rows if t <= deadline and c <= budget]
-    limits = Limits(deadline_s=deadline, max_cost_usd=budget)
+    limits = PlanLimits(deadline_s=deadline, max_cost_usd=budget)
     if not keeping:
         with pytest.raises(DoesNotFit):
             choose(candidates, limits)
@@ -96,7 +95,7 @@ def test_in_a_run_of_a_stated_time_the_fastest_is_the_one_that_trains_on_the_mos
     """All take the hour; evaluations make the faster one's a little longer."""
     slow = with_samples(candidate("t4", total_s=3600, cost=0.2), 10**6)
     fast = with_samples(candidate("h100", total_s=3700, cost=3.0), 2 * 10**7)
-    (best, other), _ = choose([slow, fast], Limits())
+    (best, other), _ = choose([slow, fast], PlanLimits())
     assert (best.device, best.why) == ("h100", "fastest")
     assert other.why == "19× the time, 15× cheaper"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.communication import (
+from stoker.planning.model.communication import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     Traffic,
     gradient_buckets,
     group_of,
     loss_traffic,
+    message_time,
     num_meetings,
-    passing,
     replicated_traffic,
     sharded_traffic,
     sharding_groups,
@@ -27,7 +27,7 @@ def seconds(
     traffic: Traffic, *, overlap: float = 0.0, forward_s: float = 0.0, backward_s: float = 0.0
 ) -> tuple[float, float]:
     """In all, and of that what shows [s]."""
-    found = passing(
+    found = message_time(
         traffic, Layout(replicas=2), lambda size, _: links(size, overlap=overlap), forward_s=forward_s,
         backward_s=backward_s, passes=1,
     )  # fmt: skip

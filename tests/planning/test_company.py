@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.company import InCompany
+from stoker.planning.model.shared_cpu import ContendedTimes
 from stoker.records import Operation
 from tests.planning.spreading import product, shape
 
@@ -35,7 +35,7 @@ def added(num_bytes: int) -> Operation:
 
 def test_of_an_operations_time_its_traffic_is_slowed_down_as_memory_is() -> None:
     """All of it, a quarter of it, next to none; whether it has FLOPs says nothing: max-pooling has none either."""
-    times = InCompany(ASecond(), {"arithmetic": 1.1, "memory": 2.0})
+    times = ContendedTimes(ASecond(), {"arithmetic": 1.1, "memory": 2.0})
     assert times.seconds(added(2**23)) == 2.0
     assert times.seconds(added(2**18)) == pytest.approx(0.25 * 2.0 + 0.75 * 1.1)
     assert times.seconds(product(16, 16, 16)) == pytest.approx(1.1, abs=0.01)

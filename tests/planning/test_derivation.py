@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.loading import Datasets, as_samples
-from stoker.planning.derivation import NotDerivable, derived
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import Datasets
+from stoker.planning.model.trace_extrapolation import NotDerivable, derived
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
 from stoker.zoo import GPT

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.loading import Datasets, as_samples
-from stoker.planning.expansion import expanded
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import Datasets
+from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Occurrence, Operation, Repetition, Segment, Storage, Trace, TraceSettings
-from stoker.records.timeline import NotPeriodic
+from stoker.records.trace import NotPeriodic
 from stoker.zoo import GPT, Llama
 
 V, T = 17, 10

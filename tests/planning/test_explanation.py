@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
-from stoker.planning import Search, explain, unforecast, why_not_compiled
-from stoker.planning.space import execution_settings
+from stoker.planning.explanation import explain, why_not_compiled
+from stoker.planning.model.search_space import execution_settings
+from stoker.planning.plan_ranking import untraced_candidates
+from stoker.planning.plan_search import PlanSearch
 from stoker.records import Candidate, Coupling, Device, Plan
 from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, extents, forecast_of, measurement, profile
 
@@ -16,7 +18,7 @@ def explained(trial, device: Device = CPU, most: int = 1000, **facts) -> tuple[s
     settings = list(execution_settings(about, device))
     sizes = about.coupling.legal_micro_batches(about.batch)[:2]
     plans = [dataclasses.replace(plan, micro_batch=size) for size in sizes for plan in settings]
-    search = Search(unforecast(about, device, name="it", plans=plans), about, device, extents)
+    search = PlanSearch(untraced_candidates(about, device, name="it", plans=plans), about, device, extents)
     for plan in plans[:most]:
         found = trial(plan)
         if isinstance(found, str):
@@ -99,7 +101,7 @@ def test_a_short_run_is_not_worth_a_second_trial() -> None:
 def test_a_plan_that_was_given_is_not_said_to_be_the_best_found() -> None:
     """Others were not tried because nobody asked for them."""
     plan, about = Plan(device="cpu", micro_batch=512), profile()
-    search = Search(unforecast(about, CPU, name="it", plans=[plan]), about, CPU, extents)
+    search = PlanSearch(untraced_candidates(about, CPU, name="it", plans=[plan]), about, CPU, extents)
     search.record(measurement(plan, 0.1))
     lines = explain(search.chosen(), about, CPU, search.measured, search.rejected, is_given=True)
     assert lines[2] == "speed: the plan that was given was tried, and no other"
@@ -112,7 +114,7 @@ def test_plans_that_differ_in_many_settings_are_counted() -> None:
         Plan(device="cpu", micro_batch=256, precision="fp32", threads=1),
     ]
     about = profile()
-    search = Search(unforecast(about, CPU, name="it", plans=plans), about, CPU, extents)
+    search = PlanSearch(untraced_candidates(about, CPU, name="it", plans=plans), about, CPU, extents)
     for plan, pace_s in zip(plans, (0.1, 0.3), strict=True):
         search.record(measurement(plan, pace_s, gradient_error=0.0))
     lines = explain(search.chosen(), about, CPU, search.measured, search.rejected)

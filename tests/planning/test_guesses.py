@@ -6,20 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.planning import has_plenty, unforecast
-from stoker.planning.guesses import last_resorts
+from stoker.planning.plan_ranking import has_plenty, last_resorts, untraced_candidates
 from stoker.records import Candidate, Estimate, Plan
 from tests.planning.trials import CPU, GPU, candidate, profile
 
 
 def paces(**facts: object) -> list[float]:
     """Guessed seconds for each sample, in the order of the candidates."""
-    return [1 / one.forecast.samples_per_s.value for one in unforecast(profile(**facts), CPU, name="cpu")]
+    return [1 / one.forecast.samples_per_s.value for one in untraced_candidates(profile(**facts), CPU, name="cpu")]
 
 
 def test_every_legal_plan_is_there_once() -> None:
     """Each size with each way to execute it, and those that save memory."""
-    plans = [one.plan for one in unforecast(profile(batch=8, num_blocks=2), CPU, name="cpu")]
+    plans = [one.plan for one in untraced_candidates(profile(batch=8, num_blocks=2), CPU, name="cpu")]
     assert len(set(plans)) == len(plans)
     assert {plan.micro_batch for plan in plans} == {8, 4, 2, 1}
     assert {plan.checkpointed_blocks for plan in plans} == {0, 1, 2}
@@ -29,7 +28,7 @@ def test_every_legal_plan_is_there_once() -> None:
 
 def test_what_is_fast_as_a_rule_is_guessed_to_be_the_fastest() -> None:
     """Reduced precision, the whole batch, all cores, channels last, nothing computed twice."""
-    found = unforecast(profile(num_blocks=4), CPU, name="cpu")
+    found = untraced_candidates(profile(num_blocks=4), CPU, name="cpu")
     best = max(found, key=lambda one: one.forecast.samples_per_s.value).plan
     assert (best.precision, best.micro_batch, best.threads) == ("bf16", 512, 4)
     assert (best.memory_format, best.checkpointed_blocks, best.malloc) == ("channels_last", 0, "retained")
@@ -37,7 +36,7 @@ def test_what_is_fast_as_a_rule_is_guessed_to_be_the_fastest() -> None:
 
 def test_nothing_that_is_guessed_is_taken_for_known() -> None:
     """The basis is `unknown`, and the interval reaches from nothing to ten times the value."""
-    for one in unforecast(profile(), GPU, name="h100")[:20]:
+    for one in untraced_candidates(profile(), GPU, name="h100")[:20]:
         assert one.device == "h100"
         for estimate in (one.forecast.step_s, one.forecast.samples_per_s, one.forecast.peak_bytes):
             assert estimate.basis == "unknown"
@@ -46,7 +45,9 @@ def test_nothing_that_is_guessed_is_taken_for_known() -> None:
 
 def test_smaller_micro_batches_and_saved_blocks_take_less_memory() -> None:
     """So that a search which runs out of memory knows where to look next."""
-    found = {one.plan: one.forecast.peak_bytes.value for one in unforecast(profile(num_blocks=4), CPU, name="cpu")}
+    found = {
+        one.plan: one.forecast.peak_bytes.value for one in untraced_candidates(profile(num_blocks=4), CPU, name="cpu")
+    }
     for plan, needed in found.items():
         half = dataclasses.replace(plan, micro_batch=max(1, plan.micro_batch // 2))
         assert found[half] <= needed
@@ -73,7 +74,7 @@ def test_a_guess_is_that_of_the_plan_most_like_it() -> None:
     """With half the micro-batch it is the forecast of that one which counts; none is there twice."""
     half = dataclasses.replace(BF16, micro_batch=256)
     after = [forecast_as(BF16, pace_s=1.0), forecast_as(half, pace_s=7.0)]
-    rest = unforecast(profile(), CPU, name="cpu", after=after)
+    rest = untraced_candidates(profile(), CPU, name="cpu", after=after)
     found = {one.plan: 1 / one.forecast.samples_per_s.value for one in rest}
     assert len(found) == len(rest)
     assert not {BF16, half} & found.keys()
@@ -97,7 +98,10 @@ def test_what_saves_more_memory_than_any_forecast_is_a_last_resort(
 ) -> None:
     """What was forecast saves just enough to fit, and saving more costs time; nothing is left out for good."""
     about = profile(num_blocks=4)
-    plans = [one.plan for one in unforecast(about, CPU, name="cpu", after=[forecast_as(p, pace_s=1.0) for p in traced])]
+    plans = [
+        one.plan
+        for one in untraced_candidates(about, CPU, name="cpu", after=[forecast_as(p, pace_s=1.0) for p in traced])
+    ]
     spare = last_resorts(plans, traced, about)
     assert {(plan.malloc, plan.micro_batch) for plan in plans if plan not in spare} == others
     assert {plan.checkpointed_blocks for plan in plans if plan not in spare} == {0}
@@ -118,14 +122,14 @@ def test_memory_is_plenty_where_a_plan_like_it_takes_a_third(traced: Plan, peak_
     """fp32 takes twice as much as bf16 at most; a smaller micro-batch, or one that saves more, says nothing."""
     guess = dataclasses.replace(BF16, precision="fp32")
     known = forecast_as(traced, pace_s=1.0, peak_bytes=peak_share * CPU.memory_bytes)
-    candidates = [known, *unforecast(profile(), CPU, name="cpu", after=[known])]
+    candidates = [known, *untraced_candidates(profile(), CPU, name="cpu", after=[known])]
     assert has_plenty(guess, candidates, CPU) == is_plenty
 
 
 def test_a_plan_that_was_given_is_the_only_one() -> None:
     """Whatever else would be legal."""
     plan = Plan(device="cpu", micro_batch=37)
-    assert [one.plan for one in unforecast(profile(), CPU, name="cpu", plans=(plan,))] == [plan]
+    assert [one.plan for one in untraced_candidates(profile(), CPU, name="cpu", plans=(plan,))] == [plan]
 
 
 @settings(max_examples=30)

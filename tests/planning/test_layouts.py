@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.layouts import Terms, layouts_of
+from stoker.planning.model.search_space import LayoutRules, layouts_of
 from stoker.records import Coupling, Layout
 from tests.planning.trials import NORMS, profile
 
 WHOLE = Coupling(kind="whole_group", group=32, causes=("the loss",), evidence="declared")
 
 
-def terms(**changes: object) -> Terms:
+def terms(**changes: object) -> LayoutRules:
     """Of a job with a batch of 512."""
-    return Terms(profile=profile(**changes))
+    return LayoutRules(profile=profile(**changes))
 
 
 def test_layouts_of_two_lie_along_one_axis() -> None:
@@ -66,13 +66,13 @@ def test_what_divides_is_legal() -> None:
 
 def test_others_may_object() -> None:
     """What cannot be spread at all, and what those say who divide models."""
-    alone = Terms(profile=profile(), alone="it makes its updates itself")
+    alone = LayoutRules(profile=profile(), alone="it makes its updates itself")
     assert alone.problem_with(Layout(replicas=2)) == "it makes its updates itself"
     assert alone.problem_with(Layout()) is None
-    asked = Terms(profile=profile(), objection=lambda one: f"{one.tensor} heads, {one.stages} ends")
+    asked = LayoutRules(profile=profile(), objection=lambda one: f"{one.tensor} heads, {one.stages} ends")
     assert asked.problem_with(Layout(tensor=2)) == "2 heads, 1 ends"
     assert asked.problem_with(Layout(stages=2)) == "1 heads, 2 ends"
     assert asked.problem_with(Layout(replicas=2)) is None
-    apart = Terms(profile=profile(), whole_copies="sites hold whole models")
+    apart = LayoutRules(profile=profile(), whole_copies="sites hold whole models")
     assert apart.problem_with(Layout(replicas=2)) is None
     assert apart.problem_with(Layout(shards=2)) == "sites hold whole models"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.devices import grid_of
-from stoker.planning.money import assumptions, co2_kg, cost_usd, energy_kwh
+from stoker.planning.model.objectives import co2_kg, cost_assumptions, cost_usd, energy_kwh
 from stoker.records import Estimate, Price
 
 HOUR = Estimate(value=3600, low=3000, high=4500, unit="s", basis="calibrated")
@@ -73,9 +73,9 @@ def test_a_building_that_gives_energy_back(pue):
 
 def test_assumptions_in_words():
     """Price with place and day, building, grid with its year; what is stale is said."""
-    said = assumptions(H100, pue=1.54, grid=grid_of("fr"))
+    said = cost_assumptions(H100, pue=1.54, grid=grid_of("fr"))
     assert said.startswith("money: $3.00/h on demand at Us there, seen 2026-11-01 · energy: the device × 1.54")
     assert said.endswith("carbon: France, 56 g/kWh (2023)")
     stale = Price(device="h100", provider="Us", usd_per_hour=3, market="spot", source="s", seen_on=None, is_stale=True)
-    assert "spot at Us, without a date, stale" in assumptions(stale)
-    assert "energy: the device alone" in assumptions(None, pue=1)
+    assert "spot at Us, without a date, stale" in cost_assumptions(stale)
+    assert "energy: the device alone" in cost_assumptions(None, pue=1)

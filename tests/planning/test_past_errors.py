@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.planning import errors_so_far
-from stoker.planning.past_errors import typical_error
+from stoker.planning.plan_history import describe_past_errors, typical_error
 from stoker.records import Calibration
 from stoker.records.estimate import Basis
 from stoker.records.run import Quantity
@@ -23,14 +22,14 @@ def known(
 
 def test_toys_are_left_out() -> None:
     """A run of a tenth of a second that took a minute to start says nothing of forecasts; of memory all count."""
-    assert errors_so_far([known(0.01, 3.0), known(0.02, 0.5)]) == ()
-    (line,) = errors_so_far([known(0.01, 3.0), known(100.0, 110.0), known(2e8, 3e8, quantity="peak_bytes")])
+    assert describe_past_errors([known(0.01, 3.0), known(0.02, 0.5)]) == ()
+    (line,) = describe_past_errors([known(0.01, 3.0), known(100.0, 110.0), known(2e8, 3e8, quantity="peak_bytes")])
     assert line.endswith("time from traces alone 10.0%, memory from traces alone 50.0%")
 
 
 def test_before_and_after_trials_are_told_apart() -> None:
     """One error each."""
-    (line,) = errors_so_far([known(100.0, 300.0), known(100.0, 102.0, basis="measured here")])
+    (line,) = describe_past_errors([known(100.0, 300.0), known(100.0, 102.0, basis="measured here")])
     assert line == "errors of forecasts here so far (median): time from traces alone 200.0%, time after trials 2.0%"
 
 
@@ -45,4 +44,4 @@ def test_no_figure_is_above_a_thousand_per_cent(pairs: list[tuple[float, float]]
 @pytest.mark.parametrize("one", [known(0.0, 20.0), known(20.0, 0.0)])
 def test_nothing_is_divided_by_nothing(one: Calibration) -> None:
     """What was not measured, or not forecast, is no error."""
-    assert errors_so_far([one]) == ()
+    assert describe_past_errors([one]) == ()

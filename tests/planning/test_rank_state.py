@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.communication import sharding_groups
-from stoker.planning.rank_state import (
-    Moments,
+from stoker.planning.model.communication import sharding_groups
+from stoker.planning.model.rank_traces import (
+    OptimizerFootprint,
     communication_buffers,
     even_cuts,
     gloo_buffers,
@@ -17,13 +17,13 @@ from stoker.planning.rank_state import (
 from stoker.records import Layout
 from tests.planning.spreading import PARTS, parameter, trace
 
-MOMENTS = Moments(like=2, scalar_bytes=4)
+MOMENTS = OptimizerFootprint(like=2, scalar_bytes=4)
 WHOLE = PARTS.trained_bytes
 
 
 def test_moments_are_read_from_a_trace() -> None:
     """Two tensors like each parameter, and a count for each."""
-    assert Moments.of(trace(), PARTS) == MOMENTS
+    assert OptimizerFootprint.of(trace(), PARTS) == MOMENTS
 
 
 @pytest.mark.parametrize(("rank", "rows"), [(0, 3), (1, 3), (2, 1), (3, 0)])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from stoker.planning.memory import timeline_of
-from stoker.planning.memory.peak import live_peak
-from stoker.planning.rank_traces import (
+from stoker.planning.model.memory import live_peak, timeline_of
+from stoker.planning.model.rank_traces import (
     boundary_bytes,
     of_blocks,
     tensor_sums,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import DoesNotFit
-from stoker.planning.ranking import MOST_SIZES, SURE_ENOUGH, least_demanding, rank
+from stoker.planning.plan_ranking import MOST_SIZES, SURE_ENOUGH, least_demanding, rank
 from stoker.records import Device, Forecast, Plan, Profile
 from tests.planning.trials import CPU, GPU, NORMS, forecast_of, profile
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stoker.planning.remedies import Remedy, RunTimes, best_remedy, remedies
+from stoker.planning.model.bottleneck import Remedy, RunTimes, best_remedy, remedies
 from stoker.records import Device, Plan
 
 CPU = Device(name="cpu", kind="cpu", model="AMD EPYC", cores=8, memory_bytes=2**34, fast_dtypes=("fp32",))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from stoker.planning.ranking import rank
-from stoker.planning.remembered import HeedingForecasts, not_ruled_out, telling
+from stoker.planning.plan_history import OomAwareForecasts, not_ruled_out, relevant_failures
+from stoker.planning.plan_ranking import rank
 from stoker.records import Plan
-from stoker.records.out_of_memory import OutOfMemory
+from stoker.records.plan import OutOfMemory
 from tests.planning.test_ranking import Known
 from tests.planning.trials import GPU, profile
 
@@ -26,7 +26,7 @@ def test_what_ran_out_is_not_proposed_again_nor_what_needs_as_much() -> None:
     """By forecast bytes and on any account by the plan itself; what needs less is."""
     facts = profile()
     known = Known(GPU, facts)
-    heeding = HeedingForecasts(known, [failure()], GPU.torch_name)
+    heeding = OomAwareForecasts(known, [failure()], GPU.torch_name)
     plans = [candidate.plan for candidate in rank(facts, GPU, heeding, name="it")]
     assert plans
     failed = dataclasses.replace(FAILED, device=GPU.torch_name)
@@ -74,4 +74,4 @@ def test_candidates_without_a_forecast_are_left_out_by_the_plan_alone() -> None:
 def test_what_ran_out_beside_others_says_nothing_of_the_device() -> None:
     """A process that had less than half of it; where nobody knows, it counts."""
     failures = [failure(reachable_bytes=given) for given in (None, 4, 5, 10)]
-    assert [one.reachable_bytes for one in telling(failures, 10)] == [None, 5, 10]
+    assert [one.reachable_bytes for one in relevant_failures(failures, 10)] == [None, 5, 10]

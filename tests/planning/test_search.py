@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import DoesNotFit
-from stoker.planning import Extents, Search
-from stoker.planning.search import LEAST_GAIN
+from stoker.planning.model.run_forecast import Extents
+from stoker.planning.plan_search import LEAST_GAIN, PlanSearch
 from stoker.records import LARGEST_GRADIENT_ERROR, Basis, Candidate, Measurement, Plan
 from tests.planning.trials import CPU, extents, forecast_of, measurement, profile, run
 
@@ -33,10 +33,10 @@ def candidates(paces: dict[Plan, float], basis: Basis = "calibrated", **forecast
     ]
 
 
-def search_for(paces: dict[Plan, float], long: bool = True, **changes) -> Search:
+def search_for(paces: dict[Plan, float], long: bool = True, **changes) -> PlanSearch:
     """A search among these plans, in a run of a day, or of ten seconds."""
     length = 10**9 if long else 100_000
-    return Search(
+    return PlanSearch(
         candidates(paces, **changes), profile(), CPU,
         lambda _rate: Extents(total_samples=length, total_updates=length // 512, evaluations=5),
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_a_last_resort_is_tried_where_nothing_else_works_and_only_there() -> Non
     guess = dataclasses.replace(FIRST, micro_batch=1)
     found = [*candidates({FIRST: 1e-3}), *candidates({guess: 5e-4}, basis="unknown", peak_bytes=1.0)]
     long = Extents(total_samples=10**9, total_updates=10**6, evaluations=5)
-    works, fails = (Search(found, profile(), CPU, lambda _rate: long) for _ in range(2))
+    works, fails = (PlanSearch(found, profile(), CPU, lambda _rate: long) for _ in range(2))
     assert works.next_plan() == fails.next_plan() == FIRST
     works.record(at(1e-3, FIRST))
     fails.reject(FIRST, "it took all memory", for_memory=True)
@@ -146,7 +146,7 @@ def test_after_a_plan_that_ran_out_of_memory_only_those_that_need_less_are_tried
     """By their forecast of memory."""
     lean = dataclasses.replace(FIRST, checkpointed_blocks=4)
     plans = [*candidates({FIRST: 1e-4, FP32: 2e-4}, peak_bytes=2**31), *candidates({lean: 3e-4}, peak_bytes=2**29)]
-    search = Search(plans, profile(), CPU, extents)
+    search = PlanSearch(plans, profile(), CPU, extents)
     search.reject(FIRST, "out of memory", for_memory=True)
     assert search.next_plan() == lean
 
@@ -155,7 +155,7 @@ def test_a_plan_that_took_more_memory_than_may_be_used_is_ruled_out_with_those_t
     """Its trial went through, on a machine that has more than is allowed; a checkpoint's copy counts."""
     lean = dataclasses.replace(FIRST, checkpointed_blocks=4)
     plans = [*candidates({FIRST: 1e-4, FP32: 2e-4}, peak_bytes=2**31), *candidates({lean: 3e-4}, peak_bytes=2**29)]
-    search = Search(plans, profile(), CPU, extents)
+    search = PlanSearch(plans, profile(), CPU, extents)
     search.record(at(1e-4, FIRST, peak_bytes=CPU.memory_bytes - 2**20, state_bytes=2**21))
     assert search._untried() == [lean]
     search.record(at(3e-4, lean, peak_bytes=2**29))
@@ -178,7 +178,7 @@ def test_a_guess_that_ran_out_of_memory_says_nothing_of_plans_that_were_traced()
     guessed = Candidate(device="cpu", plan=SMALL, forecast=forecast_of(SMALL, peak_bytes=2**20), memory_bytes=2**33)
     unknown = dataclasses.replace(guessed.forecast.peak_bytes, basis="unknown")
     guessed = dataclasses.replace(guessed, forecast=dataclasses.replace(guessed.forecast, peak_bytes=unknown))
-    search = Search([*candidates({FIRST: 1e-4}), guessed], profile(), CPU, extents)
+    search = PlanSearch([*candidates({FIRST: 1e-4}), guessed], profile(), CPU, extents)
     search.reject(SMALL, "out of memory", for_memory=True)
     assert search._untried() == [FIRST]
 
@@ -230,7 +230,7 @@ def test_slow_outliers_of_a_trial_do_not_decide() -> None:
 COMPILED = dataclasses.replace(FIRST, compile=True)
 
 
-def search_with_compiled(*more: Candidate, run_s: float, gain: float = 0.8) -> Search:
+def search_with_compiled(*more: Candidate, run_s: float, gain: float = 0.8) -> PlanSearch:
     """One plan, and the same compiled, which is forecast to take `gain` of the time; a run of about `run_s` seconds.
 
     Compiling is forecast to take 20 s.
@@ -240,7 +240,7 @@ def search_with_compiled(*more: Candidate, run_s: float, gain: float = 0.8) -> S
         device="cpu", plan=COMPILED, forecast=forecast_of(COMPILED, pace_s=gain * 1e-4, compile_s=20.0),
         memory_bytes=2**33,
     )  # fmt: skip
-    return Search(
+    return PlanSearch(
         [compiled, *candidates({FIRST: 1e-4}), *more], profile(), CPU,
         lambda _rate: Extents(total_samples=samples, total_updates=samples // 512, evaluations=0),
     )  # fmt: skip
@@ -289,7 +289,7 @@ def test_a_plan_that_ran_uncompiled_is_told_and_no_other_is_compiled() -> None:
 
 def test_a_compiled_plan_that_was_asked_for_is_taken_even_if_it_runs_uncompiled() -> None:
     """There is no other."""
-    search = Search(candidates({COMPILED: 1e-4}), profile(), CPU, extents)
+    search = PlanSearch(candidates({COMPILED: 1e-4}), profile(), CPU, extents)
     run(search, lambda plan: at(1e-4, plan, not_compiled="a branch, at model.py:7"))
     assert search.chosen().plan == COMPILED
 
@@ -355,6 +355,6 @@ def test_a_captured_plan_that_does_not_fit_says_nothing_of_capturing() -> None:
     """Another one that needs less is still tried."""
     captured = [dataclasses.replace(plan, captured=True) for plan in (FIRST, SMALL)]
     plans = [*candidates({captured[0]: 0.8e-4}, peak_bytes=2**31), *candidates({captured[1]: 0.9e-4}, peak_bytes=2**30)]
-    search = Search(plans, profile(), CPU, extents)
+    search = PlanSearch(plans, profile(), CPU, extents)
     search.reject(captured[0], "out of memory", for_memory=True)
     assert search.next_plan() == captured[1]

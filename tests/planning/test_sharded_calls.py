@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 import stoker
-from stoker.loading import BatchSource, datasets_of
-from stoker.planning.communication import sharded_traffic
-from stoker.profiling.model_parts import model_parts
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.communication import sharded_traffic
+from stoker.profiling.job_profile import model_parts
 from stoker.records import Coupling, Layout, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 from stoker.zoo import GPT

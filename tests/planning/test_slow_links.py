@@ -4,7 +4,7 @@ import pytest
 
 import stoker
 from stoker.planning.slow_links import MOST_EVERY, MOST_SHARE, recommend, rounded_up, stated_link
-from stoker.records.links import Links
+from stoker.records.hardware import Links
 
 MBIT = 1e6 / 8
 

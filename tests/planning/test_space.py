@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.planning.space import execution_settings, kernel_generation, precisions, saving_memory, trace_settings
+from stoker.planning.model.search_space import (
+    execution_settings,
+    kernel_generation,
+    precisions,
+    saving_memory,
+    trace_settings,
+)
 from stoker.records import Coupling, Plan
 from tests.planning.trials import CPU, GPU, NORMS, OLD_CPU, profile
 

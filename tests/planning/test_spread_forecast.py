@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker.planning import Extents, Needs, TracedForecasts, traced
-from stoker.planning.spread_forecast import SpreadForecasts, local_profile
-from stoker.planning.spread_words import why_slower, words_on_message, words_on_messages
+from stoker.planning.explanation import describe_message, describe_messages, why_slower
+from stoker.planning.model import run_forecast
+from stoker.planning.model.layout_forecast import LayoutForecasts, local_profile
+from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
 from stoker.records import Coupling, Hardware, Layout, Operation, Plan
-from stoker.records.links import Links
+from stoker.records.hardware import Links
 from tests.planning.spreading import PARTS, links, trace
 from tests.planning.trials import CPU, GPU, NORMS, profile
 
@@ -41,7 +42,7 @@ class ByFlops:
 @pytest.fixture(autouse=True)
 def times_by_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model of a device: what an operation takes is known."""
-    monkeypatch.setattr(traced, "operation_times", lambda _hardware: ByFlops())
+    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware: ByFlops())
 
 
 def hardware(kind: str) -> Hardware:
@@ -50,11 +51,11 @@ def hardware(kind: str) -> Hardware:
     return Hardware(device=device, dense_flops={}, bandwidth_bytes_per_s=None, compute_capability="8.0")
 
 
-def forecasts(layout: Layout, kind: str = "cuda", known: Links | None = None, **changes: Any) -> SpreadForecasts:
+def forecasts(layout: Layout, kind: str = "cuda", known: Links | None = None, **changes: Any) -> LayoutForecasts:
     """Of jobs with FACTS."""
     found = links() if known is None else known
     facts = dataclasses.replace(FACTS, **changes)
-    return SpreadForecasts(
+    return LayoutForecasts(
         layout, facts, PARTS, lambda _threads: hardware(kind), trace, lambda _rate: RUN, lambda _size, _stride: found
     )
 
@@ -132,7 +133,7 @@ def test_processes_on_one_cpu_wait_for_each_other_at_every_message() -> None:
     assert replicas.spread(ON_CPU).waiting_s == 1
     assert replicas.update(ON_CPU).step_s.value == pytest.approx(replicas.spread(ON_CPU).total_s)
     assert replicas.breakdown(ON_CPU).step_s[0].what == "waiting for the other processes"
-    assert "processes wait for each other at messages 1.0 s" in words_on_messages(replicas.spread(ON_CPU), [])
+    assert "processes wait for each other at messages 1.0 s" in describe_messages(replicas.spread(ON_CPU), [])
 
 
 def test_shards_hold_less_and_stages_too() -> None:
@@ -164,7 +165,7 @@ def test_each_process_is_charged_its_part_of_a_checkpoint() -> None:
     assert written(Layout(replicas=2)) == pytest.approx(whole / 2, rel=0.01)
     assert written(Layout(replicas=2, shards=2)) == pytest.approx(whole / 4, rel=0.1)
     assert whole / 2 <= written(Layout(stages=2)) < 0.9 * whole
-    apart = SpreadForecasts(
+    apart = LayoutForecasts(
         Layout(replicas=2), FACTS, PARTS, lambda _threads: hardware("cuda"), trace, lambda _rate: RUN,
         lambda _size, _stride: links(), is_apart=True,
     )  # fmt: skip
@@ -181,7 +182,7 @@ def test_batch_statistics_are_messages_too() -> None:
 
 def test_sites_that_train_apart_tell_each_other_nothing_in_an_update() -> None:
     """They come together after an interval."""
-    found = SpreadForecasts(
+    found = LayoutForecasts(
         Layout(replicas=2), FACTS, PARTS, lambda _: hardware("cpu"), trace, lambda _: RUN,
         lambda *_: links(waits=((1e-9, 1.0),)), is_apart=True,
     )  # fmt: skip
@@ -211,11 +212,11 @@ def test_words_tell_how_much_and_how_long() -> None:
     plan, found = dataclasses.replace(PLAN, micro_batch=4), forecasts(Layout(shards=2), known=hidden)
     spread = found.spread(plan)
     gathered = next(one for one in spread.messages if one.traffic.what == "parameters gathered")
-    said = words_on_message(gathered)
+    said = describe_message(gathered)
     assert said.startswith("parameters gathered, ")
     assert "in 24 messages" in said
     assert "of it hidden" in said
-    lines = words_on_messages(spread, [dataclasses.replace(hidden, note="assumed")])
+    lines = describe_messages(spread, [dataclasses.replace(hidden, note="assumed")])
     assert lines[-1] == "links: a wire, measured here; assumed"
     best = forecasts(Layout(replicas=2)).forecast(PLAN)
     slower = forecasts(Layout(stages=2)).forecast(PLAN)

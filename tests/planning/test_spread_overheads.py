@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.planning.communication import replicated_traffic, sharded_traffic, sharding_groups
-from stoker.planning.spread_overheads import overhead_s, shard_copies_s
+from stoker.planning.model.communication import replicated_traffic, sharded_traffic, sharding_groups
+from stoker.planning.model.layout_forecast import overhead_s, shard_copies_s
 from stoker.records import Layout, Operation
 from tests.planning.spreading import PARTS
 

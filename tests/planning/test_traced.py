@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.planning import Extents, Needs, TracedForecasts, traced
-from stoker.planning.memory import context_bytes, resident_peak
+from stoker.planning.model import run_forecast
+from stoker.planning.model.memory import resident_peak
+from stoker.planning.model.run_forecast import Extents, Needs, TracedForecasts
+from stoker.planning.model.workspaces import context_bytes
 from stoker.records import (
     Calibration,
     Device,
@@ -71,7 +73,7 @@ class Traces:
 @pytest.fixture(autouse=True)
 def fixed_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model of a device: what an operation takes is known."""
-    monkeypatch.setattr(traced, "operation_times", lambda _hardware: FixedTimes())
+    monkeypatch.setattr(run_forecast, "operation_times", lambda _hardware: FixedTimes())
 
 
 def hardware(device: Device = GPU) -> Hardware:
@@ -210,7 +212,7 @@ def test_malloc_is_replayed_once_for_plans_of_the_same_tensors(monkeypatch: pyte
         replays.append(malloc)
         return resident_peak(trace, malloc, *given, **named)
 
-    monkeypatch.setattr(traced.memory, "resident_peak", replay)
+    monkeypatch.setattr(run_forecast.memory, "resident_peak", replay)
     about = forecasts(device=CPU)
     for changed in ({"threads": 1}, {"threads": 2}, {"loader": "inline"}, {"malloc": "mapped"}):
         about.needed_bytes(dataclasses.replace(PLAN, device="cpu", **changed))

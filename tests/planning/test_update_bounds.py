@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.planning import UpdateBounds, as_profiled, update_bounds
-from stoker.planning.time.update import Work, counted, update_time
+from stoker.planning.model.bottleneck import UpdateBounds, as_profiled, update_bounds
+from stoker.planning.model.update_time import UpdateWork, counted, update_time
 from stoker.records import (
     Ceilings,
     Device,
@@ -54,7 +54,7 @@ class Times:
         return 0.1
 
 
-def work_of(*operations: tuple[Operation, Phase]) -> Work:
+def work_of(*operations: tuple[Operation, Phase]) -> UpdateWork:
     """An update that does these once each, on 40 MB of input."""
     trace = Trace(
         settings=TraceSettings(target="cpu", capability="", micro_batch=8),

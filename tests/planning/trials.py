@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stoker.planning import Extents, Search
+from stoker.planning.model.run_forecast import Extents
+from stoker.planning.plan_search import PlanSearch
 from stoker.records import (
     Basis,
     Candidate,
@@ -52,7 +53,7 @@ def extents(_samples_per_s: float) -> Extents:
     return Extents(total_samples=270_000, total_updates=530, evaluations=5)
 
 
-def run(search: Search, trial: Callable[[Plan], Measurement | str], at_most: int = 200) -> list[Plan]:
+def run(search: PlanSearch, trial: Callable[[Plan], Measurement | str], at_most: int = 200) -> list[Plan]:
     """Try what the search asks for until it is done, and return that; a trial that gives a text is a rejection."""
     tried: list[Plan] = []
     while (plan := search.next_plan()) is not None:

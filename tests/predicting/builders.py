@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from onnx import TensorProto, helper
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
 from stoker.exporting import import_onnx
-from stoker.predicting.answering import Model
-from stoker.predicting.identity import Asked
-from stoker.predicting.inputs import Input, inputs_of
+from stoker.predicting.batched_inference import PredictionModel
+from stoker.predicting.column_mapping import Input, inputs_of
+from stoker.predicting.job_identity import RequestedSettings
 from stoker.records import ArtifactSource, DynamicDim, Manifest, TensorSpec, Tolerance
 from stoker.records.prediction import PixelSettings, PredictionPart
 
-ASKED = Asked(
+ASKED = RequestedSettings(
     model="m", version=1, model_digest="0" * 64, columns={"x": ("a",)}, keep=(), pixels=PixelSettings(),
     allow_nan=False, batch_rows=None, part_rows=None, threads=None,
 )  # fmt: skip
@@ -52,7 +52,7 @@ def tokens(low: int = 1, high: int | None = 8, *, pad: float | None = 0) -> Inpu
     return Input("ids", "INT64", ("tokens",), pad, (DynamicDim(name="tokens", low=low, high=high),))
 
 
-def summing(batch_rows: int = 4, *, pad: float | None = 0) -> Model:
+def summing(batch_rows: int = 4, *, pad: float | None = 0) -> PredictionModel:
     """A model of `ids [tokens]`: their `sum`, and each of them doubled in `twice [tokens]`."""
     found = manifest(
         [TensorSpec(name="ids", datatype="INT64", shape=("batch", "tokens"), pad=pad)],
@@ -62,7 +62,7 @@ def summing(batch_rows: int = 4, *, pad: float | None = 0) -> Model:
         ],
         [DynamicDim(name="tokens", low=1)],
     )
-    return Model(found, inputs_of(found), batch_rows)
+    return PredictionModel(found, inputs_of(found), batch_rows)
 
 
 def sums(inputs: Arrays) -> Arrays:

@@ -7,19 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import RunFailed
-from stoker.predicting.answering import Answers, Model, answer
-from stoker.predicting.filling import Filled
-from stoker.predicting.inputs import inputs_of, most_rows
-from stoker.predicting.samples import numbers
+from stoker.predicting.batched_inference import PredictionModel, RowOutputs, answer
+from stoker.predicting.column_mapping import inputs_of, most_rows
+from stoker.predicting.input_conversion import Filled, numbers
 from stoker.records import TensorSpec
 from tests.predicting.builders import manifest, summing, sums
 
 ROWS = st.lists(st.lists(st.integers(-20, 20), min_size=1, max_size=6), max_size=20)
 
 
-def _answers(rows: list[list[int]], batch_rows: int = 4, pad: float | None = 0, run: Any = sums) -> Answers:
+def _answers(rows: list[list[int]], batch_rows: int = 4, pad: float | None = 0, run: Any = sums) -> RowOutputs:
     model = summing(batch_rows, pad=pad)
     samples = numbers(rows, model.inputs[0], allow_nan=False)
     return answer(Filled({"ids": samples}), len(rows), model, run)
@@ -88,7 +87,7 @@ def test_a_model_without_a_batch_dimension_gets_row_by_row() -> None:
         shapes.append(inputs["x"].shape)
         return {"y": inputs["x"].sum(axis=1)}
 
-    model = Model(found, inputs_of(found), most_rows(found) or 0)
+    model = PredictionModel(found, inputs_of(found), most_rows(found) or 0)
     samples = numbers([[1.0, 2.0], [3.0, 4.0]], model.inputs[0], allow_nan=False)
     answers = answer(Filled({"x": samples}), 2, model, run)
     assert shapes == [(1, 2)] * 2

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.predicting.batching import batches, cut_back, stack
+from stoker.predicting.batched_inference import batches, cut_back, stack
 
 SIZES = st.lists(st.tuples(st.integers(1, 6)), max_size=40)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.predicting.casting import cast, why_refused
+from stoker.predicting.input_conversion import cast, why_refused
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.sampled_from(["INT8", "UINT8", "INT32", "UINT64"]))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.predicting.choosing import BatchChoice, choose_batch, rows_of_a_part
+from stoker.predicting.batch_size import BatchSizeChoice, choose_batch, rows_of_a_part
 from stoker.units import MIB
 
 
@@ -52,5 +52,5 @@ def test_a_part_is_some_seconds_of_little_memory(
     batch_rows: int, rows_per_s: float, row_bytes: float, num_rows: float, rows: int
 ) -> None:
     """Five seconds, 64 MiB, 65,536 rows or an eighth of an instance's work, whichever is least; whole batches."""
-    choice = BatchChoice(batch_rows, rows_per_s, {})
+    choice = BatchSizeChoice(batch_rows, rows_per_s, {})
     assert rows_of_a_part(choice, row_bytes=row_bytes, num_rows=num_rows, instances=2) == rows

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun, RunFailed
-from stoker.predicting.directory import JOB, JOB_KEY, PART_KEY, OutputDirectory, job_digest, next_free
-from stoker.predicting.tables import encode
+from stoker.predicting.prediction_output import JOB, JOB_KEY, PART_KEY, OutputDirectory, encode, job_digest, next_free
 from stoker.records.prediction import BadRow, PredictionJob, PredictionPart
 from stoker.testing import FaultyDisk
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stoker.predicting.filling import Filled, fill
-from stoker.predicting.inputs import Input
-from stoker.predicting.rows import Rows
+from stoker.predicting.column_mapping import Input
+from stoker.predicting.input_conversion import Filled, fill
+from stoker.predicting.row_source import SourceRows
 from stoker.records.prediction import PixelSettings
 
 MATRIX = Input("x", "FP32", (2, 2), None)
 
 
 def _filled(values: list[Any], one: Input = MATRIX, pixels: str = "") -> Filled:
-    rows = Rows("in.csv", 0, len(values), {"x": values})
+    rows = SourceRows("in.csv", 0, len(values), {"x": values})
     return fill(rows, [one], {"x": ("x",)}, PixelSettings(values=pixels), allow_nan=False)
 
 

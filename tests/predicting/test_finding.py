@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from stoker.errors import BadJob
-from stoker.predicting.sources import find_sources
+from stoker.predicting.file_sources import find_sources
 from tests.predicting.builders import write_lines
 
 

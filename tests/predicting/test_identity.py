@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from stoker.predicting.identity import content_digest, cut, differences, stamp_of
-from stoker.predicting.sources import find_sources
+from stoker.predicting.file_sources import find_sources
+from stoker.predicting.job_identity import content_digest, cut, differences, stamp_of
 from stoker.records.prediction import PixelSettings, PredictionJob
 from tests.predicting.builders import ASKED, write_lines
 

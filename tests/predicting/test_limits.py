@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import BadJob
-from stoker.predicting.limits import parse_most_bad
+from stoker.predicting.prediction_request import parse_most_bad
 
 
 def test_a_share_and_a_number() -> None:

@@ -4,20 +4,19 @@ import pyarrow as pa
 import pytest
 
 from stoker.errors import BadJob
-from stoker.predicting.inputs import Input
-from stoker.predicting.mapping import misfit, parse_mapping, resolve
-from stoker.predicting.rows import Field
+from stoker.predicting.column_mapping import Input, misfit, parse_mapping, resolve
+from stoker.predicting.row_source import SourceColumn
 from tests.predicting.builders import tokens, vector
 
 NUMBER, TEXT = pa.float64(), pa.string()
 
 
-def _fields(**types: pa.DataType | None) -> dict[str, list[Field]]:
-    return {"in.parquet": [Field(name, kind) for name, kind in types.items()]}
+def _fields(**types: pa.DataType | None) -> dict[str, list[SourceColumn]]:
+    return {"in.parquet": [SourceColumn(name, kind) for name, kind in types.items()]}
 
 
-def _csv(*names: str) -> dict[str, list[Field]]:
-    return {"in.csv": [Field(name, TEXT, is_text=True) for name in names]}
+def _csv(*names: str) -> dict[str, list[SourceColumn]]:
+    return {"in.csv": [SourceColumn(name, TEXT, is_text=True) for name in names]}
 
 
 def test_a_mapping_names_one_column_several_or_a_range() -> None:
@@ -73,7 +72,7 @@ def test_numbered_columns_that_stand_in_another_order_are_not_guessed() -> None:
         _fields(a=None, b=None),
     ],
 )
-def test_what_could_be_meant_in_two_ways_is_refused(fields: dict[str, list[Field]]) -> None:
+def test_what_could_be_meant_in_two_ways_is_refused(fields: dict[str, list[SourceColumn]]) -> None:
     """Two columns that fit, or columns whose order nobody told, are not guessed."""
     with pytest.raises(BadJob, match="without guessing") as caught:
         resolve([vector()], fields, {}, ())
@@ -97,15 +96,15 @@ def test_a_column_that_is_not_there_names_the_nearest() -> None:
 
 def test_every_source_must_have_the_columns() -> None:
     """A file that lacks one is named before anything is computed."""
-    fields = _fields(x=pa.list_(NUMBER, 2)) | {"other.parquet": [Field("z", NUMBER)]}
+    fields = _fields(x=pa.list_(NUMBER, 2)) | {"other.parquet": [SourceColumn("z", NUMBER)]}
     with pytest.raises(BadJob, match=r"other\.parquet has no column 'x'"):
         resolve([vector()], fields, {}, ())
 
 
 def test_a_kept_column_has_one_type() -> None:
     """Parts of one output cannot have a column as numbers and as text."""
-    x = Field("x", pa.list_(NUMBER, 2))
-    fields = {"a": [x, Field("id", pa.int64())], "b": [x, Field("id", TEXT)]}
+    x = SourceColumn("x", pa.list_(NUMBER, 2))
+    fields = {"a": [x, SourceColumn("id", pa.int64())], "b": [x, SourceColumn("id", TEXT)]}
     with pytest.raises(BadJob, match="several types"):
         resolve([vector()], fields, {}, ("id",))
 
@@ -131,7 +130,7 @@ def test_a_kept_column_has_one_type() -> None:
 )
 def test_types_that_cannot_fit_are_known_before_a_row_is_read(kind: pa.DataType, one: Input, problem: str) -> None:
     """A column's type alone tells that it holds something else, or too many of it."""
-    found = misfit(Field("c", kind), one)
+    found = misfit(SourceColumn("c", kind), one)
     assert problem in found
     assert bool(found) == bool(problem)
 

@@ -3,11 +3,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
-from stoker.predicting.filling import Filled
-from stoker.predicting.measuring import Bounds, Cut, choose_cut
-from stoker.predicting.samples import numbers
+from stoker.predicting.batch_size import BatchAndPartSize, Bounds, choose_sizes
+from stoker.predicting.input_conversion import Filled, numbers
 from tests.predicting.builders import ASKED, summing, sums
 
 
@@ -35,12 +34,12 @@ class _Ticking:
         """Nothing to give back."""
 
 
-def _cut(ticking: _Ticking, rows: Any, most_rows: int | None = None, **asked: Any) -> Cut:
+def _cut(ticking: _Ticking, rows: Any, most_rows: int | None = None, **asked: Any) -> BatchAndPartSize:
     model = summing()
     filled = Filled({"ids": numbers(rows, model.inputs[0], allow_nan=False)}, {0: ("", "bad")} if rows == [[1]] else {})
     wanted = dataclasses.replace(ASKED, **asked)
     bounds = Bounds(most_rows=most_rows, num_rows=1e6, instances=2)
-    return choose_cut(filled, len(rows), model, ticking, ticking, wanted, bounds)
+    return choose_sizes(filled, len(rows), model, ticking, ticking, wanted, bounds)
 
 
 def test_the_batch_is_measured_on_a_row_of_middle_size() -> None:
@@ -56,7 +55,7 @@ def test_the_batch_is_measured_on_a_row_of_middle_size() -> None:
 def test_what_was_asked_for_is_not_measured() -> None:
     """With --batch and --part-rows nothing is computed before the job begins."""
     ticking = _Ticking(0.010, 0.001)
-    assert _cut(ticking, [[1]] * 2, batch_rows=3, part_rows=5) == Cut(3, 5, "as asked")
+    assert _cut(ticking, [[1]] * 2, batch_rows=3, part_rows=5) == BatchAndPartSize(3, 5, "as asked")
     assert ticking.sizes == []
     assert _cut(ticking, [[1]] * 2, batch_rows=3).batch_rows == 3
 

@@ -21,6 +21,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_predicting_never_loads_torch() -> None:
     """Answering rows needs an engine, not the library that the model was trained with."""
-    code = "import sys, stoker.flow.predicting; print(sorted({'torch', 'onnx', 'plotly'} & set(sys.modules)))"
+    code = "import sys, stoker.predicting.prediction; print(sorted({'torch', 'onnx', 'plotly'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

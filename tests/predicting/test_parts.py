@@ -5,12 +5,12 @@ from contextlib import closing
 
 import pytest
 
-from stoker.predicting.parts import Counter, Line, Stopped
-from stoker.predicting.rows import Rows
+from stoker.predicting.prediction_run import Counter, PartPipeline, Stopped
+from stoker.predicting.row_source import SourceRows
 
 
-def _rows(part: int) -> Rows:
-    return Rows("in", part, 1, {})
+def _rows(part: int) -> SourceRows:
+    return SourceRows("in", part, 1, {})
 
 
 def test_every_part_is_computed_once_by_some_engine() -> None:
@@ -18,7 +18,7 @@ def test_every_part_is_computed_once_by_some_engine() -> None:
     busy: set[str] = set()
     lock = threading.Lock()
 
-    def compute(part: int, rows: Rows, engine: str) -> tuple[int, int]:
+    def compute(part: int, rows: SourceRows, engine: str) -> tuple[int, int]:
         with lock:
             assert engine not in busy
             busy.add(engine)
@@ -26,7 +26,7 @@ def test_every_part_is_computed_once_by_some_engine() -> None:
             busy.discard(engine)
         return part, rows.first_row
 
-    line = Line(_rows, compute, ("a", "b", "c"))
+    line = PartPipeline(_rows, compute, ("a", "b", "c"))
     assert sorted(found for found in line.results(range(50), Counter()) if found) == [(n, n) for n in range(50)]
 
 
@@ -35,15 +35,15 @@ def test_reading_goes_in_order_and_not_far_ahead() -> None:
     read: list[int] = []
     ahead: list[int] = []
 
-    def reading(part: int) -> Rows:
+    def reading(part: int) -> SourceRows:
         read.append(part)
         return _rows(part)
 
-    def compute(part: int, rows: Rows, engine: int) -> int:
+    def compute(part: int, rows: SourceRows, engine: int) -> int:
         ahead.append(len(read) - part)
         return part
 
-    list(Line(reading, compute, (1,), ahead=2).results(range(20), Counter()))
+    list(PartPipeline(reading, compute, (1,), ahead=2).results(range(20), Counter()))
     assert read == list(range(20))
     assert max(ahead) <= 3
 
@@ -53,19 +53,19 @@ def test_the_first_error_ends_the_work(where: str) -> None:
     """It reaches the caller after every thread has ended; what was not begun is not."""
     begun: list[int] = []
 
-    def read(part: int) -> Rows:
+    def read(part: int) -> SourceRows:
         if where == "read" and part == 3:
             raise OSError("cut off")
         return _rows(part)
 
-    def compute(part: int, rows: Rows, engine: int) -> int:
+    def compute(part: int, rows: SourceRows, engine: int) -> int:
         begun.append(part)
         if where == "compute" and part == 3:
             raise OSError("cut off")
         return part
 
     with pytest.raises(OSError, match="cut off"):
-        list(Line(read, compute, (1, 2)).results(range(1000), Counter()))
+        list(PartPipeline(read, compute, (1, 2)).results(range(1000), Counter()))
     assert len(begun) < 10
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stoker-")]
 
@@ -75,7 +75,7 @@ def test_a_caller_that_stops_stops_the_threads() -> None:
     counter, started = Counter(), threading.Event()
     ended: list[type[BaseException]] = []
 
-    def compute(part: int, rows: Rows, engine: int) -> int:
+    def compute(part: int, rows: SourceRows, engine: int) -> int:
         if part == 0:
             return part
         started.set()
@@ -86,7 +86,7 @@ def test_a_caller_that_stops_stops_the_threads() -> None:
             ended.append(type(stopped))
             raise
 
-    with closing(Line(_rows, compute, (1,)).results(range(3), counter)) as results:
+    with closing(PartPipeline(_rows, compute, (1,)).results(range(3), counter)) as results:
         assert next(results) == 0
         assert started.wait(10)
     assert ended == [Stopped]
@@ -94,14 +94,14 @@ def test_a_caller_that_stops_stops_the_threads() -> None:
 
 def test_a_caller_hears_while_a_part_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """None comes when no part is done for a while, so that progress can be told."""
-    monkeypatch.setattr("stoker.predicting.parts.LOOK_AT_S", 0.001)
+    monkeypatch.setattr("stoker.predicting.prediction_run.LOOK_AT_S", 0.001)
     may_end = threading.Event()
 
-    def compute(part: int, rows: Rows, engine: int) -> int:
+    def compute(part: int, rows: SourceRows, engine: int) -> int:
         assert may_end.wait(10)
         return part
 
-    with closing(Line(_rows, compute, (1,)).results([7], Counter())) as results:
+    with closing(PartPipeline(_rows, compute, (1,)).results([7], Counter())) as results:
         assert next(results) is None
         may_end.set()
         assert next(found for found in results if found is not None) == 7

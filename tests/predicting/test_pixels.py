@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from stoker.errors import BadJob
-from stoker.predicting.inputs import Input
-from stoker.predicting.pixels import image_of, parse_pixels
+from stoker.predicting.column_mapping import Input
+from stoker.predicting.image_inputs import image_of, parse_pixels
 from stoker.records.prediction import PixelSettings
 
 GREY = Input("image", "UINT8", (1, 2, 4), None)

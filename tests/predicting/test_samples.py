@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.predicting.inputs import Input
-from stoker.predicting.samples import Samples, elements, numbers
+from stoker.predicting.column_mapping import Input
+from stoker.predicting.input_conversion import InputSamples, elements, numbers
 from stoker.records import DynamicDim
 from tests.predicting.builders import tokens, vector
 
 
-def _read(column: Any, one: Input, *, allow_nan: bool = False) -> Samples:
+def _read(column: Any, one: Input, *, allow_nan: bool = False) -> InputSamples:
     return numbers(column, one, allow_nan=allow_nan)
 
 
-def _lists(found: Samples) -> list[Any]:
+def _lists(found: InputSamples) -> list[Any]:
     return [None if row in found.bad else found[row].tolist() for row in range(len(found.values))]
 
 

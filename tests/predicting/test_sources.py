@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from stoker.errors import BadJob, RunFailed
-from stoker.predicting.rows import Rows
-from stoker.predicting.sources import Source
-from stoker.predicting.sources.arrays import ArraySource
-from stoker.predicting.sources.images import ImageSource
-from stoker.predicting.sources.parquet import ParquetSource
-from stoker.predicting.sources.text import CsvSource, JsonlSource
+from stoker.predicting.file_sources import CsvSource, ImageSource, JsonlSource, NumpySource, ParquetSource
+from stoker.predicting.row_source import RowSource, SourceRows
 from tests.predicting.builders import part, vectors, write_csv, write_jsonl, write_lines, write_parquet
 
 
-def _in_parts(source: Source, part_rows: int, columns: list[str]) -> list[Rows]:
+def _in_parts(source: RowSource, part_rows: int, columns: list[str]) -> list[SourceRows]:
     extent = source.extent(part_rows)
     reader = source.open(columns)
     try:
@@ -37,7 +33,7 @@ def _values(column: Any) -> list[Any]:
     return list(column.to_pylist() if isinstance(column, pa.Array) else column)
 
 
-def _sources(folder: Path, rows: int) -> list[tuple[Source, list[str]]]:
+def _sources(folder: Path, rows: int) -> list[tuple[RowSource, list[str]]]:
     values = vectors(rows, 3)
     np.save(folder / "x.npy", values)
     np.savez(folder / "xs.npz", x=values)
@@ -45,8 +41,8 @@ def _sources(folder: Path, rows: int) -> list[tuple[Source, list[str]]]:
         (ParquetSource(write_parquet(folder / "x.parquet", values, row_group_size=5)), ["x"]),
         (CsvSource(write_csv(folder / "x.csv", values)), ["x0", "x1", "x2"]),
         (JsonlSource(write_jsonl(folder / "x.jsonl", values)), ["x"]),
-        (ArraySource(folder / "x.npy"), ["x"]),
-        (ArraySource(folder / "xs.npz"), ["x"]),
+        (NumpySource(folder / "x.npy"), ["x"]),
+        (NumpySource(folder / "xs.npz"), ["x"]),
     ]
 
 
@@ -143,7 +139,7 @@ def test_a_file_without_objects_is_refused(tmp_path: Path) -> None:
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A JSON array of a hundred gigabytes in one line is not read into memory."""
-    monkeypatch.setattr("stoker.data.reading.lines.LONGEST_LINE_BYTES", 100)
+    monkeypatch.setattr("stoker.data.reading.text_tables.LONGEST_LINE_BYTES", 100)
     with pytest.raises(BadJob, match=r"line of more than 100 B.*byte 9"):
         JsonlSource(write_lines(tmp_path / "x.jsonl", ['{"x": 1}', "[" + "1," * 100])).extent(10)
 
@@ -192,21 +188,21 @@ def test_arrays_that_are_no_rows_are_refused(tmp_path: Path, array: Any, words: 
     """Pickles in NumPy files are never opened."""
     np.save(tmp_path / "x.npy", array)
     with pytest.raises(BadJob, match=words):
-        ArraySource(tmp_path / "x.npy").fields()
+        NumpySource(tmp_path / "x.npy").fields()
 
 
 def test_arrays_of_several_lengths_are_refused(tmp_path: Path) -> None:
     """Rows of an archive are the arrays side by side."""
     np.savez(tmp_path / "x.npz", a=np.zeros(2), b=np.zeros(3))
     with pytest.raises(BadJob, match=r"several lengths: \[2, 3\]"):
-        ArraySource(tmp_path / "x.npz").extent(1)
+        NumpySource(tmp_path / "x.npz").extent(1)
 
 
 def test_a_cut_off_array_is_told(tmp_path: Path) -> None:
     """A copy that stopped half-way ends the job at its end, not with zeros."""
     np.save(tmp_path / "x.npy", np.zeros((10, 2)))
     (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
-    reader = ArraySource(tmp_path / "x.npy").open(["x"])
+    reader = NumpySource(tmp_path / "x.npy").open(["x"])
     with pytest.raises(RunFailed, match="ends before row 10"):
         reader.read(part(5, 5))
     reader.close()

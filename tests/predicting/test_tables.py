@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from stoker.errors import BadJob
-from stoker.predicting.answering import Answers
-from stoker.predicting.rows import Field, Rows
-from stoker.predicting.tables import encode, label_columns, schema_of, table_of
+from stoker.predicting.batched_inference import RowOutputs
+from stoker.predicting.prediction_output import encode, label_columns, schema_of, table_of
+from stoker.predicting.row_source import SourceColumn, SourceRows
 from stoker.records import Manifest, TensorSpec
 from tests.predicting.builders import manifest
 
@@ -25,10 +25,10 @@ def _manifest(name: str, shape: tuple[Any, ...], datatype: Any = "FP32", **chang
 
 def _table(found: Manifest, values: Any, keep: Any = None, names: Any = None) -> pa.Table:
     columns = {} if keep is None else {"id": keep}
-    fields = [Field("id", keep.type if isinstance(keep, pa.Array) else None)] if columns else []
-    rows = Rows("in.csv", 10, 3, columns, names=names)
+    fields = [SourceColumn("id", keep.type if isinstance(keep, pa.Array) else None)] if columns else []
+    rows = SourceRows("in.csv", 10, 3, columns, names=names)
     schema = schema_of(found, fields)
-    return table_of(rows, Answers([0, 2], {found.outputs[0].name: values}, {}), found, schema, list(columns))
+    return table_of(rows, RowOutputs([0, 2], {found.outputs[0].name: values}, {}), found, schema, list(columns))
 
 
 def test_rows_keep_their_place_and_their_columns() -> None:
@@ -95,8 +95,8 @@ def test_a_row_whose_outputs_are_nan_has_no_label() -> None:
 def test_no_rows_are_an_empty_table() -> None:
     """A part whose rows are all bad is there all the same, with the columns of the others."""
     found = _manifest("y", (2,), labels={"y": ("cat", "dog")})
-    empty = Answers([], {"y": np.empty((0, 2), np.float32)}, {})
-    table = table_of(Rows("in", 0, 0, {}), empty, found, schema_of(found, []), [])
+    empty = RowOutputs([], {"y": np.empty((0, 2), np.float32)}, {})
+    table = table_of(SourceRows("in", 0, 0, {}), empty, found, schema_of(found, []), [])
     assert len(table) == 0
     assert table.schema == _table(found, np.float32([[1, 2], [4, 3]])).schema
 
@@ -104,7 +104,7 @@ def test_no_rows_are_an_empty_table() -> None:
 def test_two_columns_of_one_name_are_refused() -> None:
     """A kept column may not be called like an output."""
     with pytest.raises(BadJob, match="two columns 'y'"):
-        schema_of(_manifest("y", ()), [Field("y", pa.int64())])
+        schema_of(_manifest("y", ()), [SourceColumn("y", pa.int64())])
 
 
 def test_the_same_table_is_the_same_bytes() -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from stoker.profiling.anchors import measure_anchors, usual
+from stoker.profiling.ceilings import measure_anchors, usual
 
 
 def test_every_anchor_is_timed_in_every_turn() -> None:

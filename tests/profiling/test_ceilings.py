@@ -11,7 +11,7 @@ import torch
 from stoker.errors import NoDevice
 from stoker.profiling.ceilings import (
     MOST_READINGS,
-    Probe,
+    RateProbe,
     Stopwatch,
     best_rates,
     copy_buffer_bytes,
@@ -54,7 +54,7 @@ def test_a_rate_is_work_over_the_time_of_a_call():
     """Calls of 4 s and work of 8 are 2 a second."""
     time = FakeTime()
     rates = best_rates(
-        [Probe("p", 8.0, time.taking("p", 4.0))], Stopwatch(time.clock), slice_s=10, deadline_s=FOREVER_S
+        [RateProbe("p", 8.0, time.taking("p", 4.0))], Stopwatch(time.clock), slice_s=10, deadline_s=FOREVER_S
     )
     assert rates == {"p": pytest.approx(2.0)}
 
@@ -63,7 +63,7 @@ def test_within_a_slice_the_median_counts_and_over_slices_the_best():
     """One lucky call makes no ceiling, and one disturbed slice hides none."""
     time = FakeTime()
     disturbed, quiet = [9.0, 9.0, 9.0], [1.0, 3.0, 3.0, 3.0]  # A slice lasts 10 s: two calls, four, two.
-    probe = Probe("p", 6.0, time.taking("p", *disturbed[:2], *quiet, *disturbed))
+    probe = RateProbe("p", 6.0, time.taking("p", *disturbed[:2], *quiet, *disturbed))
     rates = best_rates([probe], Stopwatch(time.clock), slice_s=10.0, deadline_s=FOREVER_S, rounds=3)
     assert rates["p"] == pytest.approx(2.0)
 
@@ -71,14 +71,17 @@ def test_within_a_slice_the_median_counts_and_over_slices_the_best():
 def test_sizes_of_one_quantity_compete():
     """The ceiling of a dtype is that of its best size."""
     time = FakeTime()
-    probes = [Probe("gemm/fp32", 10.0, time.taking("small", 5.0)), Probe("gemm/fp32", 80.0, time.taking("large", 10.0))]
+    probes = [
+        RateProbe("gemm/fp32", 10.0, time.taking("small", 5.0)),
+        RateProbe("gemm/fp32", 80.0, time.taking("large", 10.0)),
+    ]
     assert best_rates(probes, Stopwatch(time.clock), slice_s=1, deadline_s=FOREVER_S)["gemm/fp32"] == pytest.approx(8.0)
 
 
 def test_probes_take_turns():
     """A burst of other work hits all probes alike: none is done before the others begin."""
     time = FakeTime()
-    probes = [Probe("a", 1.0, time.taking("a", 1.0)), Probe("b", 1.0, time.taking("b", 1.0))]
+    probes = [RateProbe("a", 1.0, time.taking("a", 1.0)), RateProbe("b", 1.0, time.taking("b", 1.0))]
     best_rates(probes, Stopwatch(time.clock), slice_s=2.0, deadline_s=FOREVER_S, rounds=2)
     assert [name for name, _ in itertools.groupby(time.calls)] == ["a", "b", "a", "b"]
 
@@ -87,7 +90,11 @@ def test_no_round_begins_after_the_deadline():
     """One round is always done; a slow device gets no second."""
     time = FakeTime()
     rates = best_rates(
-        [Probe("slow", 100.0, time.taking("slow", 50.0))], Stopwatch(time.clock), slice_s=1.0, deadline_s=20.0, rounds=4
+        [RateProbe("slow", 100.0, time.taking("slow", 50.0))],
+        Stopwatch(time.clock),
+        slice_s=1.0,
+        deadline_s=20.0,
+        rounds=4,
     )
     assert rates["slow"] == pytest.approx(2.0)
     assert len(time.calls) == 2
@@ -119,7 +126,7 @@ def test_sizes_grow_with_the_speed_of_the_device(gflops, sizes):
 
     def product(size):
         flops = 2.0 * size**3
-        return Probe(str(size), flops, time.taking(str(size), flops / (gflops * 1e9)))
+        return RateProbe(str(size), flops, time.taking(str(size), flops / (gflops * 1e9)))
 
     kept = on_the_plateau(product, Stopwatch(time.clock), slice_s=0.1)
     assert [int(probe.quantity) for probe in kept] == sizes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker.loading import as_samples
-from stoker.profiling.fetching import fetch_seconds
+from stoker.loading.dataset_adapters import as_samples
+from stoker.profiling.job_profile import fetch_seconds
 from stoker.testing import FakeClock
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 
-from stoker.profiling.host import host_seconds
+from stoker.profiling.micro_benchmark import host_seconds
 
 
 def test_the_host_takes_time_for_everything() -> None:

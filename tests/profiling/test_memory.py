@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stoker.profiling import PeakMemory, memory
+from stoker.profiling import plan_trial
+from stoker.profiling.plan_trial import PeakMemory
 from stoker.units import MIB
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux' /proc")
@@ -55,7 +56,7 @@ def test_an_earlier_peak_is_not_counted_again() -> None:
 @linux
 def test_where_the_mark_cannot_be_reset_the_size_is_sampled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in containers that forbid it: what is there at the end of the block is seen at the latest then."""
-    monkeypatch.setattr(memory, "_RESET", tmp_path / "there" / "is" / "none")
+    monkeypatch.setattr(plan_trial, "_RESET", tmp_path / "there" / "is" / "none")
     with PeakMemory("cpu") as quiet:
         pass
     with PeakMemory("cpu") as peak:
@@ -66,7 +67,7 @@ def test_where_the_mark_cannot_be_reset_the_size_is_sampled(monkeypatch: pytest.
 
 def test_elsewhere_it_is_the_peak_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without /proc, what the system says of the process since it began."""
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "none")
+    monkeypatch.setattr(plan_trial, "_STATUS", tmp_path / "none")
     with PeakMemory("cpu") as peak:
         pass
     assert peak.num_bytes > 10 * MIB

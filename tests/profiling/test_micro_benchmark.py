@@ -6,11 +6,17 @@ import pytest
 import torch
 
 from stoker.errors import NoDevice
-from stoker.planning.time.cpu_families import place_of
-from stoker.profiling.anchors import measure_anchors
-from stoker.profiling.ceilings import stopwatch_for
-from stoker.profiling.micro_benchmark import _ON_ALL_CORES, _ON_ONE_CORE, _Timed, _timed, measure_operations
-from stoker.profiling.operations import Call, Pool, benchmark_calls
+from stoker.planning.model.cpu_times import place_of
+from stoker.profiling.benchmark_calls import Call, OperandPool
+from stoker.profiling.ceilings import measure_anchors, stopwatch_for
+from stoker.profiling.micro_benchmark import (
+    _ON_ALL_CORES,
+    _ON_ONE_CORE,
+    _Timed,
+    _timed,
+    benchmark_calls,
+    measure_operations,
+)
 from stoker.records import Device, from_json, to_json
 from stoker.records.hardware import MicroBenchmark
 from stoker.records.trace import Operation
@@ -71,7 +77,7 @@ def test_a_slow_machine_times_fewer_calls_and_all_of_them_twice() -> None:
     """What only one turn tells of is off by a factor of two now and then; a second a reading, and time for some."""
     readings, calls = itertools.count(), small_calls() * 100
     watch = stopwatch_for(CPU, lambda: float(next(readings)))
-    timed = _timed(calls, Pool("cpu", 2**20), watch, deadline_s=1500.0, pace=None)
+    timed = _timed(calls, OperandPool("cpu", 2**20), watch, deadline_s=1500.0, pace=None)
     assert 0 < len(timed) < len(calls)
     assert all(len(one.turns) >= 2 for one in timed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from stoker.profiling.model_parts import model_parts
+from stoker.profiling.job_profile import model_parts
 from stoker.stepping.layouts.tensor_plans import divided_dimensions
 from stoker.zoo import GPT
 

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.loading import datasets_of
-from stoker.profiling import profile
+from stoker.loading.datasets import datasets_of
+from stoker.profiling.job_profile import job_profile
 from stoker.records import Coupling, Profile
-from stoker.stepping import outline
+from stoker.stepping.model import meta_model
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 
@@ -32,7 +32,7 @@ def profiled(**changes) -> Profile:
         "optimizer": stoker.SGD(lr=0.1), "batch": 8, "until": stoker.epochs(1),
     }  # fmt: skip
     job = stoker.Job(**(settings | changes))
-    return profile(job, datasets_of(job), SEPARABLE, outline(job), device_kind="cpu")
+    return job_profile(job, datasets_of(job), SEPARABLE, meta_model(job), device_kind="cpu")
 
 
 def test_counts_and_sizes_are_the_jobs() -> None:

@@ -8,7 +8,7 @@ import platform
 import pytest
 import torch
 
-from stoker.profiling import environment
+from stoker.profiling.environment import environment
 from stoker.records import Plan
 from stoker.testing import fake_device
 

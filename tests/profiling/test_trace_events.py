@@ -11,9 +11,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stoker.profiling.kernel_table import kernels
-from stoker.profiling.memory_timeline import memory_timeline, peak_shares
-from stoker.profiling.trace_events import OperationCall, operation_calls
+from stoker.profiling.chrome_trace import OperationCall, kernels, memory_timeline, operation_calls, peak_shares
 
 
 def event(name: str, start: float, took: float, category: str = "cpu_op", **arguments: Any) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from torch import nn
 
 import stoker
 from stoker.errors import DoesNotFit, RunFailed
-from stoker.loading import datasets_of
-from stoker.profiling import try_plan
-from stoker.profiling.trial import gradient_error
+from stoker.loading.datasets import datasets_of
+from stoker.profiling.plan_trial import gradient_error, try_plan
 from stoker.records import Coupling, Measurement, Plan
 from stoker.testing import FakeClock
 

@@ -10,14 +10,14 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.jobs.describe import describe_settings
-from stoker.loading import datasets_of
+from stoker.jobs.job_description import describe_settings
+from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.update import trace_update
-from stoker.recipes import fast, mirror_averaged, resolved
+from stoker.recipes import fast_recipe, mirror_averaged, resolved
 from stoker.records import Coupling, TraceSettings
-from stoker.stepping import build_model
-from stoker.stepping.optimizers import build_optimizer
-from stoker.training import restore
+from stoker.stepping.model import build_model
+from stoker.stepping.torch_optimizers import build_optimizer
+from stoker.training.checkpoints import restore
 from tests.recipes.test_recipe_whitening import pictures
 from tests.training.builders import PLAN, advance, assert_bit_equal, blobs, everything_of, saved, step_of, tiny_job
 
@@ -91,7 +91,7 @@ class Unnormed(nn.Module):
 def test_a_job_it_does_not_fit_is_refused(changed: dict[str, object], problem: str) -> None:
     """Each says what the recipe is for and what the job has."""
     with pytest.raises(BadJob, match=problem):
-        fast(job_of(**changed))
+        fast_recipe(job_of(**changed))
 
 
 def test_a_recipe_that_was_not_resolved_is_told() -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.recipes import MirrorAveraged, mirror_averaged
-from stoker.stepping import build_model
+from stoker.stepping.model import build_model
 from tests.recipes.test_recipe_whitening import pictures
 from tests.training.builders import tiny_job
 

@@ -8,9 +8,9 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob
 from stoker.recipes import Whitening, whitened
-from stoker.recipes.whitening import training_images
-from stoker.stepping import build_model, outline, weights_digest
-from stoker.zoo.whitening import whitening_filters
+from stoker.recipes.fast_recipe import training_images
+from stoker.stepping.model import build_model, meta_model, weights_digest
+from stoker.zoo.airbench import whitening_filters
 from tests.training.builders import blobs, tiny_job
 
 
@@ -63,7 +63,7 @@ def test_a_module_given_is_left_as_it_is() -> None:
 
 def test_the_outline_needs_no_weights() -> None:
     """On PyTorch's meta device the model is filled with nothing."""
-    assert next(outline(whitened(tiny_job(model=net, data=pictures()))).parameters()).is_meta
+    assert next(meta_model(whitened(tiny_job(model=net, data=pictures()))).parameters()).is_meta
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.records import CleanList, Dropped, dumps, loads
-from stoker.records.cleaning import DataCheck, Finding, SplitFacts
+from stoker.records.data_check import DataCheck, Finding, SplitFacts
 
 LIST = CleanList(
     source="photos", made_at="2026-11-22T08:00:00+00:00", kept=41,

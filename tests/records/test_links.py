@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from stoker.records import dumps, loads
-from stoker.records.links import LinkCost, Links, line_through
+from stoker.records.hardware import LinkCost, Links, line_through
 
 MEASURED = ((4, 1e-3), (1000, 2e-3), (2000, 5e-3))
 COST = LinkCost(collective="all-reduce", alpha_s=1e-3, beta_s_per_byte=3e-6, measured=MEASURED)

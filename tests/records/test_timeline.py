@@ -6,8 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.records.timeline import Item, NotPeriodic, in_order, prove, settled, sweeps_of, timeline
-from stoker.records.trace import Occurrence, Operation, Repetition, Segment, Storage, TensorShape, Trace, TraceSettings
+from stoker.records.trace import (
+    NotPeriodic,
+    Occurrence,
+    Operation,
+    Repetition,
+    Segment,
+    Storage,
+    TensorShape,
+    Trace,
+    TraceItem,
+    TraceSettings,
+    in_order,
+    prove,
+    settled,
+    sweeps_of,
+    timeline,
+)
 
 X = TensorShape(shape=(4,), dtype="fp32")
 OPERATIONS = tuple(
@@ -44,14 +59,14 @@ def test_births_follow_their_occurrence_and_deaths_the_last():
     trace, _ = tower()
     items = in_order(dataclasses.replace(trace, occurrences=trace.occurrences[:2], storages=(storage(0, 1),) * 2,
                                          events=(1, -1)))  # fmt: skip
-    assert items == (Item("execution", 0), Item("birth", 0), Item("execution", 1), Item("death", 0))
+    assert items == (TraceItem("execution", 0), TraceItem("birth", 0), TraceItem("execution", 1), TraceItem("death", 0))
 
 
 def test_what_lives_before_comes_first():
     """Births before the update stand before its first occurrence."""
     trace, _ = tower()
     found = in_order(dataclasses.replace(trace, storages=(storage(-1, None),), events=(1,)))
-    assert found[0] == Item("birth", 0)
+    assert found[0] == TraceItem("birth", 0)
     assert len(found) == 1 + len(trace.occurrences)
 
 
@@ -60,7 +75,7 @@ def test_an_allocation_before_its_occurrence_keeps_its_place():
     trace, _ = tower()
     early = dataclasses.replace(trace, storages=(storage(-1, 2), storage(3, None)), events=(1, 2, -1))
     found = [item for item in in_order(early) if item.kind != "execution"]
-    assert found == [Item("birth", 0), Item("birth", 1, lag=1), Item("death", 0)]
+    assert found == [TraceItem("birth", 0), TraceItem("birth", 1, lag=1), TraceItem("death", 0)]
 
 
 @given(st.permutations([-1, -2, -3]))

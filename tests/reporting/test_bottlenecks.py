@@ -8,11 +8,12 @@ from typing import Any, get_args
 import pytest
 
 from stoker.records import Achieved, Bottleneck, Bound, Estimate, Event, Kernel, KernelTable, Share, to_json
-from stoker.reporting import render_html, summary_lines
 from stoker.reporting.bottlenecks import closing_lines
 from stoker.reporting.display import PlainDisplay
-from stoker.reporting.palette import BOUND_COLOURS, COLOURS
-from stoker.reporting.snapshot import Snapshot
+from stoker.reporting.markup import BOUND_COLOURS, COLOURS
+from stoker.reporting.run_page import render_html
+from stoker.reporting.snapshot import RunSnapshot
+from stoker.reporting.summary import summary_lines
 from tests.reporting import story
 from tests.reporting.test_html import page
 
@@ -121,7 +122,7 @@ def test_the_terminal_says_it_when_the_run_ends() -> None:
     assert f"{FOUND.sentence} MFU 58 % of the measured ceiling." in written
     assert any(line.startswith("Take a larger batch. Saves about 31 %") for line in written)
     assert any("runs/a/profile/run.5.pt.trace.json (open at ui.perfetto.dev" in line for line in written)
-    assert Snapshot().after(event).verdict == tuple(closing_lines(event))
+    assert RunSnapshot().after(event).verdict == tuple(closing_lines(event))
     told = summary_lines(dataclasses.replace(story.report(story.whole_run()), bottleneck=FOUND))
     assert told[-2:] == closing_lines(event)[:2]
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from stoker.records.cleaning import CleanList, ColumnFacts, DataCheck, Fault, Finding, SplitFacts
-from stoker.reporting.data_page import pictured, render_data_page
-from stoker.reporting.data_words import FAULTS
+from stoker.records.data_check import CleanList, ColumnFacts, DataCheck, Fault, Finding, SplitFacts
+from stoker.reporting.data_page import FAULTS, pictured, render_data_page
 from tests.reporting.test_html import Page
 
 CLEAN = CleanList(source="s", made_at="now", kept=10)

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.records import Event, Report, dumps, from_json, to_json
 from stoker.records.progress import read_event
-from stoker.reporting import render_html
+from stoker.reporting.run_page import render_html
 from tests.reporting import story
 
 VOID = {"meta", "br", "img", "link", "hr", "input", "line", "rect", "circle"}

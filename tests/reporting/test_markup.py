@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import Estimate
-from stoker.reporting.markup import element, escaped, facts, script_json, table
-from stoker.reporting.strip import interval_strip
+from stoker.reporting.markup import element, escaped, facts, interval_strip, script_json, table
 
 
 def test_text_and_attributes_are_escaped() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stoker.records import RankTimes, SampledUpdates
-from stoker.records.rank_times import FIRST_IN_FULL
-from stoker.reporting.merged_ranks import merged, stretches
+from stoker.records.bottleneck import FIRST_IN_FULL
+from stoker.reporting.rank_section import merged, stretches
 
 PERIOD_S, TALK_S, OPTIMISER_S, DATA_S = 0.1, 0.01, 0.005, 0.001
 

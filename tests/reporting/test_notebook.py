@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.reporting import choose_display, run_html
-from stoker.reporting.notebook import NotebookDisplay, notebook_display
+from stoker.reporting.display import NotebookDisplay, choose_display, notebook_display, run_html
 from stoker.testing import FakeClock
 from tests.reporting import story
 from tests.reporting.test_html import Page

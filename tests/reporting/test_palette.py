@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.reporting.palette import COLOURS, PHASE_COLOURS, repainting
+from stoker.reporting.markup import COLOURS, PHASE_COLOURS, repainting
 from stoker.reporting.summary import PHASES
 
 TEXT = ("ink", "muted", "ember", "amber", "good", "bad")

@@ -8,9 +8,9 @@ import time
 from rich.console import Console, RenderableType
 
 from stoker.records import Estimate, Event, Layout, to_json
+from stoker.reporting.event_text import describe_event
 from stoker.reporting.panel import Sparkline, closing, frame, permanent_lines, time_of_day
-from stoker.reporting.snapshot import Snapshot
-from stoker.reporting.telling import told
+from stoker.reporting.snapshot import RunSnapshot
 from tests.reporting import story
 
 
@@ -23,10 +23,10 @@ def drawn(renderable: RenderableType, *, width: int = 100, encoding: str = "utf-
     return raw.getvalue().decode(encoding)
 
 
-def halfway() -> Snapshot:
+def halfway() -> RunSnapshot:
     """A run half done."""
     events = story.whole_run()
-    return functools.reduce(Snapshot.after, events[: len(events) // 2], Snapshot())
+    return functools.reduce(RunSnapshot.after, events[: len(events) // 2], RunSnapshot())
 
 
 def test_the_panel_answers_how_far_how_long_how_well() -> None:
@@ -63,7 +63,7 @@ def test_the_time_to_go_counts_down_by_the_clock() -> None:
 
 def test_nothing_is_shown_that_is_not_known() -> None:
     """Before the first event there is a sign of life and no row of zeros."""
-    text = drawn(frame(Snapshot(), 0.0))
+    text = drawn(frame(RunSnapshot(), 0.0))
     assert "planning" in text
     assert "0.0 %" not in text
     assert "None" not in text
@@ -115,7 +115,7 @@ def test_routine_events_leave_no_line() -> None:
 
 def test_markup_in_a_name_is_text() -> None:
     """A run called like a style tag neither vanishes nor breaks the panel."""
-    now = Snapshot(run="[bold]x[/]", plan="[red]fp32", phase="planning")
+    now = RunSnapshot(run="[bold]x[/]", plan="[red]fp32", phase="planning")
     text = drawn(frame(now, 0.0))
     assert "[bold]x[/]" in text
     assert "[red]fp32" in text
@@ -123,7 +123,7 @@ def test_markup_in_a_name_is_text() -> None:
 
 def test_closing_lines_tell_result_and_report() -> None:
     """What stays on the terminal: result, effort, best, and where the report is."""
-    text = drawn(closing(functools.reduce(Snapshot.after, story.whole_run(), Snapshot())))
+    text = drawn(closing(functools.reduce(RunSnapshot.after, story.whole_run(), RunSnapshot())))
     for expected in ("✓ test accuracy 92.61 %", "324,000 samples in 3 min 55 s", "93.26 % at 270,000", "report.html"):
         assert expected in text
 
@@ -132,7 +132,7 @@ def test_without_held_out_data_the_result_is_the_loss_of_training() -> None:
     """In the panel's last lines and in the last plain line alike."""
     event = Event(kind="finished", at=0.0, fields={"samples": 324_000, "metrics": {}, "loss": 0.125})
     assert "✓ training loss" in drawn(closing(halfway().after(event)))
-    assert told(event).endswith(": training loss 0.125")
+    assert describe_event(event).endswith(": training loss 0.125")
 
 
 def test_a_stopped_run_says_why_and_where_it_goes_on() -> None:
@@ -153,7 +153,7 @@ def test_the_end_is_told_as_far_off_as_it_is() -> None:
 
 def test_planning_has_a_clock() -> None:
     """From when the display began, and from the plan on for what comes before the first batch."""
-    began = Snapshot(at=story.START_S)
+    began = RunSnapshot(at=story.START_S)
     assert "measuring what this job needs here, 12 s" in drawn(frame(began, story.START_S + 12))
     planned = began.after(story.whole_run()[0])
     assert "preparing the first batch, 3 s" in drawn(frame(planned, story.whole_run()[0].at + 3))

@@ -7,9 +7,9 @@ import html
 import json
 
 from stoker.records import Event, Report
-from stoker.records.examples import ExampleSet
-from stoker.reporting import plot, render_html
-from stoker.reporting.plots import habit_charts
+from stoker.records.run import ExampleSet
+from stoker.reporting.figures import habit_charts, plot_report
+from stoker.reporting.run_page import render_html
 from tests.reporting import story
 
 
@@ -68,7 +68,7 @@ def test_classes_go_by_their_names_where_they_have_any() -> None:
 
 def test_a_plot_has_losses_above_and_metrics_below() -> None:
     """Every measure of every split, by name."""
-    figure = plot(told({}))
+    figure = plot_report(told({}))
     names = {trace.name: trace.yaxis for trace in figure.data}
     assert {"train loss", "valid loss", "valid accuracy", "test accuracy"} <= set(names)
     assert names["train loss"] == "y"
@@ -79,6 +79,6 @@ def test_a_plot_has_losses_above_and_metrics_below() -> None:
 def test_a_plot_of_a_run_that_told_nothing_is_empty() -> None:
     """As one that was killed while it planned."""
     report = dataclasses.replace(story.report(story.whole_run()), events=())
-    assert len(plot(report).data) == 0
+    assert len(plot_report(report).data) == 0
     only_train = (Event(kind="progress", at=0.0, fields={"samples": 5, "loss": 1.0}),)
-    assert len(plot(dataclasses.replace(report, events=only_train)).data) == 1
+    assert len(plot_report(dataclasses.replace(report, events=only_train)).data) == 1

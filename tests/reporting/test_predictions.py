@@ -6,10 +6,9 @@ import base64
 import dataclasses
 import json
 
-from stoker.records.examples import Example, ExampleSet
-from stoker.reporting import render_html
-from stoker.reporting.confusion import confusion_chart
-from stoker.reporting.predictions import predictions
+from stoker.records.run import Example, ExampleSet
+from stoker.reporting.figures import confusion_chart
+from stoker.reporting.run_page import predictions, render_html
 from tests.reporting import story
 from tests.reporting.test_html import Page
 

@@ -7,10 +7,8 @@ import dataclasses
 import pytest
 
 from stoker.records import Layout, RankTimes, Report
-from stoker.reporting.lanes import LANE_COLOURS, lanes_picture
-from stoker.reporting.merged_ranks import merged
-from stoker.reporting.palette import COLOURS
-from stoker.reporting.rank_section import efficiency, rank_lines, shown_stretch
+from stoker.reporting.markup import COLOURS
+from stoker.reporting.rank_section import LANE_COLOURS, efficiency, lanes_picture, merged, rank_lines, shown_stretch
 from tests.reporting import story
 from tests.reporting.test_html import page
 from tests.reporting.test_merged_ranks import noted, pair

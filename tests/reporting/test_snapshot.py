@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import pytest
 
 from stoker.records import Event
-from stoker.reporting.snapshot import Snapshot
+from stoker.reporting.snapshot import RunSnapshot
 from tests.reporting import story
 
 
-def fold(events: Iterable[Event]) -> Snapshot:
+def fold(events: Iterable[Event]) -> RunSnapshot:
     """The run as it stands after `events`."""
-    return functools.reduce(Snapshot.after, events, Snapshot())
+    return functools.reduce(RunSnapshot.after, events, RunSnapshot())
 
 
 def test_a_finished_run_is_known_in_full() -> None:

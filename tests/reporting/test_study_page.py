@@ -11,8 +11,7 @@ import pytest
 
 from stoker.records import Estimate
 from stoker.records.study import Parameter, PlannedTrial, StudyForecast, StudyResult, StudySettings, StudyTrial
-from stoker.reporting.study_figures import best_so_far, study_charts
-from stoker.reporting.study_page import render_study
+from stoker.reporting.study_page import best_so_far, render_study, study_charts
 
 SPACE = (
     Parameter(name="lr", kind="log", low=1e-3, high=1.0),

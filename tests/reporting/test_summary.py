@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from stoker.records import Estimate, Event, Report, to_json
-from stoker.reporting import render_html
+from stoker.reporting.run_page import render_html
 from stoker.reporting.summary import forecast_rows, summary_lines, time_split, wall_seconds
 from tests.reporting import story
 

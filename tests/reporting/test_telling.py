@@ -5,9 +5,9 @@ import typing
 
 import pytest
 
-from stoker.planning.space import execution_settings
+from stoker.planning.model.search_space import execution_settings
 from stoker.records import Event, EventKind, to_json
-from stoker.reporting.telling import plan_notes, told
+from stoker.reporting.event_text import describe_event, plan_notes
 from tests.planning.test_explanation import explained
 from tests.planning.trials import CPU, measurement, profile
 from tests.reporting import story
@@ -16,7 +16,7 @@ from tests.reporting import story
 @pytest.mark.parametrize("kind", typing.get_args(EventKind))
 def test_every_kind_of_event_is_told_even_without_fields(kind: EventKind) -> None:
     """An event from an older or a terser source still gives a line."""
-    assert told(Event(kind=kind, at=0.0)).startswith(
+    assert describe_event(Event(kind=kind, at=0.0)).startswith(
         {
             "progress": "0 samples", "checkpointed": "checkpoint", "evaluated": "valid", "noted": "note",
             "warned": "warning",
@@ -26,7 +26,7 @@ def test_every_kind_of_event_is_told_even_without_fields(kind: EventKind) -> Non
 
 def test_a_whole_run_reads_as_sentences() -> None:
     """The lines have the numbers people look for."""
-    lines = [told(event) for event in story.killed_and_resumed()]
+    lines = [describe_event(event) for event in story.killed_and_resumed()]
     plan = "bf16 · micro-batch 512 · channels-last · 2 threads · memory loader · fused optimiser"
     data = "fashion-mnist (indexed data): order computed from (seed, epoch, position)"
     for expected in (
@@ -40,14 +40,15 @@ def test_a_whole_run_reads_as_sentences() -> None:
 
 def test_a_stop_whose_place_is_unknown_names_none() -> None:
     """A failure outside the loop has no position; "at 0 samples" would be wrong."""
-    assert told(Event(kind="stopped", at=0.0, fields={"reason": "asked", "samples": 0})) == "stopped: asked"
+    assert describe_event(Event(kind="stopped", at=0.0, fields={"reason": "asked", "samples": 0})) == "stopped: asked"
 
 
 def test_a_loss_that_is_no_number_is_told_as_such() -> None:
     """`nan` is news, and must not break the line."""
     fields = {"samples": 512, "total_samples": 1024, "loss": "nan", "eta_s": None, "samples_per_s": 100.0}
     assert (
-        told(Event(kind="progress", at=0.0, fields=fields)) == "50.0 % 512 of 1,024 samples · loss nan · 100 samples/s"
+        describe_event(Event(kind="progress", at=0.0, fields=fields))
+        == "50.0 % 512 of 1,024 samples · loss nan · 100 samples/s"
     )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.serving.options import ServerOptions
-from stoker.serving.server import Running
+from stoker.serving.server import BackgroundServer, ServerOptions
 
 
-def running(*places: Path, **options: Any) -> Running:
+def running(*places: Path, **options: Any) -> BackgroundServer:
     """A server on free ports, which looks at directories only when it is asked to."""
     ports = {"http_port": 0, "grpc_port": 0, "admin_port": 0, "watch_s": None}
-    return Running(ServerOptions(places=places, **{**ports, **options}))
+    return BackgroundServer(ServerOptions(places=places, **{**ports, **options}))
 
 
 def ask(url: str, body: Any = None, **headers: str) -> tuple[int, Any]:
@@ -41,18 +40,18 @@ def question(rows: int = 1, value: float = 0.5) -> dict[str, Any]:
     return {"inputs": [{"name": "x", "shape": [rows, 8], "datatype": "FP32", "data": [value] * 8 * rows}]}
 
 
-def infer(up: Running, model: str = "digits", body: Any = None, version: str = "") -> tuple[int, Any]:
+def infer(up: BackgroundServer, model: str = "digits", body: Any = None, version: str = "") -> tuple[int, Any]:
     """Ask a model."""
     at = f"/versions/{version}" if version else ""
     return ask(f"{up.started.http}/v2/models/{model}{at}/infer", body or question())
 
 
-def load(up: Running, model: str, **parameters: Any) -> tuple[int, Any]:
+def load(up: BackgroundServer, model: str, **parameters: Any) -> tuple[int, Any]:
     """Ask the admin port to load a model."""
     return ask(f"{up.started.admin}/v2/repository/models/{model}/load", {"parameters": parameters})
 
 
-def metric(up: Running, line: str) -> float:
+def metric(up: BackgroundServer, line: str) -> float:
     """A series' value; 0 where there is none."""
     lines = fetch(f"{up.started.admin}/metrics")[1].decode().splitlines()
     return next((float(one.rpartition(" ")[2]) for one in lines if one.startswith(f"{line} ")), 0.0)

@@ -20,7 +20,7 @@ import tritonclient.grpc.aio as over_grpc_aio
 import tritonclient.http as over_http
 import tritonclient.http.aio as over_http_aio
 
-from stoker.artifacts.elements import Arrays, datatype_of
+from stoker.artifacts.dtypes import Arrays, datatype_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,20 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import ArtifactSource, Datatype, DynamicDim, Manifest, TensorSpec, Tolerance
 from stoker.records.codec import JSON
-from stoker.serving.problems import NotFound, Refusal, Unavailable
-from stoker.serving.service import BatchTotal, Entry, Parameter, Request, Response, Statistics, Total
-from stoker.serving.wire import fit
+from stoker.serving.protocol import fit
+from stoker.serving.refusals import NotFound, Refusal, Unavailable
+from stoker.serving.service import (
+    BatchTotal,
+    InferenceRequest,
+    InferenceResponse,
+    ModelStatistics,
+    Parameter,
+    RepositoryEntry,
+    Total,
+)
 
 
 def manifest_of(
@@ -98,7 +106,7 @@ class FakeService:
     )
     unloaded: set[str] = field(default_factory=set)
     loaded_with: dict[str, Parameter] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[InferenceRequest] = field(default_factory=list)
     refuse: BaseException | None = None
     hold: asyncio.Event | None = None
     held: asyncio.Event = field(default_factory=asyncio.Event)
@@ -140,12 +148,12 @@ class FakeService:
             "dynamic_batching": {"max_queue_delay_microseconds": 0},
         }
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[Statistics, ...]:
+    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
         names = [self._known(model, version).name] if model else list(self.manifests)
         count = len(self.requests)
         total = Total(count=count, ns=1000 * count)
         return tuple(
-            Statistics(
+            ModelStatistics(
                 name=name,
                 version="1",
                 last_inference_ms=1_790_000_000_000,
@@ -157,14 +165,14 @@ class FakeService:
             for name in names
         )
 
-    def index(self, *, ready_only: bool = False) -> tuple[Entry, ...]:
+    def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         entries = (
-            Entry(name=name, version="1", state="UNAVAILABLE" if name in self.unloaded else "READY")
+            RepositoryEntry(name=name, version="1", state="UNAVAILABLE" if name in self.unloaded else "READY")
             for name in self.manifests
         )
         return tuple(entry for entry in entries if entry.state == "READY" or not ready_only)
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
         self.requests.append(request)
         manifest = self.manifest(request.model, request.version)
         inputs = fit(request, manifest, max_rows=self.max_rows)
@@ -180,7 +188,7 @@ class FakeService:
         outputs = _computed(manifest, inputs)
         if request.outputs:
             outputs = {one.name: outputs[one.name] for one in request.outputs}
-        return Response(model=request.model, version="1", id=request.id, outputs=outputs)
+        return InferenceResponse(model=request.model, version="1", id=request.id, outputs=outputs)
 
     async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
         self._known(model, "")

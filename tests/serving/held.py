@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from stoker.serving.edge import Edge, Limits
-from stoker.serving.in_flight import InFlight
-from stoker.serving.problems import Unauthorized
-from stoker.serving.service import Request
+from stoker.serving.refusals import Unauthorized
+from stoker.serving.service import InferenceRequest, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService
 from tests.serving.running import running
 
@@ -22,17 +20,17 @@ def authorize(headers: object) -> str:
     return ""
 
 
-class Forgets(list[Request]):
+class Forgets(list[InferenceRequest]):
     """Requests that are not kept."""
 
-    def append(self, _request: Request) -> None:
+    def append(self, _request: InferenceRequest) -> None:
         """Forget it."""
 
 
 def main() -> None:
     """Serve."""
-    limits = Limits(body_bytes=BODY_BYTES, body_s=20.0, connections=200, connections_of_peer=150)
-    edge = Edge(
+    limits = RequestLimits(body_bytes=BODY_BYTES, body_s=20.0, connections=200, connections_of_peer=150)
+    edge = ServerContext(
         service=FakeService(requests=Forgets()), limits=limits, in_flight=InFlight(BUDGET_BYTES), authorize=authorize
     )
     with running(edge) as where:

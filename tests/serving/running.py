@@ -12,9 +12,9 @@ from typing import Any
 
 import uvicorn
 
-from stoker.serving.edge import Edge
 from stoker.serving.grpc import server
-from stoker.serving.http import uvicorn_config
+from stoker.serving.http.connection import uvicorn_config
+from stoker.serving.service import ServerContext
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Running:
 
 
 @contextmanager
-def running(edge: Edge, **settings: Any) -> Iterator[Running]:
+def running(edge: ServerContext, **settings: Any) -> Iterator[Running]:
     """Both edges, uvicorn with these settings; stopped at the end."""
     listening = socket.create_server(("127.0.0.1", 0))
     http = uvicorn.Server(uvicorn_config(edge, timeout_graceful_shutdown=2, **settings))

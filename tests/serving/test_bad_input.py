@@ -19,13 +19,13 @@ from safetensors.numpy import save_file
 from stoker.artifacts import Golden, publish
 from stoker.records import ArtifactSource, EngineName, FileDigest, Manifest, TensorSpec, Tolerance, dumps
 from stoker.serving.grpc.messages import message as message_of
-from stoker.serving.server import Running
-from stoker.testing.models import tiny_artifact
+from stoker.serving.server import BackgroundServer
+from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.asking import ask, infer, metric, question, running, tensor
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BackgroundServer]:
     """A server without keys, of a model of numbers and one of tokens."""
     folder = tmp_path_factory.mktemp("plain")
     tiny_artifact(folder, name="digits")
@@ -61,7 +61,9 @@ _MASK = {"name": "attention_mask", "shape": [1, 2], "datatype": "INT64", "data":
         ("nobody", question(), 404, "no model 'nobody'"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(plain: Running, model: str, body: Any, status: int, words: str) -> None:
+def test_bad_input_is_refused_in_a_sentence(
+    plain: BackgroundServer, model: str, body: Any, status: int, words: str
+) -> None:
     """What does not fit has the right status and says what is wrong; the next request is answered."""
     found, answer = infer(plain, model, body)
     assert (found, set(answer)) == (status, {"error"})
@@ -70,7 +72,7 @@ def test_bad_input_is_refused_in_a_sentence(plain: Running, model: str, body: An
 
 
 @pytest.mark.parametrize("json_bytes", ["3", "100000", "-1", "many"])
-def test_lying_binary_sizes_are_refused(plain: Running, json_bytes: str) -> None:
+def test_lying_binary_sizes_are_refused(plain: BackgroundServer, json_bytes: str) -> None:
     """A header that says another length than the JSON has is a bad request."""
     body = json.dumps(tensor(data=None, parameters={"binary_data_size": 32})).encode() + bytes(32)
     url = f"{plain.started.http}/v2/models/digits/infer"
@@ -78,7 +80,7 @@ def test_lying_binary_sizes_are_refused(plain: Running, json_bytes: str) -> None
     assert (status, set(answer)) == (400, {"error"})
 
 
-def test_unknown_versions_and_pages_are_not_found(plain: Running) -> None:
+def test_unknown_versions_and_pages_are_not_found(plain: BackgroundServer) -> None:
     """The sentence names what there is."""
     status, answer = infer(plain, version="7")
     assert status == 404
@@ -88,14 +90,14 @@ def test_unknown_versions_and_pages_are_not_found(plain: Running) -> None:
     assert ask(f"{plain.started.http}/metrics")[0] == 404
 
 
-def test_refusals_are_counted(plain: Running) -> None:
+def test_refusals_are_counted(plain: BackgroundServer) -> None:
     """Each refusal is in the metrics under its model and its reason."""
     before = metric(plain, 'stoker_rejected_total{model="digits",reason="bad_request"}')
     infer(plain, body=tensor(name="z"))
     assert metric(plain, 'stoker_rejected_total{model="digits",reason="bad_request"}') == before + 1
 
 
-def test_a_deadline_that_cannot_be_met_is_refused(plain: Running) -> None:
+def test_a_deadline_that_cannot_be_met_is_refused(plain: BackgroundServer) -> None:
     """A microsecond is too short for any model: the client hears when it may come again, or that it was late."""
     status, answer = infer(plain, body=question() | {"parameters": {"timeout": 1}})
     assert status in {503, 504}
@@ -114,7 +116,7 @@ def binary(values: Any, name: str = "x", datatype: str = "FP32") -> tuple[bytes,
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_refused_in_binary_as_in_json(plain: Running, value: float) -> None:
+def test_what_is_not_finite_is_refused_in_binary_as_in_json(plain: BackgroundServer, value: float) -> None:
     """One number among many; JSON has no way to write it."""
     url = f"{plain.started.http}/v2/models/digits/infer"
     for rows in (1, 1000):
@@ -141,7 +143,7 @@ def test_a_setting_lets_it_through(rows: int, tmp_path: Path) -> None:
         assert ask(f"{up.started.http}/v2/models/digits/infer", body, **header)[0] == 200
 
 
-def call(up: Running, message: Any) -> Any:
+def call(up: BackgroundServer, message: Any) -> Any:
     """Ask over gRPC."""
     assert up.started.grpc is not None
     with grpc.insecure_channel(up.started.grpc) as channel:
@@ -218,14 +220,14 @@ def test_shapes_that_do_not_fit_inside_the_graph_are_the_clients_fault(engine: E
         assert infer(up, "words", {"inputs": [_IDS, mask]})[0] == 200
 
 
-def test_an_encoding_that_is_not_known_is_an_unsupported_media_type(plain: Running) -> None:
+def test_an_encoding_that_is_not_known_is_an_unsupported_media_type(plain: BackgroundServer) -> None:
     """415 as RFC 9110 has it, with those that are."""
     status, answer = ask(f"{plain.started.http}/v2/models/digits/infer", b"x", Content_Encoding="br")
     assert (status, "gzip and deflate are" in answer["error"]) == (415, True)
 
 
 @pytest.mark.parametrize("path", ["models/{}", "models/digits/versions/{}", "models/digits/versions/{}/ready", "{}"])
-def test_long_names_are_not_found_and_not_repeated(plain: Running, path: str) -> None:
+def test_long_names_are_not_found_and_not_repeated(plain: BackgroundServer, path: str) -> None:
     """Five thousand digits are no version, and no traceback either."""
     for name in ("1" * 5000, "x" * 5000):
         status, answer = ask(f"{plain.started.http}/v2/{path.format(name)}")
@@ -247,7 +249,7 @@ def test_long_names_are_not_found_and_not_repeated(plain: Running, path: str) ->
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "chunk"),
     ],
 )
-def test_what_is_not_http_is_told_which_part(plain: Running, sent: bytes, says: str) -> None:
+def test_what_is_not_http_is_told_which_part(plain: BackgroundServer, sent: bytes, says: str) -> None:
     """The parser's own reason, in a JSON error."""
     assert plain.started.http is not None
     host, port = plain.started.http.removeprefix("http://").split(":")

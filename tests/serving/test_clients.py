@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from stoker.serving.edge import Edge
+from stoker.serving.service import ServerContext
 from tests.serving import clients
 from tests.serving.clients import Subject
 from tests.serving.fakes import DIGITS, FakeService, scores_of
@@ -20,7 +20,7 @@ from tests.serving.running import running
 def digits() -> Iterator[Subject]:
     """`digits`, with the admin's calls on the same port."""
     image = np.random.default_rng(0).standard_normal((2, 8, 8), np.float32)
-    with running(Edge(service=FakeService(), is_admin=True)) as where:
+    with running(ServerContext(service=FakeService(), is_admin=True)) as where:
         yield Subject(
             http=where.http,
             grpc=where.grpc,

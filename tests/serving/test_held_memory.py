@@ -18,9 +18,8 @@ import grpc
 import orjson
 import pytest
 
-from stoker.serving.edge import Edge, Limits
 from stoker.serving.grpc import messages
-from stoker.serving.in_flight import InFlight
+from stoker.serving.service import InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService
 from tests.serving.held import BODY_BYTES, BUDGET_BYTES, MIB
 from tests.serving.running import running
@@ -307,8 +306,8 @@ def test_who_does_not_read_an_answer_of_grpc_is_hung_up_on() -> None:
     asked = messages.message("ModelInferRequest")(model_name="echo-fp32", raw_input_contents=[bytes(4 * num)])
     asked.inputs.add(name="x", datatype="FP32", shape=[1, num])
     raw = asked.SerializeToString()
-    limits = Limits(body_bytes=BODY_BYTES, body_s=1.0, least_bytes_per_s=10**9)
-    edge = Edge(service=FakeService(), limits=limits, in_flight=InFlight(BUDGET_BYTES))
+    limits = RequestLimits(body_bytes=BODY_BYTES, body_s=1.0, least_bytes_per_s=10**9)
+    edge = ServerContext(service=FakeService(), limits=limits, in_flight=InFlight(BUDGET_BYTES))
     with running(edge) as where, grpc.insecure_channel(where.grpc) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         assert len(infer(raw, timeout=20)) > 4 * num

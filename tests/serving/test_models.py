@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.engines import Engine
-from stoker.serving.models import Models
-from stoker.serving.observing.metrics import Metrics
-from stoker.serving.problems import BadRequest, DeadlinePassed, NotFound, QueueFull
-from stoker.serving.repository.repository import Repository, Shelf
-from stoker.serving.repository.version import Served
-from stoker.serving.service import Request, Wanted
+from stoker.serving.metrics import Metrics
+from stoker.serving.refusals import BadRequest, DeadlinePassed, NotFound, QueueFull
+from stoker.serving.repository.model import ServedVersion
+from stoker.serving.repository.repository import Repository, RepositoryOptions, RepositoryService
+from stoker.serving.service import InferenceRequest, RequestedOutput
 from stoker.testing import FakeClock
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
 
 class Answering:
@@ -52,7 +51,7 @@ class Answering:
         return ()
 
 
-Story = Callable[[Models, Answering, Metrics], Awaitable[None]]
+Story = Callable[[RepositoryService, Answering, Metrics], Awaitable[None]]
 
 
 @pytest.fixture
@@ -62,10 +61,10 @@ def tell(tmp_path: Path) -> Callable[[Story], None]:
 
     async def main(story: Story) -> None:
         clock, metrics = FakeClock(), Metrics()
-        repository = Repository(Shelf(places=(tmp_path,)), metrics, clock=clock)
-        models = Models(repository, metrics, clock)
+        repository = Repository(RepositoryOptions(places=(tmp_path,)), metrics, clock=clock)
+        models = RepositoryService(repository, metrics, clock)
         await repository.open()
-        served: Served = repository.model("digits").find("")
+        served: ServedVersion = repository.model("digits").find("")
         real, served.batcher = served.batcher, Answering(clock)
         try:
             await story(models, served.batcher, metrics)
@@ -76,9 +75,9 @@ def tell(tmp_path: Path) -> Callable[[Story], None]:
     return lambda story: asyncio.run(main(story))
 
 
-def request(**changes: Any) -> Request:
+def request(**changes: Any) -> InferenceRequest:
     """One that fits."""
-    return Request(**{"model": "digits", "inputs": tiny_inputs(), **changes})
+    return InferenceRequest(**{"model": "digits", "inputs": tiny_inputs(), **changes})
 
 
 def count(metrics: Metrics, name: str, **labels: str) -> float:
@@ -89,7 +88,7 @@ def count(metrics: Metrics, name: str, **labels: str) -> float:
 def test_what_is_asked_reaches_the_batcher(tell) -> None:
     """Priority, caller, bytes, and a point on the clock that leaves a tenth of the time for the way back."""
 
-    async def story(models: Models, batcher: Answering, _metrics: Metrics) -> None:
+    async def story(models: RepositoryService, batcher: Answering, _metrics: Metrics) -> None:
         batcher.clock.advance(100)
         await models.infer(request(deadline_s=0.5, priority=1, caller="alice", num_bytes=32))
         assert batcher.asked == [{"deadline": 100.45, "priority": 1, "caller": "alice", "num_bytes": 32}]
@@ -100,11 +99,11 @@ def test_what_is_asked_reaches_the_batcher(tell) -> None:
 def test_the_answer_has_what_was_wanted_in_its_order(tell) -> None:
     """All outputs, or those that were named; the version that answered, and the request's id."""
 
-    async def story(models: Models, _batcher: Answering, _metrics: Metrics) -> None:
+    async def story(models: RepositoryService, _batcher: Answering, _metrics: Metrics) -> None:
         response = await models.infer(request(id="a-1"))
         assert (response.model, response.version, response.id) == ("digits", "1", "a-1")
         assert list(response.outputs) == ["y", "z"]
-        named = await models.infer(request(outputs=(Wanted(name="y"),)))
+        named = await models.infer(request(outputs=(RequestedOutput(name="y"),)))
         assert list(named.outputs) == ["y"]
 
     tell(story)
@@ -113,7 +112,7 @@ def test_the_answer_has_what_was_wanted_in_its_order(tell) -> None:
 def test_answers_and_refusals_are_counted_apart(tell) -> None:
     """By outcome in seconds, by reason among those rejected, and in the protocol's statistics."""
 
-    async def story(models: Models, batcher: Answering, metrics: Metrics) -> None:
+    async def story(models: RepositoryService, batcher: Answering, metrics: Metrics) -> None:
         await models.infer(request())
         batcher.error = QueueFull("full")
         with pytest.raises(QueueFull):
@@ -137,7 +136,7 @@ def test_answers_and_refusals_are_counted_apart(tell) -> None:
 def test_deadlines_that_were_missed_are_counted(tell) -> None:
     """An answer after its deadline counts as one that was refused for it does."""
 
-    async def story(models: Models, batcher: Answering, metrics: Metrics) -> None:
+    async def story(models: RepositoryService, batcher: Answering, metrics: Metrics) -> None:
         await models.infer(request(deadline_s=0.02))
         assert count(metrics, "stoker_deadline_miss_total", model="digits") == 0
         await models.infer(request(deadline_s=0.005))
@@ -152,7 +151,7 @@ def test_deadlines_that_were_missed_are_counted(tell) -> None:
 def test_names_that_are_unknown_make_no_series(tell) -> None:
     """Whoever asks for a thousand models that are not there adds one series, not a thousand."""
 
-    async def story(models: Models, _batcher: Answering, metrics: Metrics) -> None:
+    async def story(models: RepositoryService, _batcher: Answering, metrics: Metrics) -> None:
         for number in range(20):
             with pytest.raises(NotFound):
                 await models.infer(request(model=f"nobody-{number}"))
@@ -165,7 +164,7 @@ def test_names_that_are_unknown_make_no_series(tell) -> None:
 def test_ready_once_all_was_tried_and_until_it_stops(tell) -> None:
     """Not before, and not during the shutdown, though what still comes in is answered."""
 
-    async def story(models: Models, _batcher: Answering, _metrics: Metrics) -> None:
+    async def story(models: RepositoryService, _batcher: Answering, _metrics: Metrics) -> None:
         assert not models.is_ready()
         models.is_open = True
         assert models.is_ready()

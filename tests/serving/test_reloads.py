@@ -8,7 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.asking import ask, infer, load, metric, running
 
 

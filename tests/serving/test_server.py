@@ -20,10 +20,10 @@ import pytest
 import tritonclient.grpc as over_grpc
 
 from stoker import engines
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import BadArtifact, BadJob, ServiceError
-from stoker.serving.server import Running
-from stoker.testing.models import tiny_artifact
+from stoker.serving.server import BackgroundServer
+from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.asking import ask, fetch, infer, metric, question, running, tensor
 from tests.serving.waiting import until_on_threads
 
@@ -70,7 +70,7 @@ def test_tls_on_both_ports(tmp_path: Path, certificate: tuple[Path, Path]) -> No
         running(tmp_path, tls_certificate=cert, tls_key=cert).__enter__()
 
 
-def _presented(up: Running) -> str:
+def _presented(up: BackgroundServer) -> str:
     """The certificate that a new connection gets."""
     parts = urlsplit(str(up.started.http))
     return ssl.get_server_certificate((str(parts.hostname), int(parts.port or 0)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.testing.models import tiny_artifact
+from stoker.testing.tiny_models import tiny_artifact
 from tests.serving import clients
 from tests.serving.asking import ask, question, running
 from tests.serving.clients import Subject

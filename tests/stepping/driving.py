@@ -7,9 +7,10 @@ import math
 import torch
 
 from stoker.jobs import Job
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 

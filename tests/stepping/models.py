@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.jobs import SGD, Job, Loss
-from stoker.loading import Samples, datasets_of
+from stoker.loading.datasets import datasets_of
+from stoker.loading.samples import Samples
 from stoker.units import updates
 
 FEATURES, CLASSES, TOKENS, VOCAB = 6, 4, 8, 12

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from stoker.jobs import EMA
-from stoker.stepping import Step
-from stoker.stepping.averaging import Average, EqualAverage
+from stoker.stepping.step import Step
+from stoker.stepping.weight_averaging import EqualAverage, ExponentialAverage
 from tests.stepping.driving import SEPARABLE, plan_of, train
 from tests.stepping.models import make_job, mlp
 
@@ -30,7 +30,7 @@ def test_average_follows_its_law(decay: float) -> None:
 def test_buffers_and_whole_numbers_are_copied() -> None:
     """Running statistics are those of the model, not an average of averages."""
     model = nn.BatchNorm1d(2)
-    average = Average(EMA(0.9), model)
+    average = ExponentialAverage(EMA(0.9), model)
     model(torch.randn(4, 2))
     average.update(0)
     assert torch.equal(average.weights["running_mean"], model.running_mean)
@@ -40,7 +40,7 @@ def test_buffers_and_whole_numbers_are_copied() -> None:
 def test_saved_averages_are_taken_over() -> None:
     """Loading puts the saved values into the tensors that are already there."""
     model = nn.Linear(2, 2)
-    average = Average(EMA(0.9), model)
+    average = ExponentialAverage(EMA(0.9), model)
     held = average.weights["weight"]
     average.load({"weight": torch.ones(2, 2)})
     assert held is average.weights["weight"]
@@ -51,7 +51,7 @@ def test_a_batch_norm_of_two_names_has_one_set_of_statistics() -> None:
     """Under its second name too they are copied: an average loaded under it would take the first one's place."""
     shared = nn.BatchNorm1d(2)
     model = nn.ModuleDict({"first": shared, "second": shared})
-    average = Average(EMA(0.9), model)
+    average = ExponentialAverage(EMA(0.9), model)
     shared(torch.randn(4, 2) + 3)
     average.update(0)
     assert torch.equal(average.weights["second.running_mean"], shared.running_mean)

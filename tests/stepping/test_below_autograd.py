@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker.stepping.below_autograd import below_autograd
+from stoker.stepping.graph_interpreter import below_autograd
 
 
 def test_nothing_is_noted_and_writes_are_counted() -> None:

@@ -11,9 +11,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import stoker
 from stoker.errors import RunFailed
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step, capture, interpreting
+from stoker.stepping import capture, graph_interpreter
+from stoker.stepping.step import Step
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 BATCH = 8
@@ -67,7 +69,7 @@ def test_without_pytorchs_interpreter_operations_are_called_from_python(monkeypa
     """Its builder is not public: the same weights once it is gone."""
     job = _job()
     ours = _trained(job, 10, captured=True)
-    monkeypatch.setattr(interpreting, "_IS_THERE", False)
+    monkeypatch.setattr(graph_interpreter, "_IS_THERE", False)
     assert not _states_differ(ours, _trained(job, 10, captured=True))
 
 
@@ -152,8 +154,8 @@ def test_an_lstm_is_repeated_below_autograd(precision) -> None:
 
 def test_what_cannot_be_repeated_is_refused(monkeypatch) -> None:
     """An operation that fails when it is repeated is a pass that cannot be captured, not an error of the user's."""
-    monkeypatch.setattr(interpreting, "below_autograd", torch.no_grad)
-    monkeypatch.setattr(interpreting, "_IS_THERE", False)
+    monkeypatch.setattr(graph_interpreter, "below_autograd", torch.no_grad)
+    monkeypatch.setattr(graph_interpreter, "_IS_THERE", False)
     with pytest.raises(RunFailed, match="cannot be captured"):
         _trained(_job(_Recurrent), 5, captured=True, precision="bf16")
 

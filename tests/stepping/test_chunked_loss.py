@@ -13,12 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
-from stoker.planning.memory import forecast_memory
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.memory import forecast_memory
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Plan, TraceSettings
-from stoker.stepping import Step, outline
 from stoker.stepping.chunked_loss import ChunkedLoss, output_layer, worthwhile_chunks
+from stoker.stepping.model import meta_model
+from stoker.stepping.step import Step
 from stoker.zoo import GPT, Llama
 from tests.stepping.driving import SEPARABLE, plan_of, source_of, tensors_of, train, trained
 
@@ -257,7 +258,7 @@ def test_chunks_are_thought_of_where_they_can_be_and_save_something(changes: dic
     """Seen on an outline, before anything is planned: nothing of the model or of the generators moves."""
     job = _job(**changes)
     state = torch.get_rng_state()
-    assert worthwhile_chunks(job, outline(job), datasets_of(job).train) == chunks
+    assert worthwhile_chunks(job, meta_model(job), datasets_of(job).train) == chunks
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from stoker.errors import DoesNotFit
-from stoker.stepping import Step, compiling
-from stoker.stepping.compiling import compile_in_place, compiled_regions
+from stoker.stepping import torch_compile
+from stoker.stepping.step import Step
+from stoker.stepping.torch_compile import compile_in_place, compiled_regions
 from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, tensors_of, train
 from tests.stepping.models import CLASSES, FEATURES, make_job, mlp, vectors
 
@@ -161,7 +162,7 @@ def test_inputs_of_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPat
     """The limit is Stoker's own at every call, not PyTorch's 8; beyond it nothing fails, and the reason is told."""
     from torch._dynamo.utils import counters
 
-    monkeypatch.setattr(compiling, "MOST_SHAPES", most)
+    monkeypatch.setattr(torch_compile, "MOST_SHAPES", most)
     counters.clear()
     model = nn.Sequential(nn.Linear(FEATURES, 2), nn.Tanh())
     batches = [torch.randn(size, FEATURES) for size in range(2, 13)]

@@ -10,9 +10,9 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
 from stoker.records import Coupling
-from stoker.stepping import coupling_by_types, find_coupling, outline
-from stoker.stepping.pool import pool_of
-from stoker.stepping.probing import working_probe
+from stoker.stepping.coupling import coupling_by_types, find_coupling
+from stoker.stepping.model import meta_model
+from stoker.stepping.probe import probe_samples, working_probe
 from stoker.zoo import GPT
 from tests.stepping import models
 from tests.stepping.models import (
@@ -298,7 +298,7 @@ def test_noise_that_breaks_the_loss_is_left_out() -> None:
 def test_exchanged_halves_differ(count: int) -> None:
     """However few samples there are, every comparison puts other samples in a half's place."""
     job = make_job(mlp, data=vectors(count))
-    pool = pool_of(job, samples_of(job), torch.float64)
+    pool = probe_samples(job, samples_of(job), torch.float64)
     for sizes in ((1, 1), (4, 4), (2, 3)):
         for quad in islice(pool.quads(sizes, 0), 12):
             assert quad.first.tolist() != quad.other_first.tolist()
@@ -444,7 +444,7 @@ def test_the_probe_finds_the_same_again() -> None:
 
 def by_types(job: Job) -> Coupling:
     """What is told of a model that is too large to be run."""
-    return coupling_by_types(job, outline(job), "its weights take 4 TiB")
+    return coupling_by_types(job, meta_model(job), "its weights take 4 TiB")
 
 
 def test_without_a_probe_batch_norm_couples_a_batch_or_a_group() -> None:

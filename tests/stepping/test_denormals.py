@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from stoker.jobs import AdamW
-from stoker.stepping import Step, step
-from stoker.stepping.denormals import FLUSH_EVERY, flush_denormals
+from stoker.stepping import step
+from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import FLUSH_EVERY, flush_denormals
 from tests.stepping.driving import SEPARABLE, plan_of, train
 from tests.stepping.models import make_job, mlp, vectors
 

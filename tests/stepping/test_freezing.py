@@ -12,11 +12,13 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob
 from stoker.jobs.freezing import Freeze
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import TraceSettings
-from stoker.stepping import Step, build_model, find_coupling, outline
-from stoker.stepping.freezing import thawed, what_is_trained
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.frozen_parameters import describe_trained_share, with_all_unfrozen
+from stoker.stepping.model import build_model, meta_model
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, source_of, train, trained
 from tests.stepping.models import CLASSES, FEATURES, make_job, samples_of
 
@@ -188,7 +190,7 @@ def test_outlines_are_frozen_as_models_are_and_the_users_module_is_left_alone() 
     """Plans over several devices count what is trained by the outline."""
     module = three_layers()
     for model in (module, three_layers):
-        found = outline(make_job(model, freeze=("0.*",)))
+        found = meta_model(make_job(model, freeze=("0.*",)))
         assert [p.requires_grad for p in found.parameters()] == [False, False, True, True, True, True]
     assert all(p.requires_grad and p.device.type == "cpu" for p in module.parameters())
 
@@ -198,16 +200,16 @@ def test_what_is_trained_is_said_with_its_share() -> None:
     frozen, gradual, whole = (
         make_job(three_layers, freeze=one) for one in (("0.*", "2.*"), {"0.*": stoker.updates(3)}, None)
     )
-    assert what_is_trained(frozen, outline(frozen)) == "36 of 164 parameters are trained (22 %)"
-    assert what_is_trained(gradual, outline(gradual)) == (
+    assert describe_trained_share(frozen, meta_model(frozen)) == "36 of 164 parameters are trained (22 %)"
+    assert describe_trained_share(gradual, meta_model(gradual)) == (
         "164 of 164 parameters are trained (100 %); of these are trained 0.* after 3 updates"
     )
-    assert what_is_trained(whole, outline(whole)) is None
+    assert describe_trained_share(whole, meta_model(whole)) is None
 
 
 def test_a_thawed_job_trains_all_that_ever_is() -> None:
     """From the first update on: what has to be measured."""
-    job = thawed(make_job(three_layers, freeze={"0.*": stoker.epochs(3), "2.*": None}))
+    job = with_all_unfrozen(make_job(three_layers, freeze={"0.*": stoker.epochs(3), "2.*": None}))
     names = changed_in(Step(job, plan_of(16), SEPARABLE), job, 1)[0]
     assert {name.split(".")[0] for name in names} == {"0", "4"}
 

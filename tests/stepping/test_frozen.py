@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stoker
-from stoker.loading import datasets_of
-from stoker.stepping import Step
-from stoker.stepping.modes import in_evaluation, to_training
+from stoker.loading.datasets import datasets_of
+from stoker.stepping.model import in_evaluation, to_training
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, plan_of, source_of, train
 
 WIDTH, BATCH, LAYERS = 16, 8, 6

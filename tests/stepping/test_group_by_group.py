@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stoker.jobs import SGD, Job
-from stoker.loading import datasets_of, in_order
-from stoker.stepping import Step, build_model
+from stoker.loading.batches import in_order
+from stoker.loading.datasets import datasets_of
 from stoker.stepping.batch_norm import GroupedBatchNorm
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 from tests.stepping.driving import grouped, largest_difference, plan_of, trained, whole_stream
 from tests.stepping.models import NormOfTokens, cnn, images, make_job, mlp, texts, vectors
 

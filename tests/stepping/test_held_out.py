@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import BadJob, RunFailed, StokerError
 from stoker.loading.samples import BadSample
-from stoker.stepping.held_out import evaluating, set_in_words
+from stoker.stepping.step_failures import evaluating, held_out_set_in_words
 
 
 @pytest.mark.parametrize("kind", [BadJob, BadSample, RunFailed])
@@ -22,5 +22,5 @@ def test_other_errors_carry_it_along() -> None:
     with pytest.raises(ValueError, match="no") as told, evaluating("valid"):
         raise ValueError("no")
     assert str(told.value) == "no"
-    assert set_in_words(told.value) == " evaluating valid=…"
-    assert set_in_words(ValueError("no")) == ""
+    assert held_out_set_in_words(told.value) == " evaluating valid=…"
+    assert held_out_set_in_words(ValueError("no")) == ""

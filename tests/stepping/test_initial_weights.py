@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.jobs.weights import Weights
-from stoker.stepping import build_model, weights_digest
+from stoker.jobs.initial_weights import Weights
+from stoker.stepping.model import build_model, weights_digest
 from tests.stepping.models import make_job
 
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from stoker.stepping import interpreting
-from stoker.stepping.interpreting import interpreted
-from stoker.stepping.out_of_memory import ran_out_of_memory
+from stoker.stepping import graph_interpreter
+from stoker.stepping.graph_interpreter import interpreted
+from stoker.stepping.step_failures import ran_out_of_memory
 from stoker.zoo import GPT
 
 
@@ -99,7 +99,7 @@ def test_without_the_builder_nothing_is_interpreted(monkeypatch) -> None:
     """It is not public, and may go."""
     graph = _graph_of(nn.Linear(4, 2), torch.randn(3, 4))
     assert interpreted(graph) is not None
-    monkeypatch.setattr(interpreting, "_IS_THERE", False)
+    monkeypatch.setattr(graph_interpreter, "_IS_THERE", False)
     assert interpreted(graph) is None
 
 

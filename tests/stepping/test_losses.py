@@ -9,7 +9,8 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.stepping import Objective, find_coupling
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.losses import TrainingObjective
 from tests.stepping.models import make_job, mlp, samples_of
 
 LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.5, 0.0], [0.0, 0.0, 3.0]])
@@ -23,7 +24,7 @@ def same(output: torch.Tensor) -> torch.Tensor:
 
 def of(target: torch.Tensor, output: torch.Tensor = LOGITS, **changed: Any) -> dict[str, Loss]:
     """The measures of an output that a model gave."""
-    return Objective(make_job(nn.Identity, **changed)).measures(same, (output, target), len(output))
+    return TrainingObjective(make_job(nn.Identity, **changed)).measures(same, (output, target), len(output))
 
 
 def job_of(loss: Any) -> Job:
@@ -85,7 +86,7 @@ def test_metrics_skip_ignored_targets() -> None:
 )
 def test_every_form_of_a_loss_becomes_a_sum_and_a_count(loss: Any, form: str, total: float | None, count: int) -> None:
     """Loss, values and scalars are told apart; a scalar stands for the mean over the samples given."""
-    objective = Objective(job_of(loss))
+    objective = TrainingObjective(job_of(loss))
     content = (LOGITS, torch.zeros(3, 3))
     found = objective.loss(same, content, 3)
     assert objective.form(same, content) == form
@@ -109,7 +110,7 @@ def test_user_metric_shares_the_pass() -> None:
     def margin(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return output.max(1).values
 
-    found = Objective(make_job(nn.Identity, metrics=[margin, "accuracy"])).measures(model, (LOGITS, LABELS), 3)
+    found = TrainingObjective(make_job(nn.Identity, metrics=[margin, "accuracy"])).measures(model, (LOGITS, LABELS), 3)
     assert len(calls) == 1
     assert float(found["margin"].sum) == 6.5
 
@@ -138,7 +139,7 @@ def test_targets_that_do_not_fit_are_named(target: torch.Tensor, output: torch.T
 def test_what_is_no_loss_is_refused(loss: Any, problem: str) -> None:
     """Numbers and whole numbers cannot be differentiated."""
     with pytest.raises(BadJob, match=problem):
-        Objective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
+        TrainingObjective(job_of(loss)).loss(same, (LOGITS, LABELS), 3)
 
 
 @pytest.mark.parametrize(("total", "found"), [(LOGITS.sum(1), r"\[3\]"), (1.0, "float")], ids=["by sample", "a number"])
@@ -155,7 +156,7 @@ def test_sum_that_is_no_scalar_is_refused(total: Any, found: str) -> None:
 def test_missing_target_is_told() -> None:
     """A loss of (output, target) over samples without targets says how to give them."""
     with pytest.raises(BadJob, match="needs a target"):
-        Objective(make_job(nn.Identity)).loss(same, LOGITS, 3)
+        TrainingObjective(make_job(nn.Identity)).loss(same, LOGITS, 3)
 
 
 class Margins(nn.Module):

@@ -4,8 +4,8 @@ from torch import nn
 
 import stoker
 from stoker.jobs import EMA
-from stoker.stepping.averaging import Average
-from stoker.stepping.losses import LOSSES, METRICS, Objective
+from stoker.stepping.losses import LOSSES, METRICS, TrainingObjective
+from stoker.stepping.weight_averaging import ExponentialAverage
 
 
 @pytest.mark.parametrize("name", ["mse", "l1"])
@@ -40,14 +40,14 @@ def test_a_scalar_metric_is_refused() -> None:
         until=stoker.updates(1),
     )  # fmt: skip
     with pytest.raises(stoker.BadJob, match="rmse returned a scalar"):
-        Objective(job).measures(nn.Linear(2, 1), data, 8)
+        TrainingObjective(job).measures(nn.Linear(2, 1), data, 8)
 
 
 def test_an_average_follows_a_buffer_that_the_model_replaces() -> None:
     """`self.mean = …` in a forward pass puts another tensor in the buffer's place."""
     model = nn.Linear(2, 1)
     model.register_buffer("mean", torch.zeros(2))
-    average = Average(EMA(0.9), model)
+    average = ExponentialAverage(EMA(0.9), model)
     model.mean = torch.ones(2)
     average.update(0)
     assert average.weights["mean"].tolist() == [1.0, 1.0]

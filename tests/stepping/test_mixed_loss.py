@@ -14,8 +14,8 @@ from stoker.jobs import Loss
 from stoker.loading.mixing import MixedTarget
 from stoker.loading.transforms import CutMix, Mixup
 from stoker.records import Layout, Plan
-from stoker.stepping import Step
-from stoker.stepping.losses import Objective
+from stoker.stepping.losses import TrainingObjective
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 from tests.stepping.driving import SEPARABLE, largest_difference, plan_of, source_of, trained
@@ -89,7 +89,7 @@ def test_an_update_is_that_of_a_loop_written_by_hand() -> None:
 
 def test_what_is_not_counted_is_not_counted_in_its_share() -> None:
     """A sample whose partner's label is ignored counts with its own share, and the other way round."""
-    objective = Objective(make_job(mlp, mix=Mixup()))
+    objective = TrainingObjective(make_job(mlp, mix=Mixup()))
     output = torch.randn(3, CLASSES, dtype=torch.float64)
     first, second = torch.tensor([1, -100, 2]), torch.tensor([0, 3, -100])
     share = torch.tensor([0.25, 0.5, 0.75])
@@ -102,7 +102,7 @@ def test_what_is_not_counted_is_not_counted_in_its_share() -> None:
 
 def test_tokens_share_the_proportion_of_their_sample() -> None:
     """Cross-entropy over tokens of samples that are floating features."""
-    objective = Objective(make_job(mlp, loss="token_cross_entropy", mix=Mixup()))
+    objective = TrainingObjective(make_job(mlp, loss="token_cross_entropy", mix=Mixup()))
     output, targets = torch.randn(5, 8, 12, dtype=torch.float64), texts(10, masked=0.5)[1]
     share = torch.rand(5)
     target = MixedTarget(targets[:5], targets[5:], share)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.stepping import build_model, bytes_of, num_parameters, weights_digest
+from stoker.stepping.model import build_model, bytes_of, num_parameters, weights_digest
 from tests.stepping.models import make_job, mlp
 
 

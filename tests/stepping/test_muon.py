@@ -11,12 +11,12 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Muon, Optimizer
 from stoker.records import Plan
-from stoker.stepping import Step
 from stoker.stepping import muon as muon_module
-from stoker.stepping.muon import Muon as Implementation
+from stoker.stepping.muon import MuonOptimizer as Implementation
 from stoker.stepping.muon import divided, orthogonalized
-from stoker.stepping.optimizers import build_optimizer
-from stoker.training import restore
+from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import build_optimizer
+from stoker.training.checkpoints import restore
 from stoker.zoo import GPT
 from tests.stepping.driving import grouped, largest_difference, trained
 from tests.stepping.models import images, make_job, mlp, vectors

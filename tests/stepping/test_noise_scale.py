@@ -12,11 +12,12 @@ from torch import nn
 
 import stoker
 from stoker.errors import RunFailed
-from stoker.loading import Batch, BatchSource, datasets_of
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Position
-from stoker.records.noise import NoiseScale
-from stoker.stepping import Step
+from stoker.records.hyperparameters import NoiseScale
 from stoker.stepping.noise_scale import BLOCKS, NoiseMeter, measure_noise
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, plan_of
 
 DIM, GROUP = 20, 4

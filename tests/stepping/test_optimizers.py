@@ -13,8 +13,8 @@ from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Optimizer
 from stoker.records import Plan
-from stoker.stepping import Step
-from stoker.stepping.optimizers import implementations
+from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import implementations
 from tests.stepping.driving import SEPARABLE, are_equal, largest_difference, plan_of, train, trained, whole_stream
 from tests.stepping.models import make_job, mlp
 

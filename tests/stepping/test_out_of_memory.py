@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from stoker.devices.cpu import attached_cpu
-from stoker.stepping import free_bytes, out_of_memory, ran_out_of_memory, reachable_bytes
+from stoker.stepping import step_failures
+from stoker.stepping.step_failures import free_bytes, ran_out_of_memory, reachable_bytes
 
 CPU = torch.device("cpu")
 
@@ -39,6 +40,6 @@ def test_what_is_free_keeps_to_the_limits_of_the_process(monkeypatch: pytest.Mon
 
 def test_nothing_is_said_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unknown is None, not a guess."""
-    monkeypatch.setattr(out_of_memory, "_MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(step_failures, "_MEMINFO", tmp_path / "absent")
     assert free_bytes(CPU) is None
     assert reachable_bytes(CPU) is None

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.stepping import build_model, outline
+from stoker.stepping.model import build_model, meta_model
 from tests.stepping.models import make_job, mlp
 
 
 def test_an_outline_has_sizes_and_no_weights() -> None:
     """Names, shapes and types are those of the model that would be made."""
     job = make_job(mlp)
-    found = outline(job)
+    found = meta_model(job)
     assert {parameter.device.type for parameter in found.parameters()} == {"meta"}
     real = build_model(job)
     assert [(name, p.shape, p.dtype) for name, p in found.named_parameters()] == [
@@ -21,14 +21,14 @@ def test_an_outline_has_sizes_and_no_weights() -> None:
 
 def test_what_would_not_fit_is_outlined_all_the_same() -> None:
     """A layer of 4 TB is made in no memory."""
-    found = outline(make_job(lambda: nn.Linear(10**6, 10**6)))
+    found = meta_model(make_job(lambda: nn.Linear(10**6, 10**6)))
     assert sum(parameter.numel() for parameter in found.parameters()) == 10**12 + 10**6
 
 
 def test_a_module_given_is_its_own_outline() -> None:
     """It is there already."""
     module = mlp()
-    assert outline(make_job(module)) is module
+    assert meta_model(make_job(module)) is module
 
 
 def test_a_model_that_looks_at_its_weights_is_made_for_real() -> None:
@@ -38,7 +38,7 @@ def test_a_model_that_looks_at_its_weights_is_made_for_real() -> None:
         layer = nn.Linear(4, 4)
         return nn.Sequential(layer, nn.ReLU() if layer.weight.sum().item() > -1e9 else nn.Tanh())
 
-    found = outline(make_job(looks))
+    found = meta_model(make_job(looks))
     assert {parameter.device.type for parameter in found.parameters()} == {"cpu"}
 
 
@@ -54,7 +54,7 @@ def test_the_outline_draws_nothing() -> None:
         torch.manual_seed(5)
         wanted = torch.rand(3)
         torch.manual_seed(5)
-        outline(make_job(make))
+        meta_model(make_job(make))
         assert torch.equal(torch.rand(3), wanted)
 
 
@@ -66,7 +66,7 @@ def by_way_of_numpy() -> nn.Module:
 
 def test_a_model_that_looks_at_values_in_any_way_is_made_for_real() -> None:
     """Whatever the error its look at a tensor without values ends in."""
-    model = outline(make_job(by_way_of_numpy))
+    model = meta_model(make_job(by_way_of_numpy))
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.0, 0.5]
 
@@ -80,6 +80,6 @@ def test_a_function_that_fails_tells_the_error_of_the_real_model() -> None:
         raise ValueError(f"on {devices[-1]}")
 
     with pytest.raises(ValueError, match="on cpu") as caught:
-        outline(make_job(fails))
+        meta_model(make_job(fails))
     assert devices == ["meta", "cpu"]
     assert caught.value.__context__ is None

@@ -12,9 +12,16 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
-from stoker.loading import Fields
-from stoker.stepping.adopting import adopted, merged
-from stoker.stepping.outputs import OwnLoss, in_full_precision, num_labels, scores, shifts_labels
+from stoker.loading.fields import Fields
+from stoker.stepping.foreign_models import (
+    OwnLoss,
+    adopt_model,
+    in_full_precision,
+    merge_adapters,
+    num_labels,
+    scores,
+    shifts_labels,
+)
 
 LOGITS = torch.zeros(2, 3)
 
@@ -134,10 +141,10 @@ def test_the_cache_for_generating_is_off_while_training() -> None:
     """In the configuration of the model that is trained; others have none."""
     model = nn.Linear(1, 1)
     model.config = SimpleNamespace(use_cache=True)  # type: ignore[assignment]
-    assert adopted(model) is model
+    assert adopt_model(model) is model
     assert model.config.use_cache is False
     plain = nn.Linear(1, 1)
-    assert adopted(plain) is plain
+    assert adopt_model(plain) is plain
 
 
 def test_adapters_are_merged_where_there_are_any() -> None:
@@ -148,5 +155,5 @@ def test_adapters_are_merged_where_there_are_any() -> None:
             return nn.Identity()
 
     plain = nn.Linear(1, 1)
-    assert merged(plain) is plain
-    assert isinstance(merged(Adapted(1, 1)), nn.Identity)
+    assert merge_adapters(plain) is plain
+    assert isinstance(merge_adapters(Adapted(1, 1)), nn.Identity)

@@ -11,10 +11,11 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
-from stoker.stepping import Step, find_coupling
-from stoker.stepping.not_finite import NotFinite
-from stoker.stepping.own_step import Optimizers
+from stoker.loading.datasets import datasets_of
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.own_step import CombinedOptimizer
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite
 from tests.stepping.driving import plan_of, source_of, train
 
 DATA = (torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24.0).unsqueeze(1) / 24)
@@ -232,7 +233,9 @@ def test_optimisers_state_goes_out_and_comes_back(made: Any) -> None:
 def test_a_state_of_other_optimisers_is_refused() -> None:
     """Groups that are not as many as here are another job's."""
     model = Pair()
-    two, one = (Optimizers(part, part) for part in (list(_optimizers(model).values()), [_optimizers(model)["actor"]]))
+    two, one = (
+        CombinedOptimizer(part, part) for part in (list(_optimizers(model).values()), [_optimizers(model)["actor"]])
+    )
     with pytest.raises(ValueError, match="1 parameter groups, the job's optimisers 2"):
         two.load_state_dict(one.state_dict())
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="attention within samples")
 

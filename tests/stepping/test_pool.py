@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stoker.errors import BadJob
-from stoker.loading import as_samples
-from stoker.stepping.pool import pool_of
+from stoker.loading.dataset_adapters import as_samples
+from stoker.stepping.probe import probe_samples
 from tests.stepping.models import make_job, mlp
 
 
@@ -17,5 +17,5 @@ def test_items_of_a_type_without_operations_are_told_before_training(dtype: torc
     items = [(torch.ones(6).to(dtype), 1)] * 8
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(BadJob, match=f"samples hold {name}, with which PyTorch does not compute") as told:
-        pool_of(make_job(mlp), as_samples(items, what="data"), torch.float64)
+        probe_samples(make_job(mlp), as_samples(items, what="data"), torch.float64)
     assert "int32" in str(told.value.remedy)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from stoker.errors import BadJob
 from stoker.records import Plan
-from stoker.stepping import Step
 from stoker.stepping.precision import products_in
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, plan_of, train
 from tests.stepping.models import cnn, images, make_job, mlp
 

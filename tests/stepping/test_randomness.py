@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stoker.stepping.randomness import RandomDraws
+from stoker.stepping.random_draws import RandomDraws
 
 X = torch.linspace(-2, 2, 32).view(4, 8)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stoker.errors import BadJob
-from stoker.stepping.rates import factor_at
+from stoker.stepping.torch_optimizers import factor_at
 from tests.training.builders import advance, step_of, tiny_job
 
 

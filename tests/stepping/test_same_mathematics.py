@@ -15,7 +15,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Adam, AdamW, Loss
 from stoker.jobs.schedules import one_cycle, warmup_linear
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, trained, whole_stream
 from tests.stepping.models import (
     ComplexNet,

@@ -11,7 +11,7 @@ from torch import nn
 
 from stoker import optimizers, schedules
 from stoker.jobs import Job
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, grouped, largest_difference, plan_of, train, trained, whole_stream
 from tests.stepping.models import make_job, mlp
 

@@ -12,8 +12,10 @@ from torch import nn
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import SGD, Adam, AdamW, Job, Loss
 from stoker.jobs.schedules import one_cycle
-from stoker.loading import in_order, seed_generators
-from stoker.stepping import Step, build_model
+from stoker.loading.batches import in_order
+from stoker.loading.randomness import seed_generators
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 from tests.stepping.driving import SEPARABLE, are_equal, plan_of, source_of, tensors_of, train, whole_stream
 from tests.stepping.models import FunctionalDropout, cnn, images, make_job, mlp, samples_of, texts, vectors
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.stepping import Objective, find_coupling
-from stoker.stepping.stretching import require_by_sample
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.losses import TrainingObjective, require_by_sample
 from tests.stepping.models import FEATURES, make_job, samples_of, vectors
 
 INPUTS = vectors()[0]
@@ -106,7 +106,7 @@ def test_a_metric_of_all_pairs_is_refused_by_its_name() -> None:
     """Its mean over pairs is no mean over samples either."""
     job = regression(lambda o, t: squares(o.squeeze(1), t), metrics=[squares])
     with pytest.raises(BadJob, match=r"squares gave \[5, 5\] values for 5 samples"):
-        Objective(job).measures(nn.Linear(FEATURES, 1), (INPUTS[:5], SUMS[:5]), 5)
+        TrainingObjective(job).measures(nn.Linear(FEATURES, 1), (INPUTS[:5], SUMS[:5]), 5)
 
 
 def test_a_loss_of_sets_is_let_alone() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from stoker.errors import BadRun, RunFailed
 from stoker.records import FileDigest, Position, dumps
-from stoker.store import CheckpointStore, Draft, checkpoint_name, checkpoints, write_file
-from stoker.store.checkpoints import manifest_from
+from stoker.store import CheckpointStore, Draft, checkpoint_name, checkpoint_store, write_file
+from stoker.store.checkpoint_store import manifest_from
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
 from tests.store.builders import content, manifest_at, newest_samples, save
 
@@ -275,7 +275,7 @@ def test_at_every_operation_the_previous_checkpoint_or_the_new_one_can_be_read(
         best = CheckpointStore(directory).best()
         assert best is None or best[1].position.samples == samples, disk.operations
         store = CheckpointStore(directory, keep_last)
-        assert all(checkpoints._is_whole(directory / there) for there in store.names()), disk.operations
+        assert all(checkpoint_store._is_whole(directory / there) for there in store.names()), disk.operations
         assert save(store, 300).name == name(300)
         assert newest_samples(directory) == 300
         assert not list(directory.glob(".*")), disk.operations

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import RunFailed
-from stoker.store import append_line, flock, read_lines, sha256_file, write_atomic
+from stoker.store import append_line, files, read_lines, sha256_file, write_atomic
 from stoker.store.files import Disk, disk, installed, make_directories, remove_leftovers
 from stoker.testing import FaultyDisk, PowerCutAt, operations_of
 
@@ -152,7 +152,7 @@ def test_a_log_is_locked_while_a_line_is_appended(tmp_path: Path) -> None:
     class Watching(Disk):
         def write(self, descriptor: int, data: memoryview) -> int:
             other = os.open(tmp_path / "log", os.O_RDWR)
-            free_meanwhile.append(flock.try_lock(other))
+            free_meanwhile.append(files.try_lock(other))
             os.close(other)
             return super().write(descriptor, data)
 

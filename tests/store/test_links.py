@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.records.links import LinkCost, Links
-from stoker.store.links import LinksCache
+from stoker.records.hardware import LinkCost, Links
+from stoker.store.record_caches import LinksCache
 
 COST = LinkCost(collective="all-reduce", alpha_s=1e-3, beta_s_per_byte=1e-9, measured=((4, 1e-3), (1000, 2e-3)))
 LINKS = Links(name="gloo", world_size=2, costs=(COST,), basis="measured here")

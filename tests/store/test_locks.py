@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadRun
-from stoker.store import RunLock, flock, is_held_here, locks
+from stoker.store import RunLock, files, is_held_here, locks
 from stoker.testing import FaultyDisk
 
 HOLD = """
@@ -55,9 +55,9 @@ def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system that has no locks."""
 
     def unsupported(descriptor: int) -> bool:
-        raise flock.LocksUnsupported
+        raise files.LocksUnsupported
 
-    monkeypatch.setattr(flock, "try_lock", unsupported)
+    monkeypatch.setattr(files, "try_lock", unsupported)
 
 
 def test_a_second_process_is_told_who_holds_the_run_and_since_when(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_directory_the_lock_made_goes_with_it_unless_it_was_used(tmp_path: Pat
 
 def test_a_lock_file_removed_between_opening_and_locking_is_not_the_lock(tmp_path: Path, monkeypatch) -> None:
     """Else two processes would hold two files of one name."""
-    path, real, calls = tmp_path / "lock", flock.try_lock, []
+    path, real, calls = tmp_path / "lock", files.try_lock, []
 
     def removed_meanwhile(descriptor: int) -> bool:
         calls.append(descriptor)
@@ -133,7 +133,7 @@ def test_a_lock_file_removed_between_opening_and_locking_is_not_the_lock(tmp_pat
             path.unlink()
         return real(descriptor)
 
-    monkeypatch.setattr(flock, "try_lock", removed_meanwhile)
+    monkeypatch.setattr(files, "try_lock", removed_meanwhile)
     with RunLock(tmp_path):
         assert len(calls) == 2
         assert path.exists()

@@ -8,8 +8,8 @@ import pytest
 
 from stoker.errors import RunFailed
 from stoker.records import Plan
-from stoker.records.out_of_memory import OutOfMemory
-from stoker.store.out_of_memory import OutOfMemoryStore
+from stoker.records.plan import OutOfMemory
+from stoker.store.record_caches import OutOfMemoryStore
 from stoker.testing import FaultyDisk
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import BadRun
 from stoker.store import cache_root, runs_root
-from stoker.store.places import is_on_network
+from stoker.store.locations import is_on_network
 
 
 def test_runs_are_made_in_the_working_directory_unless_told_otherwise() -> None:

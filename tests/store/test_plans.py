@@ -9,7 +9,7 @@ import pytest
 
 from stoker.records import Coupling, Decision
 from stoker.records.plan import KeptDecision
-from stoker.store.plans import LONGEST_KEPT_S, PlanCache
+from stoker.store.record_caches import LONGEST_KEPT_S, PlanCache
 
 KEPT = KeptDecision(
     decision=Decision(device="cpu", candidates=(), rejected=(), explanation=("a line",), took_s=1.5),

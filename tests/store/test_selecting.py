@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.records import JobSpec, Run
-from stoker.store.selecting import selected
+from stoker.store.run_query import selected
 
 
 def a_run(name: str, lr: float, accuracy: float | None, status: str = "finished") -> tuple[Path, Run, JobSpec]:

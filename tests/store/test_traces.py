@@ -18,7 +18,7 @@ from stoker.records.trace import (
     TraceSettings,
     Widened,
 )
-from stoker.store.traces import TraceCache, packed, unpacked
+from stoker.store.trace_cache import TraceCache, packed, unpacked
 
 X = TensorShape(shape=(4, 8), dtype="bf16")
 W = TensorShape(shape=(8, 8), dtype="fp32")

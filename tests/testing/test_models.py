@@ -6,7 +6,7 @@ import pytest
 
 from stoker.artifacts import excess
 from stoker.engines import load
-from stoker.testing.models import Kind, tiny_artifact, tiny_inputs
+from stoker.testing.tiny_models import Kind, tiny_artifact, tiny_inputs
 
 
 @pytest.mark.parametrize("kind", ["mlp", "tokens", "images"])

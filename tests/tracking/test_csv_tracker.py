@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stoker.tracking.base import Point
-from stoker.tracking.csv_tracker import CsvFile
+from stoker.tracking.base import MetricPoint
+from stoker.tracking.csv_tracker import CsvRun
 
 
-def loss(samples: int) -> Point:
+def loss(samples: int) -> MetricPoint:
     """A loss after so many samples."""
-    return Point(samples=samples, at=100.0 + samples, values={"train/loss": 1 / samples})
+    return MetricPoint(samples=samples, at=100.0 + samples, values={"train/loss": 1 / samples})
 
 
 def samples_in(path: Path) -> list[int]:
@@ -31,18 +31,18 @@ def samples_in(path: Path) -> list[int]:
 def test_a_line_that_was_cut_off_is_left_out_and_told_again(tmp_path: Path, kept_bytes: int) -> None:
     """A kill within a line: what follows does not run on in it."""
     path = tmp_path / "metrics.csv"
-    CsvFile(path, 100.0).log([loss(1), loss(2)])
+    CsvRun(path, 100.0).log([loss(1), loss(2)])
     whole = path.read_bytes()
     with path.open("ab") as file:
         file.write(b"3,3.000,0.333333"[:kept_bytes])
-    CsvFile(path, 100.0).log([loss(3)])
+    CsvRun(path, 100.0).log([loss(3)])
     assert path.read_bytes().startswith(whole)
     assert samples_in(path) == [1, 2, 3]
 
 
 def test_lines_that_are_written_are_not_kept_in_memory(tmp_path: Path) -> None:
     """A run of a week has a million of them, in the process that trains."""
-    table = CsvFile(tmp_path / "metrics.csv", 100.0)
+    table = CsvRun(tmp_path / "metrics.csv", 100.0)
     tracemalloc.start()
     try:
         for start in range(1, 4000, 400):
@@ -57,10 +57,10 @@ def test_lines_that_are_written_are_not_kept_in_memory(tmp_path: Path) -> None:
 def test_a_column_that_comes_late_leaves_what_is_there(tmp_path: Path) -> None:
     """Names of columns that have to be quoted too, and after the table was taken up again."""
     path = tmp_path / "metrics.csv"
-    CsvFile(path, 100.0).log([Point(samples=1, at=101.0, values={'a "b", c': 0.5})])
-    table = CsvFile(path, 100.0)
-    table.log([Point(samples=2, at=102.0, values={'a "b", c': 0.25, "d\ne": 1.0})])
-    table.log([Point(samples=3, at=103.0, values={"f": 3.0})])
+    CsvRun(path, 100.0).log([MetricPoint(samples=1, at=101.0, values={'a "b", c': 0.5})])
+    table = CsvRun(path, 100.0)
+    table.log([MetricPoint(samples=2, at=102.0, values={'a "b", c': 0.25, "d\ne": 1.0})])
+    table.log([MetricPoint(samples=3, at=103.0, values={"f": 3.0})])
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.reader(file))
     assert rows == [
@@ -74,7 +74,7 @@ def test_a_column_that_comes_late_leaves_what_is_there(tmp_path: Path) -> None:
 def test_what_could_not_be_written_is_in_the_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up within a line; the same points come again, and later a column."""
     path, opened = tmp_path / "metrics.csv", Path.open
-    table = CsvFile(path, 100.0)
+    table = CsvRun(path, 100.0)
     table.log([loss(1)])
 
     def fills_up(self: Path, mode: str = "r", **how: Any) -> Any:
@@ -87,5 +87,5 @@ def test_what_could_not_be_written_is_in_the_table_once(tmp_path: Path, monkeypa
         with pytest.raises(OSError, match="No space"):
             table.log([loss(2), loss(3)])
     table.log([loss(2), loss(3)])
-    table.log([Point(samples=4, at=104.0, values={"train/loss": 0.25, "valid/loss": 0.5})])
+    table.log([MetricPoint(samples=4, at=104.0, values={"train/loss": 0.25, "valid/loss": 0.5})])
     assert samples_in(path) == [1, 2, 3, 4]

@@ -6,7 +6,9 @@ import pytest
 
 from stoker.records import Event, JobSpec, Run
 from stoker.store import RunDirectory
-from stoker.tracking import About, Following, Point, Shipment
+from stoker.tracking.base import MetricPoint, RunDescription
+from stoker.tracking.run_tracking import BackgroundUploads
+from stoker.tracking.upload import RunUpload
 
 SPEC = JobSpec(
     name="job", entry=None, entry_digest=None, parameters={"lr": 0.1}, settings={"optimizer": {"lr": 0.1}, "batch": 8},
@@ -21,7 +23,7 @@ class Remembering:
     """A tracker that remembers; it fails while `is_down`, and waits for `gate` where there is one."""
 
     def __init__(self) -> None:
-        self.points: list[Point] = []
+        self.points: list[MetricPoint] = []
         self.ends: list[str] = []
         self.opened: list[str | None] = []
         self.is_down, self.is_closed = False, False
@@ -29,7 +31,7 @@ class Remembering:
         self.tried = threading.Event()
         self.id, self.where = "id-1", "there"
 
-    def open(self, about: About, known_id: str | None) -> "Remembering":
+    def open(self, about: RunDescription, known_id: str | None) -> "Remembering":
         self.tried.set()
         if self.is_down:
             raise ConnectionError("refused")
@@ -37,7 +39,7 @@ class Remembering:
         self.about = about
         return self
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, points: list[MetricPoint]) -> None:
         if self.gate is not None:
             self.gate.wait()
         if self.is_down:
@@ -72,7 +74,7 @@ def sent(tracker: Remembering) -> list[int]:
 def test_a_tracker_is_sent_every_event_once_and_the_settings(directory: RunDirectory) -> None:
     """What the log has arrives in its order, with the job's settings flat, and the run's state at the end."""
     tracker = Remembering()
-    following = Following([Shipment(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
+    following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
     for samples in range(1, 30):
         following(happened(directory, samples))
     following.close()
@@ -85,11 +87,11 @@ def test_a_continued_run_stays_one_run_there(directory: RunDirectory) -> None:
     """The next process sends what came since, under the id that the tracker gave the first time."""
     first, second = Remembering(), Remembering()
     happened(directory, 1)
-    shipment = Shipment(directory, "remembering", first.open)
+    shipment = RunUpload(directory, "remembering", first.open)
     assert shipment.send() == 1
     shipment.close()
     happened(directory, 2)
-    assert Shipment(directory, "remembering", second.open).send() == 1
+    assert RunUpload(directory, "remembering", second.open).send() == 1
     assert (sent(first), sent(second), second.opened) == ([1], [2], ["id-1"])
 
 
@@ -97,7 +99,7 @@ def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(
     """It is told of once, what to do is told at the end, and the events are sent when it is back."""
     tracker, words = Remembering(), list[str]()
     tracker.is_down = True
-    following = Following([Shipment(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
+    following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
     following(happened(directory, 1))
     assert tracker.tried.wait(timeout=30)
     following(happened(directory, 2))
@@ -105,7 +107,7 @@ def test_a_tracker_that_is_down_costs_the_run_nothing_and_gets_everything_later(
     assert sum("cannot be reached, the run goes on (ConnectionError: refused)" in one for one in words) == 1
     assert "stoker runs track r --to remembering" in words[-1]
     tracker.is_down = False
-    again = Shipment(directory, "remembering", tracker.open)
+    again = RunUpload(directory, "remembering", tracker.open)
     assert (again.send(), sent(tracker)) == (2, [1, 2])
 
 
@@ -113,21 +115,21 @@ def test_what_a_tracker_refused_is_sent_again(directory: RunDirectory) -> None:
     """A connection that breaks while values are sent: they count as sent only once they were taken."""
     tracker = Remembering()
     happened(directory, 1)
-    shipment = Shipment(directory, "remembering", tracker.open)
+    shipment = RunUpload(directory, "remembering", tracker.open)
     shipment.send()
     happened(directory, 2)
     tracker.is_down = True
     with pytest.raises(ConnectionError):
         shipment.send()
     tracker.is_down = False
-    assert (Shipment(directory, "remembering", tracker.open).send(), sent(tracker)) == (1, [1, 2])
+    assert (RunUpload(directory, "remembering", tracker.open).send(), sent(tracker)) == (1, [1, 2])
 
 
 def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDirectory) -> None:
     """The end waits for a stated time, and says that not everything was sent."""
     tracker, words = Remembering(), list[str]()
     tracker.gate = threading.Event()
-    following = Following([Shipment(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
+    following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], words.append, pause_s=0.0)
     following(happened(directory, 1))
     following.close(patience_s=0.05)
     assert "it did not answer for 0.05 s" in words[-1]
@@ -137,7 +139,7 @@ def test_a_tracker_that_hangs_does_not_keep_a_run_from_ending(directory: RunDire
 def test_a_run_that_kept_nothing_and_is_gone_is_noted_as_failed(directory: RunDirectory) -> None:
     """Its tracker is told so, and let go of; nobody is told of events that could be sent later."""
     tracker = Remembering()
-    following = Following([Shipment(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
+    following = BackgroundUploads([RunUpload(directory, "remembering", tracker.open)], pytest.fail, pause_s=0.0)
     following(happened(directory, 1))
     assert tracker.tried.wait(timeout=30)
     directory.discard()
@@ -150,12 +152,12 @@ def test_events_that_were_sent_before_a_kill_are_not_lost_by_it(directory: RunDi
     """What was sent is noted after it was sent: a kill in between sends some points twice, none never."""
     tracker = Remembering()
     happened(directory, 1)
-    shipment = Shipment(directory, "remembering", tracker.open)
+    shipment = RunUpload(directory, "remembering", tracker.open)
     shipment.send()
     state = json.loads(shipment.state_path.read_text("utf-8"))
     shipment.state_path.write_text(json.dumps(state | {"sent_bytes": 0}), "utf-8")  # as if killed before the note
     happened(directory, 2)
-    Shipment(directory, "remembering", tracker.open).send()
+    RunUpload(directory, "remembering", tracker.open).send()
     assert sent(tracker) == [1, 1, 2]
 
 
@@ -165,7 +167,7 @@ def test_an_event_that_is_being_written_waits(directory: RunDirectory) -> None:
     happened(directory, 1)
     whole = directory.events_path.read_bytes()
     directory.events_path.write_bytes(whole + whole[:20])
-    shipment = Shipment(directory, "remembering", tracker.open)
+    shipment = RunUpload(directory, "remembering", tracker.open)
     assert shipment.send() == 1
     directory.events_path.write_bytes(whole + whole)
     assert (shipment.send(), sent(tracker)) == (1, [1, 1])

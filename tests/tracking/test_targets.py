@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadJob
-from stoker.tracking import About, Point, Target, target_of
+from stoker.tracking.base import MetricPoint, RunDescription, TrackerTarget, parse_tracker
 
 
-def about(folder: Path) -> About:
+def about(folder: Path) -> RunDescription:
     """A run that was made at second 100."""
-    return About(run="r", job="job", folder=folder, created_at=100.0, parameters={"lr": "0.1", "note": "a|b"})
+    return RunDescription(run="r", job="job", folder=folder, created_at=100.0, parameters={"lr": "0.1", "note": "a|b"})
 
 
 POINTS = [
-    Point(samples=64, at=101.0, values={"train/loss": 0.5}),
-    Point(samples=128, at=102.0, values={"train/loss": 0.25, "valid/accuracy": 0.75}),
+    MetricPoint(samples=64, at=101.0, values={"train/loss": 0.5}),
+    MetricPoint(samples=128, at=102.0, values={"train/loss": 0.25, "valid/accuracy": 0.75}),
 ]
 
 
@@ -27,20 +27,20 @@ POINTS = [
 def test_a_word_that_names_no_tracker_is_refused(word: str, problem: str) -> None:
     """The near names are told."""
     with pytest.raises(BadJob) as refused:
-        target_of(word)
+        parse_tracker(word)
     assert problem in f"{refused.value.message} {refused.value.remedy}"
 
 
 def test_a_home_is_found_where_the_shell_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`csv=~/x` reaches a command as it is written: a folder called `~` is not what anyone means."""
     monkeypatch.setenv("HOME", "/home/me")
-    assert target_of("csv=~/metrics").where == "/home/me/metrics"
+    assert parse_tracker("csv=~/metrics").where == "/home/me/metrics"
 
 
 def test_a_table_at_a_url_is_refused() -> None:
     """It would become a folder called `s3:`."""
     with pytest.raises(BadJob, match="names a URL"):
-        target_of("csv=s3://bucket/metrics")
+        parse_tracker("csv=s3://bucket/metrics")
 
 
 def test_tensorboard_is_given_a_url_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_tensorboard_is_given_a_url_as_it_is(monkeypatch: pytest.MonkeyPatch, tm
 
     assert tensorboard_tracker.SummaryWriter is tensorboardx.SummaryWriter
     monkeypatch.setattr(tensorboard_tracker, "SummaryWriter", Writer)
-    first = target_of("tensorboard=s3://bucket/runs").open(about(tmp_path), None)
-    target_of("tensorboard=s3://bucket/runs").open(about(tmp_path), first.id)
+    first = parse_tracker("tensorboard=s3://bucket/runs").open(about(tmp_path), None)
+    parse_tracker("tensorboard=s3://bucket/runs").open(about(tmp_path), first.id)
     assert asked == ["s3://bucket/runs/r"] * 2
 
 
@@ -71,22 +71,22 @@ def test_a_folder_that_cannot_be_made_is_told_before_a_run(
     """A file in its place, or no right to write there; a place that can be made is not made yet."""
     (tmp_path / "file").touch()
     with pytest.raises(BadJob, match="file is a file"):
-        Target(name, str(tmp_path / "file" / "below")).require_writable()
-    Target(name, str(tmp_path / "new" / "one")).require_writable()
+        TrackerTarget(name, str(tmp_path / "file" / "below")).require_writable()
+    TrackerTarget(name, str(tmp_path / "new" / "one")).require_writable()
     assert not (tmp_path / "new").exists()
-    Target(name).require_writable()
+    TrackerTarget(name).require_writable()
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(BadJob, match=f"cannot be made: {tmp_path} cannot be written to"):
-        Target(name, str(tmp_path / "new" / "one")).require_writable()
+        TrackerTarget(name, str(tmp_path / "new" / "one")).require_writable()
     with pytest.raises(BadJob, match="which cannot be written to"):
-        Target(name, str(tmp_path)).require_writable()
+        TrackerTarget(name, str(tmp_path)).require_writable()
 
 
 def test_a_csv_file_goes_on_where_it_was_when_a_column_comes_to_it(tmp_path: Path) -> None:
     """Each point is a line; a measure that appears later is a column for all, empty before."""
-    first = Target("csv").open(about(tmp_path), None)
+    first = TrackerTarget("csv").open(about(tmp_path), None)
     first.log(POINTS[:1])
-    second = Target("csv").open(about(tmp_path), first.id)
+    second = TrackerTarget("csv").open(about(tmp_path), first.id)
     second.log(POINTS[1:])
     with (tmp_path / "metrics.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -101,10 +101,10 @@ def test_tensorboard_shows_the_run(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard, which reads it, is not installed"
     )
-    first = Target("tensorboard").open(about(tmp_path), None)
+    first = TrackerTarget("tensorboard").open(about(tmp_path), None)
     first.log(POINTS[:1])
     first.close()
-    second = Target("tensorboard").open(about(tmp_path), first.id)
+    second = TrackerTarget("tensorboard").open(about(tmp_path), first.id)
     second.log(POINTS[1:])
     second.end("finished", [])
     second.close()
@@ -121,9 +121,9 @@ def test_mlflow_shows_the_run(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     store = f"sqlite:///{tmp_path / 'ml.db'}"
-    first = Target("mlflow", store).open(about(tmp_path), None)
+    first = TrackerTarget("mlflow", store).open(about(tmp_path), None)
     first.log(POINTS[:1])
-    second = Target("mlflow", store).open(about(tmp_path), first.id)
+    second = TrackerTarget("mlflow", store).open(about(tmp_path), first.id)
     second.log(POINTS[1:])
     second.end("finished", [])
     client = MlflowClient(tracking_uri=store)
@@ -141,7 +141,7 @@ def test_weights_and_biases_has_the_run_offline(tmp_path: Path, monkeypatch: pyt
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = Target("wandb", "project").open(about(tmp_path), None)
+    tracker = TrackerTarget("wandb", "project").open(about(tmp_path), None)
     tracker.log(POINTS)
     tracker.end("finished", [])
     tracker.close()
@@ -164,10 +164,10 @@ def test_trackio_has_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     trackio = pytest.importorskip("trackio", reason="trackio is not installed")
     from trackio.sqlite_storage import SQLiteStorage
 
-    first = Target("trackio", "project").open(about(tmp_path), None)
+    first = TrackerTarget("trackio", "project").open(about(tmp_path), None)
     first.log(POINTS[:1])
     first.close()
-    second = Target("trackio", "project").open(about(tmp_path), first.id)
+    second = TrackerTarget("trackio", "project").open(about(tmp_path), first.id)
     second.log(POINTS[1:])
     second.end("finished", [])
     second.close()

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.loading import BatchSource, Datasets, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import Datasets, datasets_of
 from stoker.records import CheckpointManifest, Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
-from stoker.training import Checkpointer
+from stoker.training.checkpoints import Checkpointer
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")
 PLAN = Plan(device="cpu", micro_batch=16)

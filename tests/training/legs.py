@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.store import CheckpointStore
-from stoker.training import Checkpointer, restore
+from stoker.training.checkpoints import Checkpointer, restore
 from tests.stepping.layouts.conformance import JOBS
 
 UPDATES = 30

@@ -10,20 +10,21 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from stoker.training.alignment import Alignment, align
+from stoker.training.rank_times import ClockAlignment, align_clocks
 
 
 def _ahead(seconds: float) -> Callable[[], float]:
     return lambda: time.monotonic() + seconds
 
 
-def _aligned(hosts: list[str], ahead: list[float]) -> list[Alignment]:
+def _aligned(hosts: list[str], ahead: list[float]) -> list[ClockAlignment]:
     """What processes on those hosts find, with clocks so far ahead."""
     store = dist.HashStore()
     size = len(hosts)
     with ThreadPoolExecutor(size) as pool:
         found = [
-            pool.submit(align, store, rank, size, host=hosts[rank], clock=_ahead(ahead[rank])) for rank in range(size)
+            pool.submit(align_clocks, store, rank, size, host=hosts[rank], clock=_ahead(ahead[rank]))
+            for rank in range(size)
         ]
         return [one.result(timeout=20) for one in found]
 
@@ -42,5 +43,5 @@ def test_nobody_waits_for_ever() -> None:
     """A process that does not answer is given up after the patience."""
     store = dist.HashStore()
     with pytest.raises(dist.DistError):
-        align(store, 1, 2, patience_s=0.05)
+        align_clocks(store, 1, 2, patience_s=0.05)
     store.set_timeout(timedelta(seconds=1))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.stepping.buffers import SMALL_BYTES, Buffers
-from stoker.training.before_update import BeforeUpdate, Generators
+from stoker.stepping.capture import SMALL_BYTES, Buffers
+from stoker.training.recovery import Generators, UpdateSnapshot
 
 LARGE = SMALL_BYTES // 4 + 1
 """Numbers in a buffer that is not copied each time."""
@@ -95,7 +95,7 @@ def test_generators_that_nobody_draws_from_are_looked_at_now_and_then(monkeypatc
     calls = []
     state = random.getstate
     monkeypatch.setattr(random, "getstate", lambda: calls.append(1) or state())
-    before = BeforeUpdate(nn.Linear(1, 1))
+    before = UpdateSnapshot(nn.Linear(1, 1))
     for _ in range(63):
         before.keep()
     assert len(calls) == 2

@@ -14,11 +14,10 @@ from torch import nn
 import stoker
 from stoker.errors import BadRun, RunFailed
 from stoker.records import to_json
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.store import CheckpointStore, sha256_file
-from stoker.training import restore
-from stoker.training.by_name import _require_spread_alike, names_of, numbered, tree_of, united
-from stoker.training.state import pack, unpack
+from stoker.training.checkpoints import restore
+from stoker.training.named_state import _require_spread_alike, names_of, numbered, pack, tree_of, united, unpack
 from tests.training.builders import advance, assert_bit_equal, everything_of, saved, step_of, tiny_job
 
 

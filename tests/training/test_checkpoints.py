@@ -18,7 +18,8 @@ from stoker.errors import BadRun, RunFailed
 from stoker.records import Coupling, Plan, Position
 from stoker.store import CheckpointStore
 from stoker.testing import FaultyDisk
-from stoker.training import Checkpointer, kept_weights, load_weights, model_weights, restore
+from stoker.training.checkpoints import Checkpointer, kept_weights, model_weights, restore
+from stoker.training.snapshots import load_weights
 from tests.training.builders import PLAN, advance, assert_bit_equal, everything_of, net, saved, step_of, tiny_job
 
 

@@ -15,14 +15,14 @@ import stoker
 from stoker import schedules
 from stoker.errors import RunFailed
 from stoker.jobs.extent import Extent
-from stoker.training import Course
+from stoker.training.run_control import RunControl
 from tests.training.builders import tiny_job
 
 EXTENT = Extent(num_train=64, batch=16)
 VALID = stoker.holdout(0.2)
 
 
-def judged(course: Course, losses: list[float], *, first: int = 1) -> list[tuple[float, str | None]]:
+def judged(course: RunControl, losses: list[float], *, first: int = 1) -> list[tuple[float, str | None]]:
     """The factor and the verdict after an evaluation at the end of each epoch from number `first` on."""
     found = []
     for epoch, loss in enumerate(losses, start=first):
@@ -31,9 +31,9 @@ def judged(course: Course, losses: list[float], *, first: int = 1) -> list[tuple
     return found
 
 
-def course_of(**changed: object) -> Course:
+def course_of(**changed: object) -> RunControl:
     """At the beginning of a job that evaluates."""
-    return Course.of(tiny_job(valid=VALID, until=stoker.epochs(50), **changed))
+    return RunControl.of(tiny_job(valid=VALID, until=stoker.epochs(50), **changed))
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=40), st.integers(1, 5))

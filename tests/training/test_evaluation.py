@@ -13,9 +13,8 @@ from torch import nn
 
 import stoker
 from stoker.errors import RunFailed
-from stoker.loading import as_samples
-from stoker.training import evaluate
-from stoker.training.evaluation import is_better
+from stoker.loading.dataset_adapters import as_samples
+from stoker.training.evaluation import evaluate, is_better
 from tests.training.builders import advance, blobs, net, step_of, tiny_job
 
 INPUTS, TARGETS = blobs(37)

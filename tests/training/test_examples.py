@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import stoker
-from stoker.loading import as_samples
-from stoker.records.examples import ExampleSet
+from stoker.loading.dataset_adapters import as_samples
+from stoker.records.run import ExampleSet
 from stoker.stepping.world import ALONE
-from stoker.training import evaluate
-from stoker.training.examples import NUM_EXAMPLES, ExampleWatcher, collected
-from stoker.training.png import png_of, thinned
+from stoker.training.evaluation import evaluate
+from stoker.training.evaluation_examples import NUM_EXAMPLES, ExampleWatcher, collect_examples, png_of, thinned
 from tests.training.builders import blobs, step_of, tiny_job
 
 INPUTS, TARGETS = blobs(37)
@@ -32,7 +31,7 @@ def shown(step, samples: tuple[torch.Tensor, ...], size: int, classes: tuple[str
     watcher = ExampleWatcher("valid", step.objective.fields, classes)
     evaluate(step, as_samples(samples, what="valid"), size, watcher=watcher)
     assert watcher.problem is None
-    (found,) = collected([watcher], ALONE)
+    (found,) = collect_examples([watcher], ALONE)
     return found
 
 
@@ -135,7 +134,7 @@ def test_pictures_of_all_sets_are_on_one_scale() -> None:
     watchers = [ExampleWatcher(split, step.objective.fields) for split in ("valid", "test")]
     for watcher, inputs in zip(watchers, (dark, bright), strict=True):
         evaluate(step, as_samples((inputs, labels), what=watcher.split), 7, watcher=watcher)
-    valid, test = collected(watchers, ALONE)
+    valid, test = collect_examples(watchers, ALONE)
     scale = (float(dark.min()), float(bright.max()))
     assert (valid.scale, test.scale) == (scale, scale)
     for shown, inputs in ((valid, dark), (test, bright)):
@@ -159,7 +158,7 @@ def test_samples_are_called_what_the_data_call_them() -> None:
     step = step_of(tiny_job())
     watcher = ExampleWatcher("valid", step.objective.fields, name_of=lambda index: f"cat/{index}.png")
     evaluate(step, as_samples((INPUTS, TARGETS), what="valid"), 10, watcher=watcher)
-    (found,) = collected([watcher], ALONE)
+    (found,) = collect_examples([watcher], ALONE)
     assert [one.name for one in found.worst] == [f"cat/{one.index}.png" for one in found.worst]
 
 
@@ -190,7 +189,7 @@ def test_a_loss_that_calls_the_model_itself_is_evaluated_as_if_nobody_looked_on(
     assert watcher.problem is not None
     assert "TypeError: TwoTowers.forward() missing 1 required positional argument: 'b'" in watcher.problem
     assert "Job(inputs=…)" in watcher.problem
-    assert collected([watcher], ALONE) == ()
+    assert collect_examples([watcher], ALONE) == ()
 
 
 def test_with_its_inputs_named_such_a_job_has_examples() -> None:
@@ -219,7 +218,7 @@ def test_reconstructions_are_shown_as_pictures() -> None:
         watcher = ExampleWatcher("valid", stoker.loading.Fields(None, 1))
         watcher.see(Flat()(images), targets, (images, targets), SimpleNamespace(indices=range(6)))
         assert watcher.problem is None
-        (found,) = collected([watcher], ALONE)
+        (found,) = collect_examples([watcher], ALONE)
         assert sum(one.target_picture is not None for one in found.first) == num
         assert all((one.output, one.target) == ("", "") for one in found.first)
         expected = base64.b64encode(png_of(images[2] * 0.5, found.scale)).decode()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.records import Layout, Plan, Position
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
-from stoker.training.handover import _chunks, broadcast_state
+from stoker.training.elastic.state_broadcast import _chunks, broadcast_state
 from stoker.training.snapshots import restore_snapshot, snapshot_of
 from tests.training.builders import advance, assert_bit_equal, everything_of, step_of, tiny_job
 from tests.training.legs import advanced, made

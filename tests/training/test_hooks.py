@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import BadJob
 from stoker.records import Event
-from stoker.training import Hooks, Update, on
+from stoker.training.hooks import Hooks, Update, on
 
 
 def event(samples: int) -> Event:

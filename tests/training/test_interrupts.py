@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stoker.training import stop_on_signals
+from stoker.training.signals import stop_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

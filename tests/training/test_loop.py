@@ -11,18 +11,19 @@ import pytest
 import torch
 
 import stoker
-from stoker.devices.failures import checkpoint_interval_s
+from stoker.devices.failure_rates import checkpoint_interval_s
 from stoker.errors import RunFailed
 from stoker.jobs.extent import Extent
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Event, Plan, Position
-from stoker.stepping.outer.exchange import Sending
+from stoker.stepping.diloco_exchange import PendingExchange
 from stoker.store import CheckpointStore
 from stoker.testing import FakeClock
-from stoker.training import Best, Checkpointer, Loop, StopRequest, Telemetry, restore
-from stoker.training.carrying import Carried, given_by_the_furthest
-from stoker.training.checkpoints import Written
-from stoker.training.loop import evaluation_is_due
+from stoker.training.checkpoints import Checkpointer, Written, restore
+from stoker.training.elastic.state_broadcast import SurvivorState, state_from_furthest_rank
+from stoker.training.loop import Best, Loop, evaluation_is_due
+from stoker.training.signals import StopRequest
+from stoker.training.telemetry import Telemetry
 from stoker.units import Duration
 from tests.training.builders import assert_bit_equal, everything_of, source_of, step_of, tiny_job
 
@@ -162,22 +163,22 @@ def test_a_site_whose_exchange_fails_goes_on_from_the_update_before_it(
     outer = training.loop.step.outer
     assert outer is not None
     calls = []
-    received = Sending.received
+    received = PendingExchange.received
 
-    def failing(sending: Sending) -> object:
+    def failing(sending: PendingExchange) -> object:
         calls.append(outer.shared.update + 1)
         if len(calls) == broken + 1:
             raise RuntimeError("Connection closed by peer")
         return received(sending)
 
-    monkeypatch.setattr(Sending, "received", failing)
+    monkeypatch.setattr(PendingExchange, "received", failing)
     with pytest.raises(RuntimeError, match="closed by peer"):
         training.loop.run(Position())
     assert training.loop.is_between_updates()
-    carried = Carried.of(training.loop)
+    carried = SurvivorState.of(training.loop)
     assert carried.position.updates == calls[-1]
     again = Training(job, tmp_path / "broken")
-    given = given_by_the_furthest(again.loop.step, carried)
+    given = state_from_furthest_rank(again.loop.step, carried)
     assert given is not None
     again.loop.unevaluated = given.unevaluated
     again.loop.run(given.position)

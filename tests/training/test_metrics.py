@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 import stoker
 from stoker.errors import BadJob
 from stoker.jobs.metrics import probabilities
-from stoker.loading import as_samples
+from stoker.loading.dataset_adapters import as_samples
 from stoker.records import Layout
 from stoker.stepping.world import World
-from stoker.training import evaluate
-from stoker.training import metrics as subject
-from stoker.training.metrics import StatefulMetrics, numbers_in, share_states
+from stoker.training import evaluation
+from stoker.training.evaluation import StatefulMetrics, evaluate, numbers_in, share_states
 from tests.optional import optional
 from tests.training.builders import blobs, step_of, tiny_job
 
@@ -132,7 +131,7 @@ def _share(mine, theirs, name: str, world: World) -> None:
                 answers[kind].append(said)
                 return [json.loads(json.dumps(one)) if kind == 0 else one for one in (said, *others[kind : kind + 1])]
 
-            patch.setattr(subject, function, gather)
+            patch.setattr(evaluation, function, gather)
         return patch
 
     patch = patched()
@@ -207,7 +206,7 @@ def test_a_metric_of_ones_own_sees_every_sample_once() -> None:
 
 def test_a_metric_with_a_state_may_choose_the_best_checkpoint() -> None:
     """Where it is one number and says which way is better; a vector leaves it to the loss."""
-    from stoker.flow.starting import _best_so_far
+    from stoker.training.session import _best_so_far
 
     def chosen(metric: object) -> tuple[str, bool]:
         best = _best_so_far(tiny_job(metrics={"mine": metric}), {})

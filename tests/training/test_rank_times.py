@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from stoker.errors import RunFailed
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan, Position, RankTimes, dumps
-from stoker.records.rank_times import FIRST_IN_FULL, PARTS
-from stoker.reporting.merged_ranks import merged
-from stoker.stepping import Step
+from stoker.records.bottleneck import FIRST_IN_FULL, PARTS
+from stoker.reporting.rank_section import merged
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.testing import FakeClock
 from stoker.testing.ranks import on_ranks
-from stoker.training.moments import HostMoments
-from stoker.training.rank_times import MOST_SAMPLED, RankClock, rank_clock
+from stoker.training.rank_times import MOST_SAMPLED, HostTimestamps, RankClock, rank_clock
 from tests.stepping.driving import SEPARABLE
 from tests.stepping.layouts.conformance import gpt_job
 
@@ -33,7 +33,7 @@ class Driven:
     def __init__(self, **settings: object) -> None:
         self.clock = FakeClock(100.0)
         self.rank = RankClock(
-            rank=0, size=2, worker=0, first_update=5, moments=HostMoments(self.clock), host="here", **settings
+            rank=0, size=2, worker=0, first_update=5, moments=HostTimestamps(self.clock), host="here", **settings
         )  # type: ignore[arg-type]
 
     def update(self, *, data: float = 0.0, compute: float, blocked: float = 0.0, optimiser: float = 0.0) -> None:

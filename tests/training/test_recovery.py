@@ -16,9 +16,8 @@ from torch import nn
 import stoker
 from stoker.errors import BadJob, DoesNotFit, RunFailed
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
-from stoker.training import Recovery, Replanned, RollBack
-from stoker.training.recovery import MOST_SKIPPED
+from stoker.stepping.step import Step
+from stoker.training.recovery import MOST_SKIPPED, Recovery, Replanned, RollBack
 from tests.training.builders import assert_bit_equal, everything_of, source_of, tiny_job
 
 SEPARABLE = Coupling(kind="separable", group=None, causes=(), evidence="known")

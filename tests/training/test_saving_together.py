@@ -19,8 +19,9 @@ from stoker.store import CheckpointStore
 from stoker.store.files import Disk, installed
 from stoker.testing import FaultyDisk
 from stoker.testing.ranks import RankFailed, on_ranks
-from stoker.training import Checkpointer, agreement, newest_together
-from stoker.training.agreement import require_seen_by_all
+from stoker.training import rank_messages
+from stoker.training.checkpoints import Checkpointer, newest_together
+from stoker.training.rank_messages import require_visible_to_all_ranks
 from tests.training.legs import made, save
 
 TWO = Layout(replicas=2)
@@ -148,17 +149,17 @@ def look_elsewhere(world: World, folder: Path) -> list[str]:
     """What is said where process 1 has a directory of its own under the same path."""
     mine = folder / str(world.rank)
     mine.mkdir()
-    agreement.APPEARS_S = 0.2
+    rank_messages.APPEARS_S = 0.2
     said = []
     for look in (
-        lambda: require_seen_by_all(world, mine),
+        lambda: require_visible_to_all_ranks(world, mine),
         lambda: checkpointer_of(mine).save(made(world, "momentum", PLAN), at(1), {}, best=False),
     ):
         try:
             look()
         except BadRun as error:
             said.append(error.message.replace(str(mine), "D").replace(str(folder / "0"), "D"))
-    require_seen_by_all(world, folder)
+    require_visible_to_all_ranks(world, folder)
     return [*said, *(path.name for path in mine.iterdir())]
 
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from stoker.errors import RunFailed
 from stoker.records import Layout
 from stoker.stepping.world import World
-from stoker.training.shards import _holders, _runs, part_of, to_write
+from stoker.training.sharded_tensors import _holders, _runs, shard_of, shards_to_write
 
 
 class Mesh:
@@ -110,7 +110,7 @@ def test_replicas_share_the_writing_evenly_and_write_each_tensor_once(sizes: lis
     """No process writes more than its part and one tensor; all of them find the same without a word."""
     layout = Layout(replicas=replicas)
     tensors = {f"t{number}": torch.zeros(size) for number, size in enumerate(sizes)}
-    written = [to_write(tensors, World(layout, rank)) for rank in range(replicas)]
+    written = [shards_to_write(tensors, World(layout, rank)) for rank in range(replicas)]
     assert sorted(name for one in written for name in one) == sorted(tensors)
     for one in written:
         assert sum(part.local.numel() for part in one.values()) <= sum(sizes) / replicas + max(sizes)
@@ -119,7 +119,7 @@ def test_replicas_share_the_writing_evenly_and_write_each_tensor_once(sizes: lis
 def test_stages_write_their_own() -> None:
     """A process of one stage does not count on those of another, which hold other tensors."""
     layout = Layout(stages=2, replicas=2)
-    assert [part_of(torch.zeros(3), World(layout, rank)).holders for rank in range(4)] == [(0, 1)] * 2 + [(2, 3)] * 2
+    assert [shard_of(torch.zeros(3), World(layout, rank)).holders for rank in range(4)] == [(0, 1)] * 2 + [(2, 3)] * 2
 
 
 class Summand:
@@ -135,9 +135,9 @@ class Summand:
 def test_what_is_still_to_be_added_up_is_refused() -> None:
     """No process holds a part of it."""
     with pytest.raises(RunFailed, match=r"a tensor of shape \[4\] that is still to be added up"):
-        part_of(Summand(), World())  # type: ignore[arg-type]
+        shard_of(Summand(), World())  # type: ignore[arg-type]
 
 
 def test_an_empty_tensor_is_written() -> None:
     """It is part of the state as well."""
-    assert list(to_write({"none": torch.zeros(0, 3)}, World())) == ["none"]
+    assert list(shards_to_write({"none": torch.zeros(0, 3)}, World())) == ["none"]

@@ -11,7 +11,7 @@ from stoker.records import Layout, Plan
 from stoker.stepping.world import ALONE
 from stoker.store import CheckpointStore
 from stoker.testing.ranks import on_ranks
-from stoker.training import model_weights
+from stoker.training.checkpoints import model_weights
 from tests.training.legs import leg
 
 LAYOUTS = {

@@ -13,8 +13,8 @@ from stoker.records import Layout, Position
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore
 from stoker.testing.ranks import on_ranks
-from stoker.training import Carried, kept_weights, model_weights, restore
-from stoker.training.carrying import given_by_the_furthest
+from stoker.training.checkpoints import kept_weights, model_weights, restore
+from stoker.training.elastic.state_broadcast import SurvivorState, state_from_furthest_rank
 from stoker.training.snapshots import snapshot_of
 from stoker.units import updates
 from tests.stepping.outer.sites import Learned, ended, gpt_job, make_step, train
@@ -66,10 +66,10 @@ def came_anew(world: World, num_updates: int) -> tuple[bool, bool, int, float]:
     step.begin_at_weights()
     train(step, 0, num_updates)
     position = Position(samples=16 * num_updates, updates=num_updates)
-    carried = Carried(position, None, {}, snapshot_of(step), step.outer.state())
+    carried = SurvivorState(position, None, {}, snapshot_of(step), step.outer.state())
     if world.rank == 1:
         step, carried = make_step(world, gpt_job(SYNC)), None
-    given = given_by_the_furthest(step, carried)
+    given = state_from_furthest_rank(step, carried)
     assert given is not None
     moments = torch.cat([state["exp_avg_sq"].flatten() for state in step.optimizer.state.values()])
     theirs = moments.clone()

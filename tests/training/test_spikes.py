@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.training.spikes import SpikeDetector
+from stoker.training.telemetry import SpikeDetector
 
 
 def falling(updates: int) -> list[float]:

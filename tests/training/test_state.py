@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import RunFailed
-from stoker.training.state import pack, unpack
+from stoker.training.named_state import pack, unpack
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -15,10 +15,10 @@ from stoker.errors import BadJob
 from stoker.jobs.averages import SWA
 from stoker.jobs.extent import Extent
 from stoker.records import Coupling, Plan
-from stoker.stepping import Step
-from stoker.stepping.averaging import EqualAverage
-from stoker.training import restore
-from stoker.training.statistics import average_is_due, renew_statistics, require_renewable
+from stoker.stepping.step import Step
+from stoker.stepping.weight_averaging import EqualAverage
+from stoker.training.averaged_weights import average_is_due, renew_statistics, require_renewable
+from stoker.training.checkpoints import restore
 from tests.training.builders import advance, assert_bit_equal, blobs, saved, source_of, tiny_job
 
 COUPLED = Coupling(kind="batch_norm", group=16, causes=("BatchNorm1d",), evidence="known")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadRun
 from stoker.records import CheckpointManifest, Position, StoredPiece, StoredTensor
-from stoker.training.stored import opened, whole_from
+from stoker.training.sharded_tensors import opened, whole_from
 
 WHOLE = torch.arange(7 * 5, dtype=torch.float64).view(7, 5)
 

@@ -9,8 +9,7 @@ import torch
 
 from stoker.records import Event, Position
 from stoker.testing import FakeClock
-from stoker.training import Telemetry
-from stoker.training.telemetry import peak_resident_bytes, resident_bytes
+from stoker.training.telemetry import Telemetry, peak_resident_bytes, resident_bytes
 
 LOSS = torch.tensor(1.0)
 

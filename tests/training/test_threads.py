@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.devices.load import CpuSample
+from stoker.devices.cpu import CpuSample
 from stoker.records import Plan, Position
 from stoker.training.threads import MOST_CHANGES, PATIENCE_S, WINDOW_S, Machine, ThreadKeeper
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from stoker.testing import FakeClock
-from stoker.training.waits import Waits
+from stoker.training.rank_times import CommTimer
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 def test_both_ways_of_waiting_are_counted_between_start_and_stop(clock: FakeClock) -> None:
     """What they return is passed on; before and after nothing is counted, and PyTorch is as it was."""
     before = dist.Work.wait, functional.wait_tensor
-    waits = Waits(clock)
+    waits = CommTimer(clock)
     waits.start()
     assert waits.is_watching
     assert dist.Work.wait(None) == "done"
@@ -46,7 +46,7 @@ def test_both_ways_of_waiting_are_counted_between_start_and_stop(clock: FakeCloc
 
 def test_waits_of_other_threads_do_not_hold_the_training_up(clock: FakeClock) -> None:
     """An exchange in the background is no time of the thread that trains."""
-    waits = Waits(clock)
+    waits = CommTimer(clock)
     waits.start()
     other = threading.Thread(target=dist.Work.wait, args=(None,))
     other.start()
@@ -63,7 +63,7 @@ def test_a_wait_that_fails_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(dist.Work, "wait", broken)
-    waits = Waits(clock)
+    waits = CommTimer(clock)
     waits.start()
     with pytest.raises(RuntimeError, match="closed"):
         dist.Work.wait(None)

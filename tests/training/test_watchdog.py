@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, RunFailed
-from stoker.loading import WorkerWatch
+from stoker.loading.workers import WorkerWatch
 from stoker.records import Estimate
-from stoker.training import StopRequest, Watchdog, stop_on_signals
-from stoker.training.watchdog import PATIENCE_VARIABLE, Patience, patience_s, slowest_phase_s
+from stoker.training.signals import StopRequest, stop_on_signals
+from stoker.training.watchdog import PATIENCE_VARIABLE, Watchdog, WatchdogPatience, patience_s, slowest_phase_s
 from tests.reporting.story import forecast
 
 SOON_S = 0.05
@@ -125,10 +125,10 @@ def test_patience_with_other_processes_follows_the_slowest_phase() -> None:
     )
     slow = dataclasses.replace(forecast(), step_s=step_s, evaluate_s=evaluate_s, checkpoint_s=checkpoint_s)
     assert (slowest_phase_s(slow), slowest_phase_s(slow, updates_apart=100)) == (50.0, 200.0)
-    assert Patience.of(0.1, {}) == Patience(others_s=300.0, answer_s=20.0)
-    assert Patience.of(50.0, {}) == Patience(others_s=500.0, answer_s=500.0)
-    assert Patience.of(0.1, {PATIENCE_VARIABLE: "3"}) == Patience(others_s=3.0, answer_s=3.0)
-    assert Patience.of(0.1, {PATIENCE_VARIABLE: "0"}).others_s > 86_400
+    assert WatchdogPatience.of(0.1, {}) == WatchdogPatience(others_s=300.0, answer_s=20.0)
+    assert WatchdogPatience.of(50.0, {}) == WatchdogPatience(others_s=500.0, answer_s=500.0)
+    assert WatchdogPatience.of(0.1, {PATIENCE_VARIABLE: "3"}) == WatchdogPatience(others_s=3.0, answer_s=3.0)
+    assert WatchdogPatience.of(0.1, {PATIENCE_VARIABLE: "0"}).others_s > 86_400
 
 
 def test_the_environment_sets_the_patience() -> None:

@@ -11,12 +11,11 @@ from typing import Any
 from optuna.storages import InMemoryStorage
 
 from stoker.records.study import StudyEvent, StudySettings
-from stoker.tuning.conducting import Conductor, Work
-from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
-from stoker.tuning.processes import run_here
-from stoker.tuning.pruning import pruner_for, rungs_of
+from stoker.tuning.conductor import Conductor, StudyWorker
+from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialSlot, run_here
+from stoker.tuning.search_algorithms import pruner_for, rungs_of
 from stoker.tuning.space import parse_space
-from stoker.tuning.storage import open_storage, open_study
+from stoker.tuning.study_database import open_storage, open_study
 
 BRANIN = "x=float(-5,10) y=float(0,15)"
 TOTAL, STEP = 2700, 300
@@ -29,14 +28,14 @@ def branin(x: float, y: float) -> float:
     return a * (y - b * x**2 + c * x - 6) ** 2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10
 
 
-def learning_branin(request: Request, slot: Slot, judge: Judge) -> Ending:
+def learning_branin(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
     """A trial whose loss falls towards Branin's value at its settings, evaluated every `STEP` samples."""
     end = branin(float(request.parameters["x"]), float(request.parameters["y"]))
     for samples in range(STEP, TOTAL + STEP, STEP):
         loss = end + 30 * math.exp(-samples / 500)
-        if judge(Reading(samples=samples, total_samples=TOTAL, metrics={"loss": loss})):
-            return Ending(kind="stopped", samples=samples, wall_s=samples / 1000)
-    return Ending(kind="finished", metrics={"loss": loss}, samples=TOTAL, wall_s=TOTAL / 1000)
+        if judge(TrialReading(samples=samples, total_samples=TOTAL, metrics={"loss": loss})):
+            return TrialResult(kind="stopped", samples=samples, wall_s=samples / 1000)
+    return TrialResult(kind="finished", metrics={"loss": loss}, samples=TOTAL, wall_s=TOTAL / 1000)
 
 
 def settings(space: str = BRANIN, **changes: Any) -> StudySettings:
@@ -75,14 +74,14 @@ def conductor(
     storage = InMemoryStorage() if directory is None else open_storage(study.storage, directory)
     opened = open_study(storage, study.name, higher_is_better=study.higher_is_better)
     opened.pruner = pruner_for(study.pruner, rungs_of(study.first_samples, study.total_samples))
-    wanted = Work(directory=directory or Path("nowhere"), worker=worker, trials=trials, **work)
+    wanted = StudyWorker(directory=directory or Path("nowhere"), worker=worker, trials=trials, **work)
     return Conductor(storage, opened, study, wanted, Told() if tell is None else tell, clock=clock)
 
 
 def conducted(
-    directory: Path | None, study: StudySettings, run_trial: Callable[..., Ending] = learning_branin, **work: Any
+    directory: Path | None, study: StudySettings, run_trial: Callable[..., TrialResult] = learning_branin, **work: Any
 ) -> Conductor:
     """A study run to its end in this process."""
     found = conductor(directory, study, **work)
-    run_here(found, run_trial, Slot(on="cpu"))
+    run_here(found, run_trial, TrialSlot(on="cpu"))
     return found

@@ -10,22 +10,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.errors import DoesNotFit
-from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
+from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialSlot
 
 TOTAL = 400
 
 
-def climb(request: Request, slot: Slot, judge: Judge) -> Ending:
+def climb(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
     """Four evaluations; stops where it is told to."""
     print(f"trial {request.number} on {slot.on}")
     for samples in range(100, TOTAL + 1, 100):
-        if judge(Reading(samples=samples, total_samples=TOTAL, metrics={"score": samples * request.parameters["x"]})):
-            return Ending(kind="stopped", samples=samples)
+        if judge(
+            TrialReading(samples=samples, total_samples=TOTAL, metrics={"score": samples * request.parameters["x"]})
+        ):
+            return TrialResult(kind="stopped", samples=samples)
     cpus = len(os.sched_getaffinity(0))
-    return Ending(kind="finished", metrics={"score": float(cpus), "pid": float(os.getpid())}, samples=TOTAL)
+    return TrialResult(kind="finished", metrics={"score": float(cpus), "pid": float(os.getpid())}, samples=TOTAL)
 
 
-def misbehave(request: Request, slot: Slot, judge: Judge) -> Ending:
+def misbehave(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
     """Ends as the setting `how` says."""
     match request.parameters["how"]:
         case "raise":
@@ -36,10 +38,10 @@ def misbehave(request: Request, slot: Slot, judge: Judge) -> Ending:
             os.kill(os.getpid(), signal.SIGKILL)
         case "too wide":
             raise DoesNotFit("too wide", remedy="Take a smaller one.")
-    return Ending(kind="finished", metrics={"score": 1.0}, samples=1)
+    return TrialResult(kind="finished", metrics={"score": 1.0}, samples=1)
 
 
-def endless(request: Request, slot: Slot, judge: Judge) -> Ending:
+def endless(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
     """Goes on until SIGTERM, and then writes that it saved."""
     path = Path(request.parameters["path"])
     stopped: list[int] = []
@@ -48,7 +50,7 @@ def endless(request: Request, slot: Slot, judge: Judge) -> Ending:
     while not stopped:
         time.sleep(0.01)
     path.write_text("saved")
-    return Ending(kind="stopped", samples=5)
+    return TrialResult(kind="stopped", samples=5)
 
 
 def doubled(values: Sequence[int]) -> list[int]:

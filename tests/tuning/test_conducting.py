@@ -9,9 +9,9 @@ import pytest
 
 from stoker.errors import BadJob, RunFailed
 from stoker.records.study import StudyTrial
-from stoker.tuning.conducting import Conductor
-from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
-from stoker.tuning.results import importance, read_trials
+from stoker.tuning.conductor import Conductor
+from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialSlot
+from stoker.tuning.study_database import importance, read_trials
 from tests.tuning.builders import STEP, TOTAL, Told, branin, conducted, conductor, learning_branin, settings
 
 
@@ -88,8 +88,8 @@ class Dies(Exception):
 def dying_at(samples: int, numbers: set[int]) -> object:
     """A trial that dies with its study at so many samples, if its number is among these."""
 
-    def run(request: Request, slot: Slot, judge: Judge) -> Ending:
-        def heard(reading: Reading) -> bool:
+    def run(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        def heard(reading: TrialReading) -> bool:
             if request.number in numbers and reading.samples > samples:
                 raise Dies
             return judge(reading)
@@ -139,7 +139,7 @@ def test_a_trial_whose_process_died_before_it_signed_is_taken_up(tmp_path: Path,
 def test_what_was_given_up_when_the_study_died_is_not_run_again(tmp_path: Path) -> None:
     """Pruned, but not yet told so: its end is noted, and the study goes on."""
 
-    def dies_after_the_verdict(request: Request, slot: Slot, judge: Judge) -> Ending:
+    def dies_after_the_verdict(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         ending = learning_branin(request, slot, judge)
         if ending.kind == "stopped":
             raise Dies
@@ -156,7 +156,7 @@ def test_what_was_given_up_when_the_study_died_is_not_run_again(tmp_path: Path) 
 
 def failing(kind: str, words: str) -> object:
     """Trials that end so."""
-    return lambda request, slot, judge: Ending(kind=kind, words=words.format(request.number), samples=7)
+    return lambda request, slot, judge: TrialResult(kind=kind, words=words.format(request.number), samples=7)
 
 
 @pytest.mark.parametrize("kind", ["out of memory", "diverged"])
@@ -178,8 +178,8 @@ def test_failures_of_other_kinds_do_not_end_the_study() -> None:
     """Two alike, another one, two alike: the study goes on."""
     kinds = ["a fails", "a fails", "b fails", "a fails", "a fails", "b fails"]
 
-    def run(request: Request, slot: Slot, judge: Judge) -> Ending:
-        return Ending(kind="failed", words=kinds[request.number])
+    def run(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        return TrialResult(kind="failed", words=kinds[request.number])
 
     found = conducted(None, settings(), run_trial=run, trials=6)
     assert found.problem is None
@@ -198,8 +198,8 @@ def conducted_until_stopped(objective: str) -> Conductor:
     found = conductor(None, settings(objective=objective))
     request = found.next_request()
     assert request is not None
-    assert found.judge(request.number, Reading(samples=10, total_samples=TOTAL, metrics={"loss": 1.0}))
-    found.ended(request.number, Ending(kind="stopped", samples=10))
+    assert found.judge(request.number, TrialReading(samples=10, total_samples=TOTAL, metrics={"loss": 1.0}))
+    found.ended(request.number, TrialResult(kind="stopped", samples=10))
     assert found.next_request() is None
     return found
 
@@ -207,8 +207,8 @@ def conducted_until_stopped(objective: str) -> Conductor:
 def test_a_value_that_is_no_number_is_pruned() -> None:
     """As a trial that diverged without anybody noticing."""
 
-    def run(request: Request, slot: Slot, judge: Judge) -> Ending:
-        return Ending(kind="finished", metrics={"loss": math.nan}, samples=5)
+    def run(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        return TrialResult(kind="finished", metrics={"loss": math.nan}, samples=5)
 
     (found,) = trials_of(conducted(None, settings(), run_trial=run, trials=1))
     assert (found.state, found.reason) == ("pruned", "diverged: valid/loss is not a number")
@@ -230,12 +230,12 @@ def test_when_time_is_up_trials_stop_and_are_left_to_go_on(tmp_path: Path) -> No
     found = conductor(tmp_path, settings(), seconds=60, clock=clock)
     request = found.next_request()
     assert request is not None
-    reading = Reading(samples=100, total_samples=TOTAL, metrics={"loss": 3.0})
+    reading = TrialReading(samples=100, total_samples=TOTAL, metrics={"loss": 3.0})
     assert not found.judge(request.number, reading)
     clock.now = 61.0
     assert found.seconds_left == 0.0
     assert found.judge(request.number, reading)
-    found.ended(request.number, Ending(kind="stopped", samples=150))
+    found.ended(request.number, TrialResult(kind="stopped", samples=150))
     assert found.next_request() is None
     again = conductor(tmp_path, settings()).next_request()
     assert again is not None
@@ -261,7 +261,7 @@ def test_two_workers_that_begin_at_once_do_not_try_the_same(tmp_path: Path, monk
     """Both saw as many trials when they asked; whoever gets the later number gets its proposal."""
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     one, other = (conductor(tmp_path, settings(storage=url), worker=name) for name in ("one", "other"))
-    first, ask = list[Request | None](), other._study.ask
+    first, ask = list[TrialRequest | None](), other._study.ask
 
     def asks_late() -> object:
         first.append(one.next_request())
@@ -280,8 +280,8 @@ def test_what_mattered_is_told_when_enough_is_finished() -> None:
     """A setting that does nothing has the smallest share; too few trials have none."""
     space = "x=float(-5,10) idle=float(0,1)"
 
-    def run(request: Request, slot: Slot, judge: Judge) -> Ending:
-        return Ending(kind="finished", metrics={"loss": request.parameters["x"] ** 2}, samples=1)
+    def run(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        return TrialResult(kind="finished", metrics={"loss": request.parameters["x"] ** 2}, samples=1)
 
     few = conducted(None, settings(space), run_trial=run, trials=4)
     assert importance(few._study) == {}

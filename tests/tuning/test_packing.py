@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.records import Device
-from stoker.tuning.packing import by_cores, packed
+from stoker.tuning.processes import by_cores, packed
 from stoker.units import GIB
 
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from stoker.errors import RunFailed
 from stoker.records.study import StudyTrial
-from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
 from stoker.tuning.population import Population, explored
-from stoker.tuning.processes import Processes
-from stoker.tuning.results import read_trials
+from stoker.tuning.processes import Judge, Processes, TrialReading, TrialRequest, TrialResult, TrialSlot
 from stoker.tuning.space import parse_space
+from stoker.tuning.study_database import read_trials
 from tests.tuning import children
 from tests.tuning.builders import STEP, TOTAL, Told, conducted, conductor, settings
 
@@ -121,18 +120,18 @@ class Members:
         self.kept: dict[str, tuple[int, float]] = {}
         self.begun: list[tuple[int, int, float]] = []
 
-    def __call__(self, request: Request, slot: Slot, judge: Judge) -> Ending:
+    def __call__(self, request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         """Go on from its own state, or its parent's."""
         name = request.directory.name
         at, loss = self.kept.get(name) or (self.kept[request.parent.name] if request.parent else (0, 10.0))
         self.begun.append((request.number, at, loss))
         while at < TOTAL:
             at, loss = at + STEP, loss * (1 - float(request.parameters["rate"]))
-            is_stopping = judge(Reading(samples=at, total_samples=TOTAL, metrics={"loss": loss}))
+            is_stopping = judge(TrialReading(samples=at, total_samples=TOTAL, metrics={"loss": loss}))
             self.kept[name] = (at, loss)
             if is_stopping:
-                return Ending(kind="stopped", samples=at)
-        return Ending(kind="finished", metrics={"loss": loss}, samples=TOTAL)
+                return TrialResult(kind="stopped", samples=at)
+        return TrialResult(kind="finished", metrics={"loss": loss}, samples=TOTAL)
 
 
 STUDY = settings("rate=float(0.01,0.2)", sampler="pbt", members=6, intervals=3)
@@ -160,7 +159,7 @@ def test_a_population_that_is_cut_off_goes_on_as_if_it_were_not(tmp_path: Path) 
     members = Members()
     calls = iter(range(10**6))
 
-    def cut_off(request: Request, slot: Slot, judge: Judge) -> Ending:
+    def cut_off(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         return members(request, slot, lambda reading: _killed(calls) or judge(reading))
 
     with pytest.raises(KeyboardInterrupt):
@@ -186,8 +185,8 @@ def test_a_trial_that_stops_before_its_interval_ends_is_not_handed_on(tmp_path: 
     found = conductor(tmp_path, STUDY)
     request = found.next_request()
     assert request is not None
-    assert not found.judge(0, Reading(samples=STEP, total_samples=TOTAL, metrics={"loss": 1.0}))
-    found.ended(0, Ending(kind="stopped", samples=STEP))
+    assert not found.judge(0, TrialReading(samples=STEP, total_samples=TOTAL, metrics={"loss": 1.0}))
+    found.ended(0, TrialResult(kind="stopped", samples=STEP))
     again = found.next_request()
     assert again is not None
     assert (again.number, again.heard) == (0, STEP)
@@ -198,8 +197,8 @@ def test_a_trial_that_stops_just_before_its_evaluation_is_not_handed_on(tmp_path
     found = conductor(tmp_path, STUDY)
     assert found.next_request() is not None
     for samples in (STEP, 2 * STEP):
-        assert not found.judge(0, Reading(samples=samples, total_samples=TOTAL, metrics={"loss": 1.0}))
-    found.ended(0, Ending(kind="stopped", samples=3 * STEP - STEP // 4))
+        assert not found.judge(0, TrialReading(samples=samples, total_samples=TOTAL, metrics={"loss": 1.0}))
+    found.ended(0, TrialResult(kind="stopped", samples=3 * STEP - STEP // 4))
     again = found.next_request()
     assert again is not None
     assert (again.number, again.heard) == (0, 2 * STEP)
@@ -209,8 +208,8 @@ def test_a_trial_that_lost_what_it_was_judged_by_is_not_handed_on(tmp_path: Path
     """A power cut took its last checkpoint, and it was stopped again before it came as far."""
     found = conductor(tmp_path, STUDY)
     assert found.next_request() is not None
-    assert found.judge(0, Reading(samples=3 * STEP, total_samples=TOTAL, metrics={"loss": 1.0}))
-    found.ended(0, Ending(kind="stopped", samples=STEP))
+    assert found.judge(0, TrialReading(samples=3 * STEP, total_samples=TOTAL, metrics={"loss": 1.0}))
+    found.ended(0, TrialResult(kind="stopped", samples=STEP))
     again = found.next_request()
     assert again is not None
     assert again.number == 0
@@ -223,9 +222,9 @@ def test_the_next_interval_waits_for_all_members() -> None:
     assert [one.number for one in begun if one is not None] == [0, 1, 2, 3]
     assert found.next_request() is None
     for number in range(4):
-        assert found.judge(number, Reading(samples=900, total_samples=TOTAL, metrics={"loss": float(number)}))
+        assert found.judge(number, TrialReading(samples=900, total_samples=TOTAL, metrics={"loss": float(number)}))
         assert found.next_request() is None
-        found.ended(number, Ending(kind="stopped", samples=900))
+        found.ended(number, TrialResult(kind="stopped", samples=900))
     following = found.next_request()
     assert following is not None
     assert (following.number, following.parent) == (4, Path("nowhere/trials/0000"))
@@ -236,7 +235,7 @@ def test_members_run_in_processes_of_their_own(tmp_path: Path) -> None:
     study = settings("x=float(0,1)", sampler="pbt", members=4, intervals=2, objective="valid/score",
                      higher_is_better=True, first_samples=100, total_samples=children.TOTAL)  # fmt: skip
     found = conductor(tmp_path, study, parallel=2)
-    Processes(children.climb, [Slot(on="cpu"), Slot(on="cpu")]).run(found)
+    Processes(children.climb, [TrialSlot(on="cpu"), TrialSlot(on="cpu")]).run(found)
     trials = read_trials(found._study)
     assert [one.state for one in trials] == ["handed on"] * 4 + ["finished"] * 4
     assert min(one.began_at for one in trials[4:]) >= max(one.ended_at or math.inf for one in trials[:4])

@@ -15,8 +15,16 @@ from typing import Any
 import pytest
 
 from stoker.errors import BadJob, DoesNotFit
-from stoker.tuning.messages import Ending, Judge, Reading, Request, Slot
-from stoker.tuning.processes import Processes, in_a_process, run_here
+from stoker.tuning.processes import (
+    Judge,
+    Processes,
+    TrialReading,
+    TrialRequest,
+    TrialResult,
+    TrialSlot,
+    in_a_process,
+    run_here,
+)
 from tests.tuning import children
 
 
@@ -25,7 +33,7 @@ class Plain:
 
     def __init__(self, folder: Path, settings: Sequence[dict[str, Any]], *, stop_at: int = 10**9) -> None:
         self.folder, self.settings, self.stop_at = folder, list(settings), stop_at
-        self.endings: dict[int, Ending] = {}
+        self.endings: dict[int, TrialResult] = {}
         self.readings: list[tuple[int, int]] = []
         self.places: dict[int, str] = {}
         self.most_at_once = self._running = 0
@@ -37,25 +45,25 @@ class Plain:
         """Never, unless time is up."""
         return self.seconds_left == 0.0
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> TrialRequest | None:
         """The next settings."""
         if self.given >= len(self.settings) or self.is_over:
             return None
         self.given, self._running = self.given + 1, self._running + 1
         self.most_at_once = max(self.most_at_once, self._running)
         number = self.given - 1
-        return Request(number=number, parameters=self.settings[number], directory=self.folder / f"{number:04}")
+        return TrialRequest(number=number, parameters=self.settings[number], directory=self.folder / f"{number:04}")
 
     def on_place(self, number: int, on: str) -> None:
         """Note it."""
         self.places[number] = on
 
-    def judge(self, number: int, reading: Reading) -> bool:
+    def judge(self, number: int, reading: TrialReading) -> bool:
         """Note it, and stop it where it is time."""
         self.readings.append((number, reading.samples))
         return reading.samples >= self.stop_at
 
-    def ended(self, number: int, ending: Ending) -> None:
+    def ended(self, number: int, ending: TrialResult) -> None:
         """Note it."""
         self._running -= 1
         self.endings[number] = ending
@@ -64,7 +72,7 @@ class Plain:
 def test_trials_run_side_by_side_each_in_its_own_process(tmp_path: Path) -> None:
     """As many at once as there are slots, on the slots' CPUs; what they print is kept beside their runs."""
     cpu = min(os.sched_getaffinity(0))
-    slots = [Slot(on="cpu", cpus=(cpu,)), Slot(on="cpu", cpus=(cpu,))]
+    slots = [TrialSlot(on="cpu", cpus=(cpu,)), TrialSlot(on="cpu", cpus=(cpu,))]
     plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}, {"x": 3.0}])
     Processes(children.climb, slots).run(plain)
     assert plain.most_at_once == 2
@@ -78,8 +86,8 @@ def test_a_trial_stops_at_the_evaluation_it_is_told_to(tmp_path: Path) -> None:
     """It waits for the answer, so that it goes no further, however long the study may take."""
     plain = Plain(tmp_path, [{"x": 1.0}], stop_at=200)
     plain.seconds_left = 365 * 86400.0  # longer than the system waits at once
-    Processes(children.climb, [Slot()]).run(plain)
-    assert plain.endings[0] == Ending(kind="stopped", samples=200)
+    Processes(children.climb, [TrialSlot()]).run(plain)
+    assert plain.endings[0] == TrialResult(kind="stopped", samples=200)
     assert plain.readings == [(0, 100), (0, 200)]
 
 
@@ -87,7 +95,7 @@ def test_whatever_a_trial_does_the_study_goes_on(tmp_path: Path) -> None:
     """An exception, an exit, a kill, an error of Stoker's: each is told in words."""
     ways = ["raise", "exit", "killed", "too wide", "well"]
     plain = Plain(tmp_path, [{"how": way} for way in ways])
-    Processes(children.misbehave, [Slot()]).run(plain)
+    Processes(children.misbehave, [TrialSlot()]).run(plain)
     assert [(plain.endings[n].kind, plain.endings[n].words) for n in range(5)] == [
         ("failed", "ZeroDivisionError: a mistake of its own"),
         ("failed", "its process ended with exit code 7"),
@@ -105,7 +113,7 @@ def test_a_process_that_the_system_killed_for_memory_is_out_of_memory(
     counts = iter([3, 4])
     monkeypatch.setattr("stoker.tuning.processes._kills_for_memory", lambda: next(counts))
     plain = Plain(tmp_path, [{"how": "killed"}])
-    Processes(children.misbehave, [Slot()]).run(plain)
+    Processes(children.misbehave, [TrialSlot()]).run(plain)
     assert plain.endings[0].kind == "out of memory"
 
 
@@ -122,7 +130,7 @@ def test_when_time_is_up_trials_save_and_stop(tmp_path: Path) -> None:
     """They are asked to, and waited for."""
     limited = Limited(tmp_path, [{"path": str(tmp_path / "saved")}])
     limited.seconds_left = 0.05
-    Processes(children.endless, [Slot()]).run(limited)
+    Processes(children.endless, [TrialSlot()]).run(limited)
     assert limited.endings[0].kind == "stopped"
     assert (tmp_path / "saved").read_text() == "saved"
 
@@ -130,7 +138,7 @@ def test_when_time_is_up_trials_save_and_stop(tmp_path: Path) -> None:
 STUDY = """
 import sys
 from pathlib import Path
-from stoker.tuning.messages import Slot
+from stoker.tuning.processes import Slot
 from stoker.tuning.processes import Processes
 from tests.tuning import children
 from tests.tuning.test_processes import Plain
@@ -168,7 +176,7 @@ def _wait_for(path: Path) -> None:
 def test_in_this_process_trials_run_one_after_another(tmp_path: Path) -> None:
     """The same trial, without another process."""
     plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}], stop_at=300)
-    run_here(plain, children.climb, Slot(on="cpu"))
+    run_here(plain, children.climb, TrialSlot(on="cpu"))
     assert [ending.samples for ending in plain.endings.values()] == [300, 300]
     assert plain.places == {0: "cpu", 1: "cpu"}
 
@@ -177,34 +185,34 @@ def test_in_this_process_a_signal_ends_the_study(tmp_path: Path) -> None:
     """A trial that stopped without being told to was stopped by somebody: so is the study."""
     plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}])
     with pytest.raises(KeyboardInterrupt):
-        run_here(plain, lambda *_: Ending(kind="stopped", samples=3), Slot())
+        run_here(plain, lambda *_: TrialResult(kind="stopped", samples=3), TrialSlot())
     assert list(plain.endings) == [0]
 
 
 def test_in_this_process_a_trial_told_to_stop_early_does_not_end_the_study(tmp_path: Path) -> None:
     """One that was cut off is told of several evaluations at once: the first verdict counts, whatever the last one."""
 
-    def told_of_two(request: Request, slot: Slot, judge: Judge) -> Ending:
-        verdicts = [judge(Reading(samples=at, total_samples=900, metrics={"score": 0.0})) for at in (300, 100)]
+    def told_of_two(request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
+        verdicts = [judge(TrialReading(samples=at, total_samples=900, metrics={"score": 0.0})) for at in (300, 100)]
         assert verdicts == [True, False]
-        return Ending(kind="stopped", samples=310)
+        return TrialResult(kind="stopped", samples=310)
 
     plain = Plain(tmp_path, [{"x": 1.0}, {"x": 2.0}], stop_at=300)
-    run_here(plain, told_of_two, Slot())
+    run_here(plain, told_of_two, TrialSlot())
     assert list(plain.endings) == [0, 1]
 
 
 def test_a_function_answers_from_another_process_or_raises_its_error() -> None:
     """The same error, with its remedy."""
-    assert in_a_process(children.doubled, ([1, 2],), Slot()) == [2, 4]
+    assert in_a_process(children.doubled, ([1, 2],), TrialSlot()) == [2, 4]
     with pytest.raises(DoesNotFit) as error:
-        in_a_process(children.doubled, ([],), Slot())
+        in_a_process(children.doubled, ([],), TrialSlot())
     assert (error.value.message, error.value.remedy) == ("nothing to double", "Give a number.")
 
 
 def test_what_cannot_go_to_another_process_is_refused() -> None:
     """A lambda, a function within a function: with what to do."""
     with pytest.raises(BadJob, match="cannot be given to another process"):
-        Processes(lambda *_: Ending(kind="finished"), [Slot()])
+        Processes(lambda *_: TrialResult(kind="finished"), [TrialSlot()])
     with pytest.raises(BadJob, match="cannot be given to another process"):
-        in_a_process(functools.partial(lambda: None), (), Slot())
+        in_a_process(functools.partial(lambda: None), (), TrialSlot())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stoker.errors import BadJob
 from stoker.records import dumps, loads
 from stoker.records.study import Parameter
-from stoker.tuning.space import as_text, examples, grid, in_words, parse_space, points_of
+from stoker.tuning.space import as_text, describe_space, examples, grid, parse_space, points_of
 
 
 def test_words_become_parameters() -> None:
@@ -85,7 +85,7 @@ def test_a_parameter_is_written_as_it_is_read(low: float, factor: float, kind: s
     if is_whole:
         low, high = float(math.ceil(low)), float(math.ceil(high) + 1)
     parameter = Parameter(name="p", kind=kind, low=low, high=high)
-    assert parse_space(in_words(parameter)) == (parameter,)
+    assert parse_space(describe_space(parameter)) == (parameter,)
     assert loads(dumps(parameter), Parameter) == parameter
     points = points_of(parameter)
     assert list(points) == sorted(set(points))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadJob, BadRun, StokerError
-from stoker.tuning import storage
-from stoker.tuning.storage import open_storage, open_study
+from stoker.tuning import study_database
+from stoker.tuning.study_database import open_storage, open_study
 
 
 def test_a_study_is_made_and_found_again(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_study_on_a_network_file_system_has_no_write_ahead_log(
     for is_network, expected in ((False, "wal"), (True, "delete")):
         place = tmp_path / expected
         place.mkdir()
-        monkeypatch.setattr(storage, "is_on_network", lambda _, answer=is_network: answer)
+        monkeypatch.setattr(study_database, "is_on_network", lambda _, answer=is_network: answer)
         open_study(open_storage("", place), "s", higher_is_better=True).ask()
-        with closing(sqlite3.connect(place / storage.FILE)) as connection:
+        with closing(sqlite3.connect(place / study_database.FILE)) as connection:
             assert connection.execute("PRAGMA journal_mode").fetchone() == (expected,)

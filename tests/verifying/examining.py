@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from stoker.jobs import Job
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.store import CheckpointStore
 from stoker.testing import FakeClock
-from stoker.training import Checkpointer, restore
+from stoker.training.checkpoints import Checkpointer, restore
 from stoker.verifying.subject import Subject, Timebox
 from tests.stepping.driving import SEPARABLE
 from tests.stepping.models import CLASSES, FEATURES

@@ -10,9 +10,16 @@ import torch
 from torch import nn
 
 from stoker.jobs import SGD, AdamW, Loss
-from stoker.stepping import Step, find_coupling
-from stoker.verifying.equality import check_equality, is_random, relative_difference
-from stoker.verifying.scale import affordable_batch, reference_micro_batch, scaled
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.step import Step
+from stoker.verifying.plan_equality import (
+    affordable_batch,
+    check_equality,
+    is_random,
+    reference_micro_batch,
+    relative_difference,
+    scaled,
+)
 from tests.stepping import models
 from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.models import cnn, images, make_job, mlp, samples_of, texts, token_mean, vectors
@@ -51,7 +58,7 @@ def test_weights_that_are_no_numbers_are_a_difference() -> None:
 def test_plans_that_come_apart_to_no_numbers_are_not_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal at first, and NaN after some updates: the smallest difference is not the verdict."""
     differences = chain(repeat(1e-16, 4), repeat(math.nan))
-    monkeypatch.setattr("stoker.verifying.equality.relative_difference", lambda *_: next(differences))
+    monkeypatch.setattr("stoker.verifying.plan_equality.relative_difference", lambda *_: next(differences))
     job = make_job(lambda: mlp(dropout=0.3), data=vectors(50))
     verdict = check_equality(subject_of(job, 8), ample_time())
     assert not verdict.passed

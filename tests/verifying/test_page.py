@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from stoker.jobs import Job
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Verdict, dumps, loads
-from stoker.stepping import find_coupling
+from stoker.stepping.coupling import find_coupling
 from stoker.testing import FakeClock
-from stoker.verifying import verify
-from stoker.verifying.overall import judge
+from stoker.verifying.exactness_contract import check_contract, overall_level
 from stoker.verifying.subject import Subject
 from tests.stepping import models
 from tests.stepping.driving import SEPARABLE, plan_of
@@ -38,7 +37,7 @@ def page_of(
     data = datasets_of(job)
     coupling = find_coupling(job, data.train)
     return list(
-        verify(
+        check_contract(
             job, data, plan_of(micro_batch, **plan), coupling, through_checkpoint=on_disk(folder), budget_s=0.0,
             clock=FakeClock(), gradient_error=gradient_error,
         )
@@ -59,7 +58,7 @@ def test_on_a_gpu_a_resume_is_not_called_bit_equal() -> None:
     """Its kernels may not be deterministic; that a few updates came out equal is said, and promises nothing."""
     job = make_job(mlp)
     subject = Subject(job, datasets_of(job), replace(plan_of(8), device="cuda:0"), SEPARABLE)
-    answer = judge(subject, [], is_random=False).answer
+    answer = overall_level(subject, [], is_random=False).answer
     assert answer.startswith("Same law, though equal in the updates made here")
     assert "it-equal" not in answer
 

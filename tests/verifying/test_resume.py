@@ -12,7 +12,7 @@ from torch import nn
 
 from stoker.errors import RunFailed
 from stoker.jobs import SGD, AdamW
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.units import updates
 from stoker.verifying.resume import check_resume, first_difference, state_of
 from stoker.zoo import GPT

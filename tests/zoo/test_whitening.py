@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from stoker.errors import BadJob
-from stoker.zoo.whitening import Whitening, whitening_filters
+from stoker.zoo.airbench import Whitening, whitening_filters
 
 
 def smooth_images(count: int = 40, channels: int = 2, size: int = 12) -> np.ndarray:

@@ -24,11 +24,11 @@ from bench.serving.race.workloads import WORKLOADS, Workload, make
 from bench.train.results import document, read, save
 from stoker import artifacts
 from stoker.errors import ServiceError
-from stoker.loadtesting.measuring import Target, at_rate, with_callers
-from stoker.loadtesting.rates import highest_rate, probe_seconds
+from stoker.loadtesting.measurement import LoadTarget, at_rate, with_callers
+from stoker.loadtesting.serving_limit import highest_rate, probe_seconds
 from stoker.records import to_json
 from stoker.records.codec import JSON
-from stoker.records.loadtest import Objective, SettingsTrial
+from stoker.records.service import Objective, SettingsTrial
 from stoker.store import cache_root
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -81,7 +81,7 @@ class Race:
                 save(self.path, self.content)
                 print(f"{workload.name}/{name}, engine alone: {max(loops[-1].values()):.0f} samples/s", flush=True)
 
-    def _measured(self, target: Target, turn: Turn, cell: int | str) -> JSON:
+    def _measured(self, target: LoadTarget, turn: Turn, cell: int | str) -> JSON:
         if cell == OPEN:
             rates = [self.cells[key] for key in map(turn.key, turn.cells) if key in self.cells]
             return _open_loop(target, turn.workload.objective, rates)
@@ -150,11 +150,11 @@ def _prepared(options: argparse.Namespace, workloads: Sequence[Workload], racers
     return race
 
 
-def _open_loop(target: Target, objective: Objective, closed: Sequence[JSON]) -> JSON:
+def _open_loop(target: LoadTarget, objective: Objective, closed: Sequence[JSON]) -> JSON:
     """The highest rate held within the objective, in about twenty seconds."""
     rates = [one["answered"] / one["duration_s"] for one in closed if "error" not in one]
     until = time.monotonic() + _OPEN_S
-    target = Target(target.address, target.payloads, target.connections, objective, target.cpu_s)
+    target = LoadTarget(target.address, target.payloads, target.connections, objective, target.cpu_s)
     seeds = itertools.count()
     found = highest_rate(
         lambda rate, seconds: at_rate(target, rate, seconds, cuts=True, seed=next(seeds)),

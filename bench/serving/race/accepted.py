@@ -22,8 +22,8 @@ import stoker
 from bench.compress.search import keeps_neighbour, minilm_rows
 from bench.serving.race.modules import untrained_cnn
 from bench.serving.race.workloads import make
-from stoker import artifacts, flow
-from stoker.compressing import Metric
+from stoker import api, artifacts
+from stoker.compressing.scores import Metric
 from stoker.exporting import About
 
 _IMAGES = 6_000
@@ -59,7 +59,7 @@ def _train_cnn(place: Path) -> None:
         until=stoker.epochs(1),
     )
     model.load_state_dict(stoker.train(job).weights())
-    flow.export(model.eval(), place, inputs={"x_BCHW": train[0][:16]}, about=About(name="cnn"))
+    api.export(model.eval(), place, inputs={"x_BCHW": train[0][:16]}, about=About(name="cnn"))
 
 
 def _compress(work: Path, model: str, seconds: float, **terms: Any) -> None:
@@ -67,7 +67,7 @@ def _compress(work: Path, model: str, seconds: float, **terms: Any) -> None:
     if artifacts.versions(place):
         return
     shutil.copytree(work / "models" / model, place)
-    found = flow.compress(place, threads=2, seconds=seconds, tell=print, **terms)
+    found = api.compress(place, threads=2, seconds=seconds, tell=print, **terms)
     print(f"{model}: {found.artifact.path if found.artifact else 'nothing was accepted'}")
 
 

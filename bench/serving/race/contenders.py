@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from bench.serving.race.samples import Arrays, Format
 from stoker.artifacts import Artifact
-from stoker.loadtesting.connection import Address
-from stoker.loadtesting.driving import Payload
-from stoker.loadtesting.payloads import http_request, infer_payload
+from stoker.loadtesting.http_connection import Address
+from stoker.loadtesting.inference_requests import http_request, infer_payload
+from stoker.loadtesting.load_generator import Payload
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPRESSED = "stoker-compressed"

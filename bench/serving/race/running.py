@@ -17,10 +17,10 @@ import numpy as np
 from bench.serving.race.contenders import Contender, Pythons, Setting, environment
 from bench.serving.race.samples import Arrays
 from stoker.artifacts import Artifact
-from stoker.devices.load import ticks_of
+from stoker.devices.cpu import ticks_of
 from stoker.errors import ServiceError
-from stoker.loadtesting.connection import Address, ask
-from stoker.loadtesting.measuring import Target
+from stoker.loadtesting.http_connection import Address, ask
+from stoker.loadtesting.measurement import LoadTarget
 
 START_S = 90.0
 _STOP_S = 3.0
@@ -38,7 +38,7 @@ class Asked:
 
 
 @contextmanager
-def running(contender: Contender, pythons: Pythons, asked: Asked, setting: Setting, work: Path) -> Iterator[Target]:
+def running(contender: Contender, pythons: Pythons, asked: Asked, setting: Setting, work: Path) -> Iterator[LoadTarget]:
     """The contender's server with a setting; every sample was answered rightly once before it is handed out.
 
     Raises:
@@ -63,7 +63,7 @@ def running(contender: Contender, pythons: Pythons, asked: Asked, setting: Setti
                 found = contender.answer(asked.artifact, answer.head, answer.body)
                 if np.abs(found - expected).max() > _CLOSE_ENOUGH * np.abs(expected).max():
                     raise ServiceError(f"{contender.name} answers something else than the engine alone")
-            yield Target(address, payloads, connections=256, cpu_s=lambda: tree_cpu_s(process.pid))
+            yield LoadTarget(address, payloads, connections=256, cpu_s=lambda: tree_cpu_s(process.pid))
         finally:
             end_tree(process)
 

@@ -11,7 +11,7 @@ from bench.serving.race.samples import Arrays
 from stoker import artifacts
 from stoker.artifacts import Artifact
 from stoker.records import DynamicDim
-from stoker.records.loadtest import Objective
+from stoker.records.service import Objective
 
 NUM_SAMPLES = 64
 _CLS, _SEP = 101, 102

@@ -20,10 +20,11 @@ from bench.train.material import Material
 from bench.train.pacing import Pacer
 from stoker import records
 from stoker.devices import attached_devices, resolve_place
-from stoker.loading import BatchSource, Stream, key_of, seed_generators
-from stoker.profiling import threads
+from stoker.loading.batches import BatchSource
+from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.profiling.ceilings import computing_threads
 from stoker.records import Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 
 def run(material: Material, pacer: Pacer) -> None:
@@ -33,11 +34,11 @@ def run(material: Material, pacer: Pacer) -> None:
         RuntimeError: the run ended by itself: the case has too few epochs.
     """
     without_reports()
-    from stoker.flow.decision import decide  # noqa: PLC0415 - once the package can be imported without its reports
-    from stoker.flow.preparation import prepare  # noqa: PLC0415 - likewise
+    from stoker.planning.decision import decide  # noqa: PLC0415 - once the package can be imported without its reports
+    from stoker.planning.resolved_job import resolve_job  # noqa: PLC0415 - likewise
 
     job = the_job(material)
-    prepared = prepare(job)
+    prepared = resolve_job(job)
     decision, coupling = decide(prepared, resolve_place("here", attached_devices()))
     plan = decision.chosen.plan
     pacer.notes |= {
@@ -45,9 +46,9 @@ def run(material: Material, pacer: Pacer) -> None:
         "forecast_s": decision.chosen.forecast.total_s.value,
     }  # fmt: skip
     count_device_memory(pacer, torch.device(plan.device))
-    with threads(plan.threads):
+    with computing_threads(plan.threads):
         step = Step(job, plan, coupling)
-        seed_generators(key_of(Stream.MICRO_BATCH, job.seed))
+        seed_generators(key_of(RandomStream.MICRO_BATCH, job.seed))
         samples, extent = prepared.data.train, prepared.extent
         source = BatchSource(samples, step.pipeline(samples, augmented=True), extent, job.seed, plan)
         total = decision.chosen.forecast.total_updates

@@ -17,8 +17,9 @@ import stoker
 from bench.train.contenders.plan_file import PLAN_FILE
 from bench.train.material import Material
 from bench.train.pacing import Pacer
-from stoker import records, training
+from stoker import records
 from stoker.jobs.job_file import load_job
+from stoker.training.telemetry import Telemetry
 
 _NEVER_S = 1e7
 """Seconds between checkpoints that no run lasts."""
@@ -50,7 +51,7 @@ def paced_telemetry(pacer: Pacer) -> None:
     """Let every run of this process be paced from now on."""
     rested_s = 0.0
 
-    class Paced(training.Telemetry):
+    class Paced(Telemetry):
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings, clock=lambda: time.perf_counter() - rested_s)
 
@@ -60,4 +61,4 @@ def paced_telemetry(pacer: Pacer) -> None:
             rested_s += pacer.updated(num_samples, loss.item)
             return is_due
 
-    training.Telemetry = Paced  # type: ignore[misc]  # where flow/starting.py takes it from
+    Telemetry = Paced  # type: ignore[misc]  # where flow/starting.py takes it from

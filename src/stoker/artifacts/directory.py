@@ -6,12 +6,15 @@ all, after a power cut too. What somebody copies by hand may be half there; `Art
 An artifact is its manifest and the regular files that the manifest lists, and nothing else: engines open files of their
 own accord (`model.bin` beside `model.xml`), so an unlisted file or a link would be read by a server without a check.
 Links above the files are the operator's own and are followed: a directory of models, a model, or a version may be one.
+
+How a model is served, beside its versions: `models/digits/service.json`.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -23,10 +26,11 @@ from functools import cached_property
 from pathlib import Path
 
 from stoker.artifacts.golden import Golden, read_golden
-from stoker.artifacts.lies import problem_of
+from stoker.artifacts.manifest_validation import manifest_problem
 from stoker.errors import BadArtifact
-from stoker.records import FileDigest, Manifest, digest, dumps, loads
-from stoker.store import disk_errors, flock, sha256_file, write_file
+from stoker.records import FileDigest, Manifest, ServiceSettings, digest, dumps, from_json, loads
+from stoker.store import disk_errors, sha256_file, write_atomic, write_file
+from stoker.store import files as flock
 from stoker.store.files import aside_path, disk, is_aside, make_directories, remove_tree, sync_file
 
 MANIFEST = "manifest.json"
@@ -292,7 +296,7 @@ def _read_manifest(path: Path) -> Manifest:
         if num_bytes > _MOST_MANIFEST_BYTES:
             raise BadArtifact(f"{path} has {num_bytes:,} bytes; a manifest has at most {_MOST_MANIFEST_BYTES:,}")
         manifest = loads(path.read_bytes(), Manifest)
-    problem = problem_of(manifest)
+    problem = manifest_problem(manifest)
     if problem is not None:
         raise BadArtifact(f"{path} {problem}", remedy="Export the model again.")
     return manifest
@@ -322,3 +326,39 @@ def _digests_in(directory: Path) -> tuple[FileDigest, ...]:
         FileDigest(name=path.relative_to(directory).as_posix(), num_bytes=path.stat().st_size, sha256=sha256_file(path))
         for path in files
     )
+
+
+SETTINGS = "service.json"
+_MOST_BYTES = 1024 * 1024
+
+
+def read_settings(model: Path) -> ServiceSettings:
+    """A model's settings; the defaults where nobody wrote any. What a person writes needs no `record` and `schema`.
+
+    Raises:
+        BadArtifact: they cannot be read.
+    """
+    path = model / SETTINGS
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        document = json.loads(text)
+        if isinstance(document, dict) and not {"record", "schema"} & document.keys():  # written by hand
+            document |= {"record": ServiceSettings.__name__, "schema": ServiceSettings.schema}
+        return from_json(document, ServiceSettings)
+    except FileNotFoundError:
+        return ServiceSettings()
+    except (OSError, ValueError, RecursionError) as error:
+        remedy = 'Mend or delete it; `{"versions": [1]}` is a whole one, and `stoker bench-serve` writes one.'
+        raise BadArtifact(f"{path} cannot be read: {error}", remedy=remedy) from error
+
+
+def write_settings(model: Path, settings: ServiceSettings) -> None:
+    """Replace a model's settings, whole and durably.
+
+    Raises:
+        BadArtifact: the disk is full, or cannot be written.
+    """
+    write_atomic(model / SETTINGS, dumps(settings) + "\n", what=SETTINGS, error=BadArtifact)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.compressing import Compressed
+from stoker.compressing.compress import Compressed
 from stoker.errors import BadJob
 from stoker.records import Event, to_json
 from stoker.records.codec import JSON

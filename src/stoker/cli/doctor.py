@@ -1,11 +1,21 @@
-"""`stoker doctor`: what this machine is, what it really reaches, and what to mind; as a page and as a document.
+"""What a device's measured rates mean for a plan.
+
+What is around the devices of this machine, and what of it a user should mind.
+
+What several processes reach between them, as a table of the doctor's page.
+
+`stoker doctor`: what this machine is, what it really reaches, and what to mind; as a page and as a document.
 
 Nothing is measured here: flow hands over the devices and the measured ceilings, `look_around` reads the surroundings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -13,14 +23,232 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.links import links_table
-from stoker.cli.readings import format_si, interpret
-from stoker.cli.surroundings import Surroundings, find_cautions, look_around
-from stoker.devices import catalogue
+from stoker.devices import CpuLoad, TorchBuild, catalogue, installed_torch, watch_cpu
+from stoker.devices.cpu import MOST_OTHERS, MOST_STOLEN
 from stoker.records import Ceilings, Device, MicroBenchmark, to_json
 from stoker.records.codec import JSON
-from stoker.records.links import Links
-from stoker.units import format_bytes, format_seconds
+from stoker.records.hardware import Links
+from stoker.units import KIB, MIB, format_bytes, format_seconds
+
+WORTHWHILE_RATIO = 1.2
+"""How much faster than fp32 a dtype must multiply before a plan would gain from it."""
+
+
+@dataclass(frozen=True)
+class MeasuredRate:
+    """One measured rate, with what it means for a plan.
+
+    `share` is its fraction of the fastest of its kind [0 to 1], `of_datasheet` of the vendor's figure (None: unknown).
+    """
+
+    name: str
+    rate: float
+    unit: str
+    share: float
+    of_datasheet: float | None
+    meaning: str
+
+
+def interpret(ceilings: Ceilings) -> tuple[MeasuredRate, ...]:
+    """Every measured rate with what it means for a plan."""
+    entry = catalogue().describing(ceilings.device)
+    peaks = entry.dense_flops if entry else {}
+    fastest, fp32 = max(ceilings.gemm_flops.values()), ceilings.gemm_flops.get("fp32")
+    products = []
+    for dtype, rate in ceilings.gemm_flops.items():
+        of_peak = rate / peaks[dtype] if dtype in peaks else None
+        meaning = _meaning_of_product(dtype, rate, fp32)
+        products.append(MeasuredRate(f"matrix product {dtype}", rate, "FLOP/s", rate / fastest, of_peak, meaning))
+    copy, fresh = ceilings.copy_bytes_per_s, ceilings.fresh_copy_bytes_per_s
+    of_peak = copy / entry.bandwidth_bytes_per_s if entry else None
+    ridge = f"the limit under {(fp32 or fastest) / copy:.1f} FLOPs a byte"
+    copies = [
+        MeasuredRate("copy, memory in use", copy, "B/s", 1.0, of_peak, ridge),
+        MeasuredRate("copy, fresh memory", fresh, "B/s", min(1.0, fresh / copy), None, _meaning_of_fresh(copy / fresh)),
+    ]
+    if (across := ceilings.host_to_device_bytes_per_s) is not None:
+        meaning = "how fast a pinned batch crosses"
+        copies.append(MeasuredRate("host to device", across, "B/s", min(1.0, across / copy), None, meaning))
+    return (*products, *copies)
+
+
+def _meaning_of_product(dtype: str, rate: float, fp32: float | None) -> str:
+    """What the rate [FLOP/s] of a dtype's products means for a plan."""
+    if dtype == "fp32" or not fp32:
+        return "the base of comparison"
+    ratio = rate / fp32
+    if dtype == "fp16":
+        return f"{ratio:.1f}x fp32: only if the job asks"
+    if ratio >= WORTHWHILE_RATIO:
+        return f"{ratio:.1f}x fp32: a plan may use it"
+    slower = f"{1 / ratio:.1f}x slower than fp32" if ratio < 1 else f"only {ratio:.1f}x fp32"
+    return f"{slower}: no gain for a plan"
+
+
+def _meaning_of_fresh(times_slower: float) -> str:
+    """What the rate into fresh memory means."""
+    if times_slower < WORTHWHILE_RATIO:
+        return "as fast as memory in use"
+    return f"{times_slower:.1f}x slower: reuse saves time"
+
+
+def format_si(rate: float, unit: str) -> str:
+    """A rate in decimal units with three figures.
+
+    >>> [format_si(4.309e11, "FLOP/s"), format_si(5.9e9, "B/s"), format_si(7.9e14, "FLOP/s")]
+    ['431 GFLOP/s', '5.90 GB/s', '790 TFLOP/s']
+    """
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if rate >= size:
+            scaled = rate / size
+            return f"{scaled:.{max(0, 2 - len(str(int(scaled))) + 1)}f} {prefix}{unit}"
+    return f"{rate:.0f} {unit}"
+
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREAD_LIMIT = "OMP_THREAD_LIMIT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConditions:
+    """What is around the devices: software, data, other people's load, settings of the environment.
+
+    `data` says for each known data set where it is, or what would happen (`Fashion-MNIST`: `found in ...`); `problems`
+    is what stood in the way of using a device; `machine_cpus` counts the whole machine's logical CPUs.
+    """
+
+    torch: TorchBuild | None
+    python: str
+    system: str
+    machine_cpus: int | None = None
+    load: CpuLoad | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def inspect_machine(
+    *,
+    data: Mapping[str, str] | None = None,
+    problems: Iterable[str] = (),
+    load: CpuLoad | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> MachineConditions:
+    """The surroundings now.
+
+    Args:
+        data: where each data set is, in words.
+        problems: of the survey of devices.
+        load: what others used of the CPUs during the measurement; if None, the next 0.3 s are watched.
+        sleep: waits that time.
+    """
+    names = (*_THREAD_VARIABLES, _THREAD_LIMIT, "CUDA_VISIBLE_DEVICES")
+    return MachineConditions(
+        torch=installed_torch(),
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        machine_cpus=os.cpu_count(),
+        load=watch_cpu(sleep=sleep) if load is None else load,
+        environment={name: os.environ[name] for name in names if name in os.environ},
+        data=dict(data or {}),
+        problems=tuple(problems),
+    )
+
+
+def find_cautions(
+    devices: Sequence[Device], ceilings: Sequence[Ceilings], around: MachineConditions
+) -> tuple[str, ...]:
+    """What to mind, each a sentence with its numbers and what to do."""
+    cpu = next((device for device in devices if device.kind == "cpu"), None)
+    found = [*around.problems, *_load_cautions(around.load)]
+    if around.torch is None:
+        found.append("PyTorch is not installed: install torch, then nothing else is missing.")
+    if cpu is not None:
+        found += _thread_cautions(around.environment, cpu.cores)
+    found += [caution for measured in ceilings for caution in _ceiling_cautions(measured)]
+    return tuple(found)
+
+
+def _load_cautions(load: CpuLoad | None) -> list[str]:
+    """Of other people's load."""
+    found = []
+    if load is not None and load.others > MOST_OTHERS:
+        found.append(
+            f"Other processes are using {load.others:.0%} of this CPU now: measured rates may be too low. "
+            "Run `stoker doctor` again when they are done."
+        )
+    if load is not None and load.stolen > MOST_STOLEN:
+        found.append(
+            f"The host takes {load.stolen:.0%} of this virtual machine's CPU time: expect slower, uneven steps."
+        )
+    return found
+
+
+def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
+    """Of variables that set numbers of threads. A plan sets PyTorch's itself, up to OMP_NUM_THREADS or `--threads`."""
+    found = []
+    for name in (*_THREAD_VARIABLES, _THREAD_LIMIT):
+        value = environment.get(name, "")
+        wanted = int(value) if value.isdigit() else 0
+        if name == _THREAD_LIMIT and 0 < wanted < cores:
+            found.append(f"{name}={value} keeps PyTorch on {value} of {cores} cores, whatever the plan says. Unset it.")
+        elif name != _THREAD_LIMIT and wanted > cores:
+            found.append(f"{name}={value} makes other libraries use more threads than the {cores} cores. Unset it.")
+        elif name != _THREAD_LIMIT and 0 < wanted < cores:
+            whom = "plans and other libraries" if name == "OMP_NUM_THREADS" else "other libraries"
+            remedy = "`--threads` is stronger." if name == "OMP_NUM_THREADS" else "Unset it."
+            found.append(f"{name}={value} keeps {whom} on {value} of {cores} cores. {remedy}")
+    return found
+
+
+def _ceiling_cautions(ceilings: Ceilings) -> list[str]:
+    """Of measured rates that surprise."""
+    found = []
+    fp32 = ceilings.gemm_flops.get("fp32")
+    for dtype in ("bf16", "fp16", "tf32"):
+        rate = ceilings.gemm_flops.get(dtype)
+        if rate and fp32 and dtype in ceilings.device.fast_dtypes and rate < WORTHWHILE_RATIO * fp32:
+            found.append(
+                f"{ceilings.device.model} multiplies {dtype} natively, yet its products reach only {rate / fp32:.1f}x "
+                "of fp32: this build of PyTorch may not use the instructions."
+            )
+    if ceilings.device.kind == "cpu" and ceilings.threads < ceilings.device.cores:
+        found.append(f"Measured with {ceilings.threads} of {ceilings.device.cores} cores.")
+    return found
+
+
+_SIZES = (4, 64 * KIB, MIB, 64 * MIB)
+"""Of the messages shown [bytes]."""
+
+
+def links_table(links: Links) -> Table:
+    """Times of each collective over a few sizes, and what else was found of processes that work side by side."""
+    when = links.measured_at.replace("T", " ").replace("+00:00", " UTC")
+    title = Text.assemble(
+        (f"{links.world_size} processes reach", "bold"), (f"   {links.name}, measured {when} in ", "dim"),
+        (format_seconds(links.took_s), "dim"),
+    )  # fmt: skip
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title=title, title_justify="left", title_style="")
+    table.add_column("")
+    for size in _SIZES:
+        table.add_column(format_bytes(size), justify="right", no_wrap=True)
+    table.add_column("large messages", justify="right", no_wrap=True)
+    for one in links.costs:
+        rate = f"{1e-9 / one.beta_s_per_byte:.2f} GB/s" if one.beta_s_per_byte else "unknown"
+        table.add_row(one.collective, *(format_seconds(one.seconds(size)) for size in _SIZES), rate)
+    table.caption, table.caption_justify = Text(_beside(links), "dim"), "left"
+    return table
+
+
+def _beside(links: Links) -> str:
+    """`beside arithmetic 12% of a message is hidden · with all at work, what is bound by memory takes 1.50x as …`."""
+    words = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
+    words += [f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
+              for name, ratio in links.slowdown.items()]  # fmt: skip
+    words += [f"a message that all stop for after {format_seconds(arithmetic_s)} takes {format_seconds(wait_s)} longer"
+              for arithmetic_s, wait_s in links.waits]  # fmt: skip
+    return " · ".join(words)
+
 
 _BAR_CELLS = 20
 
@@ -30,7 +258,7 @@ def render_doctor(
     ceilings: Sequence[Ceilings],
     *,
     console: Console,
-    surroundings: Surroundings | None = None,
+    surroundings: MachineConditions | None = None,
     operations: Sequence[MicroBenchmark] = (),
     links: Sequence[Links] = (),
 ) -> None:
@@ -44,10 +272,10 @@ def render_doctor(
         operations: times of single operations, from which forecasts are made.
         links: what several processes reach between them.
     """
-    around = look_around() if surroundings is None else surroundings
+    around = inspect_machine() if surroundings is None else surroundings
     parts: list[RenderableType] = [_device_table(devices), _software(devices, around)]
     parts += [part for measured in ceilings for part in ("", _ceilings_table(measured))]
-    if timed := operations_in_words(operations):
+    if timed := describe_operations(operations):
         parts += ["", Text.assemble(("forecasts of time rest on  ", "dim"), timed)]
     if not ceilings:
         parts += ["", Text("Not measured yet.", style="dim")]
@@ -62,7 +290,7 @@ def render_doctor(
 def doctor_document(
     devices: Sequence[Device],
     ceilings: Sequence[Ceilings],
-    surroundings: Surroundings | None = None,
+    surroundings: MachineConditions | None = None,
     operations: Sequence[MicroBenchmark] = (),
     links: Sequence[Links] = (),
 ) -> dict[str, JSON]:
@@ -75,7 +303,7 @@ def doctor_document(
         operations: times of single operations, of which the document has how many there are.
         links: what several processes reach between them.
     """
-    around = look_around() if surroundings is None else surroundings
+    around = inspect_machine() if surroundings is None else surroundings
     known = catalogue()
     entries = {device.name: known.describing(device) for device in devices}
     return {
@@ -103,7 +331,7 @@ def doctor_document(
     }
 
 
-def operations_in_words(operations: Sequence[MicroBenchmark]) -> str:
+def describe_operations(operations: Sequence[MicroBenchmark]) -> str:
     """One line of what was timed: `operations: 142 timed at 1 and 2 threads`; empty where nothing was."""
     lines = []
     for name in dict.fromkeys(benchmark.device.name for benchmark in operations):
@@ -134,7 +362,7 @@ def _device_table(devices: Sequence[Device]) -> Table:
     return table
 
 
-def _software(devices: Sequence[Device], around: Surroundings) -> Table:
+def _software(devices: Sequence[Device], around: MachineConditions) -> Table:
     """Software, data and load, a line each."""
     cores = next((device.cores for device in devices if device.kind == "cpu"), 0)
     table = Table.grid(padding=(0, 3, 0, 0))

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli.commands import data, jobs, machines, models, runs, services, tuning
+from stoker.cli import data_check, jobs, machines, models, run_commands, serve, tune
 
 BEFORE, TRAINING, AFTER = "Before training", "Training", "After training"
 """What commands are for: the parts of `stoker --help`."""
@@ -48,23 +48,23 @@ app.command("lr-range", rich_help_panel=BEFORE)(jobs.lr_range)
 app.command(rich_help_panel=TRAINING)(jobs.train)
 app.command("take-part", hidden=True)(jobs.take_part)
 app.command(rich_help_panel=TRAINING)(jobs.verify)
-app.command(rich_help_panel=TRAINING)(tuning.tune)
-app.command(rich_help_panel=TRAINING)(runs.report)
+app.command(rich_help_panel=TRAINING)(tune.tune)
+app.command(rich_help_panel=TRAINING)(run_commands.report)
 app.command(rich_help_panel=AFTER)(models.export)
 app.command(rich_help_panel=AFTER)(models.compress)
-app.command(rich_help_panel=AFTER)(services.serve)
-app.command(rich_help_panel=AFTER)(services.rollback)
-app.command("bench-serve", rich_help_panel=AFTER)(services.bench_serve)
+app.command(rich_help_panel=AFTER)(serve.serve)
+app.command(rich_help_panel=AFTER)(serve.rollback)
+app.command("bench-serve", rich_help_panel=AFTER)(serve.bench_serve)
 app.command(rich_help_panel=AFTER)(models.predict)
 
 runs_app = typer.Typer(help="List runs, compare them, send them elsewhere.", add_completion=False)
-runs_app.callback(invoke_without_command=True)(runs.runs)
-runs_app.command("diff")(runs.runs_diff)
-runs_app.command("plot")(runs.runs_plot)
-runs_app.command("export")(runs.runs_export)
-runs_app.command("track")(runs.runs_track)
+runs_app.callback(invoke_without_command=True)(run_commands.runs)
+runs_app.command("diff")(run_commands.runs_diff)
+runs_app.command("plot")(run_commands.runs_plot)
+runs_app.command("export")(run_commands.runs_export)
+runs_app.command("track")(run_commands.runs_track)
 app.add_typer(runs_app, name="runs", rich_help_panel=TRAINING)
-app.add_typer(data.data_app, name="data", rich_help_panel=BEFORE)
+app.add_typer(data_check.data_app, name="data", rich_help_panel=BEFORE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

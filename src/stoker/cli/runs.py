@@ -16,11 +16,11 @@ from rich.text import Text
 from stoker.cli.terminal import print_table
 from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
+from stoker.reporting.event_text import describe_event
 from stoker.reporting.history import of_kind, plans_in_force
 from stoker.reporting.summary import wall_seconds
-from stoker.reporting.telling import told
 from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
-from stoker.store.selecting import Value, value_of, values_of
+from stoker.store.run_query import Value, value_of, values_of
 from stoker.units import format_seconds
 
 _LONGEST_FAILURE = 44
@@ -151,7 +151,7 @@ def _plan_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
 
 def _plan_changes(report: Report) -> list[str]:
     """Each change of plan with its position and cause: `replanned at 1,024 samples: threads 2 → 1, because …`."""
-    return [told(event) for event in of_kind(report.events, "replanned")]
+    return [describe_event(event) for event in of_kind(report.events, "replanned")]
 
 
 def _outcomes(a: Report, b: Report) -> list[tuple[str, str, str, str]]:

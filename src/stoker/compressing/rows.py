@@ -1,25 +1,33 @@
-"""Rows that a search calibrates, selects and accepts on, and batches of them as a service would make them."""
+"""Rows that a search calibrates, selects and accepts on, and batches of them as a service would make them.
+
+What a model answers for rows, in batches as a service would make them.
+
+Rows out of a file: arrays of an .npz, or columns of a Parquet table.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts import dtype_of
-from stoker.artifacts.elements import Arrays
-from stoker.errors import BadJob
-from stoker.loading.keys import Stream, key_of
+from stoker.artifacts.dtypes import Arrays
+from stoker.engines import Engine
+from stoker.errors import BadJob, first_line
 from stoker.loading.order import Indices, KeyedPermutation
+from stoker.loading.randomness import RandomStream, key_of
 from stoker.records import BATCH, Manifest, TensorSpec
 
 
 @dataclass(frozen=True)
-class Rows:
+class EvaluationRows:
     """Samples of one set, stacked: inputs by the manifest's names [N, ...], and targets [N, ...] where there are any.
 
     Samples of several sizes are filled up with the manifest's `pad`.
@@ -33,41 +41,43 @@ class Rows:
         """Number of rows."""
         return len(next(iter(self.inputs.values())))
 
-    def first(self, most: int) -> Rows:
+    def first(self, most: int) -> EvaluationRows:
         """The first rows, at most so many."""
         return self if len(self) <= most else self.take(np.arange(most))
 
-    def take(self, indices: Indices) -> Rows:
+    def take(self, indices: Indices) -> EvaluationRows:
         """The rows of these indices [M], in that order."""
         targets = self.targets
         if isinstance(targets, dict):
             targets = {name: array[indices] for name, array in targets.items()}
         elif targets is not None:
             targets = targets[indices]
-        return Rows({name: array[indices] for name, array in self.inputs.items()}, targets)
+        return EvaluationRows({name: array[indices] for name, array in self.inputs.items()}, targets)
 
-    def joined(self, other: Rows) -> Rows:
+    def joined(self, other: EvaluationRows) -> EvaluationRows:
         """These rows, and then others of the same inputs and targets."""
         targets = self.targets
         if isinstance(targets, np.ndarray) and isinstance(other.targets, np.ndarray):
             targets = np.concatenate([targets, other.targets])
-        return Rows({name: np.concatenate([array, other.inputs[name]]) for name, array in self.inputs.items()}, targets)
+        return EvaluationRows(
+            {name: np.concatenate([array, other.inputs[name]]) for name, array in self.inputs.items()}, targets
+        )
 
 
 @dataclass(frozen=True)
-class Material:
+class EvaluationData:
     """All rows of a search: to calibrate on, to choose by, and to accept by; no row has two of these uses.
 
     `is_held_out` says that the calibration rows, too, are rows that the model was not trained on.
     """
 
-    calibration: Rows
-    selection: Rows
-    acceptance: Rows
+    calibration: EvaluationRows
+    selection: EvaluationRows
+    acceptance: EvaluationRows
     seed: int
     is_held_out: bool = False
 
-    def limited(self, *, selection: int, acceptance: int, calibration: int) -> Material:
+    def limited(self, *, selection: int, acceptance: int, calibration: int) -> EvaluationData:
         """At most so many rows for each use; what is left over of others serves for acceptance if that lacks rows.
 
         Parts begin with the same rows, as these lie in the order they were dealt in.
@@ -91,7 +101,9 @@ class Material:
         return len(self.selection) + (len(self.calibration) if self.is_held_out else 0)
 
 
-def dealt(training: Rows | None, validation: Rows, *, seed: int, calibration: int, selection: float = 0.3) -> Material:
+def split_rows(
+    training: EvaluationRows | None, validation: EvaluationRows, *, seed: int, calibration: int, selection: float = 0.3
+) -> EvaluationData:
     """Deal rows out by a keyed permutation.
 
     Args:
@@ -116,12 +128,12 @@ def dealt(training: Rows | None, validation: Rows, *, seed: int, calibration: in
             f"{len(validation)} rows are too few to choose a candidate by some and accept it by others",
             remedy="Give more validation data: some hundred rows at least.",
         )
-    return Material(
+    return EvaluationData(
         calibrating, validation.take(order[:at]), validation.take(order[at:]), seed, is_held_out=training is None
     )
 
 
-def check_fit(rows: Rows, manifest: Manifest, what: str) -> Rows:
+def check_fit(rows: EvaluationRows, manifest: Manifest, what: str) -> EvaluationRows:
     """The rows with the manifest's dtypes, if they are what the model takes.
 
     Raises:
@@ -134,10 +146,12 @@ def check_fit(rows: Rows, manifest: Manifest, what: str) -> Rows:
     counts = {len(array) for array in (*rows.inputs.values(), *targets)}
     if len(counts) > 1:
         raise BadJob(f"{what}: inputs and targets have different numbers of rows: {_listed(map(str, counts))}")
-    return Rows({spec.name: _fitted(rows.inputs[spec.name], spec, what) for spec in manifest.inputs}, rows.targets)
+    return EvaluationRows(
+        {spec.name: _fitted(rows.inputs[spec.name], spec, what) for spec in manifest.inputs}, rows.targets
+    )
 
 
-def batches(rows: Rows, manifest: Manifest, size: int) -> Iterator[tuple[Indices, Arrays]]:
+def batches(rows: EvaluationRows, manifest: Manifest, size: int) -> Iterator[tuple[Indices, Arrays]]:
     """Which rows, and their inputs cut to the longest among them: rows of like length share a batch."""
     lengths = row_lengths(rows, manifest)
     order = np.argsort(lengths, kind="stable")
@@ -146,7 +160,7 @@ def batches(rows: Rows, manifest: Manifest, size: int) -> Iterator[tuple[Indices
         yield chosen, cut_to(rows.take(chosen).inputs, manifest, int(lengths[chosen].max()))
 
 
-def row_lengths(rows: Rows, manifest: Manifest) -> Indices:
+def row_lengths(rows: EvaluationRows, manifest: Manifest) -> Indices:
     """How far each row goes along the named dimension that is filled up [N]; 0 everywhere where none is.
 
     A place is filled up where every input that has this dimension holds its `pad`.
@@ -206,8 +220,80 @@ def _fitted(array: NDArray[Any], spec: TensorSpec, what: str) -> NDArray[Any]:
 
 
 def _order(size: int, seed: int) -> Indices:
-    return KeyedPermutation(size, key_of(Stream.HOLDOUT, seed, size))(np.arange(size, dtype=np.int64))
+    return KeyedPermutation(size, key_of(RandomStream.HOLDOUT, seed, size))(np.arange(size, dtype=np.int64))
 
 
 def _listed(names: Any) -> str:
     return ", ".join(sorted(names)) or "nothing"
+
+
+Array = NDArray[Any]
+
+
+def answers(engine: Engine, rows: EvaluationRows, manifest: Manifest, *, batch: int = 32) -> Arrays:
+    """Every output for all rows [N, ...], in the rows' order.
+
+    Outputs with a dimension that was cut with the inputs are filled up with zeros, so that rows stack.
+
+    Raises:
+        ServiceError: the engine could not.
+        BadJob: outputs of different batches do not stack.
+    """
+    found: Arrays = {}
+    for chosen, inputs in batches(rows, manifest, batch):
+        for name, part in engine.run(inputs).items():
+            if part.shape[:1] != (len(chosen),):
+                raise BadJob(f"output {name!r} has shape {list(part.shape)} for {len(chosen)} rows")
+            found[name] = _placed(found.get(name), part, chosen, len(rows), name)
+    return found
+
+
+def _placed(whole: Array | None, part: Array, chosen: Indices, rows: int, name: str) -> Array:
+    """`part` put into the rows `chosen` of `whole`, which grows to hold it."""
+    if whole is None:
+        whole = np.zeros((rows, *part.shape[1:]), part.dtype)
+    if whole.ndim != part.ndim:
+        raise BadJob(f"output {name!r} has {part.ndim} dimensions in one batch and {whole.ndim} in another")
+    size = tuple(max(a, b) for a, b in zip(whole.shape[1:], part.shape[1:], strict=True))
+    if size != whole.shape[1:]:
+        whole = np.pad(whole, [(0, 0), *((0, new - old) for new, old in zip(size, whole.shape[1:], strict=True))])
+    region: Any = (chosen, *(slice(0, length) for length in part.shape[1:]))
+    whole[region] = part
+    return whole
+
+
+TARGETS = ("target", "targets", "label", "labels", "y")
+
+
+def read_rows(path: Path, manifest: Manifest) -> EvaluationRows:
+    """Inputs by the manifest's names, and the target if there is one.
+
+    Raises:
+        BadJob: no such file, of another kind, or without an input.
+    """
+    if not path.is_file():
+        raise BadJob(f"there is no {path}")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        elif path.suffix == ".parquet":
+            arrays = _columns(path)
+        else:
+            raise BadJob(f"{path} is neither .npz nor .parquet")
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise BadJob(f"{path} cannot be read: {first_line(error)}") from error
+    names = [spec.name for spec in manifest.inputs]
+    if missing := [name for name in names if name not in arrays]:
+        raise BadJob(f"{path} has no {missing[0]!r}, which the model takes; it has {', '.join(sorted(arrays))}")
+    target = next((arrays[name] for name in TARGETS if name in arrays and name not in names), None)
+    return EvaluationRows({name: arrays[name] for name in names}, target)
+
+
+def _columns(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra, which is loaded where it is used
+    except ImportError as error:
+        raise BadJob("pyarrow is not installed", remedy="pip install 'stoker[predict]'") from error
+    table = pq.read_table(path)
+    return {name: np.asarray(table.column(name).to_pylist()) for name in table.column_names}

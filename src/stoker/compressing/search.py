@@ -1,8 +1,12 @@
-"""The search: candidates in turn, each through the gates; the best of them against rows that nothing was chosen by.
+"""Which candidates suit a graph and a machine, cheap ones first.
+
+The search: candidates in turn, each through the gates; the best of them against rows that nothing was chosen by.
 
 Time-boxed: a candidate is not begun if it would likely end after the time is over, and enough is kept for acceptance.
 What was begun is finished, so a search may take longer by about one candidate. Whenever it ends, the best so far is
 known.
+
+Which layers of an int8 candidate do the damage, and how few must be put back.
 """
 
 from __future__ import annotations
@@ -10,25 +14,104 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from stoker.artifacts.elements import Arrays
-from stoker.compressing.candidates import Candidate, PrunedGraph, Workshop, as_given, candidates_for, forms_of
-from stoker.compressing.contender import Contender, Course, gain_of, latencies, latencies_beside
-from stoker.compressing.drops import Scores, largest_loss, rows_needed
-from stoker.compressing.examining import RACE_SHARE, Bar, examine, reference
-from stoker.compressing.graphs import GraphKind
-from stoker.compressing.judging import MOST_FINALISTS, accepted, require_rows
-from stoker.compressing.repairing import rank, repaired
-from stoker.compressing.scores import are_own_answers, likeness_of
+from stoker.artifacts.dtypes import Arrays
+from stoker.compressing import onnxruntime_candidates, openvino_candidates
+from stoker.compressing.candidates import (
+    BuildContext,
+    BuiltGraph,
+    CompressionCandidate,
+    GraphKind,
+    PrunedGraph,
+    forms_of,
+)
+from stoker.compressing.contender import Contender, Examination, gain_of, interleaved_latencies, latencies
+from stoker.compressing.gates import MOST_FINALISTS, RACE_SHARE, Baseline, accepted, examine, reference, require_rows
+from stoker.compressing.openvino_candidates import LayerGroup, grouped, points_of, shares, undone
+from stoker.compressing.rows import EvaluationRows
+from stoker.compressing.scores import Scores, are_own_answers, largest_loss, likeness_of, rows_needed
 from stoker.errors import BadArtifact, BadJob, StokerError
+from stoker.records import EngineName, ServingPrecision
 from stoker.records.compression import CompressionTrial
 from stoker.store.disk_errors import disk_errors
 from stoker.units import format_seconds
+
+_STYLES: dict[openvino_candidates.Style, str] = {
+    "smooth": "static, SmoothQuant, bias correction (NNCF)",
+    "mixed": "static, extremes, zero points for activations, bias correction (NNCF)",
+    "plain": "static, extremes, zero points for activations (NNCF)",
+    "percentile": "static, extremes without outliers, bias correction (NNCF)",
+    "min-max": "static, symmetric extremes, bias correction (NNCF)",
+}
+_HALVES: tuple[ServingPrecision, ...] = ("bf16", "fp16")
+"""fp16 is finer than bf16 and ends at 65,504: what is larger becomes infinite, and the search refuses that."""
+_EFFORTS: dict[onnxruntime_candidates.CalibrationMethod, float] = {"MinMax": 1.0, "Percentile": 4.0, "Entropy": 6.0}
+"""Histograms of all activations take several times as long as their extremes."""
+
+
+def candidates_for(
+    kind: GraphKind, fast_dtypes: Collection[str], given: tuple[EngineName, ServingPrecision]
+) -> tuple[CompressionCandidate, ...]:
+    """What to try, in this order; the most promising in 8 bits is the first of those.
+
+    Args:
+        kind: what the graph is made of; a quantised one is not quantised again, nor computed in 16 bits.
+        fast_dtypes: what the device multiplies natively.
+        given: engine and precision of the model given, which is not tried again as it is.
+    """
+    others = tuple(one for one in _as_they_are() if (one.engine, one.precision) != given)
+    if kind.quantised:
+        return ()
+    halves = tuple(_half(one) for one in _HALVES if one in fast_dtypes and given[1] == "fp32")
+    if not kind.heavy:
+        return (*halves, *others)
+    styles = [style for style in _STYLES if style != "smooth" or kind.has_attention]
+    # In convolutions, scales taken in each batch are slower than fp32.
+    dynamic = () if kind.has_convolutions else (_dynamic(),)
+    rest: ServingPrecision = "int8+bf16" if "bf16" in fast_dtypes else "int8"
+    return (*halves, *others, *(_static(style, rest) for style in styles), *dynamic, *map(_qdq, _EFFORTS))
+
+
+def as_given(given: tuple[EngineName, ServingPrecision]) -> tuple[CompressionCandidate, ...]:
+    """The form that the model given is in, for other graphs than its own; none where no engine's is like it."""
+    return tuple(one for one in _as_they_are() if (one.engine, one.precision) == given)
+
+
+def _as_they_are() -> tuple[CompressionCandidate, ...]:
+    return (
+        CompressionCandidate("fp32 openvino", "as it is", "openvino", "fp32", openvino_candidates.as_it_is),
+        CompressionCandidate("fp32 onnxruntime", "as it is", "onnxruntime", "fp32", onnxruntime_candidates.as_it_is),
+    )
+
+
+def _half(precision: ServingPrecision) -> CompressionCandidate:
+    how = f"computed in {precision}, weights stored in fp16"
+    return CompressionCandidate(f"{precision} openvino", how, "openvino", precision, openvino_candidates.halved)
+
+
+def _static(style: openvino_candidates.Style, precision: ServingPrecision) -> CompressionCandidate:
+    make = partial(openvino_candidates.quantised, style=style)
+    return CompressionCandidate(f"int8 {style}", _STYLES[style], "openvino", precision, make)
+
+
+def _dynamic() -> CompressionCandidate:
+    how = "scales of activations taken in each batch (ONNX Runtime)"
+    return CompressionCandidate("int8 dynamic", how, "onnxruntime", "int8", onnxruntime_candidates.dynamic)
+
+
+def _qdq(calibration: onnxruntime_candidates.CalibrationMethod) -> CompressionCandidate:
+    word = calibration.lower()
+    make = partial(onnxruntime_candidates.static, calibration=calibration)
+    how = f"static, {word} calibration (ONNX Runtime)"
+    return CompressionCandidate(f"int8 qdq {word}", how, "onnxruntime", "int8", make, _EFFORTS[calibration])
+
 
 Tell = Callable[[str], None]
 """Told what happens, a line at a time."""
@@ -47,15 +130,15 @@ _RANKING_SHARE = 0.25
 
 
 @dataclass
-class Search:
+class CompressionSearch:
     """The state of a search: who passed, who was rejected, who is to be beaten."""
 
-    course: Course
-    workshop: Workshop
+    course: Examination
+    workshop: BuildContext
     directory: Path
     tell: Tell
     started: float
-    bar: Bar
+    bar: Baseline
     original: Contender
     rival: Contender
     row_s: float = 0.0
@@ -80,7 +163,7 @@ class Search:
         """Records of all, the original first."""
         return (self.original.trial, *(one.trial for one in self.passed), *self.rejected)
 
-    def consider(self, candidate: Candidate) -> bool:
+    def consider(self, candidate: CompressionCandidate) -> bool:
         """Examine a candidate, if there is time; whether it passed."""
         expected_s = self._expected_s(candidate)
         if self.left_s < expected_s:
@@ -105,7 +188,7 @@ class Search:
             self.rival = found
         return True
 
-    def repair(self, broken: Candidate) -> None:
+    def repair(self, broken: CompressionCandidate) -> None:
         """Put back layers of a candidate that loses too much, or likely so; nothing happens if it does not."""
         if broken.name not in self.graphs or not self._may_be_repaired(broken.name) or self.left_s <= 0:
             return
@@ -162,7 +245,7 @@ class Search:
         for one in ranked[1:]:
             races = self.course.races(one.engine, best.engine, seconds=RACE_SHARE * terms.seconds)
             one.pace = best.pace * gain_of(races, terms.confidence).value
-            latency_s = latencies_beside(best.trial.latency_s, races, terms.batch_sizes)
+            latency_s = interleaved_latencies(best.trial.latency_s, races, terms.batch_sizes)
             one.note(pace=one.pace, latency_s=latency_s)
             best = max(best, one, key=lambda each: each.pace)
         return best
@@ -190,7 +273,7 @@ class Search:
         self.rejected.append(trial)
         self.tell(f"{trial.name}: {trial.reason}")
 
-    def _expected_s(self, candidate: Candidate) -> float:
+    def _expected_s(self, candidate: CompressionCandidate) -> float:
         """About how long a candidate takes: at the original's pace, or as the longest of its kind so far."""
         material, terms = self.course.material, self.course.terms
         rows = len(material.selection) + sum(terms.served_sizes)
@@ -231,7 +314,7 @@ class Search:
         return math.ceil(1.1 * (spent_s + more_s + self._acceptance_s))
 
 
-def begin(course: Course, directory: Path, tell: Tell, *, sums_fit: bool = True) -> Search:
+def begin_search(course: Examination, directory: Path, tell: Tell, *, sums_fit: bool = True) -> CompressionSearch:
     """Ask the model given, and refuse where there are too few rows to judge by.
 
     Rows that there would be no time for are left out; for `sums_fit` see `Workshop`.
@@ -264,13 +347,13 @@ def begin(course: Course, directory: Path, tell: Tell, *, sums_fit: bool = True)
     course = dataclasses.replace(course, material=material)
     original.scores = course.scores(found, material.selection)
     require_rows(len(material.acceptance), original.scores, allowed, terms.confidence, material.num_others)
-    workshop = Workshop(course.source, material.calibration, sums_fit)
-    bar = Bar(found, original.scores, allowed)
+    workshop = BuildContext(course.source, material.calibration, sums_fit)
+    bar = Baseline(found, original.scores, allowed)
     notes = (_basis_of_agreement(course, found),) if course.metric.is_agreement else ()
-    return Search(course, workshop, directory, tell, started, bar, original, original, row_s, notes)
+    return CompressionSearch(course, workshop, directory, tell, started, bar, original, original, row_s, notes)
 
 
-def _require_other_targets(course: Course, original: Contender) -> None:
+def _require_other_targets(course: Examination, original: Contender) -> None:
     """Refuse a share of an error that is 0 because the targets are the original's own answers.
 
     Raises:
@@ -288,7 +371,7 @@ def _require_other_targets(course: Course, original: Contender) -> None:
         )
 
 
-def _basis_of_agreement(course: Course, found: Arrays) -> str:
+def _basis_of_agreement(course: Examination, found: Arrays) -> str:
     """What agreement means for each output, in a sentence."""
     source = course.source
     kinds = (f"{name}: {likeness_of(name, array, source.manifest.labels)}" for name, array in found.items())
@@ -298,7 +381,9 @@ def _basis_of_agreement(course: Course, found: Arrays) -> str:
     )
 
 
-def run(search: Search, kind: GraphKind, fast_dtypes: Collection[str], pruned: Sequence[PrunedGraph] = ()) -> None:
+def run_search(
+    search: CompressionSearch, kind: GraphKind, fast_dtypes: Collection[str], pruned: Sequence[PrunedGraph] = ()
+) -> None:
     """Examine every candidate that suits; where the most promising in 8 bits loses too much, repair it at once.
 
     Pruned networks come right after it: they took longest to make, and shall not be what there was no time for.
@@ -325,8 +410,82 @@ def _row_s(original: Contender) -> float:
     return original.trial.latency_s[largest] / int(largest)
 
 
-def _record(candidate: Candidate) -> CompressionTrial:
+def _record(candidate: CompressionCandidate) -> CompressionTrial:
     return CompressionTrial(
         name=candidate.name, how=candidate.how, engine=candidate.engine, precision=candidate.precision,
         outcome="rejected", reason="",
     )  # fmt: skip
+
+
+ROWS = 16
+"""Rows that each point is asked with."""
+
+MOST_GROUPS = 24
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Groups of points of a graph, the most harmful first."""
+
+    graph: Path
+    groups: tuple[LayerGroup, ...]
+
+
+def rank(course: Examination, broken: CompressionCandidate, graph: Path, *, until: float) -> Ranking:
+    """Undo each group of points alone, and sort by how near the answers come to the original's.
+
+    Groups that there was no time for, by the clock's `until`, come last in the graph's order.
+
+    Raises:
+        StokerError: the graph cannot be read.
+    """
+    rows = course.material.calibration.take(np.arange(min(ROWS, len(course.material.calibration))))
+    engine = course.engine_of(course.source.manifest, course.source.graph_path)
+    wanted = course.answers(engine, rows)
+    engine.close()
+    groups = grouped(points_of(graph), MOST_GROUPS)
+    errors: dict[LayerGroup, float] = {}
+    for group in groups:
+        if course.clock() > until:
+            break
+        with tempfile.TemporaryDirectory() as directory:
+            errors[group] = _error(course, broken, undone(graph, Path(directory), group), rows, wanted)
+    ranked = sorted(errors, key=errors.__getitem__)
+    return Ranking(graph, (*ranked, *(group for group in groups if group not in errors)))
+
+
+def repaired(broken: CompressionCandidate, ranking: Ranking) -> Iterator[CompressionCandidate]:
+    """Candidates with more and more of the worst groups put back."""
+    for count in shares(ranking.groups):
+        points = tuple(point for group in ranking.groups[:count] for point in group)
+        yield dataclasses.replace(
+            broken,
+            name=f"{broken.name}, {len(points)} put back",
+            how=f"{broken.how}; activations of the {len(points)} worst of "
+            f"{sum(map(len, ranking.groups))} points not quantised",
+            make=_maker(ranking.graph, points),
+        )
+
+
+def _maker(graph: Path, points: tuple[str, ...]) -> Callable[[BuildContext, Path], BuiltGraph]:
+    def make(_workshop: BuildContext, directory: Path) -> BuiltGraph:
+        return undone(graph, directory, points)
+
+    return make
+
+
+def _error(
+    course: Examination, candidate: CompressionCandidate, made: BuiltGraph, rows: EvaluationRows, wanted: Arrays
+) -> float:
+    """Mean squared distance of the answers from the original's, each output in its own scale; infinite if none."""
+    try:
+        _, engine = course.load(candidate, made)
+        found = course.answers(engine, rows)
+        engine.close()
+    except StokerError:
+        return float("inf")
+    total = 0.0
+    for name, right in wanted.items():
+        scale = float(np.mean(np.square(right, dtype=np.float64))) or 1.0
+        total += float(np.mean(np.square(found[name].astype(np.float64) - right))) / scale
+    return total if np.isfinite(total) else float("inf")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the one exception to importing what is annotated: a source 
 
     Arrays: TypeAlias = tuple[torch.Tensor, ...]
 
-Part = Literal["train", "test"]
+SplitName = Literal["train", "test"]
 """The parts a data set is published in."""
 
 _ITEM_BYTES = {"uint8": 1, "int64": 8, "float32": 4}

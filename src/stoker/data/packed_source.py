@@ -4,31 +4,36 @@ What: samples of any indexed source, as arrays in a few large files; how they ar
 Use when: decoding takes longer than training waits for, and all samples do not fit into memory. Costs: their decoded
 size on disk, and the time to decode each of them once. Does not combine with: random draws in the dataset itself, which
 would be drawn once for all epochs; they belong into Job(augment=…).
+
+What tells a dataset that is to be packed from another one, before its samples are read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from stoker.data.arrays import ArraySource, digest_of
 from stoker.data.files.source import IndexedSource, Indices, Labels
-from stoker.data.packed_building import Packing, opened
-from stoker.data.packed_identity import stated_of
-from stoker.data.packed_layout import Layout, entries_of, layout_of
-from stoker.data.packed_records import Header
-from stoker.data.packed_shards import Shards
+from stoker.data.packed_format import Header, SampleLayout, Shards, entries_of, layout_of
+from stoker.data.packing import PackingTask, opened
 from stoker.errors import BadJob
-from stoker.jobs.source import digests_by_text, name_of, source_digest
+from stoker.jobs.code_digest import digests_by_text, name_of, source_digest
 from stoker.store import cache_root
 from stoker.store.files import sha256_file
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 
 _PROBED = 16
 """Samples that are read to learn the layout, and to notice another dataset."""
@@ -162,7 +167,7 @@ class PackedSource(IndexedSource):
         rows = max(1, min(len(self), size * len(self) // max(1, probed.num_bytes)))
         entries = tuple((entry.dtype, entry.num_dims) for entry in probed.layout.entries)
         header = Header(probed.source, len(self), rows, probed.layout.form, entries)
-        packing = Packing(self.name, header, probed.layout, probed.read, probed.num_bytes, self._tell)
+        packing = PackingTask(self.name, header, probed.layout, probed.read, probed.num_bytes, self._tell)
         return Shards(folder, opened(folder, packing))
 
     @cached_property
@@ -180,7 +185,7 @@ class _Probed:
     def __init__(self, dataset: Any, name: str, length: int, version: str) -> None:
         self.read = _reader_of(dataset)
         places = sorted({place * length // _PROBED for place in range(_PROBED)})
-        self.layout: Layout = layout_of(self.read(0), f"sample 0 of {name}")
+        self.layout: SampleLayout = layout_of(self.read(0), f"sample 0 of {name}")
         samples = [entries_of(self.read(at), self.layout, f"sample {at} of {name}") for at in places]
         again = entries_of(self.read(places[-1]), self.layout, f"sample {places[-1]} of {name}")
         digests = [digest_of(*(f"{a.shape}{a.tobytes().hex()}" for a in sample)) for sample in (*samples, again)]
@@ -193,7 +198,7 @@ class _Probed:
         self.num_bytes = sum(array.nbytes for sample in samples for array in sample) * length // len(samples)
         with digests_by_text():  # what was packed before 2026-11-23 is known by it
             kind = f"{name_of(type(dataset))} {source_digest(type(dataset))}"
-        self.source = digest_of(kind, length, stated_of(dataset), version, *digests)
+        self.source = digest_of(kind, length, identity_of(dataset), version, *digests)
 
 
 def packed(
@@ -280,3 +285,60 @@ def _row(arrays: Any, index: int) -> Any:
 
 def _on_standard_error(line: str) -> None:
     sys.stderr.write(f"{line}\n")
+
+
+_WHOLE_BYTES = 2**30
+_ROWS = 4096
+_CONTENT = ("tensors", "data", "targets", "samples", "indices", "dataset")
+"""What PyTorch's and torchvision's datasets call what they hold in memory, or are made around."""
+
+
+def identity_of(dataset: Any) -> str:
+    """A dataset's own `fingerprint`, else a digest of what it holds in memory.
+
+    Arrays in memory count whole up to 1 GiB each; larger ones by 4,096 to 8,191 rows spread over them, as do mapped
+    files, whose time of change counts besides. What is held otherwise does not count.
+    """
+    state = hashlib.sha256()
+    if isinstance(dataset, Mapping):
+        _add_all(state, dataset.items())
+    elif isinstance(dataset, tuple):
+        _add_all(state, enumerate(dataset))
+    else:
+        stated = getattr(dataset, "fingerprint", None) or getattr(dataset, "_fingerprint", None)
+        if isinstance(stated, str):
+            return stated
+        held = getattr(dataset, "__dict__", {})
+        _add_all(state, ((name, held[name]) for name in _CONTENT if name in held))
+    return state.hexdigest()
+
+
+def _add_all(state: _Hash, entries: Iterable[tuple[Any, Any]]) -> None:
+    for name, value in entries:
+        state.update(f"{name}:".encode(errors="surrogateescape"))
+        if name == "dataset":
+            state.update(identity_of(value).encode())
+        elif name == "tensors" and isinstance(value, tuple):
+            _add_all(state, enumerate(value))
+        elif hasattr(value, "__array__") and hasattr(value, "shape"):
+            _add_array(state, value)
+        elif isinstance(value, list | tuple | range):
+            state.update(_as_text(value).encode())
+
+
+def _add_array(state: _Hash, given: Any) -> None:
+    array = np.asanyarray(given)
+    state.update(f"{array.dtype}{array.shape}".encode())
+    mapped = getattr(array, "filename", None)
+    if mapped is not None and os.path.exists(mapped):  # noqa: PTH110 - a name of any type that NumPy was given
+        state.update(f"{os.stat(mapped).st_mtime_ns}".encode())  # noqa: PTH116 - likewise
+    is_whole = array.ndim == 0 or (mapped is None and array.nbytes <= _WHOLE_BYTES)
+    state.update((array if is_whole else array[:: max(1, len(array) // _ROWS)]).tobytes())
+
+
+def _as_text(values: list[Any] | tuple[Any, ...] | range) -> str:
+    """Plain values as JSON; nothing of others, whose text may differ from one process to the next."""
+    try:
+        return json.dumps(list(values))
+    except (TypeError, ValueError):
+        return ""

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from stoker.data.arrays import ArraySource, Field, Part, digest_of
+from stoker.data.arrays import ArraySource, Field, SplitName, digest_of
 from stoker.errors import BadJob
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ class Corpus:
 class PythonSource(ArraySource):
     """One part of the text in windows: bytes and next_bytes, uint8 [T], views of one text (prepared: int64)."""
 
-    def __init__(self, part: Part, corpus: Corpus, context: int) -> None:
+    def __init__(self, part: SplitName, corpus: Corpus, context: int) -> None:
         fields = (Field("bytes", (context,), "uint8"), Field("next_bytes", (context,), "uint8"))
         super().__init__(f"python_source/{part}", fields, num_classes=256)
-        self._part: Part = part
+        self._part: SplitName = part
         self._corpus = corpus
         self._context = context
 

@@ -4,20 +4,16 @@ Never imports torch: a machine is described, and a plan made for it, without loa
 """
 
 from stoker.devices.carbon import PUE_DATA_CENTRE, PUE_HERE, Grid, grid_of, grids
-from stoker.devices.catalogue import COLUMNS, Catalogue, CatalogueEntry, Cell, Column, DeviceKind, Source
-from stoker.devices.catalogue_file import catalogue
-from stoker.devices.cpu import attached_cpu
-from stoker.devices.detection import Survey, attached_devices, survey
-from stoker.devices.hardware import device_of, hardware_of
-from stoker.devices.identity import cache_key
-from stoker.devices.load import CpuLoad, CpuSample, load_between, sample_cpu, watch_cpu
+from stoker.devices.catalogue import COLUMNS, Catalogue, CatalogueEntry, Cell, Citation, Column, DeviceKind, catalogue
+from stoker.devices.cpu import CpuLoad, CpuSample, attached_cpu, load_between, sample_cpu, watch_cpu
+from stoker.devices.detection import DeviceSurvey, TorchBuild, attached_devices, installed_torch, survey
+from stoker.devices.hardware import cache_key, device_of, hardware_of
 from stoker.devices.places import Place, find_devices, planned_devices, resolve_place
 from stoker.devices.prices import PriceList, cheapest, price_list
-from stoker.devices.torch_build import TorchBuild, installed_torch
 
 __all__ = [
     "COLUMNS", "PUE_DATA_CENTRE", "PUE_HERE", "Catalogue", "CatalogueEntry", "Cell", "Column", "CpuLoad", "CpuSample",
-    "DeviceKind", "Grid", "Place", "PriceList", "Source", "Survey", "TorchBuild", "attached_cpu", "attached_devices",
+    "DeviceKind", "Grid", "Place", "PriceList", "Citation", "DeviceSurvey", "TorchBuild", "attached_cpu", "attached_devices",
     "cache_key", "catalogue", "cheapest", "device_of", "find_devices", "grid_of", "grids", "hardware_of",
     "installed_torch", "load_between", "planned_devices", "price_list", "resolve_place", "sample_cpu", "survey",
     "watch_cpu",

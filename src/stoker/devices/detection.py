@@ -1,18 +1,57 @@
-"""What is attached to this machine, best first."""
+"""Which PyTorch is installed, without importing it: its version, and whether it was built for CUDA.
+
+What is attached to this machine, best first.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from stoker.devices.cpu import attached_cpu
 from stoker.devices.nvidia import attached_gpus
-from stoker.devices.torch_build import TorchBuild, installed_torch
 from stoker.records import Device
 
 
 @dataclass(frozen=True)
-class Survey:
+class TorchBuild:
+    """An installed PyTorch: its version, and the CUDA release it was built for (None for a build without CUDA)."""
+
+    version: str
+    cuda: str | None
+
+    def __str__(self) -> str:
+        """As people write it: `2.13.0+cpu (no CUDA)`."""
+        return f"{self.version} ({f'CUDA {self.cuda}' if self.cuda else 'no CUDA'})"
+
+
+def installed_torch() -> TorchBuild | None:
+    """The PyTorch an `import torch` would load; None where there is none that can be read."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        return parse_torch_version(Path(spec.origin).with_name("version.py").read_text())
+    except OSError:
+        return None
+
+
+def parse_torch_version(text: str) -> TorchBuild | None:
+    r"""The build told by the text of PyTorch's own `torch/version.py`; None if it tells no version.
+
+    >>> parse_torch_version("__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'")
+    TorchBuild(version='2.13.0+cu130', cuda='13.0')
+    """
+    version = re.search(r"^__version__\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\s*(?::[^=]*)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    return TorchBuild(version.group(1), cuda.group(1) if cuda else None) if version else None
+
+
+@dataclass(frozen=True)
+class DeviceSurvey:
     """The devices of a machine, best first, and what stood in the way of using or seeing more, in words."""
 
     devices: tuple[Device, ...]
@@ -30,13 +69,13 @@ def attached_devices() -> tuple[Device, ...]:
     return survey().devices
 
 
-def survey() -> Survey:
+def survey() -> DeviceSurvey:
     """Look at this machine: at most one call of `nvidia-smi`, otherwise files of the kernel's."""
     gpus, problem = attached_gpus()
     return rank(attached_cpu(), gpus, installed_torch(), problem)
 
 
-def rank(cpu: Device, gpus: Sequence[Device], torch: TorchBuild | None, problem: str | None = None) -> Survey:
+def rank(cpu: Device, gpus: Sequence[Device], torch: TorchBuild | None, problem: str | None = None) -> DeviceSurvey:
     """Put devices in the order in which a job would want them.
 
     Args:
@@ -47,9 +86,9 @@ def rank(cpu: Device, gpus: Sequence[Device], torch: TorchBuild | None, problem:
     """
     problems: tuple[str, ...] = (problem,) if problem else ()
     if not gpus:
-        return Survey((cpu,), problems)
+        return DeviceSurvey((cpu,), problems)
     if torch is not None and torch.cuda is None:
         seen = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} ({gpus[0].model})"
         problems += (f"PyTorch {torch} cannot use {seen}: install a CUDA build of PyTorch.",)
-        return Survey((cpu, *gpus), problems)
-    return Survey((*gpus, cpu), problems)
+        return DeviceSurvey((cpu, *gpus), problems)
+    return DeviceSurvey((*gpus, cpu), problems)

@@ -1,12 +1,16 @@
-"""What forecasts rest on, for a device that is attached and for one of the catalogue."""
+"""What forecasts rest on, for a device that is attached and for one of the catalogue.
+
+What makes two devices the same device, as far as measured speed goes.
+"""
 
 from __future__ import annotations
 
-from stoker.devices.catalogue import Catalogue, CatalogueEntry
-from stoker.devices.catalogue_file import catalogue
+import re
+
+from stoker.devices.catalogue import Catalogue, CatalogueEntry, catalogue
 from stoker.devices.nvidia import fast_dtypes_of_capability
 from stoker.errors import NoDevice
-from stoker.records import Device, Hardware
+from stoker.records import Device, Hardware, digest
 from stoker.units import MIB
 
 _REDUCED = ("bf16", "fp16", "int8")
@@ -77,3 +81,27 @@ def _figures(device: Device, entry: CatalogueEntry) -> Hardware:
         idle_w=None if idle is None else idle * share,
         host_link_bytes_per_s=None if pcie is None else pcie * 1e9,
     )
+
+
+def cache_key(device: Device, torch_version: str) -> str:
+    """Name under which measurements of `device` are kept, fit for a file name: `cuda-nvidia-h200-1f2e3d4c5b6a`.
+
+    It changes with the model, which of several GPUs it is, usable cores, fast dtypes, driver and PyTorch; not with the
+    bytes of memory, which differ from boot to boot. Two machines with one home directory and the same CPU model share
+    a key: virtual machines whose model is a family name may really differ.
+
+    Args:
+        device: what was measured.
+        torch_version: as `torch.__version__` gives it, build suffix included.
+    """
+    speed = [
+        device.kind,
+        device.index,
+        device.model,
+        device.cores,
+        list(device.fast_dtypes),
+        device.driver,
+        torch_version,
+    ]
+    slug = re.sub(r"[^a-z0-9]+", "-", device.model.lower()).strip("-")[:48] or "unknown"
+    return f"{device.kind}-{slug}-{digest(speed)[:12]}"

@@ -13,8 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stoker.devices.catalogue import Catalogue
-from stoker.devices.catalogue_file import catalogue
+from stoker.devices.catalogue import Catalogue, catalogue
 from stoker.records import Device
 from stoker.units import MIB
 

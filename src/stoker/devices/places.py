@@ -8,10 +8,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoker.devices.catalogue import Catalogue, CatalogueEntry, squeezed
-from stoker.devices.catalogue_file import catalogue
+from stoker.devices.catalogue import Catalogue, CatalogueEntry, catalogue, normalized_name
 from stoker.devices.hardware import device_of, hardware_of
-from stoker.devices.links import NODE_DEVICES
+from stoker.devices.interconnects import NODE_DEVICES
 from stoker.errors import NoDevice
 from stoker.records import Device, Hardware
 from stoker.units import format_bytes
@@ -91,7 +90,7 @@ def resolve_place(word: str, attached: Sequence[Device], known: Catalogue | None
         return device
     raise NoDevice(
         f"{word!r} asks for {count} devices, where one is wanted.",
-        remedy=f"Use `--on {name}`, which is {_in_words(device)}.",
+        remedy=f"Use `--on {name}`, which is {_device_text(device)}.",
     )
 
 
@@ -220,8 +219,8 @@ def _unknown(name: str, attached: Sequence[Device], known: Catalogue) -> NoDevic
     local = ["here", *(device.torch_name for device in attached)] if attached else []
     words = {word: word for word in local}
     for entry in known.entries:
-        words |= {squeezed(word): entry.name for word in (*entry.aliases, entry.name)}
-    close = difflib.get_close_matches(squeezed(name), list(words), n=6, cutoff=0.5)
+        words |= {normalized_name(word): entry.name for word in (*entry.aliases, entry.name)}
+    close = difflib.get_close_matches(normalized_name(name), list(words), n=6, cutoff=0.5)
     meant = list(dict.fromkeys(words[word] for word in close))[:3]
     guess = f"Did you mean {' or '.join(repr(word) for word in meant)}? " if meant else ""
     here = f" `here` is {attached[0].torch_name}." if attached else ""
@@ -231,7 +230,7 @@ def _unknown(name: str, attached: Sequence[Device], known: Catalogue) -> NoDevic
 def _not_attached(name: str, attached: Sequence[Device], entries: Sequence[CatalogueEntry] = ()) -> NoDevice:
     """The error: `name` is a device, and none of those that are attached."""
     what = f"{name} is in the catalogue ({' or '.join(e.in_words() for e in entries)}) but" if entries else name
-    here = "; ".join(f"{device.torch_name} = {_in_words(device)}" for device in attached) or "nothing"
+    here = "; ".join(f"{device.torch_name} = {_device_text(device)}" for device in attached) or "nothing"
     return NoDevice(
         f"{what} is not attached to this machine. Attached: {here}.",
         remedy="Use `--on here`, or run the same command on a machine that has one."
@@ -240,6 +239,6 @@ def _not_attached(name: str, attached: Sequence[Device], entries: Sequence[Catal
     )
 
 
-def _in_words(device: Device) -> str:
+def _device_text(device: Device) -> str:
     """`NVIDIA H200, 140.4 GiB`."""
     return f"{device.model}, {format_bytes(device.memory_bytes) if device.memory_bytes else 'memory unknown'}"

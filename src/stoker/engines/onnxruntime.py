@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.artifacts.elements import Arrays
-from stoker.engines.base import Graph
-from stoker.engines.problems import BadInput, cannot_load, cannot_run, not_installed, require_names
+from stoker.artifacts.dtypes import Arrays
+from stoker.engines.base import BadInput, Graph, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype
 

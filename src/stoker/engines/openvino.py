@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.artifacts.elements import Arrays, dtype_of
-from stoker.engines import signal_stack, telemetry
-from stoker.engines.base import Graph
-from stoker.engines.problems import BadInput, cannot_load, cannot_run, not_installed, require_names
+from stoker.artifacts.dtypes import Arrays, dtype_of
+from stoker.engines import openvino_process
+from stoker.engines.base import BadInput, Graph, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
 
-telemetry.withhold()
+openvino_process.withhold_telemetry()
 try:
     import openvino
 except ImportError as error:
@@ -145,7 +144,7 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
             # Two services on one machine would pin their threads to the same cores.
             "ENABLE_CPU_PINNING": False,
         }
-        with signal_stack.kept():
+        with openvino_process.signal_stack_kept():
             compiled = core.compile_model(model, "CPU", settings)
     except RuntimeError as error:
         raise cannot_load(graph.path, "openvino", error) from error

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stoker.artifacts.elements import Arrays, dtype_of
-from stoker.engines.problems import cannot_run
+from stoker.artifacts.dtypes import Arrays, dtype_of
+from stoker.engines.base import cannot_run
 
 _BF16 = dtype_of("BF16")
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.engines.torch_module import as_array
 from stoker.errors import BadArtifact
-from stoker.exporting.flat import Call, names_of_arguments
+from stoker.exporting.torch_export import Call, names_of_arguments
 from stoker.jobs import Job
 from stoker.loading.fields import Content, Fields
 from stoker.loading.order import Indices

@@ -1,20 +1,23 @@
-"""What a model takes and gives, as its manifest says it: found by asking, not by believing its graph."""
+"""What a model takes and gives, as its manifest says it: found by asking, not by believing its graph.
+
+What whoever exports knows of a model beside its weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts import datatype_of
-from stoker.artifacts.elements import Arrays
-from stoker.artifacts.variations import cut, rows, sizes_of
+from stoker.artifacts.dtypes import Arrays
+from stoker.artifacts.golden import cut, rows, sizes_of
 from stoker.errors import BadArtifact, ServiceError
-from stoker.exporting.checking import Answer
-from stoker.exporting.trial import BATCH_SIZES, Trial
-from stoker.records import BATCH, Datatype, DynamicDim, TensorSpec
+from stoker.exporting.proofs import BATCH_SIZES, LIMIT, Answer, Trial
+from stoker.records import BATCH, ArtifactSource, Datatype, DynamicDim, TensorSpec
 
 Dynamic = Mapping[str, Mapping[int, str]]
 """Names of dimensions that vary beside the batch: {"input_ids": {1: "tokens"}}."""
@@ -132,3 +135,28 @@ def _datatype(name: str, tensors: Arrays) -> Datatype:
         raise BadArtifact(
             f"{name!r} has elements of {tensors[name].dtype}, which the Open Inference Protocol has no name for"
         ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What an export says of a model, and what may vary in it.
+
+    Args:
+        name: the model's (default: its directory's).
+        dynamic: names of dimensions that vary beside the batch, by input and place: {"input_ids": {1: "tokens"}}.
+        dims: the sizes that those may have, where not any.
+        pad: what inputs are filled up with along them; None: proposed where there is an attention mask.
+        labels: names of the classes of an output.
+        metrics: what was measured of the model, such as {"test/accuracy": 0.93}.
+        source: where it came from.
+        limit: the most that answers may differ from the original's, as a share of the largest.
+    """
+
+    name: str | None = None
+    dynamic: Dynamic = field(default_factory=dict)
+    dims: Sequence[DynamicDim] = ()
+    pad: Mapping[str, float] | None = None
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    source: ArtifactSource | None = None
+    limit: float = LIMIT

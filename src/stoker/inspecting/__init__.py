@@ -8,8 +8,12 @@ for _module in ("pyarrow", "PIL"):
     if find_spec(_module) is None:
         raise BadJob(f"{_module} is not installed", remedy="pip install 'stoker[data]'")
 
-from stoker.inspecting.checked import Checked, Tell, clean_list  # noqa: E402 - after what they need is known to be there
-from stoker.inspecting.checking import check  # noqa: E402 - likewise
-from stoker.inspecting.options import CheckOptions  # noqa: E402 - likewise
+from stoker.inspecting.data_kinds import check  # noqa: E402 - likewise
+from stoker.inspecting.findings import (  # noqa: E402 - after what they need is known to be there
+    Checked,
+    CheckOptions,  # noqa: E402 - likewise
+    Tell,
+    clean_list,
+)
 
 __all__ = ["CheckOptions", "Checked", "Tell", "check", "clean_list"]

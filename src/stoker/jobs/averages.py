@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.errors import BadSetting
-from stoker.jobs.plain_numbers import is_number, is_whole
+from stoker.jobs.numeric_settings import is_number, is_whole
 from stoker.units import Duration, epochs, require_duration
 
 

@@ -1,4 +1,7 @@
-"""Job: what is learned. Everything that changes the mathematics is here, and nothing that does not."""
+"""Job: what is learned. Everything that changes the mathematics is here, and nothing that does not.
+
+Checks of a Job's settings beside the step itself: ends before time, averages, plateaus, schedule-free optimisers.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from stoker.errors import BadJob, BadSetting, nearest
 from stoker.jobs.averages import SWA
-from stoker.jobs.batch_size import AutoBatch
+from stoker.jobs.batch_size import AutoBatch, token_checks
+from stoker.jobs.early_stopping import EarlyStopping, Stop, Target, bare_name
 from stoker.jobs.freezing import Freeze, Patterns, freezing_of
-from stoker.jobs.habits import choice_checks, habit_checks
+from stoker.jobs.initial_weights import Weights, WeightsSource, as_weights
 from stoker.jobs.lengths import Arrangement, problem_with
-from stoker.jobs.metrics import listed, metric_name
+from stoker.jobs.metrics import direction_of, listed, metric_name
 from stoker.jobs.mixing import Mix, problems_with_mix
-from stoker.jobs.optimizers import SGD, Muon, Optimizer
-from stoker.jobs.plain_numbers import is_number, is_whole, plain_number
+from stoker.jobs.numeric_settings import is_number, is_whole, plain_number
+from stoker.jobs.optimizers import SGD, Muon, Optimizer, ScheduleFree
 from stoker.jobs.sampling import InOrder, Sampling
-from stoker.jobs.schedule_shapes import bound
-from stoker.jobs.schedules import Constant, Schedule
-from stoker.jobs.stopping import Stop
+from stoker.jobs.schedules import Constant, Plateau, Schedule, Warmup, bound
 from stoker.jobs.sync import Sync
-from stoker.jobs.token_batch import token_checks
-from stoker.jobs.weights import Source, Weights, weights_of
 from stoker.units import Duration, epochs
 
 if TYPE_CHECKING:
     import torch
+
 
 LOSSES = ("cross_entropy", "token_cross_entropy", "binary_cross_entropy", "mse", "l1", "own")
 RECIPES = ("fast",)
@@ -174,7 +175,7 @@ class Job:
     swa: SWA | None = None
     stop: Sequence[Stop] = ()
     freeze: Freeze | Patterns | None = None
-    init: Weights | Source | None = None
+    init: Weights | WeightsSource | None = None
     coupling_group: int | None = None
     sync: Sync | None = None
     loss_scope: Literal["sample", "batch"] = "sample"
@@ -216,14 +217,14 @@ class Job:
             object.__setattr__(self, "batch", AutoBatch())
         if is_number(self.ema):
             object.__setattr__(self, "ema", _average(self.ema))
-        for name, made_of in (("freeze", freezing_of), ("init", weights_of)):
+        for name, made_of in (("freeze", freezing_of), ("init", as_weights)):
             if (given := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _made(name, made_of, given))
         object.__setattr__(self, "metrics", _made("metrics", listed, self.metrics))
         if _is_duration(self.until):
             object.__setattr__(self, "schedule", _made("schedule", lambda one: bound(one, self.until), self.schedule))
         checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
-                  *_thawing(self), *_validation(self), *choice_checks(self), *habit_checks(self), *token_checks(self),
+                  *_thawing(self), *_validation(self), *selection_checks(self), *training_control_checks(self), *token_checks(self),
                   *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
         if wrong := problem_with(self.sampling, self.lengths, self.batch, self.collate):
             raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")
@@ -444,3 +445,94 @@ def _kind(value: object) -> str:
 
 def _listed(value: object) -> str:
     return ", ".join(map(repr, value)) if _is_list(value) else repr(value)
+
+
+def training_control_checks(job: Job) -> Iterator[_Check]:
+    """What can be told of these settings before anything is made of them."""
+    yield from _stops(job)
+    yield from _swa(job)
+    yield from _schedule_free(job)
+    if (plateau := plateau_of(job)) is not None:
+        yield from _measured("schedule", job, plateau.metric, lower_is_better=plateau.lower_is_better)
+
+
+def selection_checks(job: Job) -> Iterator[_Check]:
+    """What the choice of the weights that a run keeps can be."""
+    given: object = job.select
+    if given in ("best", "last"):
+        return
+    known = _measures(job)
+    is_known = isinstance(given, str) and measure_of(job, given).partition("[")[0] in known
+    yield "select", is_known, f'wanted "best" or "last", or a measure ({", ".join(known)}), got {given!r}'
+    if isinstance(given, str):
+        yield from _measured("select", job, given, lower_is_better=None)
+
+
+def measure_of(job: Job, metric: str) -> str:
+    """The measure that a setting names, without split and set: `accuracy` of `valid/unseen/accuracy`."""
+    name = bare_name(metric)
+    first, _, rest = name.partition("/")
+    return rest if rest and f"valid/{first}" in job.validation else name
+
+
+def plateau_of(job: Job) -> Plateau | None:
+    """The plateau that the job's schedule is, or warms up to."""
+    schedule: object = job.schedule
+    while isinstance(schedule, Warmup):
+        schedule = schedule.then
+    return schedule if isinstance(schedule, Plateau) else None
+
+
+def _stops(job: Job) -> Iterator[_Check]:
+    given: object = job.stop
+    if not isinstance(given, list | tuple):
+        yield "stop", False, f"wanted a list of stoker.EarlyStopping(…) and stoker.Target(…), got {given!r}"
+        return
+    for one in given:
+        is_stop = isinstance(one, EarlyStopping | Target)
+        yield "stop", is_stop, f"wanted stoker.EarlyStopping(…) or stoker.Target(…), got a {type(one).__name__}"
+        if isinstance(one, Target):
+            is_share = bare_name(one.metric).endswith("accuracy")
+            yield "stop", not is_share or one.value <= 1, f"{one.metric} is a share: Target({one.metric!r}, 0.95), say"
+        if is_stop:
+            yield from _measured("stop", job, one.metric, lower_is_better=one.lower_is_better)
+
+
+def _measures(job: Job) -> list[str]:
+    """Names of what an evaluation of one set measures."""
+    metrics = job.metrics if isinstance(job.metrics, list | tuple) else ()
+    return [*(["loss"] if job.loss is not None else []), *map(metric_name, metrics)]
+
+
+def _measured(field: str, job: Job, metric: str, *, lower_is_better: bool | None) -> Iterator[_Check]:
+    """What asks for the measure `metric` on `valid`."""
+    name = measure_of(job, metric)
+    metrics = list(job.metrics) if isinstance(job.metrics, list | tuple) else []
+    known = _measures(job)
+    yield field, job.valid is not None, f"{metric!r} is measured on valid data, which the job does not have"
+    is_known = name in known or name.partition("[")[0] in known
+    sets = [split.removeprefix("valid/") for split in job.validation if split != "valid"]
+    of_sets = f", each also with its set before it: {'/…, '.join(sets)}/…" if sets else ""
+    yield field, is_known, f"{metric!r} is none of this job's measures: {', '.join(known)}{of_sets}"
+    is_told = direction_of(name, metrics, lower_is_better) is not None
+    say = "give the metric an attribute lower_is_better" if field == "select" else "lower_is_better=True or False"
+    yield field, is_told or not is_known, f"say of {metric!r} which way is better: {say}"
+
+
+def _swa(job: Job) -> Iterator[_Check]:
+    if job.swa is None:
+        return
+    yield "swa", isinstance(job.swa, SWA), f"wanted stoker.SWA(…), got {job.swa!r}"
+    yield "swa", job.ema is None, "ema is another average of the weights, and a run keeps one"
+    yield "swa", job.sync is None, "an average would be of one site's weights; sync has shared weights of its own"
+
+
+def _schedule_free(job: Job) -> Iterator[_Check]:
+    if not isinstance(job.optimizer, ScheduleFree):
+        return
+    name = type(job.optimizer).__name__
+    schedule: object = job.schedule.then if isinstance(job.schedule, Warmup) else job.schedule
+    has_none = isinstance(schedule, Constant)
+    yield "schedule", has_none, f"{name} goes without one: leave it out, or give schedules.warmup(…) alone"
+    for other in ("ema", "swa", "sync", "step"):
+        yield other, getattr(job, other) is None, f"does not go with {name}, whose own average is what is kept"

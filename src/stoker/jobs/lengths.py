@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import BadJob
+from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.sampling import Sampling, as_array
-from stoker.jobs.token_batch import TokenBatch
 
 LengthOf = Callable[[Any], int] | Sequence[int]
 """The length of a sample, or all lengths."""

@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from stoker.errors import BadJob
-from stoker.jobs.source import is_installed
+from stoker.jobs.code_digest import is_installed
 
 
 class FreshLoader(SourceFileLoader):
@@ -70,7 +70,7 @@ class FolderFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def look_beside(job_file: Path) -> None:
+def install_finder(job_file: Path) -> None:
     """From now on, find modules in the folder of `job_file`; what came from other job files' folders is forgotten."""
     for finder in [f for f in sys.meta_path if isinstance(f, FolderFinder)]:
         sys.meta_path.remove(finder)
@@ -117,7 +117,7 @@ def require_unmixed(job_file: Path) -> None:
             )
 
 
-def is_beside(file: Path, folder: Path) -> bool:
+def is_in_folder(file: Path, folder: Path) -> bool:
     """Whether `file` is the user's own: in or below `folder`, and neither installed there nor Stoker's."""
     own = Path(__file__).resolve().parents[1]
     is_inside = file.is_absolute() and file.is_relative_to(folder) and not file.is_relative_to(own)
@@ -166,7 +166,7 @@ def _files_of(name: list[str], folder: Path) -> Iterator[Path]:
     for depth in range(1, len(name) + 1):
         place = folder.joinpath(*name[:depth])
         for file in (place.with_suffix(".py"), place / "__init__.py"):
-            if file.is_file() and is_beside(file, folder):
+            if file.is_file() and is_in_folder(file, folder):
                 yield file
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import BadSetting
-from stoker.jobs.stopping import LOWER_IS_BETTER
+from stoker.jobs.early_stopping import LOWER_IS_BETTER
 
 _KEEPS_STATE = ("update", "compute", "reset")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import BadSetting
-from stoker.jobs.plain_numbers import is_number
+from stoker.jobs.numeric_settings import is_number
 
 
 @dataclass(frozen=True)

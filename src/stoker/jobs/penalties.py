@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from stoker.errors import BadSetting
-from stoker.jobs.plain_numbers import is_number
+from stoker.jobs.numeric_settings import is_number
 
 if TYPE_CHECKING:
     import torch

@@ -1,12 +1,27 @@
-"""Batches: the optimiser batches of a run from any position on, cut into micro-batches on the device."""
+"""Which samples of a batch a process takes, where several train together. Pure arithmetic.
+
+The batch and its order are the Job's and stay as they are. Coupled samples are normalised together over a group, so
+each process takes a part of every group; else a part of the batch. Parts follow each other and differ by one sample at
+most, so an uneven batch needs no padding; of fewer samples than processes some take none.
+
+Batches: the optimiser batches of a run from any position on, cut into micro-batches on the device.
+
+The next batch on its way to a GPU while this one is computed on.
+
+What: each batch is copied from page-locked memory on a stream of its own, one batch ahead of the one that is given
+back. Use when: batches lie in the host's memory, or come from workers. Costs: the device's memory of one more batch.
+Does not combine with: fetching in the training process, where a batch fetched ahead would draw from the generators that
+a checkpoint keeps. Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,21 +29,91 @@ import torch
 from stoker.errors import BadJob
 from stoker.jobs.extent import Extent
 from stoker.jobs.mixing import Mix
-from stoker.loading.ahead import copied_ahead
 from stoker.loading.fields import Content, Fields, can_be_cut, cut, is_row_of_tensors, map_tensors, take
 from stoker.loading.mixing import Pairing, pairing_of
 from stoker.loading.order import Indices, Order
 from stoker.loading.samples import Samples
-from stoker.loading.split import ALL_OF_IT, Pass, Split
 from stoker.loading.streams import ReaderState
 from stoker.loading.transforms import Draw, Normalize
-from stoker.loading.worker_watch import WorkerWatch
-from stoker.loading.workers import Place, by_workers
+from stoker.loading.workers import EpochIndices, WorkerWatch, by_workers
 from stoker.records import Plan, Position
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pass:
+    """Samples that go through the model at once: places start..stop in what this process holds of the batch.
+
+    `first` is the place of the first one in the whole batch. Where there is nothing left to do while other processes
+    still work together, a pass `counts` nothing: it takes a sample again, and its loss is left out.
+    """
+
+    start: int
+    stop: int
+    first: int
+    counts: bool = True
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Split:
+    """Part number `part` (from 0) of `parts`, of every `group` samples of a batch (None: of the batch)."""
+
+    part: int = 0
+    parts: int = 1
+    group: int | None = None
+
+    def spans(self, size: int) -> tuple[range, ...]:
+        """The places in a batch of `size` samples that are this part's, one range for each group.
+
+        >>> Split(1, 2).spans(5)
+        (range(2, 5),)
+        >>> Split(1, 2, group=4).spans(8)
+        (range(2, 4), range(6, 8))
+        """
+        group = self.group or size
+        return tuple(self._of(first, min(group, size - first)) for first in range(0, size, group))
+
+    def held(self, size: int) -> list[int]:
+        """The places in a batch of `size` samples that this process fetches: its own, or the first if it has none."""
+        return [place for span in self.spans(size) for place in span] or [0]
+
+    def passes(self, size: int, micro_batch: int) -> tuple[Pass, ...]:
+        """What this process does of a batch of `size` samples, at most `micro_batch` of them at once.
+
+        All processes make equally many passes, so that what they do together in each of them cannot hang.
+
+        >>> [(p.first, p.size, p.counts) for p in Split(0, 2).passes(5, 2)]
+        [(0, 2, True), (0, 1, False)]
+        """
+        group = self.group or size
+        passes: list[Pass] = []
+        start = 0
+        for first, span in zip(range(0, size, group), self.spans(size), strict=True):
+            longest = math.ceil(min(group, size - first) / self.parts)
+            cuts = range(0, len(span), micro_batch)
+            passes += [
+                Pass(start + at, start + min(at + micro_batch, len(span)), span.start + at) for at in cuts
+            ]  # fmt: skip
+            start += len(span)
+            for _ in range(len(cuts), math.ceil(longest / micro_batch)):
+                passes.append(Pass(0, 1, self.held(size)[0], counts=False))
+        return tuple(passes)
+
+    def _of(self, first: int, size: int) -> range:
+        """This part of the samples first..first + size."""
+        return range(first + size * self.part // self.parts, first + size * (self.part + 1) // self.parts)
+
+
+WHOLE_BATCH = Split()
+"""What a process that trains alone takes."""
+
+
+@dataclass(frozen=True)
+class InputPipeline:
     """From raw content to what the model takes: to the device, augmented, prepared, in the plan's memory format.
 
     `dtype` is what floating inputs are turned into (None: left as they are); float64 is for proofs.
@@ -84,7 +169,7 @@ class Pipeline:
         return tensor.to(dtype)
 
 
-_NOBODY: Indices = np.empty(0, np.int64)
+_NO_INDICES: Indices = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -97,12 +182,12 @@ class Batch:
     content: Content
     indices: Indices
     epoch: int
-    pipeline: Pipeline
-    split: Split = ALL_OF_IT
+    pipeline: InputPipeline
+    split: Split = WHOLE_BATCH
     whole: int | None = None
     pairing: Pairing | None = None
     """Whom they are mixed with; None: as in the first update, among themselves."""
-    along: Indices = field(default_factory=lambda: _NOBODY)
+    along: Indices = field(default_factory=lambda: _NO_INDICES)
     """Partners that were fetched along with them, and come behind them in `content`."""
 
     @property
@@ -163,13 +248,13 @@ class BatchSource:
     """Where a run's batches come from: samples in keyed order, fetched as the plan says."""
 
     samples: Samples
-    pipeline: Pipeline
+    pipeline: InputPipeline
     extent: Extent
     seed: int
     plan: Plan
     watch: WorkerWatch = field(default_factory=WorkerWatch, compare=False)
     """Its workers, where there are any."""
-    split: Split = ALL_OF_IT
+    split: Split = WHOLE_BATCH
     """What of each batch this process takes."""
     reader: ReaderState = field(default_factory=ReaderState, compare=False)
     """Where its stream is, if it is one that has a state."""
@@ -193,10 +278,12 @@ class BatchSource:
                 pairing = self._pairing(update)
                 own = len(indices) - (0 if pairing is None else len(pairing.extra))
                 whole = own if self.split.parts == 1 else self._whole(update)
-                here, along = (indices, _NOBODY) if pairing is None else (indices[:own], indices[own:])
+                here, along = (indices, _NO_INDICES) if pairing is None else (indices[:own], indices[own:])
                 yield Batch(content, here, epoch, self.pipeline, self.split, whole, pairing, along)
 
-    def _fetched(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+    def _fetched(
+        self, samples: Samples, places: Iterator[EpochIndices]
+    ) -> Generator[tuple[EpochIndices, Content], None, None]:
         """Raw batches, where they are wanted as soon as they can be."""
         device, loader = self.pipeline.device, self.plan.loader
         if loader == "workers":
@@ -205,7 +292,9 @@ class BatchSource:
             return copied_ahead(self._gathered(samples, places), device)
         return self._gathered(self._on_device if loader == "device" else samples, places)
 
-    def _gathered(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+    def _gathered(
+        self, samples: Samples, places: Iterator[EpochIndices]
+    ) -> Generator[tuple[EpochIndices, Content], None, None]:
         for epoch, indices in places:
             yield (epoch, indices), samples.fetch(indices, epoch)
 
@@ -214,7 +303,9 @@ class BatchSource:
         """The samples in the device's memory."""
         return self.samples.on(self.pipeline.device)
 
-    def _by_workers(self, samples: Samples, places: Iterator[Place]) -> Generator[tuple[Place, Content], None, None]:
+    def _by_workers(
+        self, samples: Samples, places: Iterator[EpochIndices]
+    ) -> Generator[tuple[EpochIndices, Content], None, None]:
         plan, is_pinned = self.plan, self.pipeline.device.type == "cuda"
         return by_workers(
             samples, places, plan.num_workers, plan.prefetch_batches, is_pinned=is_pinned, watch=self.watch
@@ -224,7 +315,7 @@ class BatchSource:
         """Samples of the batch of update number `update`, over all processes."""
         return self.extent.batch_at(self.extent.position(update))
 
-    def _places(self, updates: Iterable[int]) -> Iterator[Place]:
+    def _places(self, updates: Iterable[int]) -> Iterator[EpochIndices]:
         for update in updates:
             position = self.extent.position(update)
             size = self.extent.batch_at(position)
@@ -244,7 +335,7 @@ class BatchSource:
         return pairing_of(self.pipeline.mix, seed=self.seed, epoch=epoch, update=update, size=size, held=held)
 
 
-def in_order(samples: Samples, pipeline: Pipeline, size: int, split: Split = ALL_OF_IT) -> Iterator[Batch]:
+def in_order(samples: Samples, pipeline: InputPipeline, size: int, split: Split = WHOLE_BATCH) -> Iterator[Batch]:
     """All samples once, in their own order, `size` of them in each process at once: for evaluation.
 
     Raises:
@@ -258,3 +349,42 @@ def in_order(samples: Samples, pipeline: Pipeline, size: int, split: Split = ALL
 
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
+
+
+BatchKey = TypeVar("BatchKey")
+Fetched = Generator[tuple[BatchKey, Content], None, None]
+
+
+def copied_ahead(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKey]:
+    """What is fetched, with its tensors on `device`; as it is where that is no GPU."""
+    return _on_gpu(fetched, device) if device.type == "cuda" else fetched
+
+
+def _on_gpu(fetched: Fetched[BatchKey], device: torch.device) -> Fetched[BatchKey]:
+    aside = torch.cuda.Stream(device)
+
+    def copies() -> Iterator[tuple[BatchKey, Content, torch.cuda.Event]]:
+        for place, content in fetched:
+            with torch.cuda.stream(aside):
+                copied = map_tensors(content, lambda tensor: _pinned(tensor).to(device, non_blocking=True))
+                arrived = aside.record_event()
+            yield place, copied, arrived
+
+    with closing(fetched):
+        coming = copies()
+        ahead = next(coming, None)
+        while ahead is not None:
+            (place, content, arrived), ahead = ahead, next(coming, None)
+            computing = torch.cuda.current_stream(device)
+            computing.wait_event(arrived)
+            # The allocator may give the memory to another copy only when what is computed on it is done.
+            map_tensors(content, partial(_used_on, computing))
+            yield place, content
+
+
+def _used_on(stream: torch.cuda.Stream, tensor: torch.Tensor) -> None:
+    tensor.record_stream(stream)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()

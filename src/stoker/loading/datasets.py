@@ -1,4 +1,7 @@
-"""The sets of samples of a job."""
+"""The sets of samples of a job.
+
+What the data call their samples.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,16 @@ import numpy as np
 
 from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
-from stoker.jobs.batch_size import AutoBatch
+from stoker.jobs.batch_size import AutoBatch, TokenBatch
 from stoker.jobs.extent import Extent
 from stoker.jobs.lengths import Bucketed, Packed
-from stoker.jobs.token_batch import TokenBatch
-from stoker.loading.bucketing import InBuckets
+from stoker.loading.dataset_adapters import SourceSamples, as_samples
 from stoker.loading.fields import Fields
-from stoker.loading.given_data import as_samples
 from stoker.loading.labels import held_out_by_class, labels_of
-from stoker.loading.measured import first_dimension, lengths_of
+from stoker.loading.lengths import BucketedSamples, PackedSamples, first_dimension, lengths_of
 from stoker.loading.order import Indices
-from stoker.loading.packing import InRows
-from stoker.loading.rearranged import rows_of
-from stoker.loading.samples import Samples, hold_out
-from stoker.loading.sampling import sampled
+from stoker.loading.samples import RearrangedSamples, Samples, SampleSubset, hold_out, rows_of
+from stoker.loading.sampling import DrawnSamples, sampled
 from stoker.loading.streams import StreamSamples, as_stream, is_stream
 from stoker.loading.token_batches import extent_of, in_token_batches
 
@@ -84,7 +83,7 @@ def datasets_of(job: Job) -> Datasets:
         train = in_token_batches(train, whole, job)
     elif isinstance(job.lengths, Bucketed):
         lengths = rows_of(train, lengths_of(whole, job.lengths.length_of, "data"))
-        train = InBuckets(train, lengths, job.batch, job.lengths.window)
+        train = BucketedSamples(train, lengths, job.batch, job.lengths.window)
     elif isinstance(job.lengths, Packed):
         return _packed(job, job.lengths, whole, Datasets(train, held_out, test, note))
     return Datasets(train, held_out, test, note)
@@ -153,12 +152,12 @@ def _packed(job: Job, settings: Packed, whole: Samples, sets: Datasets) -> Datas
             raise BadJob(f"{what} is a stream, and its samples are to be packed by length",
                          remedy="Give data with __len__ and __getitem__.")  # fmt: skip
         if what == "data" or isinstance(job.validation.get(what), Holdout):
-            return InRows(samples, rows_of(samples, lengths), settings, fields, job.seed)
+            return PackedSamples(samples, rows_of(samples, lengths), settings, fields, job.seed)
         is_listed = length_of is not None and not callable(length_of)
         if is_listed:
             _require_unpadded(whole, lengths, what)
         own = lengths_of(samples, None if is_listed else length_of, what)
-        return InRows(samples, own, settings, fields, job.seed)
+        return PackedSamples(samples, own, settings, fields, job.seed)
 
     held_out = {split: rows(samples, split) for split, samples in sets.held_out.items()}
     test = None if sets.test is None else rows(sets.test, "test")
@@ -173,3 +172,22 @@ def _require_unpadded(whole: Samples, lengths: Indices, what: str) -> None:
             f"packed(length_of=…) lists lengths of data, whose samples are padded beyond; of {what} nobody says them",
             remedy="Give length_of=… as a function of a sample, such as one that counts its attention mask.",
         )
+
+
+def data_indices(samples: Samples, indices: Indices, epoch: int) -> Indices:
+    """Where samples `indices` of `epoch` lie in the data that the user gave: of packed rows all that are in them."""
+    if isinstance(samples, PackedSamples):
+        members = [samples.members(int(row), epoch) for row in indices]
+        return data_indices(samples.whole, np.concatenate([np.empty(0, np.int64), *members]), epoch)
+    if isinstance(samples, DrawnSamples):
+        return data_indices(samples.whole, samples.drawn(indices, epoch), epoch)
+    if isinstance(samples, SampleSubset):
+        return data_indices(samples.whole, samples.indices[indices], epoch)
+    return data_indices(samples.whole, indices, epoch) if isinstance(samples, RearrangedSamples) else indices
+
+
+def sample_name(samples: Samples, index: int) -> str:
+    """The file, or file and row, that sample `index` lies in; empty where data have no names for samples."""
+    if isinstance(samples, SampleSubset):
+        return sample_name(samples.whole, int(samples.indices[index]))
+    return samples.named(index) if isinstance(samples, SourceSamples) else ""

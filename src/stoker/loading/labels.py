@@ -15,7 +15,7 @@ from stoker.errors import BadJob
 from stoker.jobs import Holdout, Job
 from stoker.jobs.sampling import as_array
 from stoker.loading.order import Indices
-from stoker.loading.samples import ItemSamples, Samples, SubsetOf, drawn_for
+from stoker.loading.samples import ItemSamples, Samples, SampleSubset, drawn_for
 
 _KEYS = (-1, *TARGETS)
 """Where targets are, unless a job says so: last in a tuple, or under one of these names."""
@@ -90,7 +90,7 @@ def held_out_by_class(samples: Samples, holdout: Holdout, labels: Labels) -> tup
     chosen = np.sort(np.concatenate(taken))
     rest = np.setdiff1d(np.arange(len(samples)), chosen)
     rule = f"{holdout.fraction:g} held out of each class, seed {holdout.seed}"
-    return SubsetOf(samples, rest, f"without the {rule}"), SubsetOf(samples, chosen, f"the {rule}")
+    return SampleSubset(samples, rest, f"without the {rule}"), SampleSubset(samples, chosen, f"the {rule}")
 
 
 def shares(counts: Sequence[int] | Indices, total: int) -> list[int]:

@@ -1,4 +1,18 @@
-"""Samples of different lengths: padded in a batch, bucketed, or packed into rows. What a job says of them."""
+"""Samples of different lengths: padded in a batch, bucketed, or packed into rows. What a job says of them.
+
+What samples are filled up with, and the type that holds it.
+
+The length of every sample of a set.
+
+Batches of samples of like length. Settings and costs: `stoker.jobs.lengths`.
+
+Several samples in a row of fixed length. Settings, costs and source: `stoker.jobs.lengths`.
+
+Rows are laid out once, by lengths alone: the longest sample first, into the fullest row that has room (best fit
+decreasing). Each epoch shares its samples out anew among the places of their length, by keys, and takes the rows in a
+keyed order: so an epoch has every sample once, and as many rows as any other. Where no two samples are equally long,
+the same ones share a row in every epoch; they do not see one another.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +21,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
+from stoker.jobs.batch_size import TokenBatch
 from stoker.jobs.lengths import Bucketed, Packed, bucketed, packed
-from stoker.jobs.token_batch import TokenBatch
-from stoker.loading.fields import Content
-from stoker.loading.filling import holding
-from stoker.loading.samples import Samples
+from stoker.loading.fields import Content, Fields
+from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order, require_within
+from stoker.loading.randomness import RandomStream, key_of, keys_of_samples
+from stoker.loading.samples import BadSample, RearrangedSamples, Samples
 
 __all__ = ["Bucketed", "Packed", "Padded", "bucketed", "has_one_shape", "packed", "padded", "segment_mask"]
 
@@ -57,7 +73,7 @@ class Padded:
         rest = {tuple(tensor.shape[1:]) for tensor in told}
         if len(rest) > 1:
             raise ValueError(f"samples differ beyond their first dimension: {', '.join(map(str, sorted(rest)))}")
-        dtype = holding(functools.reduce(torch.promote_types, [tensor.dtype for tensor in told]), fill)
+        dtype = dtype_holding(functools.reduce(torch.promote_types, [tensor.dtype for tensor in told]), fill)
         padded_BT = told[0].new_full((len(tensors), self._longest(tensors), *rest.pop()), fill, dtype=dtype)
         for row, tensor in enumerate(tensors):
             if len(tensor):
@@ -135,3 +151,303 @@ def _is_empty_list(value: Any) -> bool:
 
 def _has_length(value: Any) -> bool:
     return isinstance(value, list) or (hasattr(value, "shape") and len(value.shape) > 0)
+
+
+def dtype_holding(dtype: torch.dtype, fill: float) -> torch.dtype:
+    """The type that holds values of `dtype` and `fill` as well: itself, or int64 where it ends before `fill`.
+
+    Bytes filled up with -100 would be filled with 156, which a loss counts.
+
+    Raises:
+        BadJob: `fill` is a fraction, NaN or infinite, and values are whole numbers.
+
+    >>> holding(torch.uint8, -100), holding(torch.float32, -100), holding(torch.int32, 0)
+    (torch.int64, torch.float32, torch.int32)
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        return dtype
+    if not float(fill).is_integer():
+        raise BadJob(f"samples of {dtype} cannot be filled up with {fill}", remedy="Give a whole number to pad with.")
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return dtype if low <= fill <= high else torch.int64
+
+
+_AT_ONCE = 256
+"""Samples that are read together where lengths have to be looked at."""
+
+
+def lengths_of(samples: Samples, length_of: Any, what: str) -> Indices:
+    """The length of each of `samples` [N], as `length_of` says: an array, a function of a sample, or None.
+
+    None is the first dimension of a sample's first entry. A function reads every sample, as the first epoch has it.
+
+    Raises:
+        BadJob: there are not as many as samples, or one is no whole number of at least 1; `what` names the data.
+    """
+    if length_of is None or callable(length_of):
+        found = _asked(samples, first_dimension if length_of is None else length_of)
+    else:
+        found = np.asarray(length_of)
+    if len(found) != len(samples):
+        raise BadJob(f"there are {len(found):,} lengths for {len(samples):,} samples of {what}",
+                     remedy="Give one for each sample of data, held-out ones included.")  # fmt: skip
+    if found.dtype.kind not in "iu":
+        raise BadJob(f"the lengths of {what} are no whole numbers, but {found.dtype}")
+    short = np.flatnonzero(found < 1)
+    if len(short):
+        raise BadJob(f"sample {short[0]} of {what} has a length of {found[short[0]]}",
+                     remedy="Leave empty samples out of the data.")  # fmt: skip
+    return found.astype(np.int64)
+
+
+def first_dimension(sample: Any) -> int:
+    """The first dimension of a sample's first entry, such as its number of tokens; letters of a text are none.
+
+    Raises:
+        BadJob: it has none.
+    """
+    entry = sample
+    if isinstance(sample, Mapping):
+        entry = next(iter(sample.values()))
+    elif isinstance(sample, tuple):
+        entry = sample[0]
+    try:
+        if isinstance(entry, str | bytes | Mapping):
+            raise TypeError(type(entry))
+        return len(entry)
+    except TypeError as problem:
+        raise BadJob(
+            f"the first entry of a sample is a {type(entry).__name__}, which has no length",
+            remedy="Say how long samples are with length_of=…, a function of a sample or one number for each.",
+        ) from problem
+
+
+def _asked(samples: Samples, length_of: Any) -> Indices:
+    found: list[int] = []
+    for start in range(0, len(samples), _AT_ONCE):
+        indices = np.arange(start, min(start + _AT_ONCE, len(samples)), dtype=np.int64)
+        found += [length_of(item) for item in samples.items(indices, 0)]
+    return np.array(found)
+
+
+class BucketedSamples(RearrangedSamples):
+    """The samples of another, in an order of batches of like length."""
+
+    def __init__(self, whole: Samples, lengths: Indices, batch: int, window: int) -> None:
+        super().__init__(whole, "bucketed")
+        self._lengths, self._batch, self._window = lengths, batch, window
+
+    def order(self, seed: int) -> Order:
+        """Windows of the keyed order, sorted."""
+        return BucketedOrder(self._lengths, self._batch, self._window, seed)
+
+    def on(self, device: torch.device) -> Samples:
+        """These samples with their arrays on `device`."""
+        return BucketedSamples(self.whole.on(device), self._lengths, self._batch, self._window)
+
+
+class BucketedOrder:
+    """The keyed permutation of an epoch, each window of it sorted by length and cut into batches in a keyed order.
+
+    Any position costs one window. Batches begin at multiples of `batch`, and what an epoch leaves over comes last: it
+    is cut out of its sorted window at a keyed place, so that it is not always the longest.
+    """
+
+    def __init__(self, lengths: Indices, batch: int, window: int, seed: int) -> None:
+        self.size = len(lengths)
+        self._lengths, self._batch, self._in_window, self._seed = lengths, batch, window * batch, seed
+        self._order = EpochOrder(self.size, seed)
+        self._window: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Sample indices [stop - start] at positions start..stop of `epoch`."""
+        require_within(self.size, start, stop)
+        parts = [np.empty(0, np.int64)]
+        for number in range(start // self._in_window, -(-stop // self._in_window)):
+            first = number * self._in_window
+            parts.append(self._window_of(epoch, number)[max(start - first, 0) : stop - first])
+        return np.concatenate(parts)
+
+    def _window_of(self, epoch: int, number: int) -> Indices:
+        if self._window[:2] != (epoch, number):
+            first = number * self._in_window
+            found = self._order.indices(epoch, first, min(first + self._in_window, self.size))
+            by_length = found[np.argsort(self._lengths[found], kind="stable")]
+            self._window = (
+                epoch,
+                number,
+                self._in_batches(by_length, key_of(RandomStream.ORDER, self._seed, epoch, number)),
+            )
+        return self._window[2]
+
+    def _in_batches(self, by_length: Indices, key: int) -> Indices:
+        num_whole, left = divmod(len(by_length), self._batch)
+        at = self._batch * (key % (num_whole + 1))
+        over, rest = by_length[at : at + left], np.delete(by_length, np.s_[at : at + left])
+        order = KeyedPermutation(num_whole, key)(np.arange(num_whole)) if num_whole else np.empty(0, np.int64)
+        return np.concatenate([rest.reshape(num_whole, self._batch)[order].reshape(-1), over])
+
+
+POSITIONS, SEGMENTS = "position_ids", "segment_ids"
+"""What is added to a row: places within each sample from 0, and the samples' numbers in the row from 1."""
+
+
+class PackedSamples(Samples):
+    """Rows of samples, as samples."""
+
+    is_in_memory = False
+
+    def __init__(self, whole: Samples, lengths: Indices, settings: Packed, fields: Fields, seed: int) -> None:
+        _require_room(whole, lengths, settings.into)
+        if isinstance(fields.target, int):
+            raise BadJob(
+                f"Job(target={fields.target}) with packed rows, which are (inputs…, {POSITIONS}, {SEGMENTS}, target)",
+                remedy="Leave target out: of samples that are tuples the last entry is the target.",
+            )
+        self.whole = whole
+        self.name = f"{whole.name} (packed into {settings.into})"
+        self.data_class = whole.data_class
+        self._lengths, self._settings, self._fields, self._seed = lengths, settings, fields, seed
+        rows = rows_of_lengths(np.sort(lengths)[::-1], settings.into)
+        self._places = np.argsort(rows, kind="stable")
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(rows))])
+        self._epoch: tuple[int, Indices] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._starts) - 1
+
+    @property
+    def fill(self) -> float:
+        """The share of the rows' tokens that is no padding."""
+        return float(self._lengths.sum() / (len(self) * self._settings.into))
+
+    def members(self, row: int, epoch: int) -> Indices:
+        """The samples that share a row in an epoch, in their order."""
+        if self._epoch[0] != epoch:
+            keys = keys_of_samples(key_of(RandomStream.ORDER, self._seed, epoch, 0), np.arange(len(self._lengths)))
+            self._epoch = (epoch, np.lexsort((keys, -self._lengths)))
+        return self._epoch[1][self._places[self._starts[row] : self._starts[row + 1]]]
+
+    def fetch(self, indices: Indices, epoch: int) -> Content:
+        """The batch of rows `indices` [B], each entry [B, into, ...]."""
+        return torch.utils.data.default_collate(self.items(indices, epoch))
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """These rows, one by one."""
+        return [self._row(self.members(int(row), epoch), epoch) for row in indices]
+
+    def fingerprint(self) -> str:
+        """The samples': how they are packed is told by the job's settings."""
+        return self.whole.fingerprint()
+
+    def prepare(self, content: Content) -> Content:
+        """As the samples' source does."""
+        return self.whole.prepare(content)
+
+    def _row(self, members: Indices, epoch: int) -> Any:
+        samples = self.whole.items(members, epoch)
+        lengths = self._lengths[members].tolist()
+        entries = [_entries(sample, self.name) for sample in samples]
+        _require_whole(entries, lengths, members.tolist())
+        target = _target_key(samples[0], self._fields)
+        row: dict[Any, torch.Tensor] = {}
+        for key in entries[0]:
+            told = zip(entries, lengths, members, strict=True)
+            parts = [_cut(entry.get(key), length, key, at) for entry, length, at in told]
+            row[key] = self._filled(parts, self._settings.ignored if key == target else self._settings.pad)
+        added = {
+            POSITIONS: self._filled([torch.arange(length) for length in lengths], 0),
+            SEGMENTS: self._filled([torch.full((length,), at) for at, length in enumerate(lengths, 1)], 0),
+        }
+        if isinstance(samples[0], Mapping):
+            return {**row, **added}
+        *inputs, last = row.values()
+        return (*inputs, *added.values(), last)
+
+    def _filled(self, parts: list[torch.Tensor], fill: float) -> torch.Tensor:
+        """The parts one after the other, and `fill` up to the end of the row."""
+        joined = torch.cat(parts)
+        joined = joined.to(dtype_holding(joined.dtype, fill))
+        rest = joined.new_full((self._settings.into - len(joined), *joined.shape[1:]), fill)
+        return torch.cat([joined, rest])
+
+
+def rows_of_lengths(lengths: Indices, into: int) -> Indices:
+    """The row of each sample [N], rows numbered as they are begun; `lengths` go down, and none is beyond `into`.
+
+    >>> rows_of_lengths(np.array([6, 5, 3, 2, 2, 1]), 8).tolist()
+    [0, 1, 1, 0, 2, 2]
+    """
+    rows = np.empty(len(lengths), np.int64)
+    open_rows: list[list[int]] = [[] for _ in range(into + 1)]
+    has_room = 0  # bit r is set where a row has room for r more
+    num_rows = 0
+    for at, length in enumerate(lengths.tolist()):
+        fitting = has_room >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            row = open_rows[room].pop()
+            if not open_rows[room]:
+                has_room ^= 1 << room
+        else:
+            row, room = num_rows, into
+            num_rows += 1
+        rows[at] = row
+        left = room - length
+        if left:
+            open_rows[left].append(row)
+            has_room |= 1 << left
+    return rows
+
+
+def _require_room(samples: Samples, lengths: Indices, into: int) -> None:
+    too_long = np.flatnonzero(lengths > into)
+    if len(too_long):
+        longest = int(lengths.argmax())
+        raise BadJob(
+            f"{len(too_long):,} of {len(lengths):,} samples of {samples.name} are longer than a row of {into}: sample "
+            f"{longest} has a length of {lengths[longest]:,}",
+            remedy="Cut them in the dataset, or pack into longer rows.",
+        )
+
+
+def _entries(sample: Any, name: str) -> dict[Any, Any]:
+    """The entries of a sample by key or place."""
+    if isinstance(sample, Mapping) and sample:
+        return dict(sample)
+    if isinstance(sample, tuple) and len(sample) > 1:
+        return dict(enumerate(sample))
+    raise BadSample(
+        f"a sample of {name} is a {type(sample).__name__}; what is packed are dicts, and tuples of inputs and a target"
+    )
+
+
+def _require_whole(entries: list[dict[Any, Any]], lengths: list[int], members: list[int]) -> None:
+    """Refuse to cut what is longer than its length, but for rows of one width, where the rest is padding."""
+    widths = [{_width(entry) for entry in sample.values()} for sample in entries]
+    if len(set().union(*widths)) == 1:
+        return
+    for found, length, index in zip(widths, lengths, members, strict=True):
+        if max(found) > length:
+            raise BadSample(f"sample {index} has an entry {max(found)} long, and a length of {length}: packed are "
+                            "entries with one value for each token, and none is cut")  # fmt: skip
+
+
+def _width(entry: Any) -> int:
+    return len(entry) if hasattr(entry, "__len__") and getattr(entry, "shape", True) else 0
+
+
+def _target_key(sample: Any, fields: Fields) -> Any:
+    """The key or place of a sample's target; None where it has none."""
+    keys = {key: key for key in sample} if isinstance(sample, Mapping) else tuple(range(len(sample)))
+    return fields.target_of(keys)
+
+
+def _cut(entry: Any, length: int, key: Any, index: int) -> torch.Tensor:
+    tensor = torch.as_tensor(entry) if entry is not None else None
+    if tensor is None or tensor.dim() == 0 or len(tensor) < length:
+        found = "absent" if tensor is None else f"of shape {list(tensor.shape)}"
+        raise BadSample(f"entry {key!r} of sample {index} is {found}, and was to be {length} long: packed are entries "
+                        "with one value for each token")  # fmt: skip
+    return tensor[:length]

@@ -15,10 +15,9 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.jobs.mixing import CutMix, Mix
-from stoker.loading.distributions import Numbers, symmetric_beta, uniform
 from stoker.loading.fields import Content, Fields
-from stoker.loading.keys import Stream, key_of, keys_of_samples
 from stoker.loading.order import Indices, KeyedPermutation
+from stoker.loading.randomness import Numbers, RandomStream, key_of, keys_of_samples, symmetric_beta, uniform
 from stoker.loading.transforms.erasing import boxes
 
 _SHARES, _CENTRES, _CHANCES = range(3)
@@ -120,8 +119,8 @@ def pairing_of(
     ([2, 4, 5, 3, 1, 0], [0, 4, 3], [0, 1])
     """
     places = np.arange(size, dtype=np.int64)
-    key = key_of(Stream.MIXING, seed, epoch, update)
-    mix = mixes[key_of(Stream.MIXING, key) % len(mixes)]
+    key = key_of(RandomStream.MIXING, seed, epoch, update)
+    mix = mixes[key_of(RandomStream.MIXING, key) % len(mixes)]
     # Drawn for all places, wherever they are: the last bits of a logarithm may depend on the place within an array.
     keys = keys_of_samples(key, places)
     shares = np.where(uniform(keys, _CHANCES) < mix.p, symmetric_beta(mix.alpha, keys, _SHARES), 1.0)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stoker.loading.keys import Keys, Stream, key_of, mix_keys
+from stoker.loading.randomness import Keys, RandomStream, key_of, mix_keys
 
 _ROUNDS = 6
 _BLOCK = 2**16
@@ -30,7 +30,7 @@ class KeyedPermutation:
         self._low_bits = np.uint64(bits // 2)
         self._low_mask = np.uint64((1 << (bits // 2)) - 1)
         self._high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-        self._keys = [np.uint64(key_of(Stream.ORDER, key, turn)) for turn in range(_ROUNDS)]
+        self._keys = [np.uint64(key_of(RandomStream.ORDER, key, turn)) for turn in range(_ROUNDS)]
 
     def __call__(self, positions: Indices) -> Indices:
         """The indices [B] at these positions [B], each in range(size)."""
@@ -80,13 +80,13 @@ class EpochOrder:
 
     def _block_of(self, epoch: int, block: int) -> Indices:
         if self._block[:2] != (epoch, block):
-            permutation = KeyedPermutation(self.size, key_of(Stream.ORDER, self.seed, epoch))
+            permutation = KeyedPermutation(self.size, key_of(RandomStream.ORDER, self.seed, epoch))
             positions = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.size), dtype=np.int64)
             self._block = (epoch, block, permutation(positions))
         return self._block[2]
 
 
-class InOrder:
+class SequentialOrder:
     """The order of a stream: as it is read, in every epoch."""
 
     def __init__(self, size: int) -> None:

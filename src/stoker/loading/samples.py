@@ -1,14 +1,20 @@
-"""Samples: data as one thing that knows its length, its identity and how to fetch a batch."""
+"""Samples: data as one thing that knows its length, its identity and how to fetch a batch.
+
+Samples of a job that are taken otherwise than each once an epoch in a keyed order.
+
+Digests of samples, so that other data are noticed.
+"""
 
 from __future__ import annotations
 
 import copy
 import errno
+import hashlib
 import mmap
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,12 +23,10 @@ import torch
 
 from stoker.errors import BadJob, StokerError
 from stoker.jobs import Holdout
-from stoker.jobs.source import name_of
+from stoker.jobs.code_digest import name_of
 from stoker.loading.fields import Content, map_tensors
-from stoker.loading.fingerprint import digest_of_arrays, digest_of_items, leaves_of
-from stoker.loading.generators import seed_generators
-from stoker.loading.keys import Stream, key_of
 from stoker.loading.order import EpochOrder, Indices, KeyedPermutation, Order
+from stoker.loading.randomness import RandomStream, key_of, seed_generators
 from stoker.records import DataClass
 
 T = TypeVar("T")
@@ -52,7 +56,7 @@ def reads_repeated() -> tuple[int, int]:
     return number, code
 
 
-def with_patience(read: Callable[[], T]) -> T:
+def with_retries(read: Callable[[], T]) -> T:
     """What `read` returns; it is called again, a few times and ever later, where a network disk's error may pass."""
     for pause_s in PAUSES_S:
         try:
@@ -255,11 +259,11 @@ class ItemSamples(Samples):
         """Item `index`, its random draws keyed by the epoch and `draw`, however often it is read."""
 
         def read() -> Any:
-            seed_generators(key_of(Stream.ITEM, self._seed, epoch, draw))
+            seed_generators(key_of(RandomStream.ITEM, self._seed, epoch, draw))
             return self.read(index)
 
         try:
-            return with_patience(read)
+            return with_retries(read)
         except StokerError as error:
             raise BadSample(str(error)) from error
         except Exception as error:
@@ -286,7 +290,7 @@ class ItemSamples(Samples):
 
     def fingerprint(self) -> str:
         """Digest of the dataset's type, its length and a few of its items."""
-        chosen = KeyedPermutation(len(self), key_of(Stream.PROBE))(np.arange(min(_HASHED_ITEMS, len(self))))
+        chosen = KeyedPermutation(len(self), key_of(RandomStream.PROBE))(np.arange(min(_HASHED_ITEMS, len(self))))
         what = f"{name_of(type(self.dataset))}:{len(self)}"
         items = (self.item((0, int(index))) for index in chosen)
         return f"{digest_of_items(what, items)} (of {len(chosen)} items)"
@@ -296,7 +300,7 @@ class ItemSamples(Samples):
         return content
 
 
-class SubsetOf(Samples):
+class SampleSubset(Samples):
     """Samples `indices` of another."""
 
     def __init__(self, whole: Samples, indices: Indices, what: str) -> None:
@@ -343,7 +347,7 @@ class SubsetOf(Samples):
 
     def on(self, device: torch.device) -> Samples:
         """These samples of the whole on `device`."""
-        return SubsetOf(self.whole.on(device), self.indices, self.what)
+        return SampleSubset(self.whole.on(device), self.indices, self.what)
 
 
 def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
@@ -355,8 +359,8 @@ def hold_out(samples: Samples, holdout: Holdout) -> tuple[Samples, Samples]:
     order, aside = drawn_for(holdout, len(samples))
     rule = f"{holdout.fraction:g} held out, seed {holdout.seed}"
     return (
-        SubsetOf(samples, np.sort(order[aside:]), f"without the {rule}"),
-        SubsetOf(samples, np.sort(order[:aside]), f"the {rule}"),
+        SampleSubset(samples, np.sort(order[aside:]), f"without the {rule}"),
+        SampleSubset(samples, np.sort(order[:aside]), f"the {rule}"),
     )
 
 
@@ -372,7 +376,7 @@ def drawn_for(holdout: Holdout, count: int) -> tuple[Indices, int]:
             f"a holdout of {holdout.fraction:g} sets {aside} of {count} samples aside",
             remedy="Both parts need samples: choose another fraction, or give valid=… data of its own.",
         )
-    return KeyedPermutation(count, key_of(Stream.HOLDOUT, holdout.seed))(np.arange(count)), aside
+    return KeyedPermutation(count, key_of(RandomStream.HOLDOUT, holdout.seed))(np.arange(count)), aside
 
 
 def _row_of(tensor: torch.Tensor, row: int) -> torch.Tensor:
@@ -402,3 +406,94 @@ def _difference(one: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> str
         if a != b:
             return f"shape: {list(a)} and {list(b)}"
     return f"how much they hold: {len(one):,} and {len(other):,} numbers or arrays"
+
+
+class RearrangedSamples(Samples):
+    """The samples of another, of which only the choice or the order is new; `how` goes into its name."""
+
+    def __init__(self, whole: Samples, how: str) -> None:
+        self.whole = whole
+        self.how = how
+        self.name = f"{whole.name} ({how})"
+        self.data_class = whole.data_class
+        self.is_in_memory = whole.is_in_memory
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.whole)
+
+    def fetch(self, indices: Indices, epoch: int) -> Content:
+        """The whole's batch."""
+        return self.whole.fetch(indices, epoch)
+
+    def items(self, indices: Indices, epoch: int) -> list[Any]:
+        """The whole's samples."""
+        return self.whole.items(indices, epoch)
+
+    def fingerprint(self) -> str:
+        """The whole's: how its samples are taken is told by the job's settings."""
+        return self.whole.fingerprint()
+
+    def prepare(self, content: Content) -> Content:
+        """As the whole does."""
+        return self.whole.prepare(content)
+
+    def all_of(self, key: Any) -> torch.Tensor | None:
+        """The whole's entry."""
+        return self.whole.all_of(key)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The whole's."""
+        return self.whole.num_bytes
+
+
+def rows_of(samples: Samples, given: Indices) -> Indices:
+    """Of values `given` for all of a job's data [N], those of `samples`, which may be what a holdout left of them."""
+    return given[samples.indices] if isinstance(samples, SampleSubset) else given
+
+
+_WHOLE_BYTES = 2**30
+_ROWS = 4096
+
+
+def digest_of_arrays(leaves: Iterable[Any]) -> str:
+    """SHA-256 of arrays, as "sha256:…"; of an array beyond 1 GiB, of 4,096 to 8,191 rows spread over it."""
+    state = hashlib.sha256()
+    for leaf in leaves:
+        is_whole = not isinstance(leaf, torch.Tensor) or leaf.numel() * leaf.element_size() <= _WHOLE_BYTES
+        state.update(f"{getattr(leaf, 'shape', '')}".encode())
+        _add(state, leaf if is_whole else leaf[:: max(1, leaf.shape[0] // _ROWS)])
+    return f"sha256:{state.hexdigest()}"
+
+
+def digest_of_items(what: str, items: Iterable[Any]) -> str:
+    """SHA-256 of a few samples and of `what` they are of, as "sha256:…"."""
+    state = hashlib.sha256(what.encode())
+    for item in items:
+        for leaf in leaves_of(item):
+            _add(state, leaf)
+    return f"sha256:{state.hexdigest()}"
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """What dicts, tuples and lists within `value` hold in the end, keys included, in order."""
+    if isinstance(value, Mapping):
+        return [leaf for key in value for leaf in (key, *leaves_of(value[key]))]
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in leaves_of(item)]
+    return [value]
+
+
+def _add(state: hashlib._Hash, leaf: Any) -> None:
+    """Feed a leaf to `state`; of what has no bytes to show, only its type."""
+    if isinstance(leaf, torch.Tensor):
+        flat = leaf.detach().cpu().contiguous().reshape(-1)
+        state.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+        state.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    elif isinstance(leaf, bool | int | float | str | bytes) or leaf is None:
+        state.update(repr(leaf).encode())
+    else:
+        size = getattr(leaf, "shape", getattr(leaf, "size", ""))  # of an array; of an image of PIL
+        state.update(f"{type(leaf).__name__}{getattr(leaf, 'dtype', '')}{'' if callable(size) else size}".encode())
+        state.update(leaf.tobytes() if hasattr(leaf, "tobytes") else b"")

@@ -19,11 +19,10 @@ from stoker.jobs import Job
 from stoker.jobs.sampling import Balanced, InOrder, Stratified, Weighted
 from stoker.loading import order
 from stoker.loading.fields import Content
-from stoker.loading.keys import Stream, key_of, keys_of_samples, mix_keys
 from stoker.loading.labels import Labels, labels_of
 from stoker.loading.order import Indices, Order, require_within
-from stoker.loading.rearranged import Rearranged, rows_of
-from stoker.loading.samples import Samples
+from stoker.loading.randomness import RandomStream, key_of, keys_of_samples, mix_keys
+from stoker.loading.samples import RearrangedSamples, Samples, rows_of
 
 _EXACT_BITS = 53
 """Bits of a float64's significand: a uniform draw is a multiple of 2^-53."""
@@ -40,18 +39,18 @@ def sampled(train: Samples, whole: Samples, job: Job) -> Samples:
         weights = rows_of(train, _weights(whole, sampling))
         if not weights.any():
             raise BadJob(f"all {len(weights)} training samples have the weight 0: there is nothing to draw")
-        return DrawnByWeight(train, weights, sampling.num_samples, job.seed)
+        return WeightedSamples(train, weights, sampling.num_samples, job.seed)
     if isinstance(sampling, Balanced | Stratified):
         labels = labels_of(whole, job, sampling.targets)
         mine = labels.of(rows_of(train, np.arange(len(whole), dtype=np.int64)))
         mine.require_all("the holdout leaves", "Hold out of each class: stoker.holdout(…, stratify=True).")
         if isinstance(sampling, Balanced):
-            return DrawnByClass(train, mine, sampling.num_samples, job.seed)
-        return InShares(train, mine)
-    return AsGiven(train) if isinstance(sampling, InOrder) else train
+            return BalancedSamples(train, mine, sampling.num_samples, job.seed)
+        return StratifiedSamples(train, mine)
+    return SequentialSamples(train) if isinstance(sampling, InOrder) else train
 
 
-class Drawn(Rearranged):
+class DrawnSamples(RearrangedSamples):
     """Samples drawn with replacement: number i of them, in an epoch, is that epoch's draw number i."""
 
     def __init__(self, whole: Samples, num_samples: int | None, seed: int, how: str) -> None:
@@ -86,10 +85,10 @@ class Drawn(Rearranged):
         return placed
 
     def _bits(self, draws: Indices, epoch: int) -> npt.NDArray[np.uint64]:
-        return keys_of_samples(key_of(Stream.SAMPLING, self._seed, epoch), draws)
+        return keys_of_samples(key_of(RandomStream.SAMPLING, self._seed, epoch), draws)
 
 
-class DrawnByWeight(Drawn):
+class WeightedSamples(DrawnSamples):
     """Each sample as likely as its share of all weights: its stretch of their running sum is looked up."""
 
     def __init__(self, whole: Samples, weights: npt.NDArray[Any], num_samples: int | None, seed: int) -> None:
@@ -106,7 +105,7 @@ class DrawnByWeight(Drawn):
         return drawn
 
 
-class DrawnByClass(Drawn):
+class BalancedSamples(DrawnSamples):
     """A class, all alike, then one of its samples, all alike (to within 2^-32)."""
 
     def __init__(self, whole: Samples, labels: Labels, num_samples: int | None, seed: int) -> None:
@@ -124,7 +123,7 @@ class DrawnByClass(Drawn):
         return drawn
 
 
-class InShares(Rearranged):
+class StratifiedSamples(RearrangedSamples):
     """Every sample once an epoch, in an order in which each stretch has the classes in the shares of the whole."""
 
     def __init__(self, whole: Samples, labels: Labels) -> None:
@@ -133,14 +132,14 @@ class InShares(Rearranged):
 
     def order(self, seed: int) -> Order:
         """The classes interleaved."""
-        return OrderInShares(self._labels, seed)
+        return StratifiedOrder(self._labels, seed)
 
     def on(self, device: torch.device) -> Samples:
         """These samples with their arrays on `device`."""
-        return InShares(self.whole.on(device), self._labels)
+        return StratifiedSamples(self.whole.on(device), self._labels)
 
 
-class AsGiven(Rearranged):
+class SequentialSamples(RearrangedSamples):
     """Every sample once an epoch, in the order of the data."""
 
     def __init__(self, whole: Samples) -> None:
@@ -149,14 +148,14 @@ class AsGiven(Rearranged):
     def order(self, seed: int) -> Order:
         """The positions themselves."""
         del seed
-        return order.InOrder(len(self))
+        return order.SequentialOrder(len(self))
 
     def on(self, device: torch.device) -> Samples:
         """These samples with their arrays on `device`."""
-        return AsGiven(self.whole.on(device))
+        return SequentialSamples(self.whole.on(device))
 
 
-class OrderInShares:
+class StratifiedOrder:
     """Each class spread evenly over the epoch from a keyed beginning, its samples in a keyed order.
 
     Of any L samples that follow one another, a class with n of all N has L·n/N, give or take 1 + C·n/N with C classes.
@@ -175,12 +174,14 @@ class OrderInShares:
         return self._epoch[1][start:stop]
 
     def _sorted(self, epoch: int) -> Indices:
-        keys = keys_of_samples(key_of(Stream.SAMPLING, self._seed, epoch, 0), np.arange(self.size, dtype=np.int64))
+        keys = keys_of_samples(
+            key_of(RandomStream.SAMPLING, self._seed, epoch, 0), np.arange(self.size, dtype=np.int64)
+        )
         by_class = np.lexsort((keys, self._classes))
         classes = self._classes[by_class]
         starts = np.cumsum(self._counts) - self._counts
         places = np.arange(self.size) - starts[classes]
-        begins = keys_of_samples(key_of(Stream.SAMPLING, self._seed, epoch, 1), np.arange(len(self._counts)))
+        begins = keys_of_samples(key_of(RandomStream.SAMPLING, self._seed, epoch, 1), np.arange(len(self._counts)))
         within = (begins >> np.uint64(64 - _EXACT_BITS)) * 2.0**-_EXACT_BITS
         return by_class[np.argsort((places + within[classes]) / self._counts[classes], kind="stable")]
 

@@ -4,6 +4,8 @@ What: PyTorch's DataLoader runs the processes and carries tensors over; what it 
 (epoch, indices), so that nothing depends on which worker does it: where one dies, all are replaced, and what was asked
 for is fetched again, bit for bit. Use when: fetching an item takes Python time. Costs: a process each, which on Linux
 is a fork and shares what the samples hold in memory.
+
+What another thread may know of the workers that fetch batches, and do to them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
+import multiprocessing.connection
 import multiprocessing.util
 import os
 import shutil
@@ -19,12 +23,15 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from types import FrameType
+from typing import IO
 
 import torch
 
@@ -32,12 +39,11 @@ from stoker.errors import RunFailed
 from stoker.loading.fields import Content
 from stoker.loading.order import Indices
 from stoker.loading.samples import BadSample, Samples
-from stoker.loading.worker_watch import WorkerDeath, WorkerWatch, named, write_stacks_when_asked
 
 _MOST_SOCKET_BYTES, _SHORT = 107, "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
 """The longest path of a socket on Linux [bytes] (unix(7)), and where there is room where `$TMPDIR` has none."""
 
-Place = tuple[int, Indices]
+EpochIndices = tuple[int, Indices]
 """An epoch and the sample indices [B] of a batch in it."""
 
 
@@ -47,13 +53,13 @@ class WorkerDied(Exception):
 
 def by_workers(
     samples: Samples,
-    places: Iterator[Place],
+    places: Iterator[EpochIndices],
     num_workers: int,
     prefetch_batches: int,
     *,
     is_pinned: bool,
     watch: WorkerWatch | None = None,
-) -> Generator[tuple[Place, Content], None, None]:
+) -> Generator[tuple[EpochIndices, Content], None, None]:
     """The batches at `places`, in their order, each with its place.
 
     After a death, batches that were asked for are fetched by one worker, one at a time: a batch that kills it again is
@@ -72,9 +78,9 @@ def by_workers(
         RunFailed: a worker died twice over the same batch.
     """
     watch = watch or WorkerWatch()
-    suspects: deque[Place] = deque()
+    suspects: deque[EpochIndices] = deque()
     while True:
-        asked: deque[Place] = deque()
+        asked: deque[EpochIndices] = deque()
         try:
             if suspects:
                 alone = iter(tuple(suspects))
@@ -94,7 +100,7 @@ def by_workers(
         watch.tell(WorkerDeath(why, len(suspects)))
 
 
-def _died_again(place: Place, why: str) -> RunFailed:
+def _died_again(place: EpochIndices, why: str) -> RunFailed:
     epoch, indices = place
     return RunFailed(
         f"a loader worker died twice while it fetched samples {named(indices)} (epoch {epoch + 1}): {why}",
@@ -105,14 +111,14 @@ def _died_again(place: Place, why: str) -> RunFailed:
 
 def _fetched(
     samples: Samples,
-    places: Iterator[Place],
-    asked: deque[Place],
+    places: Iterator[EpochIndices],
+    asked: deque[EpochIndices],
     num_workers: int,
     prefetch_batches: int,
     *,
     is_pinned: bool,
     watch: WorkerWatch,
-) -> Generator[tuple[Place, Content], None, None]:
+) -> Generator[tuple[EpochIndices, Content], None, None]:
     """The batches at `places` by workers that are started here; `asked` are those that were not given back yet.
 
     Raises:
@@ -227,13 +233,13 @@ class _Batches(torch.utils.data.Dataset[Content]):
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
-    def __getitem__(self, place: Place) -> Content:
+    def __getitem__(self, place: EpochIndices) -> Content:
         """The batch of these samples."""
         epoch, indices = place
         return self._samples.fetch(indices, epoch)
 
 
-def _remembered(places: Iterator[Place], asked: deque[Place]) -> Iterator[Place]:
+def _remembered(places: Iterator[EpochIndices], asked: deque[EpochIndices]) -> Iterator[EpochIndices]:
     """The same places; each also goes to the end of `asked`."""
     for place in places:
         asked.append(place)
@@ -308,3 +314,109 @@ def _kill(workers: list[BaseProcess], folder: str) -> None:
 
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
+
+
+_DYING_S = 2.0
+"""A worker whose connection broke is waited for so long, to see whether it died [s]."""
+
+_WRITING_S = 0.5
+"""A worker that is able to gets so long to write its stack [s]."""
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class WorkerDeath:
+    """A worker died or was killed, and all were replaced; `why` says how, `asked` how many batches are fetched anew."""
+
+    why: str
+    asked: int
+
+
+def _ignore(_death: WorkerDeath) -> None:
+    """Tell nobody."""
+
+
+class WorkerWatch:
+    """The workers of one source of batches.
+
+    Attributes:
+        is_waiting: whether the training process waits for a batch from them now.
+        tell: called in the training process after workers were replaced.
+        death: how a worker died that nobody has replaced yet; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.is_waiting = False
+        self.tell: Callable[[WorkerDeath], None] = _ignore
+        self.death: str | None = None
+        self._workers: Sequence[BaseProcess] = ()
+        self._killed_for: str | None = None
+        self._stacks: IO[bytes] | None = None
+
+    def begin(self, workers: Sequence[BaseProcess]) -> None:
+        """Take note of the workers that fetch from now on."""
+        self._workers, self.death, self._killed_for = workers, None, None
+
+    def end(self) -> None:
+        """There are no workers now."""
+        self._workers, self.is_waiting = (), False
+        stacks, self._stacks = self._stacks, None
+        if stacks is not None:
+            stacks.close()
+
+    def stacks_file(self) -> int | None:
+        """A descriptor that workers about to be started write their stacks to when asked; None where not forked."""
+        if sys.platform != "linux":
+            return None
+        if self._stacks is None:
+            self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as workers may be asked
+        return self._stacks.fileno()
+
+    def stacks(self) -> str:
+        """Where each worker is, as Python tracebacks; nothing of those that are stopped or hang within a C call."""
+        if self._stacks is None:
+            return ""
+        try:
+            begin = os.fstat(self._stacks.fileno()).st_size
+            for worker in self._alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid or 0, signal.SIGUSR1)
+            time.sleep(_WRITING_S)
+            return os.pread(self._stacks.fileno(), 1 << 20, begin).decode(errors="replace")
+        except (OSError, ValueError):  # they ended meanwhile, and the file is closed
+            return ""
+
+    def kill(self, why: str) -> int:
+        """End all workers at once, because of `why`; they are replaced as if they had died. Returns how many."""
+        self._killed_for = why
+        alive = self._alive()
+        for worker in alive:
+            worker.kill()
+        return len(alive)
+
+    def describe(self, error: BaseException) -> str | None:
+        """How a worker died, where `error` comes of that; None where all are well."""
+        if self._killed_for is not None:
+            return self._killed_for
+        if isinstance(error, OSError | EOFError):  # its end of a connection may be gone a moment before it is
+            multiprocessing.connection.wait([worker.sentinel for worker in self._workers], _DYING_S)
+        dead = [worker for worker in self._workers if not worker.is_alive()]
+        if "DataLoader worker" in str(error):
+            return str(error).splitlines()[0].strip()
+        return f"a loader worker ended with {dead[0].exitcode}" if dead else None
+
+    def _alive(self) -> list[BaseProcess]:
+        return [worker for worker in self._workers if worker.pid is not None and worker.is_alive()]
+
+
+def write_stacks_when_asked(descriptor: int | None) -> None:
+    """In a worker: on SIGUSR1 write the stacks of all threads to `descriptor`."""
+    if descriptor is not None:
+        faulthandler.register(signal.SIGUSR1, file=descriptor, all_threads=True)
+
+
+def named(indices: Indices) -> str:
+    """The first few sample indices, for people: `3, 9, 12 and 61 more`."""
+    first = ", ".join(str(int(index)) for index in indices[:_SHOWN])
+    return f"{first} and {len(indices) - _SHOWN} more" if len(indices) > _SHOWN else first

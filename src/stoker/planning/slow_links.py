@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from stoker.jobs.sync import Compression
-from stoker.records.links import LinkCost, Links
+from stoker.records.hardware import LinkCost, Links
 from stoker.units import format_bytes, format_seconds
 
 MOST_SHARE = 0.1

@@ -4,10 +4,18 @@ Method: everything to be timed is a `Probe`, a function and the FLOPs or bytes o
 so that a burst of other work on the machine hits all of them alike. In its turn a probe is called over and over for a
 slice of time, and the slice counts by its median; over rounds and sizes the best slice is the ceiling. The median of
 everything would report a busy neighbour, the shortest call a lucky reading of the clock. Slices are short, so that
-some fall between a neighbour's bursts; a neighbour that never rests is seen by `stoker.devices.load`, not here.
+some fall between a neighbour's bursts; a neighbour that never rests is seen by `stoker.devices.cpu`, not here.
 Matrices grow until a call takes two slices: large enough to reach the plateau, and a slow device ends in time.
 
 A finer calibration is more probes for the same `best_rates`.
+
+How fast a CPU is at this moment: the same few calls every time, in a fraction of a second.
+
+The speed of a machine that is shared changes from minute to minute, by more than forecasts may be off. Times of
+operations are measured once, by `micro_benchmark`, and anchors beside them; anchors measured again later say how much
+longer the same work takes now. Their memory is little, so that they leave the process no larger than before.
+
+How many threads PyTorch computes with, for as long as something is measured.
 """
 
 from __future__ import annotations
@@ -18,14 +26,14 @@ import math
 import mmap
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import torch
 
 from stoker.errors import NoDevice
-from stoker.profiling import thread_count
 from stoker.records import Ceilings, Device
 from stoker.units import MIB
 
@@ -39,7 +47,7 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 
 
 @dataclass(frozen=True)
-class Probe:
+class RateProbe:
     """Something to time: one `run` is `work` [FLOPs or bytes] towards `quantity`, such as `gemm/bf16`."""
 
     quantity: str
@@ -125,7 +133,7 @@ def measure_ceilings(
 
 
 def best_rates(
-    probes: Sequence[Probe], watch: Stopwatch, *, slice_s: float, deadline_s: float, rounds: int = ROUNDS
+    probes: Sequence[RateProbe], watch: Stopwatch, *, slice_s: float, deadline_s: float, rounds: int = ROUNDS
 ) -> dict[str, float]:
     """Best rate [work/s] of each quantity over its probes and over `rounds` turns of each.
 
@@ -146,27 +154,27 @@ def best_rates(
     return best
 
 
-def gemm_probes(device: Device, watch: Stopwatch, slice_s: float) -> list[Probe]:
+def gemm_probes(device: Device, watch: Stopwatch, slice_s: float) -> list[RateProbe]:
     """Square matrix products: fp32 and bf16 always, tf32 and fp16 where the device multiplies them natively."""
     native = set(device.fast_dtypes)
     names = [name for name in _DTYPES if name in ("fp32", "bf16") or name in native]
     return [probe for name in names for probe in on_the_plateau(functools.partial(_gemm, device, name), watch, slice_s)]
 
 
-def copy_probes(device: Device) -> list[Probe]:
+def copy_probes(device: Device) -> list[RateProbe]:
     """Copies of a buffer larger than any cache: over memory in use, into fresh memory, and from the host to a GPU."""
     num_bytes = copy_buffer_bytes(device)
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device.torch_name)
     target = torch.zeros_like(source)
     fresh = _into_fresh_cpu_memory if device.kind == "cpu" else _into_fresh_cuda_memory
     probes = [
-        Probe("copy", 2 * source.nbytes, functools.partial(target.copy_, source)),
-        Probe("fresh copy", 2 * source.nbytes, functools.partial(fresh, source)),
+        RateProbe("copy", 2 * source.nbytes, functools.partial(target.copy_, source)),
+        RateProbe("fresh copy", 2 * source.nbytes, functools.partial(fresh, source)),
     ]
     if device.kind == "cuda":
         host = torch.ones(64 * MIB, dtype=torch.float32, pin_memory=True)
         here = torch.empty_like(host, device=device.torch_name)
-        probes.append(Probe("host to device", host.nbytes, functools.partial(here.copy_, host, non_blocking=True)))
+        probes.append(RateProbe("host to device", host.nbytes, functools.partial(here.copy_, host, non_blocking=True)))
     return probes
 
 
@@ -179,9 +187,9 @@ def copy_buffer_bytes(device: Device) -> int:
     return min(wanted, max(4 * MIB, device.memory_bytes // 32)) if device.memory_bytes else wanted
 
 
-def on_the_plateau(product_of_size: Callable[[int], Probe], watch: Stopwatch, slice_s: float) -> list[Probe]:
+def on_the_plateau(product_of_size: Callable[[int], RateProbe], watch: Stopwatch, slice_s: float) -> list[RateProbe]:
     """The three largest products that fit two slices [s]; on the slowest devices the smallest product alone."""
-    kept: list[Probe] = []
+    kept: list[RateProbe] = []
     for size in GEMM_SIZES:
         kept.append(product_of_size(size))
         watch.seconds(kept[-1].run)  # Kernels are compiled, chosen or loaded at the first call.
@@ -191,7 +199,7 @@ def on_the_plateau(product_of_size: Callable[[int], Probe], watch: Stopwatch, sl
     return kept[-3:]
 
 
-def _gemm(device: Device, name: str, size: int) -> Probe:
+def _gemm(device: Device, name: str, size: int) -> RateProbe:
     """A product of two random matrices. Random, because GPUs draw less power, and run faster, on zeros."""
     dtype = _DTYPES[name]
     random = torch.Generator(device=device.torch_name).manual_seed(0)
@@ -203,7 +211,7 @@ def _gemm(device: Device, name: str, size: int) -> Probe:
             torch.backends.cuda.matmul.fp32_precision = "tf32" if name == "tf32" else "ieee"
         torch.mm(a, b, out=out)
 
-    return Probe(f"gemm/{name}", 2.0 * size**3, run)
+    return RateProbe(f"gemm/{name}", 2.0 * size**3, run)
 
 
 def _into_fresh_cpu_memory(source: torch.Tensor) -> None:
@@ -243,7 +251,93 @@ def _settings(threads: int | None) -> Iterator[None]:
     """Compute with `threads` threads inside; put back threads and the precision of GPU products."""
     precision_before = torch.backends.cuda.matmul.fp32_precision
     try:
-        with thread_count.threads(threads):
+        with computing_threads(threads):
             yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = precision_before
+
+
+TURNS = 12
+"""Of all anchors, one measurement: about half a second."""
+_SLICE_S = 4e-3
+_SIZE, _ROWS, _WIDTH = 384, 2048, 512
+_TINY_CALLS = 40
+
+Run = Callable[[], object]
+Turn = Mapping[str, float]
+"""Mean time of a call of each anchor [s], of one turn."""
+
+
+class Anchors:
+    """Products, what moves memory, rows and calls of next to nothing, with their memory (about 20 MiB)."""
+
+    def __init__(self) -> None:
+        a, b, out = (torch.full((_SIZE, _SIZE), 0.5) for _ in range(3))
+        narrow = [tensor.bfloat16() for tensor in (a, b, out)]
+        images, kernel = torch.full((8, 32, 28, 28), 0.5), torch.full((32, 32, 3, 3), 0.5)
+        x, y, result = (torch.full((_ROWS, _WIDTH), 0.5) for _ in range(3))
+        tiny = torch.full((64,), 0.5)
+        self._runs: dict[str, Run] = {
+            "product in fp32": functools.partial(torch.mm, a, b, out=out),
+            "product in bf16": functools.partial(torch.mm, narrow[0], narrow[1], out=narrow[2]),
+            "convolution": functools.partial(torch.conv2d, images, kernel, padding=1),
+            "sum of two": functools.partial(torch.add, x, y, out=result),
+            "exponential of each": functools.partial(torch.exp, x, out=result),
+            "softmax of rows": functools.partial(torch.softmax, x, -1, out=result),
+            "norm of rows": functools.partial(torch.layer_norm, x, [_WIDTH]),
+            "calls of next to nothing": functools.partial(_repeat, functools.partial(torch.neg, tiny, out=tiny)),
+        }
+        for run in self._runs.values():
+            run()
+
+    def turn(self, clock: Callable[[], float]) -> Turn:
+        """Each anchor over and over for a slice of time; what disturbs it counts, as it does in updates."""
+        with torch.inference_mode():
+            return {name: _mean_seconds(run, clock) for name, run in self._runs.items()}
+
+
+def measure_anchors(
+    *, threads: int, turns: int = TURNS, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Turn, ...]:
+    """Times of all anchors, turn by turn; PyTorch's threads are as before afterwards.
+
+    Args:
+        threads: threads PyTorch computes with.
+        turns: how many.
+        clock: reads seconds.
+    """
+    with computing_threads(threads):
+        anchors = Anchors()
+        return tuple(anchors.turn(clock) for _ in range(turns))
+
+
+def usual(turns: Sequence[Turn]) -> dict[str, float]:
+    """The median of each anchor over turns [s]."""
+    return {name: statistics.median(turn[name] for turn in turns) for name in turns[0]} if turns else {}
+
+
+def _mean_seconds(run: Run, clock: Callable[[], float]) -> float:
+    started = now = clock()
+    calls = 0
+    while calls == 0 or now - started < _SLICE_S:
+        run()
+        calls += 1
+        now = clock()
+    return max((now - started) / calls, 1e-9)
+
+
+def _repeat(run: Run) -> None:
+    for _ in range(_TINY_CALLS):
+        run()
+
+
+@contextmanager
+def computing_threads(count: int | None) -> Iterator[None]:
+    """Run with `count` intra-op threads, or as many as there are; as before afterwards."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

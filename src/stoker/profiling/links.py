@@ -17,7 +17,7 @@ import torch
 
 from stoker.errors import NoDevice, RunFailed
 from stoker.records import Device
-from stoker.records.links import Collective, LinkCost, Links, line_through
+from stoker.records.hardware import Collective, LinkCost, Links, line_through
 
 PATIENCE_S = 180.0
 """Longest that measuring may take [s]; some 10 s is usual."""

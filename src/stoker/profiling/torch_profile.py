@@ -7,28 +7,46 @@ Use when  `stoker train JOB --profile`.
 Costs  The profiled updates take up to several times as long; writing and reading the trace takes seconds. What is
       learned is the same, bit for bit.
 Does not combine with  Nsight Systems at the same time for kernels: one of the two gets CUDA's activity interface.
+
+Named ranges over the parts of updates: in PyTorch's profiler everywhere, on CUDA as NVTX ranges for Nsight Systems.
+
+`data` is waiting for a batch; `forward` model and loss; `backward` what follows up to the next forward pass, or the
+gradient's end; `gradient` what is neither: bringing the batch to the device, augmentation, passes that were captured;
+`update` clipping, the optimiser and the average of weights.
+
+PyTorch's public `record_function` is an operation, which would be captured with a pass. The private one that Inductor's
+own code uses is none; where a version lacks it, the public one stands in.
+
+CUDA's own record of allocations with Python stacks, for https://pytorch.org/memory_viz.
+
+What  `torch.cuda.memory._record_memory_history` and `_dump_snapshot`, private functions of PyTorch that its own guides
+      use; where a version lacks them, there is no snapshot, and the timeline of the trace stands alone.
+Costs  About a microsecond for each allocation while it records.
+Source  PyTorch documentation, "Understanding CUDA Memory Usage".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import torch
+from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
-from stoker.loading import Batch, BatchSource
-from stoker.profiling import cuda_memory, kernel_table, memory_timeline
-from stoker.profiling.ranges import Ranges, ranges_over
-from stoker.profiling.trace_events import operation_calls
+from stoker.loading.batches import Batch, BatchSource
+from stoker.profiling import chrome_trace
+from stoker.profiling.chrome_trace import operation_calls
 from stoker.records import KernelTable, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.store import write_atomic
 
 WARM_UP = 5
@@ -108,7 +126,7 @@ class TorchProfile:
         """Profile from now on."""
         is_cuda = self._device.type == "cuda"
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
-        self._is_recording_memory = is_kept and is_cuda and cuda_memory.start_recording()
+        self._is_recording_memory = is_kept and is_cuda and start_recording()
         # What was captured has no lines of the user's, and PyTorch 2.13's profiler now and then ends the process when
         # it follows a captured pass while another thread collects what capturing left. An ordinary pass has the same
         # bits.
@@ -122,7 +140,7 @@ class TorchProfile:
         if self._profiler is not None:
             self._stop_profiler(self._profiler)
         if self._is_recording_memory:
-            cuda_memory.stop_recording()
+            stop_recording()
             self._is_recording_memory = False
 
     def _stop_profiler(self, profiler: profile) -> None:
@@ -136,25 +154,25 @@ class TorchProfile:
         files = {"trace": f"{self._name}.{self._first}{TRACE}", "kernels": KERNELS, "memory": MEMORY}
         if self._is_recording_memory:
             files["memory snapshot"] = SNAPSHOT
-            cuda_memory.stop_recording(self._directory / SNAPSHOT)
+            stop_recording(self._directory / SNAPSHOT)
             self._is_recording_memory = False
         trace = self._directory / files["trace"]
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_bytes())["traceEvents"]
         calls = operation_calls(events)
-        timeline = memory_timeline.memory_timeline(events, calls, self._device.type)
-        peak_bytes, shares = memory_timeline.peak_shares(timeline)
+        timeline = chrome_trace.memory_timeline(events, calls, self._device.type)
+        peak_bytes, shares = chrome_trace.peak_shares(timeline)
         self.table = KernelTable(
             device=str(self._device),
             first_update=self._first,
             updates=self._stop - self._first,
-            kernels=kernel_table.kernels(calls),
+            kernels=chrome_trace.kernels(calls),
             peak_bytes=peak_bytes,
             peak_shares=shares,
             files=files,
         )
-        write_atomic(self._directory / KERNELS, kernel_table.as_csv(self.table), what="the table of operations")
-        write_atomic(self._directory / MEMORY, memory_timeline.as_csv(timeline), what="the timeline of memory")
+        write_atomic(self._directory / KERNELS, chrome_trace.kernels_csv(self.table), what="the table of operations")
+        write_atomic(self._directory / MEMORY, chrome_trace.memory_csv(timeline), what="the timeline of memory")
 
 
 @dataclass(frozen=True)
@@ -186,3 +204,84 @@ class ProfiledSource(BatchSource):
                 yield batch
                 if profile.updated(update):
                     written()
+
+
+_profiler: Any = torch._C._profiler  # noqa: SLF001 - see above
+_named: Callable[[str], AbstractContextManager[Any]] = getattr(_profiler, "_RecordFunctionFast", record_function)
+
+
+class Ranges:
+    """One range at a time; entering one leaves the last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._open: AbstractContextManager[Any] | None = None
+
+    def enter(self, name: str) -> None:
+        """From now on, `name`."""
+        self.leave()
+        self._open = _named(name)
+        self._open.__enter__()
+        if self._is_cuda:
+            torch.cuda.nvtx.range_push(name)
+
+    def leave(self) -> None:
+        """From now on, none."""
+        if self._open is None:
+            return
+        if self._is_cuda:
+            torch.cuda.nvtx.range_pop()
+        self._open.__exit__(None, None, None)
+        self._open = None
+
+
+@contextmanager
+def ranges_over(step: Step, ranges: Ranges) -> Iterator[None]:
+    """Name the parts of every update of `step` within the block; nothing else of it changes."""
+
+    def around(run: Callable[..., Any], first: str, then: str | None) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def named(*args: Any, **settings: Any) -> Any:
+            ranges.enter(first)
+            result = run(*args, **settings)
+            if then is None:
+                ranges.leave()
+            else:
+                ranges.enter(then)
+            return result
+
+        return named
+
+    # On the instances, and so for this run alone; the classes keep what they have.
+    over = ((step, "update", "update", None), (step, "gradients", "gradient", "update"),
+            (step.objective, "loss", "forward", "backward"))  # fmt: skip
+    for owner, method, first, then in over:
+        setattr(owner, method, around(getattr(owner, method), first, then))
+    try:
+        yield
+    finally:
+        for owner, method, _, _ in over:
+            delattr(owner, method)
+        ranges.leave()
+
+
+_MOST_ENTRIES = 200_000
+
+_record: Callable[..., Any] | None = getattr(torch.cuda.memory, "_record_memory_history", None)
+_dump: Callable[..., Any] | None = getattr(torch.cuda.memory, "_dump_snapshot", None)
+
+
+def start_recording() -> bool:
+    """Record allocations from now on; whether this PyTorch can."""
+    if _record is None or _dump is None:
+        return False
+    _record(max_entries=_MOST_ENTRIES, stacks="python")
+    return True
+
+
+def stop_recording(path: Path | None = None) -> None:
+    """Stop; what was recorded goes to `path` if it is given, a pickle that PyTorch's viewer opens in the browser."""
+    if _record is not None and _dump is not None:
+        if path is not None:
+            _dump(str(path))
+        _record(enabled=None)

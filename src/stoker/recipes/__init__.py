@@ -4,12 +4,9 @@ A recipe is a function from a Job to a Job: what it sets is there to be read, an
 other setting. docs/recipes.md has a card for each, with what it gave here.
 """
 
-from stoker.recipes.fast import fast
-from stoker.recipes.mirroring import MirrorAveraged, mirror_averaged
-from stoker.recipes.resolving import RECIPES, resolved
-from stoker.recipes.settings import ema, label_smoothing, muon, one_cycle
-from stoker.recipes.whitening import whitened
-from stoker.zoo.whitening import Whitening
+from stoker.recipes.fast_recipe import RECIPES, fast, resolved, whitened
+from stoker.recipes.techniques import MirrorAveraged, ema, label_smoothing, mirror_averaged, muon, one_cycle
+from stoker.zoo.airbench import Whitening
 
 __all__ = [
     "RECIPES", "MirrorAveraged", "Whitening", "ema", "fast", "label_smoothing", "mirror_averaged", "muon", "one_cycle",

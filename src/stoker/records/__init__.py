@@ -12,14 +12,13 @@ from stoker.records.artifact import (
     TensorSpec,
     Tolerance,
 )
-from stoker.records.bottleneck import Achieved, Bottleneck, Bound
-from stoker.records.cleaning import CleanList, Dropped
+from stoker.records.bottleneck import Achieved, Bottleneck, Bound, Kernel, KernelTable, RankTimes, SampledUpdates
 from stoker.records.codec import digest, dumps, from_json, loads, to_json
-from stoker.records.device import FULL_PRECISIONS, Ceilings, Device, Environment, Precision
+from stoker.records.data_check import CleanList, Dropped
+from stoker.records.device import FULL_PRECISIONS, Ceilings, Device, Environment, Precision, Price
 from stoker.records.estimate import Basis, Estimate
 from stoker.records.hardware import Hardware, MicroBenchmark, Pace, Timing
 from stoker.records.job_spec import DataClass, JobSpec
-from stoker.records.kernels import Kernel, KernelTable
 from stoker.records.layout import ONE_PROCESS, Layout, Schedule
 from stoker.records.plan import (
     LARGEST_GRADIENT_ERROR,
@@ -34,7 +33,6 @@ from stoker.records.plan import (
     Rejection,
     Share,
 )
-from stoker.records.price import Price
 from stoker.records.profile import Coupling, CouplingKind, Profile
 from stoker.records.progress import (
     CheckpointManifest,
@@ -45,7 +43,6 @@ from stoker.records.progress import (
     StoredPiece,
     StoredTensor,
 )
-from stoker.records.rank_times import RankTimes, SampledUpdates
 from stoker.records.run import Calibration, Quantity, Report, Run, RunStatus, Verdict
 from stoker.records.service import ServiceSettings
 from stoker.records.trace import (

@@ -2,12 +2,22 @@
 
 A trace is made without computing anything, for a target that need not be here. It is short: operations that recur are
 written once, and of repeated blocks only a few are in it (see `Repetition`).
+
+A trace as one sequence: executions, births and deaths in the order in which they happen, and what repeats in it.
+
+Of a model of equal blocks, a shortened one is traced (see `Repetition`). What happens for one block comes in *runs*,
+and all blocks come one after the other in *sweeps*: forwards when the batch passes through them, backwards with the
+gradients, forwards again where the optimiser goes through a list of parameters. A repeated block is *proved* to be like
+the next one if in every sweep the same happens for both, to storages in the same place relative to the block itself.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from stoker.records.codec import JSON
 from stoker.records.device import Precision
@@ -184,3 +194,252 @@ class Trace:
     def flops(self) -> int:
         """FLOPs of all occurrences."""
         return sum(self.operations[one.operation].flops for one in self.occurrences)
+
+
+class TraceItem(NamedTuple):
+    """One thing that happens: an occurrence is executed, or a storage is born or dies.
+
+    `number` is that of the occurrence or storage. `lag` is by how much a storage's `born` or `died` differs from the
+    number of the last occurrence before this item: 0, but for allocations by what is not an operation.
+    """
+
+    kind: Literal["execution", "birth", "death"]
+    number: int
+    lag: int = 0
+
+
+class BlockRun(NamedTuple):
+    """Items start <= i < stop of a timeline: what happens for one block (None: for none) in one go."""
+
+    block: int | None
+    start: int
+    stop: int
+
+
+class BlockPlace(NamedTuple):
+    """Where a repeated block's item is: the block, the sweep, and which item of the block's run it is."""
+
+    block: int
+    sweep: int
+    offset: int
+
+
+class NotPeriodic(ValueError):
+    """The blocks of a shortened trace do not do the same, so the blocks left out are not known."""
+
+
+@dataclass(frozen=True)
+class TraceTimeline:
+    """Items of a trace, the runs they fall into, and which runs belong to which sweep (-1: to none)."""
+
+    items: tuple[TraceItem, ...]
+    runs: tuple[BlockRun, ...]
+    sweeps: tuple[int, ...]
+
+    def births(self) -> dict[int, BlockPlace]:
+        """The places where storages are born, of those that are born in a sweep."""
+        return self._places("birth")
+
+    def deaths(self) -> dict[int, BlockPlace]:
+        """The places where storages die, of those that die in a sweep."""
+        return self._places("death")
+
+    def _places(self, kind: str) -> dict[int, BlockPlace]:
+        places: dict[int, BlockPlace] = {}
+        for run, sweep in zip(self.runs, self.sweeps, strict=True):
+            if run.block is not None and sweep >= 0:
+                for offset, item in enumerate(self.items[run.start : run.stop]):
+                    if item.kind == kind:
+                        places[item.number] = BlockPlace(run.block, sweep, offset)
+        return places
+
+
+def in_order(trace: Trace) -> tuple[TraceItem, ...]:
+    """All that happens in a trace, in order.
+
+    An event whose stated occurrence comes after that of a later event has happened before the latter.
+    """
+    stated = [_stated(trace, event) for event in trace.events]
+    happened = list(itertools.accumulate(reversed(stated), min))[::-1]
+    items: list[TraceItem] = []
+    executed = 0
+    for event, said, after in zip(trace.events, stated, happened, strict=True):
+        items.extend(TraceItem("execution", index) for index in range(executed, after + 1))
+        executed = max(executed, after + 1)
+        items.append(TraceItem("birth" if event > 0 else "death", abs(event) - 1, said - (executed - 1)))
+    items.extend(TraceItem("execution", index) for index in range(executed, len(trace.occurrences)))
+    return tuple(items)
+
+
+def settled(events: Sequence[int], storages: Sequence[Storage]) -> tuple[int, ...]:
+    """Events with deaths that follow each other at one occurrence in the order of the births.
+
+    PyTorch frees some by the addresses of tensors (the weights that autocast has cast), so that their order says
+    nothing; nothing depends on it either, since no memory is asked for in between.
+    """
+    found: list[int] = []
+    for _, group in itertools.groupby(events, key=lambda event: storages[-event - 1].died if event < 0 else -2):
+        members = list(group)
+        found.extend(sorted(members, reverse=True) if members[0] < 0 else members)
+    return tuple(found)
+
+
+def timeline(trace: Trace, repetition: Repetition) -> TraceTimeline:
+    """The timeline of a shortened trace, parted into runs and sweeps.
+
+    Deaths alone may come apart: what the outermost blocks hand on to what is around them.
+
+    Raises:
+        NotPeriodic: something goes through some of the blocks only.
+    """
+    items = in_order(trace)
+    runs = _runs(trace, items, repetition)
+    sweeps = sweeps_of([run.block for run in runs], repetition.traced, lambda at: _only_deaths(runs[at], items))
+    return TraceTimeline(items, runs, sweeps)
+
+
+def prove(trace: Trace, repetition: Repetition) -> TraceTimeline:
+    """The timeline of a shortened trace of which each repeated block is known to be like the next.
+
+    Raises:
+        NotPeriodic: it is not; the reason is told.
+    """
+    found = timeline(trace, repetition)
+    births, deaths = found.births(), found.deaths()
+    repeated = {block for block, _ in repetition.copies}
+    for storage in deaths.keys() & births.keys():
+        if {births[storage].block, deaths[storage].block} & repeated:
+            _require_near(births[storage], deaths[storage])
+    for storage in deaths.keys() - births.keys():
+        if {deaths[storage].block} & {b for t in repeated for b in (t, t + 1)}:
+            raise NotPeriodic(f"storage {storage} is not of a repeated block, which frees it")
+    by_sweep = {(run.block, sweep): run for run, sweep in zip(found.runs, found.sweeps, strict=True) if sweep >= 0}
+    view = _Relative(trace, repetition.module, births, deaths)
+    for sweep, template in itertools.product(sorted({s for s in found.sweeps if s >= 0}), sorted(repeated)):
+        one, other = (by_sweep[block, sweep] for block in (template, template + 1))
+        if one.stop - one.start != other.stop - other.start:
+            raise NotPeriodic(f"blocks {template} and {template + 1} do different numbers of things in sweep {sweep}")
+        for first, second in zip(found.items[one.start : one.stop], found.items[other.start : other.stop], strict=True):
+            if view.of(first, template) != view.of(second, template + 1):
+                raise NotPeriodic(f"blocks {template} and {template + 1} differ in sweep {sweep}: {first}, {second}")
+    return found
+
+
+@dataclass(frozen=True)
+class _Relative:
+    """Items as seen from the block they happen for, so that those of equal blocks are equal."""
+
+    trace: Trace
+    module: str
+    births: dict[int, BlockPlace]
+    deaths: dict[int, BlockPlace]
+
+    def of(self, item: TraceItem, block: int) -> tuple[object, ...]:
+        if item.kind == "execution":
+            one = self.trace.occurrences[item.number]
+            name = renamed(self.trace.modules[one.module], self.module, block, 0)
+            return (one.operation, one.phase, one.part, one.source, name)
+        if item.kind == "birth":
+            storage, death = self.trace.storages[item.number], self.deaths.get(item.number)
+            # What dies outside of the blocks does so at one occurrence, whichever block made it.
+            dies = storage.died if death is None else (death.block - block, death.sweep)
+            return (storage.num_bytes, storage.category, item.lag, dies)
+        born, freed = self.births.get(item.number), self.trace.storages[item.number]
+        if born is None:
+            return (item.lag, None)
+        # The neighbour may be the first or the last block, in which other things stand before what is freed.
+        offset = born.offset if born.block == block else (freed.num_bytes, freed.category)
+        return (item.lag, born.block - block, born.sweep, offset)
+
+
+def renamed(module: str, blocks: str, before: int, after: int) -> str:
+    """A module's name, with its block's number in the list `blocks` changed from `before` to `after`.
+
+    >>> renamed("layers.1.mlp.up", "layers", 1, 17), renamed("layers.12.mlp", "layers", 1, 17)
+    ('layers.17.mlp.up', 'layers.12.mlp')
+    """
+    prefix = f"{blocks}.{before}"
+    if module != prefix and not module.startswith(prefix + "."):
+        return module
+    return f"{blocks}.{after}{module[len(prefix) :]}"
+
+
+def _stated(trace: Trace, event: int) -> int:
+    storage = trace.storages[abs(event) - 1]
+    if event > 0:
+        return storage.born
+    assert storage.died is not None, "a storage that outlives the update has no death"
+    return storage.died
+
+
+def _runs(trace: Trace, items: Sequence[TraceItem], repetition: Repetition) -> tuple[BlockRun, ...]:
+    """Neighbours of the same block together.
+
+    Within a segment all is its block's. Outside, a storage's life is its own block's: parameters, gradients, optimiser
+    state, and what operations over lists of them make.
+    """
+    block_of: list[int | None] = [None] * len(trace.occurrences)
+    for segment in repetition.segments:
+        block_of[segment.start : segment.stop] = [segment.block] * (segment.stop - segment.start)
+    labels: list[int | None] = []
+    current: int | None = None
+    for item in items:
+        if item.kind == "execution":
+            current = block_of[item.number]
+            labels.append(current)
+        else:
+            labels.append(trace.storages[item.number].block if current is None else current)
+    runs: list[BlockRun] = []
+    for label, group in itertools.groupby(range(len(labels)), key=labels.__getitem__):
+        members = list(group)
+        runs.append(BlockRun(label, members[0], members[-1] + 1))
+    return tuple(runs)
+
+
+def sweeps_of(
+    blocks: Sequence[int | None], traced: int, is_apart: Callable[[int], bool] = lambda _place: False
+) -> tuple[int, ...]:
+    """The sweep (from 0) that each of a sequence of runs belongs to; -1 for those of no block, or apart.
+
+    A sweep goes through all blocks, from the first to the last or back. Where it turns around, one run is the end of a
+    sweep and the beginning of the next; it counts to the former. `is_apart` says of a run of the first or last block,
+    by its place, that it may stand alone.
+
+    Raises:
+        NotPeriodic: the runs go through some of the blocks only.
+
+    >>> sweeps_of([None, 0, 1, 2, 3, 2, 1, 0, None], 4)
+    (-1, 0, 0, 0, 0, 1, 1, 1, -1)
+    """
+    sweeps = [-1] * len(blocks)
+    number = at = 0
+    while at < len(blocks):
+        block = blocks[at]
+        if block is None:
+            at += 1
+            continue
+        before = blocks[at - 1] if at and sweeps[at - 1] >= 0 else None
+        start = at - 1 if before in (0, traced - 1) and abs(before - block) == 1 else at
+        if blocks[start : start + traced] in _passes(traced):
+            sweeps[at : start + traced] = [number] * (start + traced - at)
+            number, at = number + 1, start + traced
+        elif block in (0, traced - 1) and is_apart(at):
+            at += 1
+        else:
+            raise NotPeriodic(f"runs of blocks {list(blocks[at : at + traced])} are not all {traced} in order")
+    return tuple(sweeps)
+
+
+@functools.cache
+def _passes(traced: int) -> tuple[list[int | None], list[int | None]]:
+    return [*range(traced)], [*reversed(range(traced))]
+
+
+def _only_deaths(run: BlockRun, items: Sequence[TraceItem]) -> bool:
+    return all(item.kind == "death" for item in items[run.start : run.stop])
+
+
+def _require_near(born: BlockPlace, died: BlockPlace) -> None:
+    """What a block frees must be of itself or of a neighbour: further away, what stands for what is not known."""
+    if abs(died.block - born.block) > 1:
+        raise NotPeriodic(f"what block {born.block} makes is freed by block {died.block}")

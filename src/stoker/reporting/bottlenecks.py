@@ -1,16 +1,27 @@
-"""What holds a run back: the verdict, a picture of where the time went, rates beside ceilings, and the one change."""
+"""What holds a run back: the verdict, a picture of where the time went, rates beside ceilings, and the one change.
+
+What `--profile` saw: the operations that took the most time, what held memory at its peak, and the files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
-from stoker.records import Achieved, Bottleneck, Event, Report, from_json
-from stoker.reporting.bar import Segment, stacked_bar
-from stoker.reporting.kernel_section import file_lines
-from stoker.reporting.markup import Markup, element, escaped, section
-from stoker.reporting.palette import BOUND_COLOURS
+from stoker.records import Achieved, Bottleneck, Event, Kernel, KernelTable, Report, from_json
+from stoker.reporting.markup import (
+    BOUND_COLOURS,
+    BarSegment,
+    Markup,
+    element,
+    escaped,
+    joined,
+    section,
+    stacked_bar,
+    table,
+)
 from stoker.reporting.wording import format_flops, format_gain
-from stoker.units import format_bytes
+from stoker.units import format_bytes, format_seconds
 
 _LABELS = {
     "arithmetic": "arithmetic: products and convolutions",
@@ -67,7 +78,7 @@ def _split(found: Bottleneck) -> Markup:
     whole = sum(share.value for share in found.shares)
     return stacked_bar(
         [
-            Segment(_LABELS.get(share.what, share.what), BOUND_COLOURS.get(share.what, "grey"), share.value,
+            BarSegment(_LABELS.get(share.what, share.what), BOUND_COLOURS.get(share.what, "grey"), share.value,
                     share.value / whole if whole else 0.0)
             for share in found.shares
         ]
@@ -111,3 +122,76 @@ def _gauge(fraction: float | None) -> Markup:
 
 def _in_unit(value: float, unit: str) -> str:
     return format_flops(value) if unit == "FLOP/s" else f"{format_bytes(value)}/s"
+
+
+PROFILE_FOLDER = "profile"
+"""Where the files lie, from the report."""
+_MOST_ROWS, _MOST_SHARES = 12, 6
+HOW_TO_OPEN = {
+    "trace": "at ui.perfetto.dev, or `tensorboard --logdir` of its folder with torch-tb-profiler",
+    "kernels": "in a spreadsheet: every operation by line",
+    "memory": "in a spreadsheet: every allocation and free, with the total after it",
+    "memory snapshot": "at pytorch.org/memory_viz",
+}
+"""How each file is opened."""
+
+
+def profiled(report: Report) -> Markup:
+    """The section; nothing for a run that was not profiled."""
+    found = report.kernels
+    if found is None:
+        return Markup("")
+    rows = [_cells(found, kernel) for kernel in found.kernels[:_MOST_ROWS]]
+    where = "GPU" if found.is_on_gpu else "CPU"
+    head = ("operation", "line and module", "part", "calls", f"{where} time", "share", "reached")
+    last = found.first_update + found.updates
+    note = (
+        f"Updates {found.first_update + 1} to {last} under PyTorch's profiler, which slows them down: shares count. "
+        "A line is where the function begins; an operation of the backward pass has the line of its forward operation."
+    )
+    return section(
+        "What updates are made of",
+        table(head, rows, css="kernels"),
+        element("p", escaped(note), css="note"),
+        _peak(found),
+        _files(found),
+    )
+
+
+def file_lines(files: Mapping[str, str], folder: str) -> list[str]:
+    """For the terminal: each file, by what it is, and how to open it."""
+    return [f"{what}: {folder}/{name} (open {HOW_TO_OPEN.get(what, 'it')})" for what, name in files.items()]
+
+
+def _cells(found: KernelTable, kernel: Kernel) -> Sequence[Markup]:
+    seconds = found.seconds(kernel)
+    share = seconds / found.total_s if found.total_s else 0.0
+    return (
+        escaped(kernel.operation),
+        escaped(kernel.where),
+        escaped(kernel.phase),
+        escaped(f"{kernel.calls:,}"),
+        escaped(format_seconds(seconds)),
+        escaped(f"{100 * share:.1f} %"),
+        escaped("" if kernel.flops_per_s is None else format_flops(kernel.flops_per_s)),
+    )
+
+
+def _peak(found: KernelTable) -> Markup:
+    """What held memory at its peak."""
+    if not found.peak_shares:
+        return Markup("")
+    shown = found.peak_shares[:_MOST_SHARES]
+    parts = [f"{format_bytes(one.value)} {one.what}{f' ({one.where})' if one.where else ''}" for one in shown]
+    words = f"At its peak, {format_bytes(found.peak_bytes)} above where the profile began: {'; '.join(parts)}"
+    more = "; and smaller ones." if len(found.peak_shares) > len(shown) else "."
+    return element("p", escaped(words + more), css="note")
+
+
+def _files(found: KernelTable) -> Markup:
+    """Links, which lead to files beside the report."""
+    items = []
+    for what, name in found.files.items():
+        link = element("a", escaped(name), href=f"{PROFILE_FOLDER}/{quote(name)}")
+        items.append(element("li", link, escaped(f": {what}; open {HOW_TO_OPEN.get(what, 'it')}")))
+    return element("ul", joined(items), css="why")

@@ -1,20 +1,21 @@
-"""The report of a data check as one HTML file that needs nothing else; pictures of what was found are inside."""
+"""The report of a data check as one HTML file that needs nothing else; pictures of what was found are inside.
+
+What the findings of a data check are called, in the terminal and on the page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from stoker.records.cleaning import CleanList, DataCheck, Fault, Finding, Gravity, SplitFacts
-from stoker.reporting.data_words import FAULTS
-from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, table
-from stoker.reporting.palette import style_variables
+from stoker.records.data_check import CleanList, DataCheck, Fault, Finding, Gravity, SplitFacts
+from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, style_variables, table
 from stoker.units import format_rate, format_seconds
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _MOST_CARDS = 24
 _MOST_ROWS = 40
-_MOST_BESIDE = 3
+_MAX_RELATED = 3
 _MOST_CLASSES = 40
 
 
@@ -23,7 +24,7 @@ def pictured(check: DataCheck) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for _, chosen, _ in _kinds(check):
         for finding in chosen[:_MOST_CARDS]:
-            names |= dict.fromkeys(name for name in (finding.id, *finding.beside[:_MOST_BESIDE]) if name)
+            names |= dict.fromkeys(name for name in (finding.id, *finding.beside[:_MAX_RELATED]) if name)
     return tuple(names)
 
 
@@ -132,7 +133,7 @@ def _cards(chosen: Iterable[Finding], pictures: Mapping[str, str]) -> Markup:
 
 
 def _card(finding: Finding, pictures: Mapping[str, str]) -> Markup:
-    beside = [name for name in finding.beside[:_MOST_BESIDE] if name in pictures]
+    beside = [name for name in finding.beside[:_MAX_RELATED] if name in pictures]
     shots = [_shot(finding.id, pictures)] if finding.id in pictures else []
     if beside:
         css = "beside three" if len(beside) > 1 else "beside"
@@ -197,3 +198,39 @@ def _how(check: DataCheck, clean: CleanList) -> Markup:
         ("clean list", escaped(f"{len(clean.dropped):,} samples to leave out, {clean.kept:,} kept: clean.json")),
     ]
     return section("How it was looked at", notes if check.notes else Markup(""), facts(rows))
+
+
+FAULTS: dict[Fault, tuple[str, str]] = {
+    "corrupt": ("corrupt", "cannot be decoded to its end"),
+    "empty": ("empty file", "has no bytes"),
+    "foreign": ("other file", "is no data by its name, and was not opened"),
+    "extension": ("wrong extension", "is of another format than its name says; it can be read, and is kept"),
+    "mode": ("odd mode", "has other channels than nearly all others"),
+    "shape": ("odd size", "has another size or shape than nearly all others"),
+    "blank": ("blank", "shows one colour"),
+    "not-finite": ("not finite", "holds NaN or infinity"),
+    "duplicate": ("duplicate", "is there twice in its split; the first is kept"),
+    "near-duplicate": ("near duplicate", "looks like another of its split"),
+    "leak": ("leak", "is in two splits; the one that measures keeps it"),
+    "near-leak": ("near leak", "looks like one of another split"),
+    "contradiction": ("contradiction", "has equal content under two labels"),
+    "suspect-label": ("suspect label", "nearly all of its nearest neighbours carry one other label"),
+    "unlabelled": ("no label", "has no label, where others have one"),
+    "empty-class": ("empty class", "a class without a sample"),
+    "imbalance": ("imbalance", "the largest class has ten times the samples of the smallest, or more"),
+    "unknown-class": ("unknown class", "a class that training does not have"),
+    "ragged": ("ragged", "has more or fewer values than it should"),
+    "missing": ("missing values", "a column with values that are missing"),
+    "missing-column": ("missing column", "lacks a column that others have"),
+    "constant": ("constant column", "a column with one value"),
+    "mixed-types": ("mixed types", "a value of another type than its column's, or a column of several"),
+    "outlier": ("outlier", "a number far from the median of its column"),
+    "out-of-vocabulary": ("out of vocabulary", "a category that training never has"),
+    "target-leak": ("target leak", "a column that tells the target"),
+    "empty-text": ("empty text", "nothing to read"),
+    "encoding": ("encoding", "text that was not decoded as it was encoded"),
+}
+"""Fault: (its name, what is said of a sample, a column or a class that has it)."""
+
+GRAVITY_COLOURS: dict[Gravity, str] = {"corrupt": "bad", "fault": "ember", "suspect": "amber", "note": "grey"}
+"""Names of `palette.COLOURS`."""

@@ -2,6 +2,10 @@
 
 A display is a sink for events: it is called with each one, shows it, and decides nothing about training. What it writes
 to may vanish (a closed terminal, `| head`); it then falls silent, and training goes on.
+
+A run in a notebook: a live table below its cell, and what a run shows when it is the last thing in one.
+
+IPython is neither needed nor imported: it is asked only where a notebook has it loaded already.
 """
 
 from __future__ import annotations
@@ -15,17 +19,22 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TextIO, cast
+from typing import Any, Self, TextIO, cast
 
 import rich.control
 from rich.console import Console
 from rich.live import Live
 
-from stoker.records import Event, to_json
+from stoker.records import Event, Report, to_json
 from stoker.reporting.bottlenecks import closing_lines
+from stoker.reporting.event_text import describe_event, plan_notes
+from stoker.reporting.markup import Markup, element, escaped, facts, joined
 from stoker.reporting.panel import closing, frame, permanent_lines
-from stoker.reporting.snapshot import Snapshot
-from stoker.reporting.telling import plan_notes, told
+from stoker.reporting.rank_section import rank_lines
+from stoker.reporting.snapshot import RunSnapshot
+from stoker.reporting.summary import summary_lines
+from stoker.reporting.wording import format_metrics, format_samples
+from stoker.units import format_rate, format_seconds
 
 REDRAWS_PER_S = 2.0
 """How often the live display is drawn [1/s]; each drawing costs a few milliseconds of one core."""
@@ -86,7 +95,7 @@ class PlainDisplay(Display):
             if event.at - self._shown_at < self._every_s:
                 return
             self._shown_at = event.at
-        self._stream.write_line(told(event))
+        self._stream.write_line(describe_event(event))
         for line in plan_notes(event) if event.kind == "planned" else ():
             self._stream.write_line(f"  {line}")
         for line in closing_lines(event) if event.kind == "finished" else ():
@@ -110,7 +119,7 @@ class LiveDisplay(Display):
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.time, redraws: bool = True) -> None:
         self._console = console
         self._clock = clock
-        self._snapshot = Snapshot(at=clock())
+        self._snapshot = RunSnapshot(at=clock())
         self._is_closed = False
         console.on_broken_pipe = self._fall_silent  # type: ignore[method-assign]  # rich's own would exit the process
         self._live = Live(
@@ -158,7 +167,7 @@ def choose_display(*, as_json: bool = False, stdout: TextIO = sys.stdout, consol
     """
     if as_json:
         return JsonDisplay(stdout)
-    from stoker.reporting.notebook import notebook_display  # noqa: PLC0415 - it is a display itself
+    # noqa: PLC0415 - it is a display itself
 
     if console is None and (found := notebook_display()) is not None:
         return found
@@ -226,3 +235,78 @@ class _Outlet:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
+
+
+Show = Callable[[str], None]
+"""Puts HTML in the place of what it showed before."""
+
+_EVERY_S = 0.5
+_MOST_LINES = 8
+_QUIET = frozenset({"progress", "checkpointed"})
+
+
+class NotebookDisplay(Display):
+    """A sink that keeps one piece of HTML below a cell up to date: how far a run is, and what happened.
+
+    Args:
+        show: puts HTML in the place of what it showed before.
+        clock: seconds since 1970, as in `Event.at`.
+    """
+
+    def __init__(self, show: Show, *, clock: Callable[[], float] = time.time) -> None:
+        self._show, self._clock = show, clock
+        self._snapshot = RunSnapshot()
+        self._lines: list[str] = []
+        self._shown_at = float("-inf")
+
+    def __call__(self, event: Event) -> None:
+        """Take the event in; show it at once, or with the next one where it is one of many."""
+        self._snapshot = self._snapshot.after(event)
+        if event.kind not in _QUIET:
+            self._lines.append(describe_event(event))
+        if event.kind in _QUIET and self._clock() - self._shown_at < _EVERY_S:
+            return
+        self._shown_at = self._clock()
+        self._show(_page(self._snapshot, self._lines))
+
+    def close(self) -> None:
+        """What was shown last stays."""
+
+
+def notebook_display() -> NotebookDisplay | None:
+    """A display for the notebook that this code runs in; None where it is none."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if ipython is None or shell is None or not hasattr(shell, "kernel"):
+        return None
+    handles: list[Any] = []
+
+    def show(page: str) -> None:
+        content = ipython.display.HTML(page)
+        if handles:
+            handles[0].update(content)
+        else:
+            handles.append(ipython.display.display(content, display_id=True))
+
+    return NotebookDisplay(show)
+
+
+def run_html(report: Report) -> str:
+    """A run in a few lines of HTML, for a notebook."""
+    first, *others = [*summary_lines(report), *rank_lines(report)]
+    lines = joined(element("div", escaped(line)) for line in others)
+    return element("div", element("b", escaped(first)), lines)
+
+
+def _page(now: RunSnapshot, lines: list[str]) -> Markup:
+    rows = [
+        ("done", f"{100 * now.fraction:.1f} % · {format_samples(now.samples)} samples"),
+        ("loss", "" if now.loss is None else f"{now.loss:.4g}"),
+        ("best on valid", format_metrics(now.best)),
+        ("rate", "" if not now.samples_per_s else format_rate(now.samples_per_s)),
+        ("time", "" if not now.wall_s else format_seconds(now.wall_s)),
+    ]
+    bar = element("progress", value=f"{now.fraction:.4f}", max="1", style="width:100%")
+    happened = joined(element("div", escaped(line)) for line in lines[-_MOST_LINES:])
+    listed = facts([(term, escaped(value)) for term, value in rows])
+    return element("div", element("b", escaped(now.run or "stoker")), bar, listed, element("small", happened))

@@ -1,10 +1,83 @@
-"""HTML from values: everything is escaped on its way in, and the type `Markup` says what has been."""
+"""The colours of the page, light and dark: one table for the style sheet and the figures.
+
+Text colours have a contrast of at least 4.5 to 1 against both backgrounds, lines and areas of at least 3 to 1 (WCAG
+2.2, 1.4.3 and 1.4.11); series are told apart by hue, lightness and their labels, never by hue alone.
+
+HTML from values: everything is escaped on its way in, and the type `Markup` says what has been.
+
+A stacked bar with its legend: parts of a time, each with its colour, its seconds and its share.
+
+A small picture of one forecast: its interval as a bar, its value as a tick, the measured value as a dot.
+"""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NewType
+
+from stoker.records import Estimate
+from stoker.reporting.wording import format_interval, format_quantity
+from stoker.units import format_seconds
+
+COLOURS: dict[str, tuple[str, str]] = {
+    "paper": ("#faf8f5", "#131417"),
+    "surface": ("#ffffff", "#1b1d21"),
+    "ink": ("#1c1d20", "#eceae5"),
+    "muted": ("#5f646c", "#a3a8b0"),
+    "line": ("#e4dfd7", "#31343a"),
+    "grid": ("#efebe4", "#26292e"),
+    "ember": ("#c2410c", "#ff8c4b"),
+    "blue": ("#3a6db3", "#86b3f2"),
+    "teal": ("#0f7a6b", "#4fc9b1"),
+    "violet": ("#6f49c4", "#b8a0ff"),
+    "amber": ("#9a6206", "#e2b23f"),
+    "grey": ("#7d828a", "#7f858e"),
+    "good": ("#17744a", "#52cf93"),
+    "bad": ("#bd2334", "#ff838a"),
+}
+"""Name: (light, dark)."""
+
+PHASE_COLOURS = {
+    "update": "ember",
+    "data": "blue",
+    "evaluation": "teal",
+    "checkpoint": "violet",
+    "planning": "amber",
+    "other": "grey",
+}
+"""The colour of each phase in the time bar; phases that are not named here are grey."""
+
+BOUND_COLOURS = {
+    "arithmetic": "ember",
+    "memory bandwidth": "amber",
+    "host launch": "violet",
+    "data": "blue",
+    "evaluation": "teal",
+    "copies": "good",
+    "checkpoints": "muted",
+    "unknown": "grey",
+}
+"""The colour of each thing that a run waits for."""
+
+
+def light(name: str) -> str:
+    """The light colour of that name; figures are drawn in it and repainted by the page when the browser is dark."""
+    return COLOURS[name][0]
+
+
+def style_variables() -> str:
+    """The colours as CSS custom properties for both schemes; print is light."""
+    lights = "".join(f"--{name}:{pair[0]};" for name, pair in COLOURS.items())
+    darks = "".join(f"--{name}:{pair[1]};" for name, pair in COLOURS.items())
+    return f":root{{{lights}}}@media screen and (prefers-color-scheme:dark){{:root{{{darks}}}}}"
+
+
+def repainting() -> dict[str, str]:
+    """Light colour to dark colour, for figures."""
+    return dict(COLOURS.values())
+
 
 Markup = NewType("Markup", str)
 """Text that is HTML already. A plain `str` is not, so that mypy finds what was not escaped."""
@@ -52,3 +125,62 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Markup]], *, css: str = "
 def script_json(text: str) -> Markup:
     """JSON text that can stand inside a script element, whatever its strings hold."""
     return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+
+
+@dataclass(frozen=True)
+class BarSegment:
+    """A part of a bar: its name for people, a name of `palette.COLOURS`, what it took [s], its share of the whole."""
+
+    label: str
+    colour: str
+    seconds: float
+    fraction: float
+
+
+def stacked_bar(segments: Sequence[BarSegment]) -> Markup:
+    """The bar and the legend; its words stand in for it where it is not seen."""
+    words = ", ".join(f"{one.label} {100 * one.fraction:.1f} %" for one in segments)
+    bar = element("div", *(_drawn(one) for one in segments), css="bar", role="img", aria_label=words)
+    return joined([bar, element("ul", *(_key(one) for one in segments), css="keys")])
+
+
+def _drawn(one: BarSegment) -> Markup:
+    width = f"flex-grow:{one.fraction:.5f};background:var(--{one.colour})"
+    inside = f"{100 * one.fraction:.0f} %" if one.fraction > 0.07 else ""
+    return element("span", escaped(inside), style=width, title=f"{one.label}: {format_seconds(one.seconds)}")
+
+
+def _key(one: BarSegment) -> Markup:
+    swatch = element("i", css="swatch", style=f"background:var(--{one.colour})")
+    percent = f"{100 * one.fraction:.1f} %" if one.fraction >= 0.001 else "< 0.1 %"
+    amount = f"{format_seconds(one.seconds)} · {percent}"
+    return element("li", swatch, element("span", escaped(one.label)), element("b", escaped(amount)))
+
+
+WIDTH, HEIGHT, MARGIN = 150, 22, 8
+
+
+def interval_strip(forecast: Estimate, measured: float | None) -> Markup:
+    """Inline SVG; the scale spans the interval and the measured value, a dot outside the bar is hollow."""
+    ends = [forecast.low, forecast.high, *([] if measured is None else [measured])]
+    low, high = min(ends), max(ends)
+    pad = (high - low) * 0.12 or max(abs(high), 1e-12)
+    low, high = low - pad, high + pad
+
+    def x(value: float) -> float:
+        return MARGIN + (value - low) / (high - low) * (WIDTH - 2 * MARGIN)
+
+    left, right, middle = x(forecast.low), x(forecast.high), HEIGHT / 2
+    width, tick = max(2.0, right - left), x(forecast.value)
+    shapes = [
+        f'<line class="track" x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{middle}" y2="{middle}"/>',
+        f'<rect class="interval" x="{left:.1f}" width="{width:.1f}" y="{middle - 5}" height="10" rx="3"/>',
+        f'<line class="tick" x1="{tick:.1f}" x2="{tick:.1f}" y1="{middle - 7}" y2="{middle + 7}"/>',
+    ]
+    words = f"forecast {format_quantity(forecast.value, forecast.unit)} ({format_interval(forecast)})"
+    if measured is not None:
+        place = "in" if forecast.low <= measured <= forecast.high else "out"
+        shapes.append(f'<circle class="dot {place}" cx="{x(measured):.1f}" cy="{middle}" r="4.5"/>')
+        words += f", measured {format_quantity(measured, forecast.unit)}"
+    head = f'<svg class="strip" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img"'
+    return Markup(f'{head} aria-label="{escaped(words)}">{"".join(shapes)}</svg>')

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.records import Event, Forecast
+from stoker.reporting.event_text import describe_event, plan_notes
 from stoker.reporting.history import evaluation_metrics, number, planned_forecast, planned_plan, text
-from stoker.reporting.snapshot import Curve, Snapshot
-from stoker.reporting.telling import plan_notes, told
+from stoker.reporting.snapshot import Curve, RunSnapshot
 from stoker.reporting.wording import (
     format_interval,
     format_metric,
@@ -68,7 +68,7 @@ class Sparkline:
         return "".join(_BLOCKS[round((level - low) / span * 7)] if span else _BLOCKS[3] for level in levels)
 
 
-def frame(now: Snapshot, clock_s: float) -> RenderableType:
+def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
     """The panel at `clock_s` [s since 1970]; what is not known yet has no row."""
     title = Text.assemble(("stoker", EMBER), (f" {now.run}" if now.run else "", "bold"))
     body: list[RenderableType] = [Text(now.plan, style="dim")] if now.plan else []
@@ -93,7 +93,7 @@ def permanent_lines(event: Event) -> list[RenderableType]:
     noticed = dict.fromkeys(("warned", "replanned", "recovered", "skipped"), ("!", "bold yellow"))
     marks = {"started": ("▸", EMBER), "resumed": ("↻", EMBER), "noted": ("·", "dim"), **noticed}
     mark, style = marks.get(event.kind, ("", ""))
-    return [marked(mark, style, Text(told(event)))] if mark else []
+    return [marked(mark, style, Text(describe_event(event)))] if mark else []
 
 
 def marked(mark: str, style: str, line: Text) -> RenderableType:
@@ -133,7 +133,7 @@ def _evaluation(event: Event) -> Text:
     )
 
 
-def closing(now: Snapshot) -> RenderableType:
+def closing(now: RunSnapshot) -> RenderableType:
     """What remains on the terminal when the run has ended or was stopped."""
     if now.phase == "stopped":
         where = f" at {format_samples(now.samples)} samples" if now.samples else ""
@@ -158,7 +158,7 @@ def closing(now: Snapshot) -> RenderableType:
     return Group(*lines)
 
 
-def _headway(now: Snapshot) -> RenderableType:
+def _headway(now: RunSnapshot) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(justify="right", no_wrap=True)
@@ -167,7 +167,7 @@ def _headway(now: Snapshot) -> RenderableType:
     return Padding(grid, (1, 0, 0, 0))
 
 
-def _schedule(now: Snapshot, clock_s: float) -> Text:
+def _schedule(now: RunSnapshot, clock_s: float) -> Text:
     """How far in samples and epochs, and when it ends: as a time to go and as the time of day."""
     total = f" of {format_samples(now.total_samples)}" if now.total_samples else ""
     line = Text(f"{format_samples(now.samples)}{total} samples")
@@ -195,7 +195,7 @@ def time_of_day(then_s: float, now_s: float) -> str:
     return time.strftime("%a %H:%M" if then_s - now_s < 6 * 86400 else "%Y-%m-%d %H:%M", then)
 
 
-def _details(now: Snapshot, clock_s: float) -> RenderableType:
+def _details(now: RunSnapshot, clock_s: float) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(min_width=18, no_wrap=True)
@@ -205,13 +205,13 @@ def _details(now: Snapshot, clock_s: float) -> RenderableType:
     return grid
 
 
-def _rows(now: Snapshot, clock_s: float) -> list[tuple[str, RenderableType, RenderableType]]:
+def _rows(now: RunSnapshot, clock_s: float) -> list[tuple[str, RenderableType, RenderableType]]:
     rows: list[tuple[str, RenderableType, RenderableType]] = []
     if now.loss is not None:
         rate = f"learning rate {now.learning_rate:.2g}" if now.learning_rate is not None else ""
         rows.append(("loss", _bold(f"{now.loss:.4f}"), Sparkline(now.losses, beside=rate)))
     if now.samples_per_s is not None:
-        rows.append(("speed", _bold(format_rate(now.samples_per_s)), _beside_rate(now)))
+        rows.append(("speed", _bold(format_rate(now.samples_per_s)), _rate_details(now)))
     if named := headline_metric(now.valid):
         rows.append(("valid", _bold(f"{named[0]} {format_metric(*named)}"), Text(_rest(now, named[0]))))
     if now.wall_s:
@@ -225,14 +225,14 @@ def _rows(now: Snapshot, clock_s: float) -> list[tuple[str, RenderableType, Rend
     return rows
 
 
-def _beside_rate(now: Snapshot) -> Text:
+def _rate_details(now: RunSnapshot) -> Text:
     """Of how many processes together it is, and what was forecast."""
     together = f"{now.processes} processes together" if now.processes > 1 else ""
-    forecast = _beside_forecast(now)
+    forecast = _forecast_details(now)
     return Text.assemble((together, "dim"), (" · " if together and forecast else "", "dim"), forecast)
 
 
-def _beside_forecast(now: Snapshot) -> Text:
+def _forecast_details(now: RunSnapshot) -> Text:
     """The forecast interval of the rate, and whether the rate is in it."""
     if now.forecast is None or now.samples_per_s is None:
         return Text()
@@ -243,7 +243,7 @@ def _beside_forecast(now: Snapshot) -> Text:
     return Text(line, style="yellow" if is_slow else "dim")
 
 
-def _rest(now: Snapshot, shown: str) -> str:
+def _rest(now: RunSnapshot, shown: str) -> str:
     """The other metrics of the last evaluation, and the best so far."""
     others = {name: value for name, value in now.valid.items() if name != shown}
     parts = [format_metrics(others)] if others else []
@@ -253,7 +253,7 @@ def _rest(now: Snapshot, shown: str) -> str:
     return " · ".join(parts)
 
 
-def _split(now: Snapshot) -> str:
+def _split(now: RunSnapshot) -> str:
     whole = sum(now.split_s.values())
     shares = [(name, seconds / whole) for name, seconds in now.split_s.items() if whole > 0]
     return " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)

@@ -32,7 +32,7 @@ _MOST_POINTS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class RunSnapshot:
     """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
@@ -82,14 +82,14 @@ class Snapshot:
         """Whether nothing more will happen in this process."""
         return self.phase in ("finished", "stopped")
 
-    def after(self, event: Event) -> Snapshot:
+    def after(self, event: Event) -> RunSnapshot:
         """The run as it stands once `event` has happened."""
         changes = _CHANGES[event.kind](self, event)
         known = {name: value for name, value in changes.items() if value is not None or name in _MAY_BECOME_UNKNOWN}
         return dataclasses.replace(self, **known)
 
 
-def _planned(_: Snapshot, event: Event) -> dict[str, Any]:
+def _planned(_: RunSnapshot, event: Event) -> dict[str, Any]:
     plan, forecast = planned_plan(event), planned_forecast(event)
     lines = event.fields.get("explanation")
     return {
@@ -103,13 +103,13 @@ def _planned(_: Snapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _replanned(_: Snapshot, event: Event) -> dict[str, Any]:
+def _replanned(_: RunSnapshot, event: Event) -> dict[str, Any]:
     new = event.fields.get("new")
     plan = from_json(new, Plan) if isinstance(new, Mapping) else None
     return {"plan": plan.in_words(), "processes": plan.layout.world_size} if plan else {}
 
 
-def _started(before: Snapshot, event: Event) -> dict[str, Any]:
+def _started(before: RunSnapshot, event: Event) -> dict[str, Any]:
     environment, data = event.fields.get("environment"), event.fields.get("data")
     model = environment.get("device_model") if isinstance(environment, Mapping) else None
     return {
@@ -123,7 +123,7 @@ def _started(before: Snapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _resumed(before: Snapshot, event: Event) -> dict[str, Any]:
+def _resumed(before: RunSnapshot, event: Event) -> dict[str, Any]:
     """A run that goes back forgets what it said of samples that it will do again."""
     samples = number(event, "samples") or 0.0
     forgotten = {"best": {}, "best_samples": 0.0} if before.best_samples > samples else {}
@@ -137,7 +137,7 @@ def _resumed(before: Snapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _progress(before: Snapshot, event: Event) -> dict[str, Any]:
+def _progress(before: RunSnapshot, event: Event) -> dict[str, Any]:
     loss, rate = finite(event, "loss"), finite(event, "samples_per_s")
     return {
         "phase": "training",
@@ -156,7 +156,7 @@ def _progress(before: Snapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _evaluated(before: Snapshot, event: Event) -> dict[str, Any]:
+def _evaluated(before: RunSnapshot, event: Event) -> dict[str, Any]:
     metrics, name = evaluation_metrics(event), text(event, "split", "valid").partition("/")[2]
     if name:  # one of several validation sets
         metrics = {f"{name}/{measure}": value for measure, value in metrics.items()}
@@ -168,20 +168,20 @@ def _evaluated(before: Snapshot, event: Event) -> dict[str, Any]:
     return changes
 
 
-def _checkpointed(_: Snapshot, event: Event) -> dict[str, Any]:
+def _checkpointed(_: RunSnapshot, event: Event) -> dict[str, Any]:
     samples = number(event, "samples")
     return {"saved_at": event.at, "saved_samples": samples, "saved_bytes": finite(event, "bytes")}
 
 
-def _warned(_: Snapshot, __: Event) -> dict[str, Any]:
+def _warned(_: RunSnapshot, __: Event) -> dict[str, Any]:
     return {}
 
 
-def _stopped(_: Snapshot, event: Event) -> dict[str, Any]:
+def _stopped(_: RunSnapshot, event: Event) -> dict[str, Any]:
     return {"phase": "stopped", "samples": number(event, "samples") or None, "reason": text(event, "reason")}
 
 
-def _finished(_: Snapshot, event: Event) -> dict[str, Any]:
+def _finished(_: RunSnapshot, event: Event) -> dict[str, Any]:
     return {
         "phase": "finished",
         "samples": number(event, "samples"),

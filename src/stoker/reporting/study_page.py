@@ -1,16 +1,24 @@
-"""A study as one HTML file that needs nothing else: the best settings, what was spent, figures, every trial."""
+"""A study as one HTML file that needs nothing else: the best settings, what was spent, figures, every trial.
+
+The figures of a study: best so far over compute, all curves, parallel coordinates, importance.
+"""
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
 
 from stoker.records import Estimate
 from stoker.records.codec import JSON
-from stoker.records.study import StudyForecast, StudyResult, StudyTrial
-from stoker.reporting.html import figure_grid, page
-from stoker.reporting.markup import Markup, element, escaped, facts, section, table
-from stoker.reporting.study_figures import study_charts
-from stoker.reporting.wording import format_interval, format_metric, format_quantity, format_samples
+from stoker.records.study import Parameter, StudyForecast, StudyResult, StudyTrial
+from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, thinned
+from stoker.reporting.markup import Markup, element, escaped, facts, light, section, table
+from stoker.reporting.run_page import figure_grid, page
+from stoker.reporting.wording import are_fractions, format_interval, format_metric, format_quantity, format_samples
 from stoker.units import format_seconds
 
 _MOST_ROWS = 500
@@ -146,3 +154,186 @@ def _about(result: StudyResult) -> Markup:
         ("chosen by", escaped(f"{settings.objective}; the test data was not used")),
     ]  # fmt: skip
     return section("How it was searched", facts(rows))
+
+
+_MOST_CURVES = 200
+_SHADES = ("ember", "amber", "teal", "blue", "grey")
+"""Colours of fifths of the finished trials in parallel coordinates, the best first."""
+
+
+def study_charts(result: StudyResult) -> tuple[Chart, ...]:
+    """The figures that a study's trials allow."""
+    drawn = [_best_so_far(result), _curves(result), _coordinates(result), _importance(result)]
+    return tuple(chart for chart in drawn if chart is not None)
+
+
+def best_so_far(result: StudyResult) -> list[tuple[float, float, float]]:
+    """(samples, seconds, value): the best finished value after so many samples and seconds of all trials together.
+
+    Trials count in the order in which they ended, each with all that was spent on it.
+    """
+    done = [one for one in result.trials if one.ended_at is not None]
+    points: list[tuple[float, float, float]] = []
+    samples, seconds, best = 0, 0.0, None
+    for trial in sorted(done, key=lambda one: (one.ended_at or 0.0, one.number)):
+        samples, seconds = samples + trial.samples, seconds + trial.wall_s
+        if trial.state == "finished" and trial.value is not None and _is_better(result, trial.value, best):
+            best = trial.value
+        if best is not None:
+            points.append((samples, seconds, best))
+    return points
+
+
+def _is_better(result: StudyResult, value: float, than: float | None) -> bool:
+    return than is None or (value > than if result.settings.higher_is_better else value < than)
+
+
+def _best_so_far(result: StudyResult) -> Chart | None:
+    points = best_so_far(result)
+    if not points:
+        return None
+    name = _bare(result)
+    figure = _figure_of(result, "samples of all trials")
+    figure.add_trace(_steps([(samples, value) for samples, _, value in points]))
+    samples, seconds, value = points[-1]
+    words = (
+        f"{format_metric(name, value)} after {format_samples(samples)} samples, {format_seconds(seconds)} of training"
+    )
+    return as_chart("study-best", f"Best {name.replace('_', ' ')} so far", words, figure)
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> Any:
+    trace = line_trace(points, "best", "ember", width=2.4)
+    trace.line.shape = "hv"
+    return trace
+
+
+def _curves(result: StudyResult) -> Chart | None:
+    """Every trial's evaluations: the best thick, finished ones plain, pruned ones pale; of many trials the best ones.
+
+    In a population a curve begins where its parent's ends, and the best is all that led to it.
+    """
+    with_curve = [one for one in result.ranked if one.curve]
+    shown = with_curve[:_MOST_CURVES]
+    if not shown:
+        return None
+    figure, ends = _figure_of(result, "samples of one trial"), {one.number: one.curve[-1:] for one in result.trials}
+    best = set() if result.best is None else {one.number for one in result.lineage(result.best.number)}
+    for trial in sorted(shown, key=lambda one: (one.number in best, one.state == "finished")):
+        curve = (*(() if trial.parent is None else ends[trial.parent]), *trial.curve)
+        points = [(float(samples), value) for samples, value in curve if math.isfinite(value)]
+        if not points:
+            continue
+        is_best = trial.number in best
+        colour = "ember" if is_best else "blue" if trial.state == "finished" else "grey"
+        name = f"trial {trial.number}" + ("" if trial.state == "finished" else f", {trial.state}")
+        trace = line_trace(thinned(points), name, colour, width=3.0 if is_best else 1.1)
+        trace.opacity = 1.0 if is_best else 0.75 if trial.state in ("finished", "handed on") else 0.45
+        figure.add_trace(trace)
+    pruned = sum(one.state == "pruned" for one in shown)
+    figure.update_layout(hovermode="closest")
+    of = f" of {len(with_curve)}, the best" if len(shown) < len(with_curve) else ""
+    chart = as_chart("study-curves", "All trials", f"{len(shown)} trials{of}, {pruned} of them pruned", figure)
+    figure.update_layout(showlegend=False)
+    return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
+
+
+def _coordinates(result: StudyResult) -> Chart | None:
+    """A line for each trial through the values of its settings, each on its own axis, to the objective at the right."""
+    finished = [one for one in result.ranked if one.state == "finished" and one.value is not None]
+    if len(finished) < 2:
+        return None
+    axes = list(result.settings.space)
+    figure = blank_figure("")
+    values = [one.value or 0.0 for one in finished]
+    low, high = min(values), max(values)
+    for rank, trial in reversed(list(enumerate(finished))):
+        heights = [_height(axis, trial.parameters.get(axis.name)) for axis in axes]
+        heights.append((trial.value or 0.0) - low if high == low else ((trial.value or 0.0) - low) / (high - low))
+        shade = _SHADES[min(len(_SHADES) - 1, rank * len(_SHADES) // len(finished))]
+        trace = line_trace([(float(i), height) for i, height in enumerate(heights)], _hover_text(trial, result), shade)
+        trace.line.width, trace.opacity = (3.0, 1.0) if rank == 0 else (1.3, 0.7)
+        trace.hoverinfo = "name"
+        figure.add_trace(trace)
+    _draw_axes(figure, axes, result, (low, high))
+    chart = as_chart(
+        "study-coordinates", "Settings of finished trials", "the best fifth orange, the best thick", figure
+    )
+    figure.update_layout(showlegend=False)
+    return Chart(chart.key, chart.title, chart.words, str(figure.to_json()))
+
+
+def _draw_axes(figure: Any, axes: Sequence[Parameter], result: StudyResult, ends: tuple[float, float]) -> None:
+    names = [axis.name for axis in axes] + [_bare(result)]
+    marks = [_marks(axis) for axis in axes]
+    marks.append([(0.0, format_metric(_bare(result), ends[0])), (1.0, format_metric(_bare(result), ends[1]))])
+    for place, ticks in enumerate(marks):
+        figure.add_vline(x=place, line={"color": light("line"), "width": 1})
+        for height, words in ticks:
+            figure.add_annotation(
+                x=place, y=height, text=html.escape(words), showarrow=False, xanchor="left", xshift=4,
+                font={"size": 11, "color": light("muted")}, bgcolor=light("surface"), opacity=0.85,
+            )  # fmt: skip
+    figure.update_layout(
+        hovermode="closest",
+        xaxis={"tickvals": list(range(len(names))), "ticktext": [html.escape(name) for name in names],
+               "range": [-0.05, len(names) - 0.55], "showgrid": False, "rangemode": "normal"},
+        yaxis={"visible": False, "range": [-0.08, 1.08]},
+    )  # fmt: skip
+
+
+def _height(axis: Parameter, value: JSON) -> float:
+    """Where a value is on its axis, from 0 to 1."""
+    if axis.kind == "choice":
+        return axis.choices.index(value) / (len(axis.choices) - 1) if value in axis.choices else 0.0
+    number = float(value)
+    if axis.is_logarithmic:
+        return math.log(number / axis.low) / math.log(axis.high / axis.low)
+    return (number - axis.low) / (axis.high - axis.low)
+
+
+def _marks(axis: Parameter) -> list[tuple[float, str]]:
+    if axis.kind == "choice":
+        return [(_height(axis, value), str(value)) for value in axis.choices]
+    return [(0.0, f"{axis.low:g}"), (1.0, f"{axis.high:g}")]
+
+
+def _importance(result: StudyResult) -> Chart | None:
+    if not result.importance:
+        return None
+    ordered = sorted(result.importance.items(), key=lambda item: item[1])
+    figure = blank_figure("share", from_zero=True)
+    figure.add_trace(
+        go.Bar(
+            x=[share for _, share in ordered],
+            y=[html.escape(name) for name, _ in ordered],
+            orientation="h",
+            marker={"color": light("teal")},
+            hovertemplate="%{y}: %{x:.0%}<extra></extra>",
+        )
+    )
+    figure.update_layout(
+        hovermode="closest", xaxis={"tickformat": ".0%"}, yaxis={"showgrid": False, "tickmode": "linear"}
+    )
+    finished = sum(one.state == "finished" for one in result.trials)
+    words = f"of being among the best of {finished} finished trials (PED-ANOVA)"
+    return as_chart("study-importance", "What mattered", words, figure)
+
+
+def _figure_of(result: StudyResult, x_title: str) -> Any:
+    values = [y for one in result.trials for _, y in one.curve] + [one.value or 0.0 for one in result.trials]
+    is_in_per_cent = are_fractions(_bare(result), filter(math.isfinite, values))
+    return blank_figure(x_title, y_format=".1%" if is_in_per_cent else "")
+
+
+def _hover_text(trial: StudyTrial, result: StudyResult) -> str:
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in trial.parameters.items())
+    return f"trial {trial.number}: {format_metric(_bare(result), trial.value or 0.0)} ({settings})"
+
+
+def _bare(result: StudyResult) -> str:
+    return result.settings.objective.removeprefix("valid/")
+
+
+def _short(value: JSON) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,28 +1,361 @@
-"""A server as a process of its own (`run`), or within another (`Running`)."""
+"""A server: one process, one event loop; models behind doors of HTTP, gRPC and administration.
+
+Doors open first (alive, not ready), then models load. A shutdown goes the other way round: no longer ready, the public
+doors close and answer what came in, then the admin door, then the models.
+
+What a server is told, and what it tells once it is up.
+
+A server as a process of its own (`run`), or within another (`Running`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import prometheus_client
 import uvloop
 
-from stoker.errors import ServiceError, StokerError
-from stoker.serving.lifecycle import Server
-from stoker.serving.options import ServerOptions, Started
+from stoker.devices import attached_cpu
+from stoker.errors import BadArtifact, BadJob, ServiceError, StokerError
+from stoker.records import EngineName, ServiceSettings, ServingPrecision, TensorSpec
+from stoker.serving.access_log import AccessLog
+from stoker.serving.listeners import GrpcListener, HttpListener, bind_all, read_tls
+from stoker.serving.metrics import Metrics
+from stoker.serving.repository.model_settings import parse_overrides
+from stoker.serving.repository.repository import Repository, RepositoryOptions, RepositoryService
+from stoker.serving.security import KeyFile
+from stoker.serving.service import InFlight, RequestLimits, ServerContext
+from stoker.units import MIB, format_bytes
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+LEAST_CLOSING_S = 1.0
+"""What the admin door and the models get of time to close each, however little is left of the grace."""
 
-def run(options: ServerOptions, announce: Callable[[Started], None]) -> None:
+
+class Server:
+    """A service and its doors, in the running event loop.
+
+    Raises:
+        BadJob: an option cannot be followed.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        _check(options)
+        self._options = options
+        self._tls = read_tls(options.tls_certificate, options.tls_key)
+        self._keys = None if options.api_keys is None else KeyFile(options.api_keys)
+        self._admin_keys = None if options.admin_keys is None else KeyFile(options.admin_keys)
+        self.metrics = Metrics()
+        cpu = attached_cpu()
+        shelf = RepositoryOptions(
+            places=options.places,
+            settings=options.settings,
+            overrides=parse_overrides(options.overrides),
+            cores=options.cores or cpu.cores,
+            memory_bytes=cpu.memory_bytes,
+        )
+        self.repository = Repository(shelf, self.metrics)
+        self.models = RepositoryService(self.repository, self.metrics)
+        self._log = log = _access_log(options.access_log)
+        if log is not None:
+            self.metrics.read(
+                "access_log_dropped", "Lines of the access log not written.", lambda: log.dropped, is_total=True
+            )
+        self._http: HttpListener | None = None
+        self._grpc: GrpcListener | None = None
+        self._admin: HttpListener | None = None
+        self._admin_grpc: GrpcListener | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> ServerStarted:
+        """Open the doors, load the models; what is up then.
+
+        Raises:
+            ServiceError: a port is taken, or no model could be served (with `is_strict`: not every one).
+            BadArtifact: there is no model at all.
+        """
+        try:
+            await self._open_doors()
+            problems = await self.repository.open()
+            self._judge(problems)
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        self.models.is_open = True
+        if self._options.watch_s is not None:
+            self._watching = asyncio.get_running_loop().create_task(self.repository.watch(self._options.watch_s))
+            self._watching.add_done_callback(_watch_ended)
+            self.metrics.read(
+                "repository_look_age_seconds", "Since the models' directories were last looked at.",
+                lambda: time.monotonic() - self.repository.looked_at_s,
+            )  # fmt: skip
+        return self._started(problems)
+
+    async def stop(self, grace_s: float) -> int:
+        """Answer what was accepted and give everything back; how many HTTP requests `grace_s` was too short for."""
+        self.models.is_stopping = True
+        ends_s = time.monotonic() + grace_s
+        if self._watching is not None:
+            self._watching.cancel()
+        unanswered, _ = await asyncio.gather(
+            _no_listener_to_close() if self._http is None else self._http.close(_seconds_left(ends_s)),
+            _no_listener_to_close() if self._grpc is None else self._grpc.close(_seconds_left(ends_s)),
+        )
+        for door in (self._admin, self._admin_grpc):
+            if door is not None:
+                await door.close(LEAST_CLOSING_S)
+        await self.repository.close(max(LEAST_CLOSING_S, _seconds_left(ends_s)))
+        if self._log is not None:
+            self._log.close()
+        return unanswered
+
+    async def reload(self) -> None:
+        """Reopen the access log, read keys and certificate again, look at the directories: what SIGHUP asks for.
+
+        Each part is done whatever becomes of the others.
+
+        Raises:
+            BadJob: files cannot be used; what was read of them before still holds.
+        """
+        if self._log is not None:
+            self._log.reopen()
+        problems = []
+        for files in (self._keys, self._admin_keys, self._tls):
+            if files is not None:
+                try:
+                    files.read()
+                except BadJob as error:
+                    problems.append(error.message)
+        await self.repository.look_around()
+        if problems:
+            raise BadJob("; ".join(problems))
+
+    async def _open_doors(self) -> None:
+        """Bind every port before the first door opens, so that one that is taken stops everything at once."""
+        options = self._options
+        public, private = self._edge(self._keys), self._edge(self._admin_keys, is_admin=True)
+        if options.grpc_port is not None:
+            self._grpc = GrpcListener(options.host, options.grpc_port, public, self._tls)
+        if options.admin_grpc_port is not None:
+            self._admin_grpc = GrpcListener(options.admin_host, options.admin_grpc_port, private, self._tls)
+        http, admin = bind_all(
+            (options.host, options.http_port, "http"), (options.admin_host, options.admin_port, "admin")
+        )
+        if http is not None:
+            self._http = HttpListener(http, public, self._tls)
+        if admin is not None:
+            self._admin = HttpListener(admin, private, self._tls)
+        for door in self._doors():
+            await door.opened()
+
+    def _doors(self) -> tuple[HttpListener | GrpcListener, ...]:
+        return tuple(door for door in (self._http, self._grpc, self._admin, self._admin_grpc) if door is not None)
+
+    def _edge(self, keys: KeyFile | None, *, is_admin: bool = False) -> ServerContext:
+        options = self._options
+        return ServerContext(
+            service=self.models,
+            authorize=None if keys is None else keys.authorize,
+            log=self._log,
+            metrics=self.metrics.document if is_admin else None,
+            limits=RequestLimits(body_bytes=options.max_body_bytes),
+            in_flight=InFlight(
+                options.max_body_bytes
+                if is_admin
+                else options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes
+            ),
+            is_admin=is_admin,
+        )
+
+    def _judge(self, problems: Mapping[str, tuple[str, ...]]) -> None:
+        """Go on, or not, with the models that could be served.
+
+        Raises:
+            BadArtifact: there is none at all.
+            ServiceError: none of them serves; with `is_strict`: not every one does.
+        """
+        places = ", ".join(map(str, self._options.places))
+        if not self.repository.models:
+            raise BadArtifact(
+                f"there is no exported model in {places}",
+                remedy="A model is a directory such as models/digits/1 with a manifest.json: `stoker export RUN -o "
+                "models/digits` makes one.",
+            )
+        if problems and (self._options.is_strict or not any(model.served for model in self.repository.models.values())):
+            reasons = "; ".join(f"{name}: {' '.join(said)}" for name, said in problems.items())
+            raise ServiceError(
+                f"{len(problems)} of {len(self.repository.models)} models cannot be served: {reasons}",
+                remedy="Export them again, or serve the others without --strict." if self._options.is_strict else None,
+            )
+
+    def _started(self, problems: Mapping[str, tuple[str, ...]]) -> ServerStarted:
+        return ServerStarted(
+            http=None if self._http is None else self._http.address,
+            grpc=None if self._grpc is None else self._grpc.address,
+            admin=None if self._admin is None else self._admin.address,
+            admin_grpc=None if self._admin_grpc is None else self._admin_grpc.address,
+            models=tuple(
+                ServedModel(
+                    name=name,
+                    version=served.version,
+                    engine=served.manifest.engine,
+                    precision=served.manifest.precision,
+                    inputs=served.manifest.inputs,
+                    outputs=served.manifest.outputs,
+                    settings=served.settings,
+                    load_s=served.load_s,
+                )
+                for name, model in self.repository.models.items()
+                for _, served in sorted(model.served.items())
+            ),
+            problems=problems,
+            has_keys=self._keys is not None,
+            has_tls=self._tls is not None,
+        )
+
+
+def _check(options: ServerOptions) -> None:
+    """Refuse what goes against itself, or opens more than was meant.
+
+    Raises:
+        BadJob: see above.
+    """
+    if options.http_port is None and options.grpc_port is None:
+        raise BadJob("a server needs a door: give --http-port, --grpc-port or both")
+    has_admin = options.admin_port is not None or options.admin_grpc_port is not None
+    if has_admin and options.admin_keys is None and not _is_loopback(options.admin_host):
+        raise BadJob(
+            f"the admin port at {options.admin_host} would let everyone who reaches it unload models",
+            remedy="Give --admin-keys FILE as well, or leave --admin-host at 127.0.0.1.",
+        )
+    for what, seconds in (("--watch", options.watch_s), ("--grace", options.grace_s)):
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise BadJob(f"{what} {seconds}: wanted a number of seconds from 0")
+    if options.max_bodies_bytes is not None and options.max_bodies_bytes < options.max_body_bytes:
+        raise BadJob(
+            f"--max-bodies {format_bytes(options.max_bodies_bytes)} has no room for a request of --max-body, "
+            f"{format_bytes(options.max_body_bytes)}"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _access_log(where: str | None) -> AccessLog | None:
+    if where is None:
+        return None
+    return AccessLog(None if where == "-" else Path(where))
+
+
+def _watch_ended(task: asyncio.Task[None]) -> None:
+    """The watch goes on until it is cancelled; should it end otherwise, say so."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.critical(
+            "the watch of the models' directories has ended; new versions are served after a restart, or when asked",
+            exc_info=task.exception(),
+        )
+
+
+async def _no_listener_to_close() -> int:
+    """Close a door that is not there."""
+    return 0
+
+
+def _seconds_left(ends_s: float) -> float:
+    return max(0.0, ends_s - time.monotonic())
+
+
+LOOPBACK = "127.0.0.1"
+BODIES_AT_ONCE = 16
+GRACE_S = 25.0
+"""Below the 30 s after which Kubernetes kills a container that was told to stop: what is left is for closing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How to serve. Ports of 0 are free ones that the system chooses; None leaves that door out.
+
+    `places` are models, or directories of models. `settings` of a model stand in for its `service.json`; `overrides`
+    are words such as `digits.max_batch_rows=16`. `watch_s` is the time between two looks at the directories, None: they
+    are looked at when asked. `grace_s` is how long a shutdown waits for answers. `access_log` is a file, `-` for
+    standard error, None for none. `max_bodies_bytes` bounds the bodies of all requests under way together, None: at
+    `BODIES_AT_ONCE` of the largest. With `is_strict` a model that cannot be served stops the server from starting.
+    """
+
+    places: tuple[Path, ...]
+    settings: Mapping[str, ServiceSettings] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    host: str = LOOPBACK
+    http_port: int | None = 8000
+    grpc_port: int | None = 8001
+    admin_host: str = LOOPBACK
+    admin_port: int | None = 8002
+    admin_grpc_port: int | None = None
+    api_keys: Path | None = None
+    admin_keys: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    max_body_bytes: int = 64 * MIB
+    max_bodies_bytes: int | None = None
+    watch_s: float | None = 1.0
+    grace_s: float = GRACE_S
+    access_log: str | None = None
+    is_strict: bool = False
+    cores: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A version that serves, and how."""
+
+    name: str
+    version: str
+    engine: EngineName
+    precision: ServingPrecision
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    settings: ServiceSettings
+    load_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStarted:
+    """A server that is up: its doors, its models, and why others are not served.
+
+    Addresses are `http://127.0.0.1:8000`; gRPC's has no scheme. None: there is no such door.
+    """
+
+    http: str | None
+    grpc: str | None
+    admin: str | None
+    admin_grpc: str | None
+    models: tuple[ServedModel, ...]
+    problems: Mapping[str, tuple[str, ...]]
+    has_keys: bool
+    has_tls: bool
+
+
+T = TypeVar("T")
+
+
+def run(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> None:
     """Serve until SIGTERM or SIGINT, and then finish what was accepted; a second signal ends the process at once.
 
     SIGHUP reopens the access log, reads keys and certificate again and looks at the models' directories.
@@ -46,7 +379,7 @@ def run(options: ServerOptions, announce: Callable[[Started], None]) -> None:
         )
 
 
-async def _serve(options: ServerOptions, announce: Callable[[Started], None]) -> int:
+async def _serve(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> int:
     stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):  # before anything else: a signal may come at any moment
@@ -87,7 +420,7 @@ def _stop_or_end(stop: asyncio.Event, number: int) -> None:
     stop.set()
 
 
-class Running:
+class BackgroundServer:
     """A server on a thread of this process, for tests and measurements.
 
     ```
@@ -97,7 +430,7 @@ class Running:
     `unanswered` is how many requests were left when it ended. Entering raises what `Server.start` raises.
     """
 
-    started: Started
+    started: ServerStarted
     server: Server
 
     def __init__(self, options: ServerOptions) -> None:

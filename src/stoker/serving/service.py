@@ -1,32 +1,42 @@
 """The seam between the wire and the models: what an edge (HTTP, gRPC) asks of a service.
 
 Requests and responses are named tuples, which take a third of the time that frozen dataclasses take to make.
+
+How much of requests and answers there may be in memory at a time, of all connections together.
+
+What both edges, HTTP and gRPC, are handed beside the service: limits, keys, a log, metrics, a clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import Manifest
 from stoker.records.codec import JSON
+from stoker.serving.refusals import OverCapacity
+from stoker.units import GIB, KIB, MIB, format_bytes
 
 Parameter = str | int | float | bool
 """Value of a request's or a response's parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RequestedOutput:
     """An output that a request names; with `classification` its so many largest values as `value:index:label`."""
 
     name: str
     classification: int = 0
 
 
-class Request(NamedTuple):
+class InferenceRequest(NamedTuple):
     """An inference request, decoded; whether it fits the model's inputs is not yet checked.
 
     `version` is empty for the model's default one, `outputs` for all. `deadline_s` counts from when the request came in
@@ -38,7 +48,7 @@ class Request(NamedTuple):
     inputs: Arrays
     version: str = ""
     id: str = ""
-    outputs: tuple[Wanted, ...] = ()
+    outputs: tuple[RequestedOutput, ...] = ()
     deadline_s: float | None = None
     priority: int = 0
     caller: str = ""
@@ -46,7 +56,7 @@ class Request(NamedTuple):
     parameters: Mapping[str, Parameter] = MappingProxyType({})
 
 
-class Response(NamedTuple):
+class InferenceResponse(NamedTuple):
     """Answers to a request: the outputs it wanted, in its order."""
 
     model: str
@@ -59,7 +69,7 @@ ModelState = Literal["READY", "UNAVAILABLE", "LOADING", "UNLOADING"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RepositoryEntry:
     """A version of a model in the repository's index; `reason` says why it is not ready."""
 
     name: str
@@ -87,7 +97,7 @@ class BatchTotal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics:
+class ModelStatistics:
     """What a model's version did since it was loaded, as the protocol's statistics extension counts.
 
     `last_inference_ms` is since 1970; `inference_count` counts rows, `execution_count` batches.
@@ -130,15 +140,15 @@ class Service(Protocol):
         """Its settings in the form of Triton's model configuration."""
         ...
 
-    def statistics(self, model: str = "", version: str = "") -> tuple[Statistics, ...]:
+    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
         """Of one version, of all versions of a model, or of all models."""
         ...
 
-    def index(self, *, ready_only: bool = False) -> tuple[Entry, ...]:
+    def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         """Every version in the repository and its state."""
         ...
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
         """Answer; cancelling the task takes the request out of the queue before it is computed."""
         ...
 
@@ -153,3 +163,139 @@ class Service(Protocol):
     async def unload(self, model: str) -> None:
         """Stop serving a model; what it accepted is answered."""
         ...
+
+
+RETRY_S = 1.0
+
+
+class InFlight:
+    """Bytes held for requests that come in, wait or are computed, and for answers until their clients have read them.
+
+    Each body has a limit of its own; this bounds what many of them take together, and how many connections there are.
+    It belongs to one event loop.
+    """
+
+    def __init__(self, most_bytes: int = GIB) -> None:
+        self.most_bytes = most_bytes
+        self.num_bytes = 0
+        self.connections: Counter[str] = Counter()
+        """Open connections of HTTP by the peer's address."""
+
+    def connect(self, peer: str, *, most: int, most_of_peer: int) -> None:
+        """Count a connection in.
+
+        Raises:
+            Crowded: there are as many as there may be, of all peers or of this one; it was not counted.
+        """
+        if self.connections.total() >= most or self.connections[peer] >= most_of_peer:
+            raise OverCapacity(
+                f"the server has {self.connections.total()} connections, {self.connections[peer]} of them yours; it "
+                f"takes {most} and {most_of_peer} of one address: keep connections and use them again"
+            )
+        self.connections[peer] += 1
+
+    def disconnect(self, peer: str) -> None:
+        """Count one out."""
+        self.connections[peer] -= 1
+        if not self.connections[peer]:
+            del self.connections[peer]
+
+    def take(self, num_bytes: int) -> None:
+        """Count some in, which are to be given back.
+
+        Raises:
+            Crowded: they would be more than there may be; they were not counted.
+        """
+        if self.num_bytes + num_bytes > self.most_bytes:
+            raise OverCapacity(
+                f"the server holds {format_bytes(self.num_bytes)} of requests, of {format_bytes(self.most_bytes)} that "
+                "it may; ask again when others have been answered, or with fewer rows",
+                retry_after_s=RETRY_S,
+            )
+        self.num_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """Count some out that were taken."""
+        self.num_bytes -= num_bytes
+
+    @contextmanager
+    def taken(self, num_bytes: int) -> Iterator[None]:
+        """Count some in for a while.
+
+        Raises:
+            Crowded: see `take`.
+        """
+        self.take(num_bytes)
+        try:
+            yield
+        finally:
+            self.give_back(num_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """What a client may send, and how long it may take to.
+
+    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message; `header_bytes` for
+    headers, and for trailers. `header_s` is how long headers may take to arrive, `body_s` a body or a message. A client
+    that reads an answer at less than `least_bytes_per_s` over `body_s` is dropped. `linger_s` is how long what follows
+    a refused body is read and thrown away, so that the client comes to read the refusal. `connections` are HTTP's on
+    one door, of all clients and of one address; gRPC's follow from the memory budget.
+    """
+
+    body_bytes: int = 64 * MIB
+    header_bytes: int = 64 * KIB
+    body_s: float = 60.0
+    header_s: float = 20.0
+    linger_s: float = 5.0
+    least_bytes_per_s: int = 16 * KIB
+    connections: int = 1024
+    connections_of_peer: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessEntry:
+    """One request and what became of it, for the access log.
+
+    `status` is HTTP's, or gRPC's by name. Bytes are those of bodies, as they came over the wire. `reason` is a
+    refusal's (`queue_full`), `error` its message; both are empty for an answer. Of a gRPC stream each request counts.
+    """
+
+    protocol: str
+    method: str
+    path: str
+    status: int | str
+    seconds: float
+    model: str = ""
+    version: str = ""
+    id: str = ""
+    caller: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+    reason: str = ""
+    error: str = ""
+
+
+Authorize = Callable[[Mapping[str, str]], str]
+"""The caller's name, from a request's headers (names in lower case) or gRPC metadata; raises Unauthorized."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerContext:
+    """A service, and the terms on which an edge gives it to others.
+
+    Without `authorize` everyone may ask; questions about health never need a key. `metrics` gives a page and its
+    content type. `log` must not block; without one no records are made for it. `in_flight` counts the bodies of all
+    requests to it. `is_admin` adds the repository's calls and the metrics.
+    """
+
+    service: Service
+    authorize: Authorize | None = None
+    log: Callable[[AccessEntry], None] | None = None
+    metrics: Callable[[], tuple[bytes, str]] | None = None
+    limits: RequestLimits = RequestLimits()
+    in_flight: InFlight = field(default_factory=InFlight)
+    is_admin: bool = False
+    name: str = "stoker"
+    version: str = version("stoker")
+    clock: Callable[[], float] = time.perf_counter

@@ -26,8 +26,9 @@ from torch.autograd.function import once_differentiable
 
 from stoker.errors import BadJob
 from stoker.jobs import Job
-from stoker.loading import Fields, Samples, map_tensors
-from stoker.stepping.outputs import scores
+from stoker.loading.fields import Fields, map_tensors
+from stoker.loading.samples import Samples
+from stoker.stepping.foreign_models import scores
 
 CHUNKS = 8
 """In how many parts a planner would compute a loss: what is left of the logits is then small beside other things."""

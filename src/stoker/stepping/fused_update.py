@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from stoker.stepping.below_autograd import below_autograd
-from stoker.stepping.local_tensors import all_local, is_spread
+from stoker.stepping.distributed_tensors import all_local, is_spread
+from stoker.stepping.graph_interpreter import below_autograd
 
 Group = dict[str, Any]
 

@@ -45,13 +45,13 @@ def entries_of(job: Job, loss: Callable[..., Any], *, takes_model: bool) -> Entr
             remedy="Give a loss of the form loss(output, target) with one value per sample, or leave mix out.",
         )
     if job.loss == "cross_entropy":
-        return functools.partial(_cross_entropy, label_smoothing=job.label_smoothing)
+        return functools.partial(_cross_entropy_entries, label_smoothing=job.label_smoothing)
     if job.loss == "token_cross_entropy":
-        return functools.partial(_token_cross_entropy, label_smoothing=job.label_smoothing)
-    return functools.partial(_of_function, loss)
+        return functools.partial(_token_cross_entropy_entries, label_smoothing=job.label_smoothing)
+    return functools.partial(_entries_of_function, loss)
 
 
-def _of_function(function: Callable[..., Any], output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _entries_of_function(function: Callable[..., Any], output: Any, target: Any) -> tuple[torch.Tensor, torch.Tensor]:
     values = function(output, target)
     if isinstance(values, torch.Tensor) and values.is_floating_point() and values.dim() > 0:
         return values, torch.ones_like(values)
@@ -62,7 +62,7 @@ def _of_function(function: Callable[..., Any], output: Any, target: Any) -> tupl
     )
 
 
-def _cross_entropy(
+def _cross_entropy_entries(
     output: torch.Tensor, target: torch.Tensor, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values = F.cross_entropy(output, target, reduction="none", label_smoothing=label_smoothing)
@@ -71,8 +71,8 @@ def _cross_entropy(
     return values, (target != _IGNORED).to(values.dtype)
 
 
-def _token_cross_entropy(
+def _token_cross_entropy_entries(
     output: torch.Tensor, target: torch.Tensor, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    values, counted = _cross_entropy(output.flatten(0, -2), target.flatten(), label_smoothing)
+    values, counted = _cross_entropy_entries(output.flatten(0, -2), target.flatten(), label_smoothing)
     return values.view(target.shape), counted.view(target.shape)

@@ -1,4 +1,9 @@
-"""Making a job's model, and telling two models apart."""
+"""Making a job's model, and telling two models apart.
+
+A job's model without its weights: what it is made of, in no memory.
+
+Training and evaluation mode of modules; a frozen part of a model keeps the mode that it was given.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,11 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.jobs.freezing import Freeze
-from stoker.jobs.weights import Weights
-from stoker.loading import Stream, key_of, seed_generators
+from stoker.jobs.initial_weights import Weights, load_initial_weights
+from stoker.loading.randomness import RandomStream, key_of, seed_generators
 from stoker.records import Plan
-from stoker.stepping.adopting import adopted, is_foreign, naming
-from stoker.stepping.freezing import freeze_for_good
-from stoker.stepping.initial_weights import take_over
-from stoker.stepping.modes import to_training
+from stoker.stepping.foreign_models import adopt_model, fresh_keras_names, is_foreign
+from stoker.stepping.frozen_parameters import freeze_for_good
 
 
 def build_model(job: Job) -> nn.Module:
@@ -33,18 +36,18 @@ def build_model(job: Job) -> nn.Module:
         model = copy.deepcopy(job.model)
     else:
         with torch.random.fork_rng(devices=[]):
-            seed_generators(key_of(Stream.INITIAL_WEIGHTS, job.seed))
-            with naming():
+            seed_generators(key_of(RandomStream.INITIAL_WEIGHTS, job.seed))
+            with fresh_keras_names():
                 model = job.model()
     if not isinstance(model, nn.Module):
         raise BadJob(
             f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module",
             remedy='Set KERAS_BACKEND="torch" before Keras is imported.' if is_foreign(model) else None,
         )
-    model = adopted(model)
+    model = adopt_model(model)
     require_sizes(model)
     if isinstance(job.init, Weights):
-        take_over(model, job.init)
+        load_initial_weights(model, job.init)
     if isinstance(job.freeze, Freeze):
         freeze_for_good(to_training(model), job.freeze)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -68,7 +71,7 @@ def require_sizes(model: nn.Module) -> None:
         )
 
 
-def placed(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:
+def place_model(model: nn.Module, plan: Plan, dtype: torch.dtype | None = None) -> nn.Module:
     """`model` on the plan's device in its memory format, ready to be trained; in `dtype`, or as it is."""
     model = in_dtype(model.to(device=torch.device(plan.device)), dtype)
     if plan.memory_format == "channels_last":
@@ -127,3 +130,69 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def meta_model(job: Job) -> nn.Module:
+    """The job's model with its parameters on PyTorch's meta device, or the module given; frozen as the job says.
+
+    A function that cannot make its model there, because it looks at values, makes the real one.
+
+    Raises:
+        BadJob: what the job freezes is not there.
+        Exception: what the function raises when it makes the real one.
+    """
+    if not isinstance(job.freeze, Freeze):
+        return _meta_model_unfrozen(job)
+    model = _meta_model_unfrozen(job)
+    return freeze_for_good(_on_meta(model) if model is job.model else model, job.freeze)
+
+
+def _meta_model_unfrozen(job: Job) -> nn.Module:
+    if isinstance(job.model, nn.Module):
+        return job.model
+    with torch.random.fork_rng(devices=[]):
+        # Looking at values fails in many ways, `.numpy()` by a TypeError; whether the job is wrong, the real one tells.
+        with contextlib.suppress(Exception), torch.device("meta"):
+            return adopt_model(job.model())
+        return adopt_model(job.model())
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """A copy of a user's module on the meta device, made in no memory."""
+    memo: dict[int, torch.Tensor] = {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+    return copy.deepcopy(model, memo)
+
+
+def to_training(model: nn.Module) -> nn.Module:
+    """`model` in training mode, in place, but for what was put into evaluation mode within a frozen part.
+
+    A part is frozen if it has parameters and none of them requires a gradient. In evaluation mode its batch norms
+    normalise by their running statistics, which then do not move, and its dropout is off: what is usually meant by a
+    frozen backbone, and stays as the user set it. Anywhere else evaluation mode is what loading left, and is undone.
+    """
+    kept = [part for frozen in _frozen_parts(model) for part in frozen.modules() if not part.training]
+    model.train()
+    for part in kept:
+        part.training = False
+    return model
+
+
+@contextlib.contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Within the block `model` is in evaluation mode; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def _frozen_parts(model: nn.Module) -> Iterator[nn.Module]:
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            yield module

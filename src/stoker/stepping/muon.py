@@ -74,7 +74,7 @@ def _embeddings_and_output(model: nn.Module) -> set[int]:
     return {id(parameter) for parameter in (*embeddings, *others[-1:])}
 
 
-class Muon(torch.optim.Optimizer):
+class MuonOptimizer(torch.optim.Optimizer):
     """Muon over matrices, with another optimiser for the other parameters.
 
     Args:

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from stoker.errors import RunFailed
-from stoker.loading import Batch
+from stoker.loading.batches import Batch
 from stoker.records import Estimate
-from stoker.records.noise import NoiseScale
-from stoker.stepping.local_tensors import as_real
+from stoker.records.hyperparameters import NoiseScale
+from stoker.stepping.distributed_tensors import as_real
 from stoker.stepping.step import Step
 
 BLOCKS = 8

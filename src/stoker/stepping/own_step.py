@@ -25,11 +25,11 @@ from torch.utils.checkpoint import CheckpointError
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.loading import Content
+from stoker.loading.fields import Content
 from stoker.records import Plan
-from stoker.stepping.checkpointing import not_repeatable
-from stoker.stepping.not_finite import NotFinite
+from stoker.stepping.activation_checkpointing import not_repeatable
 from stoker.stepping.precision import products_in
+from stoker.stepping.step_failures import NotFinite
 
 _NAMED = 4
 """Names listed in a message."""
@@ -37,7 +37,7 @@ _NAMED = 4
 OwnStepFunction = Callable[[nn.Module, Any, Content], Any]
 
 
-class Optimizers(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimisers as one: their groups one after the other, their states together.
 
     `given` is what the job's function made: an optimiser, or a list, tuple or dict of them. `state_dict` has the form
@@ -103,7 +103,7 @@ class Optimizers(torch.optim.Optimizer):
             first = last
 
 
-def own_optimizers(job: Job, model: nn.Module) -> Optimizers:
+def own_optimizers(job: Job, model: nn.Module) -> CombinedOptimizer:
     """What `Job(optimizer=…)` makes of a model with a step of its own.
 
     Raises:
@@ -124,7 +124,7 @@ def own_optimizers(job: Job, model: nn.Module) -> Optimizers:
                 f"{type(part).__name__} steps parameters that are not the model's, which no checkpoint would hold",
                 remedy="Beside step=…, Job(optimizer=…) is given the model: take the parameters from it.",
             )
-    return Optimizers(given, parts)
+    return CombinedOptimizer(given, parts)
 
 
 class OwnStep:
@@ -148,8 +148,8 @@ class OwnStep:
     ) -> None:
         self._function, self._model, self._optimizer = function, model, optimizer
         self._device, self._precision, self._conditions = torch.device(plan.device), plan.precision, conditions
-        self._given = optimizer.given if isinstance(optimizer, Optimizers) else optimizer
-        self._parts = optimizer.parts if isinstance(optimizer, Optimizers) else [optimizer]
+        self._given = optimizer.given if isinstance(optimizer, CombinedOptimizer) else optimizer
+        self._parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
         self._is_checked = False
         self.values: dict[str, torch.Tensor] = {}
         """What the last step returned, by name; scalars."""

@@ -10,9 +10,9 @@ import torch
 
 from stoker.errors import BadJob
 from stoker.records import Precision
-from stoker.stepping.attention import attention_by_products
+from stoker.stepping.bf16_attention import attention_by_products
 from stoker.stepping.model import default_dtype
-from stoker.stepping.randomness import RandomDraws
+from stoker.stepping.random_draws import RandomDraws
 
 _TF32_SINCE = (8, 0)
 """Compute capability of the first devices that multiply in tf32.

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from stoker.jobs.source import is_installed, name_of
+from stoker.jobs.code_digest import is_installed, name_of
 from stoker.records.codec import JSON
-from stoker.stepping.local_tensors import as_real
+from stoker.stepping.distributed_tensors import as_real
 
 _MOST_ITEMS, _MOST_ELEMENTS, _DEPTH = 10_000, 2**22, 3
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -20,13 +20,13 @@ import torch
 from torch import nn
 
 from stoker.stepping.batch_norm import batch_norms
-from stoker.stepping.local_tensors import all_local, local
+from stoker.stepping.distributed_tensors import all_local, local
 
 Group = dict[str, Any]
 
 
-class ScheduleFree(torch.optim.Optimizer):
-    """Schedule-free descent over parameters that hold y; see `stoker.jobs.more_optimizers.ScheduleFree`.
+class ScheduleFreeOptimizer(torch.optim.Optimizer):
+    """Schedule-free descent over parameters that hold y; see `stoker.jobs.optimizers.ScheduleFree`.
 
     Args:
         groups: parameter groups.
@@ -93,7 +93,7 @@ class ScheduleFree(torch.optim.Optimizer):
         torch._foreach_add_(z, direction, alpha=-group["lr"])
 
 
-class HiddenAverage:
+class ScheduleFreeAverage:
     """The average x of a schedule-free optimiser, computed anew each time it is asked for.
 
     `statistics` are running statistics at x, by name; until there are any, the model's are taken.
@@ -102,7 +102,7 @@ class HiddenAverage:
     is_apart = False
     """It takes no memory of its own between updates."""
 
-    def __init__(self, model: nn.Module, optimizer: ScheduleFree) -> None:
+    def __init__(self, model: nn.Module, optimizer: ScheduleFreeOptimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self.statistics: dict[str, torch.Tensor] = {}
 

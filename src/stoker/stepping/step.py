@@ -18,14 +18,10 @@ from torch.utils.checkpoint import CheckpointError
 from stoker.errors import RunFailed
 from stoker.jobs import Job, Loss, Optimizer
 from stoker.jobs.mixing import mixes_of
-from stoker.loading import (
-    Batch,
-    Content,
-    Pass,
-    Pipeline,
-    Samples,
-    Split,
-    Stream,
+from stoker.loading.batches import Batch, InputPipeline, Pass, Split
+from stoker.loading.fields import Content
+from stoker.loading.randomness import (
+    RandomStream,
     extended,
     generator_states,
     key_of,
@@ -33,33 +29,30 @@ from stoker.loading import (
     seed_generators,
     seed_torch,
 )
+from stoker.loading.samples import Samples
 from stoker.loading.transforms import for_evaluation
 from stoker.records import Coupling, Plan
 from stoker.records.codec import JSON
-from stoker.stepping.averages import average_of
-from stoker.stepping.batch_norm import GroupedBatchNorm
+from stoker.stepping.activation_checkpointing import checkpoint, not_repeatable
+from stoker.stepping.batch_norm import GroupedBatchNorm, SyncBatchNorm
 from stoker.stepping.capture import CapturedPass
-from stoker.stepping.checkpointing import checkpoint, not_repeatable
 from stoker.stepping.chunked_loss import in_chunks
-from stoker.stepping.compiling import compile_in_place, is_double_backward, uncompiled
-from stoker.stepping.denormals import FLUSH_EVERY, flush_denormals
-from stoker.stepping.freezing import Thawing
+from stoker.stepping.diloco import OuterOptimizer, samples_here
+from stoker.stepping.distributed_tensors import all_local, norm_of
+from stoker.stepping.frozen_parameters import GradualUnfreezing
 from stoker.stepping.fused_update import fused_update
-from stoker.stepping.layouts import spread
+from stoker.stepping.layouts import parallelize
 from stoker.stepping.layouts.base import noted
-from stoker.stepping.layouts.legal import add_penalty, require_legal, require_no_closure
-from stoker.stepping.layouts.sync_batch_norm import SyncBatchNorm
-from stoker.stepping.local_tensors import all_local, norm_of
-from stoker.stepping.losses import Objective
-from stoker.stepping.model import build_model, placed
-from stoker.stepping.modes import in_evaluation
-from stoker.stepping.not_finite import not_finite
-from stoker.stepping.optimizers import build_optimizer, needs_closure
-from stoker.stepping.outer import Outer, samples_here
+from stoker.stepping.layouts.compatibility import add_penalty, require_legal, require_no_closure
+from stoker.stepping.losses import TrainingObjective
+from stoker.stepping.model import build_model, in_evaluation, place_model
 from stoker.stepping.own_step import OwnStep
 from stoker.stepping.precision import autocasting, products_in, require_precision
 from stoker.stepping.python_state import plain_changes, put_plain, python_state
-from stoker.stepping.rates import factor_at
+from stoker.stepping.step_failures import not_finite
+from stoker.stepping.torch_compile import compile_in_place, is_double_backward, uncompiled
+from stoker.stepping.torch_optimizers import FLUSH_EVERY, build_optimizer, factor_at, flush_denormals, needs_closure
+from stoker.stepping.weight_averaging import average_of
 from stoker.stepping.world import ALONE, World
 
 
@@ -101,14 +94,14 @@ class Step:
         self.device = torch.device(plan.device)
         require_precision(plan.precision, self.device)
         model = build_model(job) if model is None else model
-        self.model = placed(model, plan, dtype)
+        self.model = place_model(model, plan, dtype)
         checkpoint(self.model, plan.checkpointed_blocks, self._precision)  # before stages lose blocks
-        self.world, self._spread = world, spread(plan, self.model, world, job, is_apart=job.sync is not None)
-        self.outer = None if job.sync is None else Outer(job.sync, job, coupling, self.model, world)
+        self.world, self._spread = world, parallelize(plan, self.model, world, job, is_apart=job.sync is not None)
+        self.outer = None if job.sync is None else OuterOptimizer(job.sync, job, coupling, self.model, world)
         self.optimizer = build_optimizer(job, self.model, plan)
-        self._thawing = Thawing.of(job, self.model, self.optimizer, is_alone=world is ALONE)
+        self._thawing = GradualUnfreezing.of(job, self.model, self.optimizer, is_alone=world is ALONE)
         chunked = in_chunks(job, self.model, plan.loss_chunks)
-        self.objective = Objective(job, device=self.device, dtype=dtype, in_chunks=chunked)
+        self.objective = TrainingObjective(job, device=self.device, dtype=dtype, in_chunks=chunked)
         self.average = average_of(job, self.model, self.optimizer, coupling, plan)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.rate_factor = 1.0  # beside the schedule's: what a plateau made of the rates
@@ -123,7 +116,7 @@ class Step:
         self.is_moving = False
         self._update = fused_update(self.optimizer) if isinstance(job.optimizer, Optimizer) else self.optimizer.step
         self._reciprocals: dict[float, torch.Tensor] = {}
-        self._key = key_of(Stream.MICRO_BATCH, job.seed)
+        self._key = key_of(RandomStream.MICRO_BATCH, job.seed)
         self._groups: GroupedBatchNorm | None = None
         self._synced: SyncBatchNorm | None = None
         sharing = world.data if self.outer is None and plan.layout.data_size > 1 else None
@@ -137,9 +130,9 @@ class Step:
         own = job.step
         self.own = None if own is None else OwnStep(own, self.model, self.optimizer, plan, self._precision)
 
-    def pipeline(self, samples: Samples, *, augmented: bool) -> Pipeline:
+    def pipeline(self, samples: Samples, *, augmented: bool) -> InputPipeline:
         """How raw batches of `samples` become this step's inputs."""
-        return Pipeline(
+        return InputPipeline(
             device=self.device,
             fields=self.objective.fields,
             prepare=samples.prepare,
@@ -330,7 +323,7 @@ class Step:
             uncompiled() if self.plan.compile else contextlib.nullcontext(),
             in_evaluation(self.model),
         ):
-            seed_generators(key_of(Stream.EVALUATION, self.job.seed), self.device)
+            seed_generators(key_of(RandomStream.EVALUATION, self.job.seed), self.device)
 
             def measure(content: Content, size: int) -> dict[str, Loss]:
                 with self._precision():

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout  # settable nowhere else
 
 from stoker.errors import RunFailed
-from stoker.loading import Split
+from stoker.loading.batches import Split
 from stoker.records import ONE_PROCESS, Coupling, Layout
 from stoker.records.codec import JSON
 

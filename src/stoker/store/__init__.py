@@ -1,30 +1,30 @@
 """Run directories, their locks, checkpoints on disk, and the caches: where records are kept."""
 
-from stoker.store.calibrations import CalibrationStore, CeilingsCache, MicroBenchmarkCache
-from stoker.store.checkpoints import MANIFEST, CheckpointStore, Draft, checkpoint_name
+from stoker.store.checkpoint_store import MANIFEST, CheckpointStore, Draft, checkpoint_name
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, make_directories, read_lines, sha256_file, write_atomic, write_file
+from stoker.store.locations import cache_root, runs_root
 from stoker.store.locks import Holder, RunLock, is_held_here
-from stoker.store.places import cache_root, runs_root
+from stoker.store.record_caches import CalibrationStore, CeilingsCache, MicroBenchmarkCache
 from stoker.store.run_directory import RunDirectory
-from stoker.store.runs import (
+from stoker.store.run_identity import (
     LATEST,
-    Choice,
+    RunChoice,
     choose_directory,
+    describe_changes,
     find_run,
     headway_of,
     list_runs,
     name_in,
     require_same_spec,
-    told_changes,
     unfinished_before,
 )
-from stoker.store.traces import TraceCache
+from stoker.store.trace_cache import TraceCache
 
 __all__ = [
-    "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "Choice", "Draft", "Holder",
+    "LATEST", "MANIFEST", "CalibrationStore", "CeilingsCache", "CheckpointStore", "RunChoice", "Draft", "Holder",
     "MicroBenchmarkCache", "RunDirectory", "RunLock", "TraceCache", "append_line", "cache_root", "checkpoint_name",
     "choose_directory", "disk_errors", "find_run", "headway_of", "is_held_here", "list_runs", "make_directories",
-    "name_in", "read_lines", "require_same_spec", "runs_root", "sha256_file", "told_changes", "unfinished_before",
+    "name_in", "read_lines", "require_same_spec", "runs_root", "sha256_file", "describe_changes", "unfinished_before",
     "write_atomic", "write_file",
 ]  # fmt: skip

@@ -1,4 +1,11 @@
-"""Bytes onto the disk: the seam they all go through, whole files replaced at once, and appended lines.
+"""Advisory locks on open files, where the platform and the file system have them.
+
+`flock` belongs to the open file, so it dies with the last process that holds the file open: a killed process leaves no
+lock behind. Windows has no `flock`, and neither have some network file systems (Lustre mounted without `-o flock`).
+
+Source: flock(2), Linux manual pages.
+
+Bytes onto the disk: the seam they all go through, whole files replaced at once, and appended lines.
 
 After `write_atomic` returns, the new content survives a power cut; before, the old one does. The order is: write a file
 aside in the same directory, fsync it, rename it over the target, fsync the directory (whose entry the rename changed).
@@ -14,14 +21,56 @@ import hashlib
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.errors import RunFailed, StokerError
 from stoker.records.codec import printable
-from stoker.store import flock
 from stoker.store.disk_errors import disk_errors
+
+if sys.platform != "win32":
+    import fcntl
+
+_WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
+
+
+class LocksUnsupported(Exception):
+    """This platform or this file system has no file locks."""
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether the open file is now locked for us alone; False if somebody else holds it. Does not wait.
+
+    Raises:
+        LocksUnsupported: the platform or the file system has no locks.
+    """
+    return _flock(descriptor, wait=False)
+
+
+def wait_lock(descriptor: int) -> None:
+    """Lock the open file for us alone, waiting for whoever holds it; released by closing the file.
+
+    Raises:
+        LocksUnsupported: the platform or the file system has no locks.
+    """
+    _flock(descriptor, wait=True)
+
+
+def _flock(descriptor: int, *, wait: bool) -> bool:
+    if sys.platform == "win32":
+        raise LocksUnsupported(sys.platform)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        if problem.errno in _WITHOUT_LOCKS:
+            raise LocksUnsupported(str(problem)) from problem
+        raise
+    return True
+
 
 _BINARY = getattr(os, "O_BINARY", 0)
 _ASIDE = re.compile(r"\.writing-.+-\d+-[0-9a-f]{8}")
@@ -193,8 +242,8 @@ def append_line(path: Path, line: str, *, what: str | None = None, error: type[S
     with disk_errors(path, what or path.name, needed_bytes=len(data), error=error):
         descriptor = disk().open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
-            with suppress(flock.LocksUnsupported):  # then only one process at a time may append
-                flock.wait_lock(descriptor)
+            with suppress(LocksUnsupported):  # then only one process at a time may append
+                wait_lock(descriptor)
             end = _drop_torn_line(descriptor)
             try:
                 _write_all(descriptor, data)

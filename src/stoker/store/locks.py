@@ -21,7 +21,7 @@ from typing import Self
 
 from stoker.errors import BadRun
 from stoker.records import loads
-from stoker.store import flock
+from stoker.store import files
 from stoker.store.disk_errors import disk_errors
 from stoker.store.files import disk, make_directories
 
@@ -123,8 +123,8 @@ class RunLock:
 
     def _try_lock(self, descriptor: int) -> bool:
         try:
-            return flock.try_lock(descriptor)
-        except flock.LocksUnsupported:
+            return files.try_lock(descriptor)
+        except files.LocksUnsupported:
             self._make_stand_in()
             return True
 

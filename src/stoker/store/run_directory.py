@@ -50,7 +50,7 @@ from stoker.records import (
 )
 from stoker.records.codec import Record
 from stoker.records.progress import read_event
-from stoker.store.checkpoints import CheckpointStore
+from stoker.store.checkpoint_store import CheckpointStore
 from stoker.store.disk_errors import disk_errors, read_errors
 from stoker.store.files import (
     append_line,

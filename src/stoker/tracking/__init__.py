@@ -3,10 +3,3 @@
 A tracker is fed from the run's own log of events, up to a place that is kept beside it. So a tracker that is down costs
 a run nothing, one that is back gets what it missed, and a run that is over can be sent by the same code.
 """
-
-from stoker.tracking.base import About, Point, Tracker
-from stoker.tracking.following import Following
-from stoker.tracking.shipping import Shipment
-from stoker.tracking.targets import TRACKERS, Target, target_of
-
-__all__ = ["TRACKERS", "About", "Following", "Point", "Shipment", "Target", "Tracker", "target_of"]

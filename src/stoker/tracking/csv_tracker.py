@@ -9,14 +9,13 @@ from pathlib import Path
 
 from stoker.records.run import RunStatus
 from stoker.store import write_atomic
-from stoker.tracking.base import About, Point
-from stoker.tracking.places import place_of
+from stoker.tracking.base import MetricPoint, RunDescription, output_path
 
 _FIRST = ("samples", "seconds")
 """Columns that every line has: samples trained on, and seconds since the run was made."""
 
 
-class CsvFile:
+class CsvRun:
     """`metrics.csv`: continued where it is; written anew, aside and renamed, when a column comes to it.
 
     So it is where its last line was cut off, by a kill or a full disk. Lines that were written are not kept in memory:
@@ -28,7 +27,7 @@ class CsvFile:
         self.id = self.where = str(path)
         self._columns, self._whole_bytes, self._is_torn = _read(path)
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, points: list[MetricPoint]) -> None:
         """Add a line for each."""
         rows = [_row(point, self._began_at) for point in points]
         columns = list(dict.fromkeys((*self._columns, *(name for row in rows for name in row))))
@@ -55,21 +54,21 @@ class CsvFile:
         """Nothing is open."""
 
 
-def open_run(about: About, where: str | None, known_id: str | None) -> CsvFile:
+def open_run(about: RunDescription, where: str | None, known_id: str | None) -> CsvRun:
     """`metrics.csv` in the run's folder `tracking`; or in the folder `where`, under the run's name."""
-    path = place_of(about, where, known_id, name="metrics", ending=".csv")
+    path = output_path(about, where, known_id, name="metrics", ending=".csv")
     path.parent.mkdir(parents=True, exist_ok=True)
-    return CsvFile(path, about.created_at)
+    return CsvRun(path, about.created_at)
 
 
-def table(points: Iterable[Point], began_at: float) -> str:
+def table(points: Iterable[MetricPoint], began_at: float) -> str:
     """All of a run's points as CSV, its header first."""
     rows = [_row(point, began_at) for point in points]
     columns = list(dict.fromkeys((*_FIRST, *(name for row in rows for name in row))))
     return _lines([dict(zip(columns, columns, strict=True)), *rows], columns)
 
 
-def _row(point: Point, began_at: float) -> dict[str, str]:
+def _row(point: MetricPoint, began_at: float) -> dict[str, str]:
     return {
         "samples": str(point.samples),
         "seconds": f"{point.at - began_at:.3f}",

@@ -14,7 +14,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from stoker.records.run import RunStatus
-from stoker.tracking.base import About, Point
+from stoker.tracking.base import MetricPoint, RunDescription
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "unfinished": "KILLED"}
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
@@ -32,7 +32,7 @@ class MlflowRun:
         self._client, self.id, self.where = client, run_id, client.tracking_uri
         self._unsent = [Param(name, value) for name, value in {_allowed(n): v for n, v in parameters.items()}.items()]
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, points: list[MetricPoint]) -> None:
         """Metrics over samples."""
         while self._unsent:
             self._client.log_batch(self.id, params=self._unsent[:_MOST_PARAMETERS])
@@ -55,7 +55,7 @@ class MlflowRun:
         """Nothing is held."""
 
 
-def open_run(about: About, where: str | None, known_id: str | None) -> MlflowRun:
+def open_run(about: RunDescription, where: str | None, known_id: str | None) -> MlflowRun:
     """The run of this id, set going again; or a new one, with the job's and the plan's settings."""
     client = MlflowClient(tracking_uri=where or mlflow.get_tracking_uri())
     if known_id is not None:

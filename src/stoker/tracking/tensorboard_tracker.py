@@ -11,14 +11,13 @@ from pathlib import Path
 from tensorboardX import SummaryWriter
 
 from stoker.records.run import RunStatus
-from stoker.tracking.base import About, Point
-from stoker.tracking.places import place_of
+from stoker.tracking.base import MetricPoint, RunDescription, output_path
 
 
 class TensorBoardRun:
     """A folder of event files; each process of a run adds one."""
 
-    def __init__(self, folder: str, about: About, *, is_new: bool) -> None:
+    def __init__(self, folder: str, about: RunDescription, *, is_new: bool) -> None:
         self.id = self.where = folder
         # A name of its own for each file: tensorboardX's goes by the second, and would write over the one before.
         # Flushed by hand: what is noted as sent, is sent.
@@ -27,7 +26,7 @@ class TensorBoardRun:
             lines = [f"| {name} | {value.replace('|', '¦')} |" for name, value in about.parameters.items()]
             self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]))
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, points: list[MetricPoint]) -> None:
         """A scalar for each value, over samples."""
         for point in points:
             for name, value in point.values.items():
@@ -44,7 +43,7 @@ class TensorBoardRun:
         self._writer.close()
 
 
-def open_run(about: About, where: str | None, known_id: str | None) -> TensorBoardRun:
+def open_run(about: RunDescription, where: str | None, known_id: str | None) -> TensorBoardRun:
     """In the run's folder `tracking/tensorboard`; or below the folder `where`, under the run's name.
 
     `where` may be a URL that tensorboardX knows, such as `s3://bucket/runs`: what lies there is not looked at.
@@ -52,5 +51,5 @@ def open_run(about: About, where: str | None, known_id: str | None) -> TensorBoa
     if where is not None and "://" in where:
         folder = known_id or f"{where.rstrip('/')}/{about.run}"  # no Path, which would make one slash of two
     else:
-        folder = str(place_of(about, where, known_id, name="tensorboard"))
+        folder = str(output_path(about, where, known_id, name="tensorboard"))
     return TensorBoardRun(folder, about, is_new=known_id is None)

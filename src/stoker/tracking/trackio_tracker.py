@@ -12,7 +12,7 @@ from typing import Any
 import trackio
 
 from stoker.records.run import RunStatus
-from stoker.tracking.base import About, Point
+from stoker.tracking.base import MetricPoint, RunDescription
 
 _TALKATIVE = ("trackio", "trackio.run", "trackio.utils")
 
@@ -25,7 +25,7 @@ class TrackioRun:
         self.id = str(run.name)
         self.where = f"trackio show --project {project}"
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, points: list[MetricPoint]) -> None:
         """Each point at its samples, which are Trackio's steps."""
         for point in points:
             self._run.log(dict(point.values), step=point.samples)
@@ -38,7 +38,7 @@ class TrackioRun:
         self._run.finish()
 
 
-def open_run(about: About, where: str | None, known_id: str | None) -> TrackioRun:
+def open_run(about: RunDescription, where: str | None, known_id: str | None) -> TrackioRun:
     """The run of this name, or a new one with the job's and the plan's settings."""
     _silence()
     project = where or about.job

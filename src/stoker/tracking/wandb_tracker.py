@@ -11,7 +11,7 @@ from typing import Any
 import wandb
 
 from stoker.records.run import RunStatus
-from stoker.tracking.base import About, Point
+from stoker.tracking.base import MetricPoint, RunDescription
 
 
 class WandbRun:
@@ -24,7 +24,7 @@ class WandbRun:
         run.define_metric("samples")
         run.define_metric("*", step_metric="samples")
 
-    def log(self, points: list[Point]) -> None:
+    def log(self, points: list[MetricPoint]) -> None:
         """Each point with its samples; W&B's own step only counts calls, since it must never go back."""
         for point in points:
             self._run.log({**point.values, "samples": point.samples, "_timestamp": point.at})
@@ -40,7 +40,7 @@ class WandbRun:
         self._run.finish()
 
 
-def open_run(about: About, where: str | None, known_id: str | None) -> WandbRun:
+def open_run(about: RunDescription, where: str | None, known_id: str | None) -> WandbRun:
     """The run of this id, or a new one with the job's and the plan's settings."""
     return WandbRun(
         wandb.init(

@@ -1,7 +1,9 @@
 """Checkpoints of a run: copied between two updates, written in the background, restored exactly.
 
-Of several processes each writes its share (`stoker.training.shares`), and the first one completes the checkpoint once
+Of several processes each writes its share (`stoker.training.snapshots`), and the first one completes the checkpoint once
 all shares are durable. Whether to go on is agreed where the next one is saved, and at the end.
+
+From a checkpoint on disk back into a step, or into whole weights, whichever processes wrote it.
 """
 
 from __future__ import annotations
@@ -20,13 +22,32 @@ from stoker.errors import RunFailed, StokerError
 from stoker.jobs.extent import Extent
 from stoker.records import CheckpointManifest, Position
 from stoker.records.codec import JSON
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.store import CheckpointStore, Draft, checkpoint_name, make_directories, write_atomic
-from stoker.training.agreement import appears, gathered, heard, raise_first, require_all_see, said
-from stoker.training.mailbox import Mailbox, meeting_store
-from stoker.training.resuming import kept_weights
-from stoker.training.shares import Share, merged, share_of
+from stoker.training.named_state import Tensors, rebuilt, unpack
+from stoker.training.rank_messages import (
+    RankMailbox,
+    becomes_visible,
+    decode_error,
+    encode_error,
+    gather_from_ranks,
+    process_group_store,
+    raise_first_error,
+    raise_on_all_ranks,
+    require_seen_by_each_rank,
+)
+from stoker.training.sharded_tensors import opened, whole_from
+from stoker.training.snapshots import (
+    SHARED,
+    CheckpointShare,
+    merged,
+    prefix_in,
+    put_back,
+    restore_outer,
+    share_of,
+    weights_part,
+)
 
 GRACE_S = 0.5
 """How long the first process waits for the others' shares of a checkpoint once training came to nothing [s]."""
@@ -49,7 +70,7 @@ class Written:
 class _Order:
     """What the thread that writes is to do."""
 
-    share: Share
+    share: CheckpointShare
     world: World
     position: Position
     started: float
@@ -103,7 +124,7 @@ class Checkpointer:
         else:
             draft, share = self._begin(step, position, progress)
             order = _Order(share, step.world, position, started, time.perf_counter() - started, best, kept)
-            mailbox = Mailbox(meeting_store(), draft.aside.name, share.size)
+            mailbox = RankMailbox(process_group_store(), draft.aside.name, share.size)
             self._pending = self._writer.submit(self._write_share, order, draft, mailbox)
         return finished
 
@@ -169,7 +190,7 @@ class Checkpointer:
         )
         return self._done(order, path, started)
 
-    def _begin(self, step: Step, position: Position, progress: dict[str, JSON]) -> tuple[Draft, Share]:
+    def _begin(self, step: Step, position: Position, progress: dict[str, JSON]) -> tuple[Draft, CheckpointShare]:
         """Make the directory that all processes write to, and copy what this one will write.
 
         Raises:
@@ -180,19 +201,19 @@ class Checkpointer:
             try:
                 draft = self._store.begin(checkpoint_name(position))
             except StokerError as error:
-                problem = said(error)
+                problem = encode_error(error)
         names = None if draft is None else (draft.target.name, draft.aside.name)
-        told = gathered(world, (names, problem))
-        raise_first([one for _, one in told])
+        told = gather_from_ranks(world, (names, problem))
+        raise_first_error([one for _, one in told])
         draft = Draft(*(self._store.directory / name for name in told[0][0]))
         try:
             try:
                 share = share_of(step, progress)
             except StokerError as error:
-                problem = said(error)
-            told = gathered(world, (appears(draft.aside), problem))
-            require_all_see(self._store.directory, [sees for sees, _ in told])
-            raise_first([one for _, one in told])
+                problem = encode_error(error)
+            told = gather_from_ranks(world, (becomes_visible(draft.aside), problem))
+            require_seen_by_each_rank(self._store.directory, [sees for sees, _ in told])
+            raise_first_error([one for _, one in told])
         except BaseException:
             if world.is_first:
                 self._store.discard(draft)
@@ -200,29 +221,29 @@ class Checkpointer:
         assert share is not None
         return draft, share
 
-    def _write_share(self, order: _Order, draft: Draft, mailbox: Mailbox) -> Written | None:
+    def _write_share(self, order: _Order, draft: Draft, mailbox: RankMailbox) -> Written | None:
         """Write this process's share; the first process completes the checkpoint when all have."""
         started = time.perf_counter()
         try:
             order.share.require_finite(order.position)
             files = self._store.seal(draft, order.share.write)
         except Exception as error:
-            kind, message, remedy = said(_as_told(error))
+            kind, message, remedy = encode_error(_as_stoker_error(error))
             told = kind, f"{message} (process {order.share.rank})", remedy
             mailbox.post(order.share.rank, {"problem": told})
             if order.world.is_first:
                 self._store.discard(draft)
-            raise heard(told) from error
+            raise decode_error(told) from error
         mailbox.post(order.share.rank, order.share.letter(files))
         return self._complete(order, draft, mailbox, started) if order.world.is_first else None
 
-    def _complete(self, order: _Order, draft: Draft, mailbox: Mailbox, started: float) -> Written:
+    def _complete(self, order: _Order, draft: Draft, mailbox: RankMailbox, started: float) -> Written:
         letters = mailbox.letters(lambda: time.monotonic() > self._waits_until, lambda letter: "problem" in letter)
         told = [letter["problem"] for letter in letters or [] if "problem" in letter]
         if told or letters is None:
             self._store.discard(draft)
         if told:
-            raise heard(told[0])
+            raise decode_error(told[0])
         if letters is None:
             raise RunFailed(f"checkpoint {draft.target.name} was given up: not every process wrote its share",
                             remedy="The last checkpoint is intact.")  # fmt: skip
@@ -261,11 +282,13 @@ class Checkpointer:
                 concurrent.futures.wait([pending], timeout=_LOOK_EVERY_S)
             is_done = pending is None or pending.done()
             error = pending.exception() if pending is not None and is_done else None
-            told = gathered(self._world, (is_done, None if error is None else said(_as_told(error))))
+            told = gather_from_ranks(
+                self._world, (is_done, None if error is None else encode_error(_as_stoker_error(error)))
+            )
             if all(done for done, _ in told):
                 break
         self._pending = None
-        raise_first([one for _, one in told], error)
+        raise_first_error([one for _, one in told], error)
         return [] if pending is None else _finished(pending)
 
 
@@ -313,8 +336,73 @@ def _finished(pending: Future[Written | None]) -> list[Written]:
     return [] if written is None else [written]
 
 
-def _as_told(error: BaseException) -> StokerError:
+def _as_stoker_error(error: BaseException) -> StokerError:
     """The error as it can be told to other processes."""
     if isinstance(error, StokerError):
         return error
     return RunFailed(f"a checkpoint could not be written: {type(error).__name__}: {error}")
+
+
+def newest_together(world: World, store: CheckpointStore) -> tuple[Path, CheckpointManifest] | None:
+    """The newest usable checkpoint, the same in every process; each of them calls this, and the first one looks.
+
+    Raises:
+        BadRun: in all of them: there are some and none is usable, or not every process sees it.
+    """
+    found, problem = None, None
+    if world.is_first:
+        try:
+            found = store.newest()
+        except StokerError as error:
+            problem = error
+    name = gather_from_ranks(world, None if found is None else found[0].name)[0]
+    raise_on_all_ranks(world, problem)
+    if name is None:
+        return None
+    try:
+        if not world.is_first:
+            becomes_visible(store.directory / name)
+            found = store.named(name)
+    except StokerError as error:
+        problem = error
+    raise_on_all_ranks(world, problem)
+    return found
+
+
+def restore(step: Step, path: Path, manifest: CheckpointManifest) -> dict[str, JSON]:
+    """Put the checkpoint's state into `step`, in place; returns the progress that was kept with it.
+
+    Whichever processes wrote it, in whichever layout: each reads what it holds. An average that the checkpoint lacks
+    begins at its weights.
+
+    Raises:
+        BadRun: the checkpoint is of another model or optimiser.
+    """
+    kept = manifest.skeleton
+    prefix = prefix_in(step, kept)
+    mine = {part: kept[f"{prefix}{part}"] for part in ("optimizer", "average") if f"{prefix}{part}" in kept}
+    mine |= {"model": kept[weights_part(step, kept)], "generators": kept["generators"]}
+    mine["python"] = kept.get("python", {})
+    with opened(path, manifest) as source:
+        put_back(step, mine, source, path)
+        restore_outer(step, kept, source)
+    progress: dict[str, JSON] = unpack(manifest.skeleton["progress"], {})
+    return progress
+
+
+def model_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
+    """The model's weights in a checkpoint, whole, as they were trained on; of several sites those that they share."""
+    return _weights(path, manifest, (SHARED, "model"))
+
+
+def kept_weights(path: Path, manifest: CheckpointManifest) -> Tensors:
+    """The weights of a checkpoint worth keeping, whole: the average's if there is one."""
+    return _weights(path, manifest, (SHARED, "average", "model"))
+
+
+def _weights(path: Path, manifest: CheckpointManifest, parts: tuple[str, ...]) -> Tensors:
+    """The weights of the first of these parts that is there."""
+    part = next(part for part in parts if part in manifest.skeleton)
+    with opened(path, manifest) as source:
+        weights: Tensors = rebuilt(manifest.skeleton[part], whole_from(source))
+    return weights

@@ -10,26 +10,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stoker.devices.failures import checkpoint_interval_s
+from stoker.devices.failure_rates import checkpoint_interval_s
 from stoker.jobs.extent import Extent
-from stoker.loading import BatchSource, Samples, WorkerDeath
-from stoker.loading.samples import reads_repeated
+from stoker.loading.batches import BatchSource
+from stoker.loading.samples import Samples, reads_repeated
+from stoker.loading.workers import WorkerDeath
 from stoker.records import Position
 from stoker.records.codec import JSON
 from stoker.records.progress import by_measure
-from stoker.stepping import NotFinite, Step
-from stoker.stepping.averaging import EqualAverage
-from stoker.stepping.held_out import evaluating
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite, evaluating
+from stoker.stepping.weight_averaging import EqualAverage
+from stoker.training.averaged_weights import average_is_due, renew_statistics, require_renewable
 from stoker.training.checkpoints import Checkpointer, Written, kept_at
-from stoker.training.course import Course
 from stoker.training.evaluation import evaluate, evaluation_batch, is_better
 from stoker.training.hooks import Update
-from stoker.training.interrupts import StopRequest
 from stoker.training.recovery import Recovery
-from stoker.training.spikes import SpikeDetector
-from stoker.training.statistics import average_is_due, renew_statistics, require_renewable
-from stoker.training.stopping import measured
-from stoker.training.telemetry import Telemetry
+from stoker.training.run_control import RunControl, metric_value
+from stoker.training.signals import StopRequest
+from stoker.training.telemetry import SpikeDetector, Telemetry
 from stoker.training.threads import ThreadKeeper
 from stoker.training.watchdog import Watchdog
 from stoker.units import Duration
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
     import torch
 
 
-class Called(Exception):
+class RendezvousRequested(Exception):
     """Asks whoever made the loop to meet the other processes anew: one of them waits to be let in."""
 
 
-def _nobody_waits() -> bool:
+def _never_called() -> bool:
     return False
 
 
@@ -81,12 +80,12 @@ class Loop:
     reached: Position = field(default_factory=Position, init=False)
     """How far it is, also after an error."""
     threads: ThreadKeeper | None = None
-    is_called: Callable[[], bool] = _nobody_waits
+    is_called: Callable[[], bool] = _never_called
     unevaluated: Position | None = None
     unsaved_s: float = 0.0
     save_every_s: float = math.nan
     """Time between checkpoints [s]: the plan's, until saving was measured."""
-    course: Course = field(default_factory=Course)
+    course: RunControl = field(default_factory=RunControl)
     """What evaluations have decided about the rate and the end."""
     losses: tuple[float | None, float | None] = (None, None)
     """The first update's, where this process made it, and the mean since the last but one progress event."""
@@ -168,7 +167,7 @@ class Loop:
                 break
             if self._agreed("meet", mine=self.is_called()) and not is_last:
                 self._keep_for_the_next_meeting(position)
-                raise Called
+                raise RendezvousRequested
         if telemetry.has_news:
             self._report_progress(position)
         return position
@@ -292,7 +291,7 @@ class Loop:
                 evaluated[split] = recovery.without_weights(functools.partial(self._evaluated, samples), position)
             took_s[split] = self.telemetry.lap("evaluation")
         metrics = by_measure(evaluated)
-        value = measured(metrics, self.best.name)
+        value = metric_value(metrics, self.best.name)
         is_best = is_better(self.best.name, value, self.best.value, lower=self.best.lower_is_better)
         if is_best:
             self.best.value, self.best.samples = value, position.samples

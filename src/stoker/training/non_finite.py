@@ -14,17 +14,20 @@ import torch
 from torch import nn
 
 from stoker.errors import StokerError
-from stoker.loading import Batch, map_tensors, named
+from stoker.loading.batches import Batch
+from stoker.loading.fields import map_tensors
 from stoker.loading.order import Indices
+from stoker.loading.workers import named
 from stoker.records import Position
 from stoker.records.codec import JSON
-from stoker.stepping import NotFinite, Step
-from stoker.stepping.compiling import uncompiled
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite
+from stoker.stepping.torch_compile import uncompiled
 from stoker.store import write_atomic
 
 
 @dataclasses.dataclass
-class Examined:
+class NonFiniteReport:
     """What is known of a number that was not finite.
 
     `first` is where the first one was met, in the order of the computation: a weight, an input, a module's output, the
@@ -49,12 +52,14 @@ InData = Callable[[Indices, int], Indices]
 """Gives where samples of an epoch lie in the data that the user gave."""
 
 
-def examine(step: Step, problem: NotFinite, batch: Batch | None, position: Position, in_data: InData) -> Examined:
+def examine(
+    step: Step, problem: NotFinite, batch: Batch | None, position: Position, in_data: InData
+) -> NonFiniteReport:
     """Redo the update's forward and backward pass and look; without a batch only the weights are looked at.
 
     Buffers and gradients are left as that pass leaves them. Buffers must be as they were before the update.
     """
-    found = Examined(
+    found = NonFiniteReport(
         what=problem.message,
         update=position.updates + 1,
         samples=position.samples,
@@ -73,7 +78,7 @@ def examine(step: Step, problem: NotFinite, batch: Batch | None, position: Posit
     return found
 
 
-def write_dump(folder: Path | None, found: Examined, position: Position) -> Path | None:
+def write_dump(folder: Path | None, found: NonFiniteReport, position: Position) -> Path | None:
     """Write what was found as JSON; None where it cannot be, which is not worth an error of its own."""
     if folder is None:
         return None
@@ -85,7 +90,7 @@ def write_dump(folder: Path | None, found: Examined, position: Position) -> Path
     return None
 
 
-def _redo(step: Step, batch: Batch, update: int, found: Examined, in_data: InData) -> None:
+def _redo(step: Step, batch: Batch, update: int, found: NonFiniteReport, in_data: InData) -> None:
     first: list[str] = [found.first] if found.first is not None else []
 
     def look(tensor: torch.Tensor) -> torch.Tensor:

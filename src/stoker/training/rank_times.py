@@ -1,4 +1,19 @@
-"""Where an update's time goes on this process of several: its own work, and all that it waits for.
+"""How long a thread is held up by messages of other processes, wherever in a pass it waits for them.
+
+What: PyTorch's two doors to waiting, `Work.wait` and `wait_tensor`, are timed while somebody watches. Through them go
+the collectives of FSDP2, tensor parallel and pipelines on a CPU, and all blocking calls of `torch.distributed`.
+Use when: processes talk over gloo. Costs: two clock readings a wait. Does not see: waits in C++ (the end of
+DistributedDataParallel's backward pass: see `noted` in `stepping/layouts/base.py`), and nothing under NCCL, where the
+stream waits and the host goes on. If PyTorch ever refuses the exchange, `is_watching` stays False and all is 0.
+
+Moments of a training process: readings of the host's clock, or events in the stream of a GPU.
+
+Clocks of several processes made comparable, once, when they have met.
+
+On one host all processes read the same monotonic clock. Between hosts, questions go back and forth through the store
+that they share; the quickest answer says most (Cristian 1989, "Probabilistic clock synchronization", section 3).
+
+Where an update's time goes on this process of several: its own work, and all that it waits for.
 
 What: a few clock readings an update. The process's own work is done when its last gradient is ready (`computed`); until
 losses and gradients are summed (`agreed`) it is blocked, as it is in every wait before and after (see `waits.py`). How
@@ -12,20 +27,230 @@ pipelines wait for within their passes, which counts as compute there (`--profil
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from stoker.errors import StokerError
-from stoker.records.rank_times import FIRST_IN_FULL, PARTS, RankTimes, SampledUpdates
+from stoker.records.bottleneck import FIRST_IN_FULL, PARTS, RankTimes, SampledUpdates
 from stoker.stepping.world import World
-from stoker.training.alignment import Alignment, align, this_host
-from stoker.training.mailbox import meeting_store
-from stoker.training.moments import HostMoments, Moments, moments_on
-from stoker.training.waits import Waits
+from stoker.training.rank_messages import process_group_store
+
+
+class CommTimer:
+    """Counts the seconds that the thread which starts it spends in waits."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total_s = 0.0
+        self._clock = clock
+        self.is_watching = False
+        self._thread = 0
+        self._wait: Any = None
+        self._wait_tensor: Any = None
+
+    def start(self) -> None:
+        """Watch from now on; one watcher at a time."""
+        if self.is_watching or not dist.is_available():
+            return
+        self._thread = threading.get_ident()
+        self._wait, self._wait_tensor = dist.Work.wait, functional.wait_tensor
+        try:
+            dist.Work.wait = self._timed(self._wait)  # type: ignore[method-assign]  # as long as somebody watches
+        except (TypeError, AttributeError):
+            return
+        functional.wait_tensor = self._timed(self._wait_tensor)
+        self.is_watching = True
+
+    def stop(self) -> None:
+        """Leave PyTorch as it was found."""
+        if self.is_watching:
+            dist.Work.wait = self._wait  # type: ignore[method-assign]  # see `start`
+            functional.wait_tensor = self._wait_tensor
+            self.is_watching = False
+
+    def _timed(self, wait: Any) -> Any:
+        clock, thread_of = self._clock, threading.get_ident
+
+        def timed(*arguments: Any, **settings: Any) -> Any:
+            began = clock()
+            try:
+                return wait(*arguments, **settings)
+            finally:
+                if thread_of() == self._thread:
+                    self.total_s += clock() - began
+
+        return timed
+
+
+class Timestamps(Protocol):
+    """Notes moments, and says later when they were."""
+
+    def now(self) -> Any:
+        """This moment."""
+        ...
+
+    def seconds(self, moments: list[Any]) -> list[float]:
+        """When they were, by the host's monotonic clock [s]; they are not used again."""
+        ...
+
+
+class HostTimestamps:
+    """Moments of the host's monotonic clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = clock
+
+    def seconds(self, moments: list[Any]) -> list[float]:
+        """As `Moments.seconds`."""
+        return moments
+
+
+class StreamTimestamps:
+    """Moments at which a GPU comes to what was given to it: events of the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[torch.cuda.Event] = []
+
+    def now(self) -> Any:
+        """As `Moments.now`; the GPU is not waited for."""
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, moments: list[Any]) -> list[float]:
+        """As `Moments.seconds`; waits for the GPU."""
+        anchor = self.now()
+        anchor.synchronize()
+        at = time.monotonic()
+        found = [at - event.elapsed_time(anchor) / 1e3 for event in moments]
+        self._free += [*moments, anchor]
+        return found
+
+
+def timestamps_on(device: torch.device) -> Timestamps:
+    """How moments are noted for work on `device`."""
+    return StreamTimestamps(device) if device.type == "cuda" else HostTimestamps()
+
+
+PINGS = 8
+"""Questions that each process on another host asks."""
+
+
+class ClockStore(Protocol):
+    """What is used of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a value for everybody."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """A value that is there."""
+        ...
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Return when all keys are there."""
+        ...
+
+
+@dataclass(frozen=True)
+class ClockAlignment:
+    """What to add to a process's monotonic clock to have the first one's [s], and by how much that may be wrong [s].
+
+    `began_at` is when they met, by the first one's calendar [seconds since 1970]: the same in all of them.
+    """
+
+    offset_s: float = 0.0
+    uncertainty_s: float = 0.0
+    began_at: float = 0.0
+
+
+def this_host() -> str:
+    """The host's name and its boot, so that equal ones share a monotonic clock."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text(encoding='ascii').strip() if boot.exists() else ''}".strip()
+
+
+def align_clocks(
+    store: ClockStore,
+    rank: int,
+    size: int,
+    *,
+    patience_s: float = 20.0,
+    host: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> ClockAlignment:
+    """Compare this process's clock with the first one's; all `size` processes that met have to call it.
+
+    Args:
+        store: where all find each other, with names that were not used before (such as a PrefixStore of the meeting).
+        rank: of this process.
+        size: how many there are.
+        patience_s: longest wait for an answer.
+        host: see `this_host`.
+        clock: monotonic [s].
+
+    Raises:
+        torch.distributed.DistStoreError: another process does not answer in time.
+    """
+    here = this_host() if host is None else host
+    talk = _StoreMessages(store, timedelta(seconds=patience_s))
+    if rank == 0:
+        began_at = time.time()
+        talk.say("clock/first", f"{began_at!r} {here}")
+        for other in range(1, size):
+            _answer_pings(talk, other, clock)
+        return ClockAlignment(began_at=began_at)
+    said, _, first = talk.hear("clock/first").partition(" ")
+    is_same = first == here
+    talk.say(f"clock/{rank}/asks", "0" if is_same else str(PINGS))
+    offset, uncertainty = (0.0, 0.0) if is_same else _measured_offset(talk, rank, clock)
+    return ClockAlignment(offset, uncertainty, float(said))
+
+
+def _answer_pings(talk: _StoreMessages, other: int, clock: Callable[[], float]) -> None:
+    """The first process's side: the time, as often as another one asks."""
+    for number in range(int(talk.hear(f"clock/{other}/asks"))):
+        talk.hear(f"clock/{other}/ping/{number}")
+        talk.say(f"clock/{other}/pong/{number}", repr(clock()))
+
+
+def _measured_offset(talk: _StoreMessages, rank: int, clock: Callable[[], float]) -> tuple[float, float]:
+    """Offset and uncertainty by the quickest answer [s]."""
+    best = (0.0, float("inf"))
+    for number in range(PINGS):
+        sent = clock()
+        talk.say(f"clock/{rank}/ping/{number}", "?")
+        theirs = float(talk.hear(f"clock/{rank}/pong/{number}"))
+        half = (clock() - sent) / 2
+        if half < best[1]:
+            best = (theirs - (sent + half), half)
+    return best
+
+
+@dataclass(frozen=True)
+class _StoreMessages:
+    """Saying and hearing through a store, with an end to patience."""
+
+    store: ClockStore
+    patience: timedelta
+
+    def say(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def hear(self, key: str) -> str:
+        self.store.wait([key], self.patience)
+        return self.store.get(key).decode()
+
 
 MOST_SAMPLED = 3000
 """Updates kept in full; when there are more, every second one is dropped. A file of them has 0.2 MB."""
@@ -78,11 +303,11 @@ class RankClock:
     size: int
     worker: int
     first_update: int
-    alignment: Alignment = field(default_factory=Alignment)
-    moments: Moments = field(default_factory=HostMoments)
+    alignment: ClockAlignment = field(default_factory=ClockAlignment)
+    moments: Timestamps = field(default_factory=HostTimestamps)
     write: Callable[[RankTimes], None] | None = None
     host: str = field(default_factory=lambda: this_host().split(" ")[0])
-    waits: Waits = field(default_factory=Waits)
+    waits: CommTimer = field(default_factory=CommTimer)
     problem: str | None = field(default=None, init=False)
     """Why nothing more is written, if it cannot be."""
 
@@ -210,8 +435,8 @@ def rank_clock(
         size=world.layout.world_size,
         worker=worker,
         first_update=0,
-        alignment=align(meeting_store(), world.rank, world.layout.world_size),
-        moments=moments_on(device),
+        alignment=align_clocks(process_group_store(), world.rank, world.layout.world_size),
+        moments=timestamps_on(device),
         write=write,
     )
 

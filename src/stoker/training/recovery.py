@@ -5,24 +5,38 @@ generators it began with, at the next smaller legal micro-batch. After they bega
 A number that is not finite: whatever the Job says. Use when: always. Costs: see `before_update.py`.
 Does not combine with: coupled samples that must stay whole (there is no smaller micro-batch then, and the error says
 so); a process that the system kills for want of memory hears of nothing.
+
+What an update changes before its weights move, kept so that the update can be redone as if it had not begun.
+
+What: buffers are copied, those of a model in one call; Python's and NumPy's generators are kept as they were (PyTorch's
+are seeded before each micro-batch anyway). Weights, optimiser and average are not here: they change last.
+Use when: before every update. Costs: half a microsecond for a model without buffers; 17 µs for the 24 buffers of eight
+batch norms; for large buffers that change, their copy. Reading Python's and NumPy's generators takes 40 µs, so a model
+that is not seen to draw from them has them read every 256 updates only.
+Does not combine with: state that is no buffer (a plain attribute, a generator of the model's own), and large buffers
+written to past PyTorch's version counter (`.data`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from torch import nn
 
 from stoker.errors import BadJob, DoesNotFit, RunFailed, first_line
-from stoker.loading import Batch
+from stoker.loading.batches import Batch
 from stoker.loading.order import Indices
 from stoker.records import FULL_PRECISIONS, EventKind, Plan, Position, Precision, to_json
-from stoker.stepping import NotFinite, Step, free_bytes, ran_out_of_memory, reachable_bytes
-from stoker.training.before_update import BeforeUpdate
+from stoker.stepping.capture import Buffers
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite, free_bytes, ran_out_of_memory, reachable_bytes
 from stoker.training.non_finite import InData, examine, write_dump
 from stoker.units import format_bytes
 
@@ -63,7 +77,7 @@ class RollBack(Exception):
         self.change = change
 
 
-class Together(Exception):
+class ReplanAllRanks(Exception):
     """Asks whoever made the loop to let all processes go on under `change.new` from where they are."""
 
     def __init__(self, change: Replanned) -> None:
@@ -80,7 +94,7 @@ def _forget(_change: Replanned) -> None:
     """Keep nothing."""
 
 
-def _as_they_are(indices: Indices, _epoch: int) -> Indices:
+def _same_indices(indices: Indices, _epoch: int) -> Indices:
     """The samples are the data."""
     return indices
 
@@ -103,11 +117,11 @@ class Recovery:
         tell: Tell = _silent,
         replanned: Callable[[Replanned], None] = _forget,
         dumps: Path | None = None,
-        in_data: InData = _as_they_are,
+        in_data: InData = _same_indices,
     ) -> None:
         self.step = step
         self._tell, self._replanned, self._dumps, self._in_data = tell, replanned, dumps, in_data
-        self._before = BeforeUpdate(step.model)
+        self._before = UpdateSnapshot(step.model)
         self._skipped = 0
 
     def update(self, batch: Batch, position: Position, progress: float) -> torch.Tensor | None:
@@ -196,10 +210,10 @@ class Recovery:
 
     def _replan(self, change: Replanned, position: Position) -> None:
         if self.step.world.layout.world_size > 1:
-            raise Together(change)
+            raise ReplanAllRanks(change)
         self._replanned(change)
         self.step.cut_to(change.new.micro_batch)
-        tell_replanned(self._tell, change, position.samples)
+        emit_replanned(self._tell, change, position.samples)
 
     def _no_smaller(self, size: int, where: str) -> DoesNotFit:
         coupling, plan = self.step.coupling, self.step.plan
@@ -255,7 +269,7 @@ class Recovery:
         return RunFailed(words, remedy=f"{problem.remedy or ''}{where}".strip() or None)
 
 
-def tell_replanned(tell: Tell, change: Replanned, samples: int) -> None:
+def emit_replanned(tell: Tell, change: Replanned, samples: int) -> None:
     """Send the event of a change of plan at a position."""
     tell(
         "replanned", samples=samples, old=to_json(change.old), new=to_json(change.new), why=change.why,
@@ -272,3 +286,61 @@ def _give_back(device: torch.device) -> None:
 
 def _with(free: int | None) -> str:
     return "" if free is None else f" with {format_bytes(free)} free"
+
+
+_LOOK_EVERY = 256
+"""Updates between two looks at generators that were not seen to be drawn from."""
+
+
+class UpdateSnapshot:
+    """The state of a model's buffers and of the generators when `keep` was called last."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = Buffers(model)
+        self._generators = Generators()
+
+    def keep(self) -> None:
+        """Remember the present state."""
+        if self._buffers.are_there:
+            self._buffers.keep()
+        self._generators.keep()
+
+    def restore(self) -> bool:
+        """Put back what was kept; whether all of it could be."""
+        self._generators.restore()
+        return self._buffers.restore()
+
+
+class Generators:
+    """Python's and NumPy's global generators as they were."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[object, object] | None = None
+        self._are_drawn = False
+        self._times = 0
+
+    def keep(self) -> None:
+        """Remember their states, each time if they are drawn from, else now and then."""
+        self._times += 1
+        if self._times % _LOOK_EVERY and self._times > 2 and not self._are_drawn:
+            return
+        before, self._kept = self._kept, _states()
+        self._are_drawn = self._are_drawn or (before is not None and not _are_equal(before, self._kept))
+
+    def restore(self) -> None:
+        """Put back what was kept: where nothing had been drawn, that is what was before this update."""
+        if self._kept is not None:
+            python, numpy = self._kept
+            random.setstate(python)  # type: ignore[arg-type]
+            np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002 - the generator that users draw from
+
+
+def _states() -> tuple[object, object]:
+    return random.getstate(), np.random.get_state()  # noqa: NPY002 - as above
+
+
+def _are_equal(one: tuple[object, object], other: tuple[object, object]) -> bool:
+    (python, numpy), (pythons, numpys) = one, other
+    assert isinstance(numpy, tuple)
+    assert isinstance(numpys, tuple)
+    return python == pythons and numpy[2:] == numpys[2:] and bool(np.array_equal(numpy[1], numpys[1]))

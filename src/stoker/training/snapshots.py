@@ -3,6 +3,18 @@
 Its parts are the model's weights and buffers, the optimiser's state, the average, plain values that the model and the
 loss keep in Python, and the generators of Python and NumPy (PyTorch's are seeded before every pass). Of several
 processes the first one's values and generators are kept, and all take them over, as all begin with the same ones.
+
+Sites that make updates of their own, in a checkpoint: each keeps a state of its own, and all share weights.
+
+The first site's parts have the usual names, those of site 1 begin with `site1-`, and `shared` holds the weights that
+all of them share, which are the ones worth keeping. As many sites as there were go on each from its own state; another
+number of them, or processes that train in lockstep, from the shared weights.
+
+What each process writes of a checkpoint, and how a manifest comes of all of it.
+
+A process writes the blocks that are its turn (`stoker.training.sharded_tensors`), into files of its own: `model.safetensors` of
+one process, `model.0-of-4.safetensors` of several. Of several it tells the first one which files those are and which
+block of which tensor lies where; the first one in each stage adds the skeletons, which are alike within a stage.
 """
 
 from __future__ import annotations
@@ -11,30 +23,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from stoker.errors import BadRun
 from stoker.jobs import Optimizer
-from stoker.loading import generator_states, restore_generators
+from stoker.loading.randomness import generator_states, restore_generators
+from stoker.records import FileDigest, Position, StoredPiece, StoredTensor, from_json, to_json
 from stoker.records.codec import JSON
-from stoker.stepping import Step
-from stoker.stepping.local_tensors import is_spread
+from stoker.stepping.distributed_tensors import is_spread
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite
 from stoker.stepping.world import ALONE, World
-from stoker.training.by_name import numbered, parameters_of, renamed, tree_of
-from stoker.training.shards import filled_like, region
-from stoker.training.state import Tensors, copied, entries, named, rebuilt
-from stoker.training.stored import Give, InMemory, Source, whole_from
+from stoker.training.named_state import (
+    Tensors,
+    copied,
+    entries,
+    named,
+    numbered,
+    pack,
+    parameters_of,
+    rebuilt,
+    renamed,
+    tree_of,
+    united,
+)
+from stoker.training.sharded_tensors import (
+    Give,
+    Index,
+    InMemory,
+    OnDisk,
+    TensorShard,
+    TensorSource,
+    filled_like,
+    region,
+    shards_to_write,
+    whole_from,
+)
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StepSnapshot:
     """A state that was copied: the skeletons of its parts, and their tensors."""
 
     skeletons: dict[str, JSON]
     tensors: Tensors
 
 
-def parts_of(step: Step) -> dict[str, Any]:
+def state_parts_of(step: Step) -> dict[str, Any]:
     """The trees of what the step's state has of its own, by part; no copies."""
     trees: dict[str, Any] = {"model": dict(step.model.state_dict()), "optimizer": tree_of(step)}
     if step.average is not None:
@@ -42,16 +78,16 @@ def parts_of(step: Step) -> dict[str, Any]:
     return trees
 
 
-def snapshot_of(step: Step) -> Snapshot:
+def snapshot_of(step: Step) -> StepSnapshot:
     """A copy of all of the step's state, in a process that holds all of it; without what sites share."""
-    trees = {**parts_of(step), "generators": generator_states()}
+    trees = {**state_parts_of(step), "generators": generator_states()}
     parts = {name: named(tree, name) for name, tree in trees.items()}
     tensors = {name: copied(tensor) for _, own in parts.values() for name, tensor in own.items()}
     skeletons = {name: skeleton for name, (skeleton, _) in parts.items()}
-    return Snapshot({**skeletons, "python": step.python_changes()}, tensors)
+    return StepSnapshot({**skeletons, "python": step.python_changes()}, tensors)
 
 
-def restore_snapshot(step: Step, snapshot: Snapshot) -> None:
+def restore_snapshot(step: Step, snapshot: StepSnapshot) -> None:
     """Put a copied state into a step of the same job.
 
     Raises:
@@ -60,7 +96,7 @@ def restore_snapshot(step: Step, snapshot: Snapshot) -> None:
     put_back(step, snapshot.skeletons, InMemory(snapshot.tensors), "the state carried over")
 
 
-def put_back(step: Step, skeletons: dict[str, JSON], source: Source, where: Path | str) -> None:
+def put_back(step: Step, skeletons: dict[str, JSON], source: TensorSource, where: Path | str) -> None:
     """Put a state into `step`, in place: of each tensor what this process holds. `where` it is from, for messages.
 
     An average that was not kept begins at the weights.
@@ -103,7 +139,7 @@ def load_weights(model: torch.nn.Module, weights: Tensors, source: Path, *, worl
     model.load_state_dict({name: _part_like(target, weights[name], world) for name, target in here.items()})
 
 
-def _require_same_model(step: Step, skeleton: JSON, source: Source, where: Path | str) -> None:
+def _require_same_model(step: Step, skeleton: JSON, source: TensorSource, where: Path | str) -> None:
     there = {name: str(list(source.shape(item["of"]))) if _is_tensor(item) else "no tensor"
              for name, item in entries(skeleton).items()}  # fmt: skip
     here = {name: _shape(tensor) for name, tensor in step.model.state_dict().items()}
@@ -120,7 +156,7 @@ def _require_same(here: dict[str, str], there: dict[str, str], where: Path | str
         raise BadRun(f"{where} holds another model: {'; '.join(differing[:3])}{more}")
 
 
-def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: Source, world: World) -> dict[str, Any]:
+def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: TensorSource, world: World) -> dict[str, Any]:
     """The kept tensors of the names that are here, each as its namesake is spread."""
     kept = entries(skeleton)
     return {
@@ -129,7 +165,7 @@ def _weights(here: dict[str, torch.Tensor], skeleton: JSON, source: Source, worl
     }
 
 
-def _put_back_optimizer(step: Step, skeleton: JSON, source: Source) -> None:
+def _put_back_optimizer(step: Step, skeleton: JSON, source: TensorSource) -> None:
     """Take over an optimiser's state; the settings of Stoker's own optimisers stay those of the job and the plan."""
     optimizer, kept = step.optimizer, entries(skeleton)
     of_name, whole = dict(step.model.named_parameters()), whole_from(source)
@@ -154,7 +190,7 @@ def _put_back_optimizer(step: Step, skeleton: JSON, source: Source) -> None:
                 optimizer.state[parameter][name] = value.to(loaded.device)
 
 
-def _spread_like(target: Any, source: Source, world: World, whole: Give) -> Give:
+def _spread_like(target: Any, source: TensorSource, world: World, whole: Give) -> Give:
     """Gives of tensors that have the shape of `target` what this process holds of it; of others all."""
     if not is_spread(target):
         return whole
@@ -180,3 +216,179 @@ def _is_tensor(item: JSON) -> bool:
 
 def _shape(tensor: Any) -> str:
     return str(list(tensor.shape)) if isinstance(tensor, torch.Tensor) else "no tensor"
+
+
+SHARED, OUTER = "shared", "outer"
+
+
+def prefix_of(step: Step) -> str:
+    """What the names of this process's parts begin with."""
+    return f"site{step.world.rank}-" if step.outer is not None and step.world.rank else ""
+
+
+def replica_parts_of(step: Step) -> dict[str, Any]:
+    """What sites keep beside the usual parts, as trees by part."""
+    if step.outer is None:
+        return {}
+    shared = {SHARED: step.outer.weights()} if step.world.is_first else {}
+    return {f"{prefix_of(step)}{OUTER}": step.outer.state(), **shared}
+
+
+def prefix_in(step: Step, skeletons: dict[str, JSON]) -> str:
+    """What the names of the parts begin with that this process goes on from."""
+    return prefix_of(step) if _num_replicas(skeletons) == step.world.layout.replicas else ""
+
+
+def weights_part(step: Step, skeletons: dict[str, JSON]) -> str:
+    """The part that this process's weights come from."""
+    if step.outer is None and SHARED in skeletons:
+        return SHARED
+    return f"{prefix_in(step, skeletons)}model"
+
+
+def restore_outer(step: Step, skeletons: dict[str, JSON], source: OnDisk) -> None:
+    """Put back what sites keep, after model and optimiser; each of them calls this.
+
+    Raises:
+        BadRun: the checkpoint is of processes in lockstep, or of other fragments.
+    """
+    if step.outer is None:
+        return
+    if OUTER not in skeletons:
+        raise BadRun("this checkpoint is of processes that trained in lockstep; sites cannot go on from it",
+                     remedy="Leave out Job(sync=…), or start anew with --new.")  # fmt: skip
+    state = rebuilt(skeletons[f"{prefix_in(step, skeletons)}{OUTER}"], whole_from(source))
+    if _num_replicas(skeletons) != step.world.layout.replicas:
+        del state["site"]
+    try:
+        step.outer.load(state)
+    except ValueError as error:
+        raise BadRun(f"this checkpoint does not fit the job's sync: {error}",
+                     remedy="Was sync changed? --new starts anew.") from error  # fmt: skip
+
+
+def _num_replicas(skeletons: dict[str, JSON]) -> int:
+    """How many sites wrote it; 0 if it is not of sites."""
+    return sum(part == OUTER or part.endswith(f"-{OUTER}") for part in skeletons)
+
+
+@dataclass(frozen=True)
+class CheckpointShare:
+    """What a process writes, copied: tensors by part, and what is told of them.
+
+    `stored` says of each tensor's blocks where they are; `skeletons` are empty where another process gives them;
+    `trained` names the weights that are trained, which are of the part `model`.
+    """
+
+    rank: int
+    size: int
+    tensors: dict[str, Tensors]
+    stored: dict[str, StoredTensor]
+    skeletons: dict[str, JSON]
+    trained: tuple[str, ...]
+    model: str
+
+    def write(self, folder: Path) -> list[str]:
+        """Write the files; their names."""
+        names = []
+        for part, tensors in self.tensors.items():
+            contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            names.append(_file_name(part, self.rank, self.size))
+            safetensors.torch.save_file(contiguous, folder / names[-1])
+        return names
+
+    def letter(self, files: tuple[FileDigest, ...]) -> JSON:
+        """What the process that completes the checkpoint has to know of the files."""
+        return {"files": to_json(files), "tensors": to_json(self.stored), "skeletons": self.skeletons}
+
+    def require_finite(self, position: Position) -> None:
+        """Refuse weights that training broke; a buffer may well hold an infinity, such as a mask of attention.
+
+        Raises:
+            NotFinite: a trained weight is not finite.
+        """
+        # What another process writes is absent, and what is another weight is stored under that one's name.
+        names = {f"{self.model}.{name}": name for name in self.trained}
+        for key, tensor in self.tensors.get(self.model, {}).items():
+            name = names.get(key) or names.get(key.rpartition("#")[0])
+            if name is not None and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise NotFinite(
+                    f"{name} is not finite after {position.samples} samples; the checkpoint was not written",
+                    remedy="Lower the learning rate or set clip_norm; the last checkpoint is intact.",
+                )
+
+
+def share_of(step: Step, progress: dict[str, JSON]) -> CheckpointShare:
+    """Copy what this process writes of the step's state; `progress` is kept with it.
+
+    Raises:
+        RunFailed: the state holds something that a checkpoint cannot keep.
+    """
+    world = step.world
+    prefix, is_apart = prefix_of(step), step.outer is not None
+    trees = {f"{prefix}{part}": tree for part, tree in state_parts_of(step).items()} | replica_parts_of(step)
+    if world.is_first:
+        trees["generators"] = generator_states()
+    tensors: dict[str, Tensors] = {}
+    stored: dict[str, StoredTensor] = {}
+    skeletons: dict[str, JSON] = {}
+    for part, tree in trees.items():
+        skeletons[part], live = named(tree, part)
+        is_own = is_apart or part == "generators"  # what only this process has
+        mine = shards_to_write(live, ALONE if is_own else world)
+        file = _file_name(part, world.rank, world.layout.world_size)
+        if mine or world.layout.world_size == 1:
+            tensors[part] = {}
+        for name, one in mine.items():
+            pieces = _pieces(one, file)
+            tensors[part] |= {piece.key(name): copied(one.local[index]) for piece, index in pieces}
+            dtype = str(one.local.dtype).removeprefix("torch.")
+            stored[name] = StoredTensor(shape=one.shape, dtype=dtype, pieces=tuple(piece for piece, _ in pieces))
+    if world.is_first:
+        if python := step.python_changes():
+            skeletons["python"] = python
+        skeletons["progress"] = pack(progress, "progress")[0]
+    trained = tuple(name for name, parameter in step.model.named_parameters() if parameter.requires_grad)
+    if not is_apart and world.layout.coordinates(world.rank)[1:] != (0, 0, 0):
+        skeletons = {}
+    return CheckpointShare(world.rank, world.layout.world_size, tensors, stored, skeletons, trained, f"{prefix}model")
+
+
+def merged(letters: list[JSON]) -> dict[str, Any]:
+    """The manifest's files, skeleton and tensors, from what all processes told, by rank."""
+    files = tuple(from_json(file, FileDigest) for letter in letters for file in letter["files"])
+    tensors: dict[str, StoredTensor] = {}
+    for letter in letters:
+        for name, value in letter["tensors"].items():
+            one = from_json(value, StoredTensor)
+            known = tensors.get(name)
+            pieces = one.pieces if known is None else known.pieces + one.pieces
+            tensors[name] = StoredTensor(shape=one.shape, dtype=one.dtype, pieces=pieces)
+    given = [letter["skeletons"] for letter in letters if letter["skeletons"]]
+    skeleton: dict[str, JSON] = {}
+    for part in dict.fromkeys(part for one in given for part in one):
+        unite = united if part == "optimizer" else _united_skeletons
+        alike = [one[part] for one in given if part in one]
+        skeleton[part] = alike[0] if len(alike) == 1 else unite(alike)
+    return {"files": files, "skeleton": skeleton, "tensors": tensors}
+
+
+def _pieces(part: TensorShard, file: str) -> list[tuple[StoredPiece, Index]]:
+    """The blocks that a process holds, as they are stored, and where each of them lies in its tensor."""
+    return [
+        (StoredPiece(file=file, offsets=offsets, sizes=sizes, number=number), index)
+        for number, (offsets, sizes, index) in enumerate(part.blocks())
+    ]
+
+
+def _united_skeletons(skeletons: list[JSON]) -> JSON:
+    """One dict of the dicts of all stages."""
+    items: dict[str, JSON] = {}
+    for skeleton in skeletons:
+        for name, item in entries(skeleton).items():
+            items.setdefault(name, item)
+    return {"is": "dict", "of": [[name, item] for name, item in items.items()]}
+
+
+def _file_name(part: str, rank: int, size: int) -> str:
+    return f"{part}.safetensors" if size == 1 else f"{part}.{rank}-of-{size}.safetensors"

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker.flow.planner import may_give_up_threads
-from stoker.devices.cpu import attached_cpu
-from stoker.devices.load import CpuSample, free_cores, others_cores, sample_cpu
+from stoker.devices.cpu import CpuSample, attached_cpu, free_cores, others_cores, sample_cpu
+from stoker.planning.planner import may_give_up_threads
 from stoker.records import Plan, Position
-from stoker.stepping import Step
-from stoker.training.recovery import Replanned, Tell, tell_replanned
+from stoker.stepping.step import Step
+from stoker.training.recovery import Replanned, Tell, emit_replanned
 
 WINDOW_S = 2.0
 """The machine is looked at this far apart [s]."""
@@ -178,7 +177,7 @@ class ThreadKeeper:
             new=dataclasses.replace(self._plan(), threads=threads),
             why=f"{why}; from here on the same mathematics, not bit-equal to a run with {_threads(old)} throughout",
         )
-        tell_replanned(self._tell, change, position.samples)
+        emit_replanned(self._tell, change, position.samples)
 
 
 def thread_keeper(

@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from stoker.errors import BadJob, RunFailed
-from stoker.loading import WorkerWatch
+from stoker.loading.workers import WorkerWatch
 from stoker.records import Forecast
-from stoker.training.interrupts import StopRequest
+from stoker.training.signals import StopRequest
 from stoker.units import format_seconds
 
 PATIENCE_VARIABLE = "STOKER_WATCHDOG"
@@ -86,7 +86,7 @@ def patience_s(environ: dict[str, str] | os._Environ[str] = os.environ, *, proce
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class WatchdogPatience:
     """Of processes with each other [s].
 
     `others_s` is how long one waits for the others within one call, or may show no sign of life; `answer_s` how long it
@@ -97,7 +97,7 @@ class Patience:
     answer_s: float
 
     @classmethod
-    def of(cls, slowest_s: float, environ: dict[str, str] | os._Environ[str] = os.environ) -> Patience:
+    def of(cls, slowest_s: float, environ: dict[str, str] | os._Environ[str] = os.environ) -> WatchdogPatience:
         """Where the slowest phase of a run takes so long by forecast [s]."""
         least_s, longest_s = patience_s(environ, processes=2) or NEVER_S, PATIENCE_FACTOR * slowest_s
         return cls(others_s=max(least_s, longest_s), answer_s=max(min(least_s, ANSWER_S), longest_s))

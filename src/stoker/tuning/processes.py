@@ -1,4 +1,8 @@
-"""Trials in processes of their own: what one of them breaks stays there, and its memory goes when it ends.
+"""What a study and its trials say to each other; plain data that travels between processes.
+
+How many trials run at once, and where: by cores on a CPU, by forecast memory on a GPU.
+
+Trials in processes of their own: what one of them breaks stays there, and its memory goes when it ends.
 
 A child asks after each evaluation whether to go on, and waits for the answer, so that what is pruned does not depend
 on who is faster. It ends with this process, however that ends: its run is saved first, and can be continued.
@@ -6,6 +10,7 @@ on who is faster. It ends with this process, however that ends: its run is saved
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -15,15 +20,175 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from stoker.errors import BadJob, RunFailed, StokerError, first_line
-from stoker.tuning.messages import Ending, Judge, Reading, Request, RunTrial, Slot
+from stoker.records import Device
+from stoker.records.codec import JSON
+from stoker.units import format_bytes
+
+TrialResultKind = Literal["finished", "stopped", "out of memory", "diverged", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRequest:
+    """A trial to be run: its number, its settings, its directory; `on` is where it began, if it goes on.
+
+    `parent` is the directory of the run whose state it begins with; `heard` is after how many samples its last
+    evaluation was that the study knows of.
+    """
+
+    number: int
+    parameters: dict[str, JSON]
+    directory: Path
+    on: str | None = None
+    parent: Path | None = None
+    heard: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSlot:
+    """A place for one trial at a time: a device, a share of its memory [bytes], the CPUs it may use (None: all)."""
+
+    on: str = "here"
+    memory_bytes: float | None = None
+    cpus: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialReading:
+    """An evaluation within a trial: metrics on held-out data by their bare names, at `samples` of `total_samples`."""
+
+    samples: int
+    total_samples: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """How a trial ended.
+
+    `metrics` are those of the weights it kept, by their bare names; `stopped` means that it was asked to, and could go
+    on. `words` says what went wrong.
+    """
+
+    kind: TrialResultKind
+    metrics: dict[str, float] = field(default_factory=dict)
+    samples: int = 0
+    wall_s: float = 0.0
+    peak_bytes: int = 0
+    words: str = ""
+
+
+Judge = Callable[[TrialReading], bool]
+"""Looks at an evaluation; whether the trial shall stop."""
+
+RunTrial = Callable[[TrialRequest, TrialSlot, Judge], TrialResult]
+"""Runs a trial from where it is, in this process; where the judge says so, it stops and returns."""
+
+
+_USABLE = 0.9
+"""The share of memory that trials may have together; the rest is the system's, and what forecasts are off by."""
+
+_CONTEXT_BYTES = 600 * 2**20
+"""What a process takes of a GPU before it has a tensor: its context and its kernels; a judgement."""
+
+
+@dataclass(frozen=True)
+class TrialPacking:
+    """Places for trials, and why there are so many."""
+
+    slots: tuple[TrialSlot, ...]
+    why: str
+
+
+def by_cores(device: Device, cpus: Sequence[int], asked: int | None) -> int:
+    """How many trials can each have a core [trials]; for a GPU, which they share anyhow, as many as are asked for.
+
+    Raises:
+        BadJob: `asked` is no positive number.
+    """
+    if asked is not None and asked < 1:
+        raise BadJob(f"--parallel {asked}: wanted auto, or a number of trials from 1 on")
+    if device.kind != "cpu":
+        return asked or len(cpus)
+    return max(1, min(device.cores, len(cpus), asked or device.cores))
+
+
+def packed(devices: Sequence[Device], cpus: Sequence[int], peak_bytes: float | None, asked: int | None) -> TrialPacking:
+    """Places for trials.
+
+    Args:
+        devices: of one kind, those that trials may run on: one CPU, or GPUs.
+        cpus: numbers of the logical CPUs that may be used.
+        peak_bytes: the most that one trial is forecast to need; None where it is not known.
+        asked: how many at once, at most; None for as many as fit.
+    """
+    first = devices[0]
+    if asked == 1:
+        return TrialPacking((TrialSlot(on=first.torch_name),), "one trial at a time, as asked")
+    if first.kind == "cpu":
+        return _on_cpu(first, cpus, peak_bytes, asked)
+    return _on_gpus(devices, peak_bytes, asked)
+
+
+def _on_cpu(device: Device, cpus: Sequence[int], peak_bytes: float | None, asked: int | None) -> TrialPacking:
+    cores = by_cores(device, cpus, asked)
+    fitting = _fitting(device.memory_bytes, peak_bytes, 0)
+    count = max(1, min(cores, fitting))
+    parts = [tuple(sorted(cpus)[index::count]) for index in range(count)]
+    share = device.memory_bytes * _USABLE / count if device.memory_bytes and count > 1 else None
+    slots = tuple(TrialSlot(on="cpu", memory_bytes=share, cpus=part if count > 1 else None) for part in parts)
+    limit = f"{asked} asked for" if asked is not None else f"{device.cores} cores"
+    return TrialPacking(slots, _reason(count, limit, device, peak_bytes, is_memory_short=fitting < cores))
+
+
+def _on_gpus(devices: Sequence[Device], peak_bytes: float | None, asked: int | None) -> TrialPacking:
+    """As many as fit into the memory of each, dealt out so that all GPUs have work before one has two."""
+    most = asked if asked is not None else math.inf
+    each = [
+        _fitting(device.memory_bytes, peak_bytes, _CONTEXT_BYTES) if peak_bytes and device.memory_bytes else 1
+        for device in devices
+    ]
+    places = [
+        device
+        for round_ in range(max(1, *each))
+        for device, count in zip(devices, (max(1, one) for one in each), strict=True)
+        if round_ < count
+    ]
+    chosen = places[: int(min(len(places), most))]
+    trials = Counter(device.torch_name for device in chosen)
+    slots = tuple(_on_gpu(device, trials[device.torch_name]) for device in chosen)
+    limit = f"{asked} asked for" if asked is not None else f"{len(devices)} GPUs"
+    is_short = sum(max(1, one) for one in each) <= len(slots)
+    return TrialPacking(slots, _reason(len(slots), limit, devices[0], peak_bytes, is_memory_short=is_short))
+
+
+def _on_gpu(device: Device, trials: int) -> TrialSlot:
+    """A place for one of so many trials on a GPU, which share its memory; one alone may have all of it."""
+    share = device.memory_bytes * _USABLE / trials - _CONTEXT_BYTES if trials > 1 else None
+    return TrialSlot(on=device.torch_name, memory_bytes=share)
+
+
+def _fitting(memory_bytes: int, peak_bytes: float | None, context_bytes: int) -> int:
+    if not memory_bytes or not peak_bytes:
+        return 10**6  # nothing is known against it
+    return int(_USABLE * memory_bytes / (peak_bytes + context_bytes))
+
+
+def _reason(count: int, limit: str, device: Device, peak_bytes: float | None, *, is_memory_short: bool) -> str:
+    trials = "1 trial at a time" if count == 1 else f"{count} trials at once"
+    if peak_bytes is None:
+        return f"{trials}: {limit}; the memory they need is unknown"
+    need = f"each is forecast to need at most {format_bytes(peak_bytes)} of {format_bytes(device.memory_bytes)}"
+    return f"{trials}: {need}" if is_memory_short else f"{trials}: {limit}; {need}"
+
 
 OUTPUT = "output.txt"
 """What a trial prints, beside its run's directory: `trials/0007.output.txt`."""
@@ -35,7 +200,7 @@ _LONGEST_WAIT_S = 3600.0
 """Of one look at the children [s]: the system's own waiting takes no more than 24 days."""
 
 
-class Conducting(Protocol):
+class TrialSource(Protocol):
     """What a runner of trials asks; see `Conductor`."""
 
     @property
@@ -46,20 +211,20 @@ class Conducting(Protocol):
     def is_over(self) -> bool:
         """Whether everything stops now."""
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> TrialRequest | None:
         """The next trial."""
 
     def on_place(self, number: int, on: str) -> None:
         """A trial runs there."""
 
-    def judge(self, number: int, reading: Reading) -> bool:
+    def judge(self, number: int, reading: TrialReading) -> bool:
         """Whether a trial shall stop."""
 
-    def ended(self, number: int, ending: Ending) -> None:
+    def ended(self, number: int, ending: TrialResult) -> None:
         """A trial ended."""
 
 
-def run_here(conductor: Conducting, run_trial: RunTrial, slot: Slot) -> None:
+def run_here(conductor: TrialSource, run_trial: RunTrial, slot: TrialSlot) -> None:
     """Run a study's trials in this process, one after another.
 
     Raises:
@@ -68,7 +233,7 @@ def run_here(conductor: Conducting, run_trial: RunTrial, slot: Slot) -> None:
     while (request := conductor.next_request()) is not None:
         verdicts: list[bool] = []
 
-        def judge(reading: Reading, number: int = request.number, verdicts: list[bool] = verdicts) -> bool:
+        def judge(reading: TrialReading, number: int = request.number, verdicts: list[bool] = verdicts) -> bool:
             verdicts.append(conductor.judge(number, reading))
             return verdicts[-1]
 
@@ -83,8 +248,8 @@ def run_here(conductor: Conducting, run_trial: RunTrial, slot: Slot) -> None:
 class _Child:
     """A process with a trial in it."""
 
-    request: Request
-    slot: Slot
+    request: TrialRequest
+    slot: TrialSlot
     process: BaseProcess
     pipe: connection.Connection
     kills: int
@@ -101,12 +266,12 @@ class Processes:
     """
 
     def __init__(
-        self, run_trial: RunTrial, slots: Sequence[Slot], *, now: Callable[[], float] = time.monotonic
+        self, run_trial: RunTrial, slots: Sequence[TrialSlot], *, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._payload, self._now = _pickled(run_trial), now
         self._free, self._children = list(slots), dict[int, _Child]()
 
-    def run(self, conductor: Conducting) -> None:
+    def run(self, conductor: TrialSource) -> None:
         """Run trials until there are none, or the conductor says that it is over; then none is left running."""
         try:
             while self._begin(conductor) or self._children:
@@ -116,7 +281,7 @@ class Processes:
         finally:
             self._stop(None)
 
-    def _begin(self, conductor: Conducting) -> bool:
+    def _begin(self, conductor: TrialSource) -> bool:
         """Fill the free slots; whether anything began."""
         began = False
         while self._free and (request := conductor.next_request()) is not None:
@@ -128,13 +293,13 @@ class Processes:
             began = True
         return began
 
-    def _slot_for(self, request: Request) -> Slot:
+    def _slot_for(self, request: TrialRequest) -> TrialSlot:
         """A free slot; where the trial began, if that is one."""
         found = next((slot for slot in self._free if slot.on == request.on), self._free[0])
         self._free.remove(found)
         return found
 
-    def _wait(self, conductor: Conducting) -> None:
+    def _wait(self, conductor: TrialSource) -> None:
         by_pipe = {id(child.pipe): child for child in self._children.values()}
         left_s = conductor.seconds_left
         timeout_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
@@ -142,14 +307,14 @@ class Processes:
         for pipe in ready:
             self._hear(by_pipe[id(pipe)], conductor)
 
-    def _hear(self, child: _Child, conductor: Conducting) -> None:
+    def _hear(self, child: _Child, conductor: TrialSource) -> None:
         """One message of a child: an evaluation, which it waits on, or how it ended."""
         said, number = _received(child.pipe), child.request.number
-        if isinstance(said, Reading):
+        if isinstance(said, TrialReading):
             is_stopping = conductor.judge(number, said)
             _answer(child.pipe, is_stopping)
             return
-        ending = said if isinstance(said, Ending) else _failure(said, child)
+        ending = said if isinstance(said, TrialResult) else _failure(said, child)
         self._forget(child)
         conductor.ended(number, ending)
 
@@ -160,7 +325,7 @@ class Processes:
         child.process.join()
         child.process.close()
 
-    def _stop(self, conductor: Conducting | None) -> None:
+    def _stop(self, conductor: TrialSource | None) -> None:
         """Ask what runs to save and stop, and wait for it; endings are told to the conductor, if one is given."""
         for child in self._children.values():
             child.process.terminate()
@@ -170,15 +335,15 @@ class Processes:
                 if not child.pipe.poll(max(0.0, deadline - self._now())):
                     child.process.kill()
                 said = _received(child.pipe)
-                if isinstance(said, Reading):
+                if isinstance(said, TrialReading):
                     _answer(child.pipe, is_stopping=True)
                     continue
                 self._forget(child)
-                if conductor is not None and isinstance(said, Ending):
+                if conductor is not None and isinstance(said, TrialResult):
                     conductor.ended(child.request.number, said)
 
 
-def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot: Slot) -> Any:
+def in_a_process(function: Callable[..., Any], arguments: tuple[Any, ...], slot: TrialSlot) -> Any:
     """What `function(*arguments)` gives in a process of its own, which has the CPUs of `slot`.
 
     Raises:
@@ -224,7 +389,7 @@ def _pickled(function: Callable[..., Any]) -> bytes:
 
 
 def _started(
-    payload: bytes, arguments: tuple[Any, ...], slot: Slot, output: Path, *, is_judged: bool = True
+    payload: bytes, arguments: tuple[Any, ...], slot: TrialSlot, output: Path, *, is_judged: bool = True
 ) -> tuple[BaseProcess, connection.Connection]:
     output.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
@@ -252,18 +417,18 @@ def _answer(pipe: connection.Connection, is_stopping: bool) -> None:  # noqa: FB
         return  # it is gone, which is heard next
 
 
-def _failure(said: Any, child: _Child) -> Ending:
+def _failure(said: Any, child: _Child) -> TrialResult:
     """The ending of a trial that did not tell one."""
     if isinstance(said, StokerError):
-        return Ending(kind="failed", words=said.message)
+        return TrialResult(kind="failed", words=said.message)
     if isinstance(said, _Raised):
-        return Ending(kind="failed", words=said.words)
+        return TrialResult(kind="failed", words=said.words)
     child.process.join()
     code = child.process.exitcode or 0
     if code == -signal.SIGKILL and _kills_for_memory() > child.kills:
-        return Ending(kind="out of memory", words="the system was short of memory and killed its process")
+        return TrialResult(kind="out of memory", words="the system was short of memory and killed its process")
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return Ending(kind="failed", words=f"its process {how}")
+    return TrialResult(kind="failed", words=f"its process {how}")
 
 
 def _kills_for_memory() -> int:
@@ -303,7 +468,7 @@ def _child(
 
 
 def _asking(pipe: connection.Connection) -> Judge:
-    def judge(reading: Reading) -> bool:
+    def judge(reading: TrialReading) -> bool:
         try:
             pipe.send(reading)
             return bool(pipe.recv())

@@ -3,10 +3,13 @@
 lr=log(1e-4,1e-1)    evenly in the logarithm
 dropout=float(0,0.5)    depth=int(2,6)    batch=int(32,256,step=32)    width=logint(8,256)
 optimizer=choice(sgd,adamw)
+
+Seeds of a study's draws: one for each trial, so that a study that is continued draws what it would have drawn.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -55,7 +58,7 @@ def parse_space(given: str | Path | Mapping[str, object] | Sequence[str]) -> Spa
     return tuple(found)
 
 
-def in_words(parameter: Parameter) -> str:
+def describe_space(parameter: Parameter) -> str:
     """A parameter as it is written: `lr=log(0.0001,0.1)`."""
     if parameter.kind == "choice":
         return f"{parameter.name}=choice({','.join(as_text(value) for value in parameter.choices)})"
@@ -215,3 +218,8 @@ def _of_kind(parameter: Parameter, value: float) -> JSON:
 
 def _short(value: float) -> str:
     return f"{value:.12g}"
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of one trial's draws, below 2^32."""
+    return int.from_bytes(hashlib.sha256(f"stoker tune {seed} {number}".encode()).digest()[:4])

@@ -1,5 +1,1 @@
 """Is this job separable, exact on resume, equal under its plan? The exactness contract, examined for one job."""
-
-from stoker.verifying.page import verify
-
-__all__ = ["verify"]

@@ -8,10 +8,11 @@ from typing import Any, Self
 import torch
 
 from stoker.errors import StokerError
-from stoker.loading import Batch, generator_states, in_order, restore_generators
+from stoker.loading.batches import Batch, in_order
+from stoker.loading.randomness import generator_states, restore_generators
 from stoker.records import Verdict
-from stoker.stepping import Step
 from stoker.stepping.python_state import is_shared
+from stoker.stepping.step import Step
 from stoker.verifying.subject import Level, Subject, Timebox, same_bits
 
 ThroughCheckpoint = Callable[[Step, Step], None]

@@ -11,9 +11,10 @@ import torch
 
 from stoker.jobs import Job
 from stoker.jobs.extent import Extent
-from stoker.loading import Batch, BatchSource, Datasets
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.datasets import Datasets
 from stoker.records import Coupling, Loader, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 
 Level = Literal["bit-equal", "same mathematics", "same law", "none"]
 

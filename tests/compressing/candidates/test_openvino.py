@@ -6,22 +6,21 @@ import numpy as np
 import openvino
 import pytest
 
-from stoker.compressing.candidates import Candidate, Workshop, candidates_for
-from stoker.compressing.candidates.ir import slimmed
-from stoker.compressing.candidates.reverting import points_of, undone
-from stoker.compressing.contender import Course, likeness
-from stoker.compressing.graphs import GraphKind, kind_of
+from stoker.compressing.candidates import BuildContext, CompressionCandidate, GraphKind, kind_of
+from stoker.compressing.contender import Examination, likeness
+from stoker.compressing.openvino_candidates import points_of, slimmed, undone
+from stoker.compressing.search import candidates_for
 
 
-def candidate(name: str) -> Candidate:
+def candidate(name: str) -> CompressionCandidate:
     """One of those that suit any network."""
     everything = candidates_for(GraphKind({"Conv": 1}), ("bf16", "int8"), ("onnxruntime", "fp32"))
     return next(one for one in everything if one.name == name)
 
 
-def likeness_of(name: str, course: Course, directory: Path) -> float:
+def likeness_of(name: str, course: Examination, directory: Path) -> float:
     """How alike the candidate's answers are to the original's."""
-    made = candidate(name).make(Workshop(course.source, course.material.calibration), directory)
+    made = candidate(name).make(BuildContext(course.source, course.material.calibration), directory)
     _, engine = course.load(candidate(name), made)
     original = course.engine_of(course.source.manifest, course.source.graph_path)
     rows = course.material.selection
@@ -29,14 +28,14 @@ def likeness_of(name: str, course: Course, directory: Path) -> float:
 
 
 @pytest.mark.parametrize("name", ["fp32 openvino", "int8 plain", "int8 percentile", "int8 qdq minmax"])
-def test_candidates_compute_what_the_original_does(name: str, course: Course, directory: Path) -> None:
+def test_candidates_compute_what_the_original_does(name: str, course: Examination, directory: Path) -> None:
     """Within rounding to 8 bits."""
     assert likeness_of(name, course, directory) > 0.99
 
 
-def test_undoing_every_point_brings_the_answers_back(course: Course, directory: Path) -> None:
+def test_undoing_every_point_brings_the_answers_back(course: Examination, directory: Path) -> None:
     """Without rounding of activations only that of the weights is left, and the graph still runs."""
-    made = candidate("int8 plain").make(Workshop(course.source, course.material.calibration), directory)
+    made = candidate("int8 plain").make(BuildContext(course.source, course.material.calibration), directory)
     points = points_of(made.graph)
     assert points
     (directory / "undone").mkdir()
@@ -51,7 +50,7 @@ def test_undoing_every_point_brings_the_answers_back(course: Course, directory: 
     assert errors[1] < errors[0]
 
 
-def test_a_slim_description_is_the_same_model(course: Course, directory: Path) -> None:
+def test_a_slim_description_is_the_same_model(course: Examination, directory: Path) -> None:
     """Names, sizes and notes that follow from the rest are left out; inputs and outputs keep theirs."""
     core = openvino.Core()
     model = core.read_model(course.source.graph_path)
@@ -65,9 +64,9 @@ def test_a_slim_description_is_the_same_model(course: Course, directory: Path) -
     assert np.array_equal(before["logits"], after["logits"])
 
 
-def test_an_int8_graph_in_either_format_is_noticed(course: Course, directory: Path) -> None:
+def test_an_int8_graph_in_either_format_is_noticed(course: Examination, directory: Path) -> None:
     """What OpenVINO quantised, and what ONNX Runtime did, is not quantised again."""
-    workshop = Workshop(course.source, course.material.calibration)
+    workshop = BuildContext(course.source, course.material.calibration)
     for name in ("int8 plain", "int8 qdq minmax"):
         (directory / name).mkdir()
         assert kind_of(candidate(name).make(workshop, directory / name).graph).quantised

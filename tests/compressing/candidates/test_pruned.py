@@ -5,12 +5,18 @@ from pathlib import Path
 import pytest
 
 from stoker.artifacts import Artifact
-from stoker.compressing import PrunedGraph, Rows
 from stoker.compressing import search as searching
-from stoker.compressing.candidates import Candidate, Made, Workshop, as_given, candidates_for, forms_of
-from stoker.compressing.graphs import GraphKind
-from stoker.compressing.search import Search, begin, run
-from stoker.testing.models import tiny_inputs
+from stoker.compressing.candidates import (
+    BuildContext,
+    BuiltGraph,
+    CompressionCandidate,
+    GraphKind,
+    PrunedGraph,
+    forms_of,
+)
+from stoker.compressing.rows import EvaluationRows
+from stoker.compressing.search import CompressionSearch, as_given, begin_search, candidates_for, run_search
+from stoker.testing.tiny_models import tiny_inputs
 
 KIND = GraphKind({"Conv": 1})
 
@@ -23,20 +29,20 @@ def network(tmp_path: Path) -> PrunedGraph:
     return PrunedGraph("pruned 2×", "half of it", tmp_path / "small.onnx", tmp_path / "pruning.json")
 
 
-def copied(workshop: Workshop, directory: Path) -> Made:
+def copied(workshop: BuildContext, directory: Path) -> BuiltGraph:
     """The workshop's graph, copied."""
     path = directory / "model.onnx"
     path.write_bytes(workshop.graph_path.read_bytes())
-    return Made(path, (path,))
+    return BuiltGraph(path, (path,))
 
 
 def test_its_own_graph_is_made_and_its_record_goes_along(
     images: Artifact, network: PrunedGraph, tmp_path: Path
 ) -> None:
     """Where the form would make the whole network's graph; the record does not count as its size."""
-    form = Candidate("plain", "copied", "onnxruntime", "fp32", copied)
+    form = CompressionCandidate("plain", "copied", "onnxruntime", "fp32", copied)
     (candidate,) = forms_of(network, [form], {})
-    made = candidate.make(Workshop(images, Rows(tiny_inputs("images", rows=2))), tmp_path)
+    made = candidate.make(BuildContext(images, EvaluationRows(tiny_inputs("images", rows=2))), tmp_path)
     assert made.graph.read_text() == "small.onnx"
     assert made.beside == (network.record,)
     assert made.num_bytes == len("small.onnx")
@@ -63,14 +69,14 @@ def test_pruned_networks_come_right_after_the_first_in_8_bits(
     course: searching.Course, directory: Path, network: PrunedGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They took longest to make, and shall not be what there was no time for."""
-    search, tried = begin(course, directory, lambda line: None), list[str]()
+    search, tried = begin_search(course, directory, lambda line: None), list[str]()
 
-    def consider(self: Search, candidate: Candidate) -> bool:
+    def consider(self: CompressionSearch, candidate: CompressionCandidate) -> bool:
         tried.append(candidate.name)
         return False
 
-    monkeypatch.setattr(Search, "consider", consider)
-    run(search, KIND, ("bf16", "int8"), [network])
+    monkeypatch.setattr(CompressionSearch, "consider", consider)
+    run_search(search, KIND, ("bf16", "int8"), [network])
     first = next(at for at, name in enumerate(tried) if name.startswith("pruned"))
     assert [name for name in tried if name.startswith("pruned")] == [
         "pruned 2×, fp32 onnxruntime",
@@ -79,5 +85,5 @@ def test_pruned_networks_come_right_after_the_first_in_8_bits(
     assert tried[:first] == ["bf16 openvino", "fp32 openvino", "int8 mixed"]
     assert len(tried) == len(set(tried)) == len(candidates_for(KIND, ("bf16", "int8"), ("onnxruntime", "fp32"))) + 2
     tried.clear()
-    run(search, GraphKind({"Conv": 1, "QuantizeLinear": 1}), ("bf16", "int8"), [])
+    run_search(search, GraphKind({"Conv": 1, "QuantizeLinear": 1}), ("bf16", "int8"), [])
     assert tried == []

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.compressing.pruning import CannotPrune, cutting, rebuilt
-from stoker.compressing.pruning.cutting import cut_of, groups_of
+from stoker.compressing import channel_cuts
+from stoker.compressing.channel_cuts import CannotPrune, cut_of, groups_of
 from stoker.records import dumps, loads
-from stoker.records.pruning import Cut
+from stoker.records.compression import Cut
+from stoker.training.pruned_network import rebuild_pruned
 from tests.compressing.pruning.networks import Concatenated, Depthwise, Residual, Tied, ask, made
 
 KINDS = [Residual, Concatenated, Depthwise, Tied]
@@ -27,9 +28,9 @@ def test_the_record_makes_the_pruned_network_again_bit_for_bit(kind: type[nn.Mod
     removed = {root: tuple(range(1, channels, 3)) for root, channels in roots(model).items()}
     assert removed
     cut = loads(dumps(cut_of(model, ask, removed)), Cut)
-    small = rebuilt(model, cut)
+    small = rebuild_pruned(model, cut)
     pruned = copy.deepcopy(model)
-    cutting._prune(cutting.dependency_graph(pruned, ask), removed)
+    channel_cuts._prune(channel_cuts.dependency_graph(pruned, ask), removed)
     ours, theirs = small.state_dict(), pruned.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -64,15 +65,15 @@ def test_a_layer_that_would_lose_all_is_refused() -> None:
 
 def test_a_network_that_cannot_be_made_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should the record miss anything that the library did, the cut does not pass."""
-    monkeypatch.setattr(cutting, "_changed_sizes", lambda model, pruned: ())
+    monkeypatch.setattr(channel_cuts, "_changed_sizes", lambda model, pruned: ())
 
     def off(small: nn.Module, cut: Cut) -> nn.Module:
-        other = rebuilt(small, cut)
+        other = rebuild_pruned(small, cut)
         with torch.no_grad():
             next(other.parameters()).add_(1e-3)
         return other
 
-    monkeypatch.setattr(cutting, "rebuilt", off)
+    monkeypatch.setattr(channel_cuts, "rebuilt", off)
     with pytest.raises(CannotPrune, match="bit for bit"):
         cut_of(made(Residual), ask, {"inner": (0, 1)})
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import stoker
-from stoker.compressing.pruning import Distillation
+from stoker.compressing.distillation import Distillation
 from stoker.errors import BadJob
-from stoker.jobs.describe import describe
+from stoker.jobs.job_description import describe
 
 INPUTS = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(12) % 3

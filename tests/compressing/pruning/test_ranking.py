@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.compressing.pruning import removed_at
-from stoker.compressing.pruning.ranking import MOST_REMOVED, MULTIPLE
+from stoker.compressing.channel_importance import MOST_REMOVED, MULTIPLE, removed_at
 
 SCORES = st.dictionaries(
     st.sampled_from("abcd"),

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from stoker.compressing.pruning import rebuilt
-from stoker.compressing.pruning.cutting import cut_of
-from stoker.compressing.pruning.rebuilding import silenced
+from stoker.compressing.channel_cuts import cut_of
 from stoker.errors import BadJob
+from stoker.training.pruned_network import rebuild_pruned, silenced
 from tests.compressing.pruning.networks import Concatenated, Residual, Tied, ask, made
 
 
@@ -14,17 +13,17 @@ def test_a_cut_of_another_network_is_refused() -> None:
     """The tensor that does not fit is named, with both shapes."""
     cut = cut_of(made(Residual), ask, {"inner": (0, 1)})
     with pytest.raises(BadJob, match=r"inner\.weight.*is not there"):
-        rebuilt(made(Concatenated), cut)
+        rebuild_pruned(made(Concatenated), cut)
     other = made(Residual)
     other.inner = torch.nn.Conv2d(16, 20, 3, padding=1, bias=False)
     with pytest.raises(BadJob, match=r"inner.weight, of shape \[24, 16, 3, 3\], has shape \[20, 16, 3, 3\]"):
-        rebuilt(other, cut)
+        rebuild_pruned(other, cut)
 
 
 def test_shared_weights_stay_shared() -> None:
     """Two layers with one matrix have one still, and it is trained once."""
     model = made(Tied)
-    small = rebuilt(model, cut_of(model, ask, {"again": (3, 5)}))
+    small = rebuild_pruned(model, cut_of(model, ask, {"again": (3, 5)}))
     assert small.inner.weight is small.again.weight
     assert tuple(small.inner.weight.shape) == (14, 64)
 
@@ -33,7 +32,7 @@ def test_what_is_frozen_stays_frozen() -> None:
     """Whether a parameter is trained is taken over."""
     model = made(Residual)
     model.inner.weight.requires_grad_(requires_grad=False)
-    small = rebuilt(model, cut_of(model, ask, {"inner": (0, 1)}))
+    small = rebuild_pruned(model, cut_of(model, ask, {"inner": (0, 1)}))
     assert not small.inner.weight.requires_grad
     assert small.outer.weight.requires_grad
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.compressing.pruning import CannotPrune, prunable, scores_of
+from stoker.compressing.channel_cuts import CannotPrune, prunable
+from stoker.compressing.channel_importance import scores_of
 from tests.compressing.pruning.networks import IMAGES, Depthwise, Residual, ask, made
 
 TARGET = torch.tensor([0, 1, 2, 3])

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from stoker.compressing.pruning import CannotPrune, prunable, rebuilt, sound_cut
-from stoker.compressing.pruning.rebuilding import silenced
+from stoker.compressing.channel_cuts import CannotPrune, prunable, sound_cut
+from stoker.training.pruned_network import rebuild_pruned, silenced
 from tests.compressing.pruning.networks import (
     Concatenated,
     Counting,
@@ -56,5 +56,5 @@ def test_any_channels_of_sound_groups_can_go(kind: type[nn.Module], data: st.Dat
     }
     cut = sound_cut(model, ask, {root: channels for root, channels in removed.items() if channels})
     with torch.no_grad():
-        found, wanted = ask(rebuilt(model, cut))[0], ask(silenced(model, cut))[0]
+        found, wanted = ask(rebuild_pruned(model, cut))[0], ask(silenced(model, cut))[0]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data.files.cleaning import left_out, left_out_of_files, require_known
+from stoker.data.files.sample_files import left_out, left_out_of_files, require_known
 from stoker.errors import BadJob
 from stoker.records import CleanList, dumps
-from stoker.records.cleaning import Dropped
+from stoker.records.data_check import Dropped
 
 
 def listing(source: Path, *names: str) -> CleanList:

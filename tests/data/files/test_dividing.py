@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.files.dividing import divide
+from stoker.data.files.source import divide
 from stoker.errors import BadJob
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import stoker
-from stoker.data.files.folders import ImageFolder
+from stoker.data.files.image_files import ImageFolder
 from stoker.errors import BadJob
 from stoker.records import CleanList
-from stoker.records.cleaning import Dropped
+from stoker.records.data_check import Dropped
 from tests.data.files.making import CLASSES, COUNT, image_files, label_of, pixels_of, png_of
 
 

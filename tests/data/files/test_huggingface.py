@@ -12,7 +12,7 @@ import torch
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import as_samples
+from stoker.loading.dataset_adapters import as_samples
 from tests.data.files.making import CLASSES, COUNT, huggingface_source, label_of, pixels_of, png_of
 from tests.optional import optional
 

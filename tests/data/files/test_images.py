@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from stoker.data.files.images import ImageForm, image_form
+from stoker.data.files.image_files import ImageForm, image_form
 from stoker.errors import BadJob
 from tests.data.files.making import pixels_of, png_of
 
@@ -127,6 +127,6 @@ def test_words_that_cannot_be_meant_are_refused(given: dict[str, object], messag
 def test_without_pillow_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra that brings it."""
     monkeypatch.setitem(sys.modules, "PIL", None)
-    monkeypatch.delitem(sys.modules, "stoker.data.reading.images", raising=False)
+    monkeypatch.delitem(sys.modules, "stoker.data.reading.image_decoding", raising=False)
     with pytest.raises(BadJob, match=r"pip install 'stoker\[data\]'"):
         form().decoded(b"")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.data.files.mending import as_first_seen, note_unreadable, version_of
+from stoker.data.files.sample_files import as_first_seen, note_unreadable, version_of
 
 
 def versions(root: Path, *names: str) -> np.ndarray:

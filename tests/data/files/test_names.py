@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.files.names import Names
+from stoker.data.files.source import Names
 
 anything = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=20)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker.data.files.shards import OpenFiles, expanded, indexed, shard_paths
+from stoker.data.files.sample_files import OpenFiles, expanded, indexed, shard_paths
 from stoker.errors import BadJob
 
 

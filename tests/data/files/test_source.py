@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.data.files.source import Part, digest_of_parts, require_choice
+from stoker.data.files.source import Subset, digest_of_parts, require_choice
 from stoker.errors import BadJob
 from tests.data.files.making import COUNT, csv_source, folder_source
 
@@ -31,8 +31,8 @@ def test_a_part_gives_what_the_whole_gives(tmp_path: Path) -> None:
     """Samples, names, labels, rows and classes, at the part's own places."""
     source = csv_source(tmp_path)
     train, valid, test = source.split(valid=0.25)
-    assert isinstance(train, Part)
-    assert isinstance(valid, Part)
+    assert isinstance(train, Subset)
+    assert isinstance(valid, Subset)
     assert test is None
     at = int(valid.indices[3])
     assert torch.equal(valid[3][0], source[at][0])

@@ -16,7 +16,7 @@ from stoker.data.files.tf_example import encoded, features_of
 from stoker.data.files.tfrecord import masked_crc, records_of
 from stoker.errors import BadJob
 from stoker.records import CleanList
-from stoker.records.cleaning import Dropped
+from stoker.records.data_check import Dropped
 from tests.data.files.making import COUNT, example_files, label_of, pixels_of, tfrecord_file
 
 FEATURES = {"image": "image", "point": ("float32", (2,)), "label": "int64"}

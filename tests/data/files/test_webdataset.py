@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker.data.files.names import Names
+from stoker.data.files.source import Names
 from stoker.data.files.webdataset import index_of
 from stoker.errors import BadJob
 from stoker.records import CleanList
-from stoker.records.cleaning import Dropped
+from stoker.records.data_check import Dropped
 from tests.data.files.making import COUNT, label_of, pixels_of, png_of, shard_files, tar_file
 
 

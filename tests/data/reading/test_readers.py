@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 import stoker
 from stoker.data.files import table_blocks
 from stoker.data.files.table_blocks import blocks_of
-from stoker.data.files.table_spec import TableSpec, table_spec
-from stoker.data.reading.folders import files_below
-from stoker.data.reading.lines import Lines
+from stoker.data.files.table_store import TableSpec, table_spec
+from stoker.data.reading.file_listing import files_below
+from stoker.data.reading.text_tables import Lines
 from stoker.errors import BadJob
-from stoker.inspecting.sources.shards import find_shards
-from stoker.inspecting.tables.files import CsvTable, JsonlTable
-from stoker.inspecting.tables.rows import Table
-from stoker.predicting.sources.text import CsvSource, JsonlSource, TextSource
+from stoker.inspecting.image_sources import find_shards
+from stoker.inspecting.table_files import CsvTable, JsonlTable, TableSource
+from stoker.predicting.file_sources import CsvSource, JsonlSource, TextSource
 from stoker.records.prediction import PredictionPart
 from tests.data.files.making import png_of
 
@@ -62,7 +61,7 @@ def trained_on(path: Path, kind: str, dropped: frozenset[int]) -> dict[int, list
     return found
 
 
-def checked(table: Table) -> tuple[dict[int, list[Any]], dict[int, str]]:
+def checked(table: TableSource) -> tuple[dict[int, list[Any]], dict[int, str]]:
     """The rows as the check reads them, and what is wrong with the others."""
     rows: dict[int, list[Any]] = {}
     faults: dict[int, str] = {}

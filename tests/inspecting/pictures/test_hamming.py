@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.inspecting.pictures import hamming
-from stoker.inspecting.pictures.hamming import MOST_BITS, SURE_BITS, close_pairs
+from stoker.inspecting import near_duplicates
+from stoker.inspecting.near_duplicates import MOST_BITS, SURE_BITS, close_pairs
 
 
 def _by_brute_force(hashes: np.ndarray, most: int) -> set[tuple[int, int]]:
@@ -46,7 +46,7 @@ def test_most_pairs_a_little_further_apart_are_found() -> None:
 
 def test_a_crowd_is_bounded_and_counted(monkeypatch) -> None:
     """Where too many hashes share a bucket, each is compared with part of them, and that is told."""
-    monkeypatch.setattr(hamming, "_MOST_PARTNERS", 5)
+    monkeypatch.setattr(near_duplicates, "_MOST_PARTNERS", 5)
     pairs = close_pairs(np.zeros(50, np.uint64))
     assert pairs.crowded == 44
     assert len(pairs.first) <= 50 * 5
@@ -56,7 +56,7 @@ def test_small_blocks_find_the_same(monkeypatch) -> None:
     """How many comparisons are made at once changes nothing."""
     hashes = np.random.default_rng(1).integers(0, 2**20, 300, np.uint64) << np.uint64(12)
     whole = close_pairs(hashes)
-    monkeypatch.setattr(hamming, "_BLOCK", 64)
+    monkeypatch.setattr(near_duplicates, "_BLOCK", 64)
     parts = close_pairs(hashes)
     assert np.array_equal(whole.first, parts.first)
     assert np.array_equal(whole.second, parts.second)

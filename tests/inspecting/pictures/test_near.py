@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from bench.data.planted import CHANGES, CLASSES, picture_of
-from stoker.inspecting.options import CheckOptions
-from stoker.inspecting.pictures.near import correlation
+from stoker.inspecting.findings import CheckOptions
+from stoker.inspecting.near_duplicates import correlation
 
 PICTURES = [picture_of(CLASSES[number % 4], random.Random(number)) for number in range(24)]
 LEAST = CheckOptions().least_correlation

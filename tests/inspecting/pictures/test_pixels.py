@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from bench.data.planted import picture_of
-from stoker.inspecting.pictures.pixels import Unreadable, as_rgb, decode, digest
+from stoker.inspecting.image_signatures import Unreadable, as_rgb, decode, digest
 
 PICTURE = picture_of("cross", random.Random(0))
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from stoker.errors import BadJob
-from stoker.inspecting.sources.base import Found
-from stoker.inspecting.sources.finding import FoundTables, find
+from stoker.inspecting.data_kinds import FoundTables, find
+from stoker.inspecting.image_sources import FoundImages
 
 
 def _write_idx(path: Path, array: np.ndarray) -> None:
@@ -19,7 +19,7 @@ def _write_idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
 
-def _names(found: Found) -> list[tuple[str, str, str | None]]:
+def _names(found: FoundImages) -> list[tuple[str, str, str | None]]:
     return [(item.id, unit.split, item.label) for unit in found.units for item in map(unit.item, range(len(unit)))]
 
 
@@ -29,7 +29,7 @@ def test_folders_are_classes_below_splits(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     found = find(tmp_path)
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundImages)
     assert _names(found) == [
         ("train/cat/a.png", "train", "cat"), ("train/cat/deep/b.JPG", "train", "cat"),
         ("val/dog/c.png", "valid", "dog"),
@@ -45,12 +45,12 @@ def test_idx_files_are_found_with_their_labels(suffix: str, tmp_path: Path) -> N
         _write_idx(tmp_path / f"{stem}-images-idx3-ubyte{suffix}", np.zeros((rows, 4, 4), np.uint8))
         _write_idx(tmp_path / f"{stem}-labels-idx1-ubyte{suffix}", np.arange(rows, dtype=np.uint8))
     whole = find(tmp_path)
-    assert isinstance(whole, Found)
+    assert isinstance(whole, FoundImages)
     names = _names(whole)
     assert names[0] == (f"train-images-idx3-ubyte{suffix}:0", "train", "0")
     assert names[-1] == (f"t10k-images-idx3-ubyte{suffix}:2", "test", "2")
     one = find(tmp_path / f"t10k-images-idx3-ubyte{suffix}")
-    assert isinstance(one, Found)
+    assert isinstance(one, FoundImages)
     assert _names(one) == names[5:]
 
 
@@ -59,7 +59,7 @@ def test_labels_that_are_too_few_are_told(tmp_path: Path) -> None:
     _write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros((5, 4, 4), np.uint8))
     _write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(3, np.uint8))
     found = find(tmp_path)
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundImages)
     assert [label for _, _, label in _names(found)] == ["0", "0", "0", None, None]
     assert found.findings[0].detail == "5 images have 3 labels"
 
@@ -76,7 +76,7 @@ def test_shards_have_keys_and_labels(tmp_path: Path) -> None:
             path.write_bytes(content)
             archive.add(path, name)
     found = find(tmp_path / "data-valid-000.tar")
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundImages)
     shard = "data-valid-000.tar"
     assert [(name, label) for name, _, label in _names(found)] == [
         (f"{shard}:a", "cat"), (f"{shard}:b", "7"), (f"{shard}:c", None), (f"{shard}:d/e", "[1]"),
@@ -92,7 +92,7 @@ def test_a_label_of_lists_without_end_is_a_fault_of_its_sample(tmp_path: Path) -
             (tmp_path / "member").write_bytes(content)
             archive.add(tmp_path / "member", name)
     found = find(tmp_path / "data-valid-000.tar")
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundImages)
     items = [item for unit in found.units for item in map(unit.item, range(len(unit)))]
     assert items[0].problem.startswith("cannot be read: lists and objects lie more than 200 deep")
     assert items[1].label == "cat"
@@ -104,7 +104,7 @@ def test_numpy_files_pair_images_with_labels(tmp_path: Path) -> None:
              y_test=np.arange(2))  # fmt: skip
     np.save(tmp_path / "weights.npy", np.zeros((3, 3)))
     found = find(tmp_path)
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundImages)
     assert {(split, label) for _, split, label in _names(found)} == {
         *(("train", str(label)) for label in range(4)), ("test", "0"), ("test", "1")
     }  # fmt: skip
@@ -128,7 +128,7 @@ def test_images_win_over_tables_beside_them(tmp_path: Path) -> None:
     Image.new("L", (4, 4)).save(tmp_path / "a.png")
     (tmp_path / "labels.csv").write_text("file,label\na.png,1\n")
     found = find(tmp_path)
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundImages)
     assert [finding.id for finding in found.findings] == ["labels.csv"]
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.inspecting.sources.splits import AGAINST, are_splits, rank, split_of
+from stoker.inspecting.findings import AGAINST, are_splits, rank, split_of
 
 
 @pytest.mark.parametrize(

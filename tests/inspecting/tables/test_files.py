@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stoker.data.reading.faults import BadTable, RowFault
-from stoker.inspecting.tables import files
-from stoker.inspecting.tables.files import CsvTable, JsonlTable, ParquetTable, TextTable
-from stoker.inspecting.tables.rows import Batch, Table, row_id
+from stoker.data.reading.text_tables import BadTable, RowFault
+from stoker.inspecting import table_files
+from stoker.inspecting.table_files import CsvTable, JsonlTable, ParquetTable, RowBatch, TableSource, TextTable, row_id
 
 
-def _rows(table: Table) -> list[tuple[str, dict[str, Any]]]:
+def _rows(table: TableSource) -> list[tuple[str, dict[str, Any]]]:
     """Every row that could be read, with its name."""
     return [
         (row_id(table, batch, row), {name: values[row] for name, values in batch.columns.items()})
@@ -21,14 +20,14 @@ def _rows(table: Table) -> list[tuple[str, dict[str, Any]]]:
     ]  # fmt: skip
 
 
-def _problems(table: Table) -> dict[str, RowFault]:
+def _problems(table: TableSource) -> dict[str, RowFault]:
     return {row_id(table, batch, row): said for batch in table.batches() for row, said in batch.problems.items()}
 
 
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_rows_of_csv_are_named_whatever_a_batch_holds(size: int, tmp_path: Path, monkeypatch) -> None:
     """Names count rows from 0, over quoted line breaks, blank lines and rows that are ragged."""
-    monkeypatch.setattr(files, "ROWS_OF_A_BATCH", size)
+    monkeypatch.setattr(table_files, "ROWS_OF_A_BATCH", size)
     path = tmp_path / "t.csv"
     path.write_bytes(b'\xef\xbb\xbfa,b\n1,"x\ny"\n\n2\n3,NA\n4,\xff,\n5,z\n')
     table = CsvTable(path, "t.csv", "train")
@@ -85,7 +84,7 @@ def test_texts_are_rows_with_their_paths_for_names(tmp_path: Path) -> None:
     """Bytes that are no UTF-8 are kept so that they can be told."""
     (tmp_path / "a.txt").write_bytes(b"\xe9t\xe9")
     (batch,) = TextTable(tmp_path, "", ("a.txt",), ("fr",)).batches()
-    assert batch == Batch(0, {"text": ["\udce9t\udce9"], "label": ["fr"]}, 1, ids=("a.txt",))
+    assert batch == RowBatch(0, {"text": ["\udce9t\udce9"], "label": ["fr"]}, 1, ids=("a.txt",))
 
 
 def test_files_that_cannot_be_read_are_told_and_the_others_are_rows(tmp_path: Path) -> None:

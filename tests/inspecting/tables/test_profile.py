@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.reading.faults import RowFault
-from stoker.inspecting.tables import profile
-from stoker.inspecting.tables.profile import ColumnProfile, RowSample, spread_of
-from stoker.inspecting.tables.rows import Batch
+from stoker.data.reading.text_tables import RowFault
+from stoker.inspecting import table_columns
+from stoker.inspecting.table_columns import ColumnProfile, RowSample, robust_spread
+from stoker.inspecting.table_files import RowBatch
 
 cells = st.lists(st.one_of(st.none(), st.integers(-3, 3), st.text(max_size=3), st.floats(), st.lists(st.integers())))
 
@@ -37,7 +37,7 @@ def test_prose_and_categories_are_told_apart() -> None:
 
 def test_different_values_are_counted_to_a_limit(monkeypatch) -> None:
     """A column of names does not fill memory; that there are more is said."""
-    monkeypatch.setattr(profile, "MOST_DISTINCT", 10)
+    monkeypatch.setattr(table_columns, "MOST_DISTINCT", 10)
     column = ColumnProfile("x")
     column.add(list(range(100)), is_typed=True)
     facts = column.facts(median=1.0)
@@ -46,11 +46,11 @@ def test_different_values_are_counted_to_a_limit(monkeypatch) -> None:
 
 def test_a_sample_of_rows_is_bounded_and_even(monkeypatch) -> None:
     """However many rows come, few are kept, from all over."""
-    monkeypatch.setattr(profile, "_SAMPLE_ROWS", 10)
+    monkeypatch.setattr(table_columns, "_SAMPLE_ROWS", 10)
     sample = RowSample()
     for first in range(0, 1000, 50):
         rows = list(range(first, first + 50))
-        sample.add(Batch(first, {"x": rows}, 50, {3: RowFault("ragged", "")}))
+        sample.add(RowBatch(first, {"x": rows}, 50, {3: RowFault("ragged", "")}))
     kept = sample.column("x")
     assert len(kept) <= 10
     assert kept[0] == 0
@@ -59,11 +59,11 @@ def test_a_sample_of_rows_is_bounded_and_even(monkeypatch) -> None:
 
 def test_robust_deviations() -> None:
     """One wild value moves neither median nor deviation; where most are equal the mean deviation stands in."""
-    spread = spread_of([*range(-50, 51), 10**9], is_typed=True)
+    spread = robust_spread([*range(-50, 51), 10**9], is_typed=True)
     assert spread is not None
     assert abs(spread.median) <= 1
     assert spread.z(10**9) > 1e6
-    equal = spread_of([5] * 20 + [6], is_typed=True)
+    equal = robust_spread([5] * 20 + [6], is_typed=True)
     assert equal is not None
     assert equal.deviation > 0
-    assert spread_of([1, 2], is_typed=True) is None
+    assert robust_spread([1, 2], is_typed=True) is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.inspecting.tables.values import brief, encoding_fault, key_of, kind_of, number_of, same_as, shown
+from stoker.inspecting.table_columns import brief, encoding_fault, key_of, kind_of, number_of, same_as, shown
 
 
 def test_numbers_are_told_from_how_they_look_only_where_all_is_text() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import BadJob
 from stoker.loading.transforms import ColorJitter, Normalize, RandomGrayscale
-from stoker.loading.transforms.color import with_hue_turned
+from stoker.loading.transforms.photometric import with_hue_turned
 from tests.loading.transforms.pictures import draw_for, images, one_by_one
 
 

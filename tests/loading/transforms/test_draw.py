@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.loading.keys import mix_keys
-from stoker.loading.transforms.draw import _mixed
+from stoker.loading.randomness import mix_keys
+from stoker.loading.transforms.base import _mixed
 from tests.loading.transforms.pictures import draw_for
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.planning.memory.caching_allocator import AllocatorSettings, CachingAllocator
-from stoker.planning.memory.pools import LARGE_POOL_BASE
+from stoker.planning.model.caching_allocator import LARGE_POOL_BASE, AllocatorSettings, CachingAllocator
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.planning.memory.caching_allocator import AllocatorSettings, CachingAllocator
+from stoker.planning.model.caching_allocator import AllocatorSettings, CachingAllocator
 
 MIB = 1 << 20
 

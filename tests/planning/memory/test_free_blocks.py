@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.planning.memory.free_blocks import FreeBlocks
+from stoker.planning.model.caching_allocator import FreeBlocks
 
 
 def test_the_best_fit_is_the_smallest_that_suffices_then_the_lowest() -> None:

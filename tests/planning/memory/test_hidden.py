@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.memory.hidden import context_bytes, cublas_workspace_bytes, hidden_bytes
+from stoker.planning.model.workspaces import context_bytes, cublas_workspace_bytes, hidden_bytes
 from tests.planning.memory.traces import operation, shaped
 
 MEASURED = [

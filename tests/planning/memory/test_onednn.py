@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stoker.planning.memory.onednn import backward_bytes, forward_bytes, product_bytes
+from stoker.planning.model.workspaces import backward_bytes, forward_bytes, product_bytes
 from stoker.records.trace import Operation
 from tests.planning.memory.traces import operation, shaped
 

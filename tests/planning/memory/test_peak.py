@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.planning.memory.caching_allocator import AllocatorSettings
-from stoker.planning.memory.peak import forecast_memory, least_capacity, replay
-from stoker.planning.memory.timeline import timeline_of
+from stoker.planning.model.caching_allocator import AllocatorSettings
+from stoker.planning.model.memory import forecast_memory, least_capacity, replay, timeline_of
 from stoker.records.trace import Storage
 from tests.planning.memory.traces import operation, shaped, storage, trace_of
 

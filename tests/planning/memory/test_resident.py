@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.planning.memory.resident import MODELS, replayed, resident_peak
+from stoker.planning.model.memory import MODELS, replayed, resident_peak
 from tests.planning.memory.traces import operation, shaped, storage, trace_of
 
 MIB = 1 << 20

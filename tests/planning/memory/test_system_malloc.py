@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.planning.memory.system_malloc import DEFAULT, MAPPED, PAGE, SystemMalloc
+from stoker.planning.model.system_malloc import DEFAULT, MAPPED, PAGE, SystemMalloc
 
 KIB, MIB = 1 << 10, 1 << 20
 SLACK = 256 * KIB

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.planning.memory.hidden import cublas_workspace_bytes
-from stoker.planning.memory.timeline import timeline_of
+from stoker.planning.model.memory import timeline_of
+from stoker.planning.model.workspaces import cublas_workspace_bytes
 from tests.planning.memory.traces import NOTHING, operation, shaped, storage, trace_of
 
 

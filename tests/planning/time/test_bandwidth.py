@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.planning.time.bandwidth import row_bytes, row_sizes, stream_bytes
+from stoker.planning.model.gpu_kernels import row_bytes, row_sizes, stream_bytes
 from tests.planning.time.gpu_devices import addition, gpu, layer_norm, operation, softmax, tensor
 
 

@@ -1,9 +1,7 @@
 import pytest
 
-from stoker.planning.time.calibration import calibrate
-from stoker.planning.time.datasheet import Sustained
-from stoker.planning.time.power import PowerModel
-from stoker.planning.time.roofs import Scales, kind_of, roof_seconds
+from stoker.planning.model.gpu_roofline import PowerModel, Scales, Sustained, kind_of, roof_seconds
+from stoker.planning.model.gpu_times import calibrate
 from tests.planning.time.gpu_devices import (
     addition,
     attention,

@@ -4,9 +4,8 @@ import statistics
 
 import pytest
 
-from stoker.planning.time import operation_times
-from stoker.planning.time.cpu import CpuTimes
-from stoker.planning.time.cpu_families import place_of
+from stoker.planning.model.cpu_times import CpuTimes, place_of
+from stoker.planning.model.update_time import operation_times
 from stoker.records import Operation
 from tests.planning.time.cpu_points import elementwise, hardware, law, product, tensor, unmeasured
 

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.planning.time.datasheet import Sustained
-from stoker.planning.time.power import PowerModel
+from stoker.planning.model.gpu_roofline import PowerModel, Sustained
 from tests.planning.time.gpu_devices import gpu
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from stoker.planning.time.fitting import descend, typical
+from stoker.planning.model.gpu_times import descend, typical
 
 
 def test_the_parameters_of_a_law_are_found() -> None:

@@ -1,9 +1,9 @@
 import pytest
 
 from stoker.errors import NoDevice
-from stoker.planning.time import operation_times
-from stoker.planning.time.gpu import GpuTimes
-from stoker.planning.time.roofs import kind_of, roof_seconds
+from stoker.planning.model.gpu_roofline import kind_of, roof_seconds
+from stoker.planning.model.gpu_times import GpuTimes
+from stoker.planning.model.update_time import operation_times
 from tests.planning.time.gpu_devices import (
     addition,
     attention,

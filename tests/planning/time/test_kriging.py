@@ -5,17 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from stoker.planning.time.kriging import Point, fitted
+from stoker.planning.model.cpu_times import KrigingPoint, fitted
 
 
-def plane(num: int, *, seed: int = 0) -> tuple[list[Point], list[float]]:
+def plane(num: int, *, seed: int = 0) -> tuple[list[KrigingPoint], list[float]]:
     """Points of two traits in a square of 6 e-folds, on a smooth surface that lies 0.5 higher for one of the traits."""
     random = np.random.default_rng(seed)
-    points = [Point((float(x), float(y)), ("ab"[i % 2],)) for i, (x, y) in enumerate(random.uniform(0, 6, (num, 2)))]
+    points = [
+        KrigingPoint((float(x), float(y)), ("ab"[i % 2],)) for i, (x, y) in enumerate(random.uniform(0, 6, (num, 2)))
+    ]
     return points, [value_at(point) for point in points]
 
 
-def value_at(point: Point) -> float:
+def value_at(point: KrigingPoint) -> float:
     """The surface itself."""
     x, y = point.sizes
     return math.sin(x / 2) + 0.1 * y + (0.5 if point.traits == ("b",) else 0.0)
@@ -50,7 +52,7 @@ def test_far_from_all_points_little_is_claimed() -> None:
     """The value returns to the mean, and the deviation grows."""
     points, values = plane(60)
     surface = fitted(points, values)
-    near, far = surface.at(Point((3.0, 3.0), ("a",))), surface.at(Point((200.0, 200.0), ("a",)))
+    near, far = surface.at(KrigingPoint((3.0, 3.0), ("a",))), surface.at(KrigingPoint((200.0, 200.0), ("a",)))
     assert far.deviation > 3 * near.deviation
     assert min(values) < far.value < max(values)
 
@@ -59,10 +61,10 @@ def test_a_trait_never_seen_is_less_certain() -> None:
     """A new trait borrows from the others, with a wider deviation."""
     points, values = plane(60)
     surface = fitted(points, values)
-    known, new = (surface.at(Point((3.0, 3.0), (trait,))) for trait in "az")
+    known, new = (surface.at(KrigingPoint((3.0, 3.0), (trait,))) for trait in "az")
     assert new.deviation > 1.5 * known.deviation
 
 
 def test_one_point_is_enough() -> None:
     """A family of which one operation was measured has a mean, and no more."""
-    assert fitted([Point((1.0,), ("a",))], [0.7]).at(Point((2.0,), ("a",))).value == pytest.approx(0.7)
+    assert fitted([KrigingPoint((1.0,), ("a",))], [0.7]).at(KrigingPoint((2.0,), ("a",))).value == pytest.approx(0.7)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.planning.time.pace import changes, pace_in_words, pace_of
+from stoker.planning.model.shared_cpu import describe_pace, pace_of, speed_changes
 from stoker.records import Pace
 
 THEN = {"product": 1e-3, "sum": 2e-3, "rows": 4e-3}
@@ -19,7 +19,7 @@ def test_the_pace_is_how_many_times_as_long_the_same_calls_take() -> None:
 def test_a_disturbed_turn_is_outvoted() -> None:
     """One turn of three ten times slower changes no anchor's time."""
     disturbed = [dict(THEN), {name: 10 * seconds for name, seconds in THEN.items()}, dict(THEN)]
-    assert changes(THEN, disturbed) == pytest.approx(dict.fromkeys(THEN, 0.0))
+    assert speed_changes(THEN, disturbed) == pytest.approx(dict.fromkeys(THEN, 0.0))
 
 
 def test_less_is_believed_of_what_anchors_disagree_about() -> None:
@@ -43,6 +43,6 @@ def test_without_the_same_calls_there_is_no_pace() -> None:
 def test_a_change_of_pace_beyond_noise_is_told() -> None:
     """Slower by a quarter, faster by a quarter; a twentieth is not worth a line."""
     for factor in (1.25, 0.75):
-        [line] = pace_in_words(Pace(factor=factor, deviation=0.0))
+        [line] = describe_pace(Pace(factor=factor, deviation=0.0))
         assert f"{factor} times as long" in line
-    assert pace_in_words(Pace(factor=1.05, deviation=0.0)) == ()
+    assert describe_pace(Pace(factor=1.05, deviation=0.0)) == ()

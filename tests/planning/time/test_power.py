@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.planning.time.power import PowerModel, flops_by_dtype, has_stacked_memory
+from stoker.planning.model.gpu_roofline import PowerModel, flops_by_dtype, has_stacked_memory
 from tests.planning.time.gpu_devices import addition, attention, convolution, gpu, operation, product, tensor
 
 

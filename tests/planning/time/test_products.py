@@ -1,4 +1,4 @@
-from stoker.planning.time.products import attention_sizes, convolution_products, is_depthwise, product_sizes
+from stoker.planning.model.gpu_kernels import attention_sizes, convolution_products, is_depthwise, product_sizes
 from tests.planning.time.gpu_devices import attention, batched, convolution, operation, product, tensor
 
 

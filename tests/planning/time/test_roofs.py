@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
 
-from stoker.planning.time.datasheet import Sustained
-from stoker.planning.time.power import PowerModel
-from stoker.planning.time.recurrent import STEP_S
-from stoker.planning.time.roofs import Scales, kind_of, point_of, roof_seconds
+from stoker.planning.model.gpu_kernels import STEP_S
+from stoker.planning.model.gpu_roofline import PowerModel, Scales, Sustained, kind_of, point_of, roof_seconds
 from tests.planning.time.gpu_devices import (
     addition,
     attention,

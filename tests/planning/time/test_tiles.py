@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from stoker.planning.time.datasheet import BATCHED, PRODUCT
-from stoker.planning.time.tiles import Rates, product_seconds
+from stoker.planning.model.gpu_kernels import Rates, product_seconds
+from stoker.planning.model.gpu_roofline import BATCHED, PRODUCT
 
 A100 = Rates(flops=18e12, bytes_per_s=1.4e12, multiprocessors=108)
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.planning.time import operation_times
-from stoker.planning.time.update import counted, update_time
+from stoker.planning.model.update_time import counted, operation_times, update_time
 from stoker.records import Occurrence, Operation, Pace, Storage, Trace, TraceSettings
 from stoker.testing import fake_device
 from tests.planning.time.cpu_points import elementwise, hardware, product, unmeasured

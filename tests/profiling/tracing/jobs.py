@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.jobs import AdamW, Job
-from stoker.loading import Batch, Datasets, datasets_of
-from stoker.profiling.tracing import trace_update
+from stoker.loading.batches import Batch
+from stoker.loading.datasets import Datasets, datasets_of
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Plan, Trace, TraceSettings
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.units import updates
 from stoker.zoo import GPT, MLP, ResNet9
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stoker.profiling.tracing import trace_step
+from stoker.profiling.tracing.session import trace_step
 from tests.profiling.tracing.jobs import allocator_sizes, settings, sizes_of
 
 

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.loading import datasets_of
-from stoker.profiling.tracing import trace_step, trace_update
-from stoker.profiling.tracing.answers import NO_HINTS
+from stoker.loading.datasets import datasets_of
+from stoker.profiling.tracing.fakes import NO_HINTS
+from stoker.profiling.tracing.session import trace_step
+from stoker.profiling.tracing.update import trace_update
 from tests.profiling.tracing.jobs import JOBS, SEPARABLE, make_job, settings
 
 CLASSES = 10

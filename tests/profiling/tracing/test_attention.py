@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.profiling.tracing.attention import AttentionCall, attention_kernel, attention_of
 from stoker.profiling.tracing.fake_device import answer_for_engine, pretending
+from stoker.profiling.tracing.target_kernels import AttentionCall, attention_kernel, attention_of
 from tests.profiling.tracing.jobs import settings
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

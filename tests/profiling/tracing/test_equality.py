@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.profiling.tracing.equality import are_equal
+from stoker.profiling.tracing.repetition import are_equal
 
 
 def with_attribute(value: object) -> nn.Module:

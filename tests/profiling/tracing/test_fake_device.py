@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.profiling.tracing import can_pretend_cuda, fake_device, pretending
-from stoker.profiling.tracing.fake_device import is_fake, why_not_cuda
+from stoker.profiling.tracing import fake_device
+from stoker.profiling.tracing.fake_device import can_pretend_cuda, is_fake, pretending, why_not_cuda
 from tests.profiling.tracing.jobs import settings
 
 

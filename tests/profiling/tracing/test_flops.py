@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stoker.loading import datasets_of
-from stoker.profiling.tracing import trace_update
+from stoker.loading.datasets import datasets_of
+from stoker.profiling.tracing.update import trace_update
 from stoker.zoo import GPT
 from tests.profiling.tracing.jobs import SEPARABLE, make_job, settings
 

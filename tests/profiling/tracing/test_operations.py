@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stoker.planning.time.products import product_sizes
-from stoker.profiling.tracing import trace_step
+from stoker.planning.model.gpu_kernels import product_sizes
+from stoker.profiling.tracing.session import trace_step
 from stoker.records import Operation, TensorShape
 from tests.profiling.tracing.jobs import settings
 

@@ -10,11 +10,11 @@ import torch
 from stoker import optimizers
 from stoker.jobs import EMA, Adam
 from stoker.jobs.averages import SWA
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import TraceSettings
-from stoker.stepping import outline
-from stoker.stepping.optimizers import implementations
+from stoker.stepping.model import meta_model
+from stoker.stepping.torch_optimizers import implementations
 from tests.stepping.driving import SEPARABLE, trained
 from tests.stepping.models import make_job, mlp
 
@@ -55,7 +55,7 @@ def test_the_state_of_a_trace_is_what_the_optimiser_keeps(name: str) -> None:
     tensors = [value for values in state.values() for value in values.values() if isinstance(value, torch.Tensor)]
     kept = sum(4 * tensor.numel() for tensor in tensors if 4 * tensor.numel() > SCALAR_BYTES)
     for target in ("cpu", "cuda"):
-        for implementation in implementations(job, outline(job), target):
+        for implementation in implementations(job, meta_model(job), target):
             assert traced(target, implementation, optimizer=KINDS[name])["optimizer state"] == kept, implementation
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.profiling.tracing import trace_step
-from stoker.profiling.tracing.recurrent import onednn_workspace_bytes
+from stoker.profiling.tracing.session import trace_step
+from stoker.profiling.tracing.target_kernels import onednn_workspace_bytes
 from tests.profiling.tracing.jobs import settings, traced
 
 

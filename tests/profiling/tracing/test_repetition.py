@@ -10,8 +10,9 @@ from torch import nn
 
 import stoker
 from stoker.errors import BadJob
-from stoker.loading import Datasets, as_samples
-from stoker.planning.expansion import expanded
+from stoker.loading.dataset_adapters import as_samples
+from stoker.loading.datasets import Datasets
+from stoker.planning.model.trace_extrapolation import expanded
 from stoker.profiling.tracing.repetition import RepeatedBlocks, _kept, trace_with_repetition
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Coupling, Trace, TraceSettings

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.profiling.tracing import trace_step
+from stoker.profiling.tracing.session import trace_step
 from tests.profiling.tracing.jobs import allocator_sizes, peak_of, settings, sizes_of
 
 BATCH = (torch.ones(8, 48), torch.zeros(8, dtype=torch.int64))

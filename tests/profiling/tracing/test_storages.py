@@ -1,6 +1,6 @@
 import torch
 
-from stoker.profiling.tracing import trace_step
+from stoker.profiling.tracing.session import trace_step
 from tests.profiling.tracing.jobs import peak_of, settings, sizes_of
 
 

@@ -9,14 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stoker.jobs import Job
-from stoker.loading import datasets_of
-from stoker.planning.expansion import expanded
-from stoker.profiling.tracing.repetition import trace_with_repetition
-from stoker.profiling.tracing.storages import Loop, Recording
-from stoker.profiling.tracing.time_steps import labels_of
+from stoker.loading.datasets import datasets_of
+from stoker.planning.model.trace_extrapolation import expanded
+from stoker.profiling.tracing.repetition import labels_of, trace_with_repetition
+from stoker.profiling.tracing.storages import Recording, TracedLoop
 from stoker.profiling.tracing.update import trace_update
 from stoker.records import Occurrence, Trace
-from stoker.records.timeline import NotPeriodic
+from stoker.records.trace import NotPeriodic
 from stoker.zoo import RecurrentClassifier, RecurrentLM
 from tests.planning.test_expansion import comparable
 from tests.profiling.tracing.jobs import SEPARABLE, make_job, settings
@@ -188,7 +187,7 @@ def test_real_layers_are_as_before():
 def recording_of(num_operations: int, nodes: Sequence[int]) -> Recording:
     """A loop of so many operations, and what comes after it."""
     one = Occurrence(operation=0, phase="forward", part=0, module=0, source=0)
-    loop = Loop(start=0, stop=num_operations, node=-1)
+    loop = TracedLoop(start=0, stop=num_operations, node=-1)
     return Recording(occurrences=[one] * len(nodes), nodes=list(nodes), loops=[loop])
 
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Loss
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.loading.transforms import RandomFlip, RandomShift
-from stoker.planning.time.update import counted
-from stoker.profiling.tracing import trace_update
+from stoker.planning.model.update_time import counted
+from stoker.profiling.tracing.update import trace_update
 from stoker.records import Trace, dumps, loads
 from stoker.zoo import GPT, ResNet9
 from tests.profiling.tracing.jobs import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.serving.access.cross_site import refuse_cross_site
-from stoker.serving.problems import Forbidden, WrongFormat
+from stoker.serving.refusals import Forbidden, WrongFormat
+from stoker.serving.security import refuse_cross_site
 
 
 @pytest.mark.parametrize(

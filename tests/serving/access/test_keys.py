@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadJob
-from stoker.serving.access.keys import KeyFile, read_keys
-from stoker.serving.problems import Unauthorized
+from stoker.serving.refusals import Unauthorized
+from stoker.serving.security import KeyFile, read_keys
 
 ALICE, BOB = "alice-has-a-long-key", "bob-has-another-long-key"
 

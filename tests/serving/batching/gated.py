@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import ServiceSettings
-from stoker.serving.batching import Batcher
-from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
+from stoker.serving.batching.batcher import Batcher
+from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, HangLimits
 from tests.serving.batching.models import FIXED, FixedEngine
 
 LONGEST_S = 30.0
@@ -48,7 +48,7 @@ def run(
     *engines: Any,
     model: Any = FIXED,
     observe: Any = None,
-    patience: Patience = DEFAULT_PATIENCE,
+    patience: HangLimits = DEFAULT_HANG_LIMITS,
     on_broken: Callable[[], None] = lambda: None,
     **settings: Any,
 ) -> Any:

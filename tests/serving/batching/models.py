@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
 from stoker.records import ArtifactSource, DynamicDim, Manifest, TensorSpec, Tolerance
 

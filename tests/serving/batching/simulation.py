@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import ServiceSettings
-from stoker.serving.batching.scheduler import Batch, Scheduler, Wait
-from stoker.serving.batching.shapes import Shapes
-from stoker.serving.batching.warming import points
-from stoker.serving.problems import Refusal
+from stoker.serving.batching.batcher import warm_up_points
+from stoker.serving.batching.queue import Shapes
+from stoker.serving.batching.scheduler import RequestBatch, Scheduler, Wait
+from stoker.serving.refusals import Refusal
 from tests.serving.batching.models import TOKENS, token_inputs
 
 Latency = Callable[[int, int], float]
@@ -37,7 +37,7 @@ class Outcome:
     passed: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     waits_s: list[float] = field(default_factory=list)
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[RequestBatch] = field(default_factory=list)
     most_rows: int = 0
     seconds: float = 0.0
 
@@ -58,7 +58,7 @@ def warmed(settings: ServiceSettings, latency: Latency, instances: int = 1) -> S
     """A scheduler of the token model that has measured its warm-up points."""
     shapes = Shapes(TOKENS, settings.buckets)
     scheduler = Scheduler(shapes, settings, instances)
-    for rows, (length,) in points(TOKENS, shapes, token_inputs(1, 8), scheduler.table.grid):
+    for rows, (length,) in warm_up_points(TOKENS, shapes, token_inputs(1, 8), scheduler.table.grid):
         scheduler.table.learn(rows, length, latency(rows, length), 0.0)
     return scheduler
 
@@ -123,7 +123,7 @@ class _Simulation:
                     self.idle.discard(instance)
                     self._at(now + self.latency(found.rows, found.elements), (instance, found))
 
-    def _finish(self, instance: int, batch: Batch, now: float) -> None:
+    def _finish(self, instance: int, batch: RequestBatch, now: float) -> None:
         self.idle.add(instance)
         self.scheduler.learn(batch, now)
         self.outcome.batches.append(batch)

@@ -8,10 +8,9 @@ import re
 import pytest
 
 from stoker.records import ServiceSettings
-from stoker.serving.batching.admission import STALE_S, Margin
-from stoker.serving.batching.scheduler import Batch, Scheduler
-from stoker.serving.batching.shapes import Shapes
-from stoker.serving.problems import QueueFull, TooLarge, WouldBeLate
+from stoker.serving.batching.queue import STALE_S, Margin, Shapes
+from stoker.serving.batching.scheduler import RequestBatch, Scheduler
+from stoker.serving.refusals import DeadlineUnreachable, QueueFull, TooLarge
 from tests.serving.batching.models import FIXED, TOKENS, token_inputs
 
 
@@ -74,8 +73,10 @@ def test_an_answer_that_would_be_late_is_refused_at_once() -> None:
     """503: what waits and what runs count, with both times in the message and when it would do."""
     scheduler = _scheduler()
     _ask(scheduler, rows=8, within=1.0)
-    assert isinstance(scheduler.take(0, 0.0), Batch)
-    with pytest.raises(WouldBeLate, match=r"predicted in (\d+) ms \(4 rows wait\), and its deadline is in 50 ms") as it:
+    assert isinstance(scheduler.take(0, 0.0), RequestBatch)
+    with pytest.raises(
+        DeadlineUnreachable, match=r"predicted in (\d+) ms \(4 rows wait\), and its deadline is in 50 ms"
+    ) as it:
         _ask(scheduler, within=0.05)
     assert it.value.http_status == 503
     (predicted,) = re.findall(r"predicted in (\d+) ms", str(it.value))
@@ -90,7 +91,7 @@ def test_instances_share_what_waits() -> None:
     for scheduler in (one, two):
         _ask(scheduler, rows=40, within=1.0)
     assert two._standing.seconds_to_empty(0.0) == pytest.approx(one._standing.seconds_to_empty(0.0) / 2)
-    with pytest.raises(WouldBeLate):
+    with pytest.raises(DeadlineUnreachable):
         _ask(one, within=0.3)
     _ask(two, within=0.3)
     two.lose(1)  # it died, and counts no more
@@ -105,16 +106,16 @@ def test_before_anything_was_measured_nobody_is_refused_for_lateness() -> None:
 def test_a_refusal_rests_on_fresh_measurements() -> None:
     """One slow batch must not close the door for good: after a second without news, one request is let through."""
     scheduler = _scheduler(row_s=0.05)
-    with pytest.raises(WouldBeLate):
+    with pytest.raises(DeadlineUnreachable):
         _ask(scheduler, within=0.01, now=STALE_S)
     _ask(scheduler, within=0.01, now=STALE_S + 0.1)
-    with pytest.raises(WouldBeLate):
+    with pytest.raises(DeadlineUnreachable):
         _ask(scheduler, within=0.01, now=STALE_S + 0.1)
 
 
 def test_slow_models_are_not_stale_while_they_compute() -> None:
     """A batch of seconds is news for ten times as long."""
-    with pytest.raises(WouldBeLate):
+    with pytest.raises(DeadlineUnreachable):
         _ask(_scheduler(row_s=2.0), within=1.0, now=19.0)
 
 
@@ -142,7 +143,7 @@ def test_an_idle_instance_takes_what_it_can_finish_in_time() -> None:
     for _ in range(20):
         scheduler.margin.learn(1.0, 3.0)
     _ask(scheduler, within=0.02)
-    with pytest.raises(WouldBeLate):
+    with pytest.raises(DeadlineUnreachable):
         _ask(scheduler, within=0.02)
 
 

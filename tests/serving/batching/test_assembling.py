@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import Manifest, TensorSpec
-from stoker.serving.batching.assembling import Assembler, joined
-from stoker.serving.batching.queue import Part
-from stoker.serving.batching.shapes import Shapes
+from stoker.serving.batching.queue import RequestPart, Shapes
+from stoker.serving.batching.workers import Assembler, join_answers
 from tests.serving.batching.models import FIXED, TOKENS, TokenEngine, manifest, token_inputs
 
 
-def _part(inputs: Arrays, model: Manifest = TOKENS) -> Part:
+def _part(inputs: Arrays, model: Manifest = TOKENS) -> RequestPart:
     rows, shape = Shapes(model).measure(inputs)
-    return Part(None, 0, inputs, rows, 1, shape, "", 0.0, math.inf, 0.0)
+    return RequestPart(None, 0, inputs, rows, 1, shape, "", 0.0, math.inf, 0.0)
 
 
 def _assembler(model: Manifest = TOKENS) -> Assembler:
@@ -105,7 +104,7 @@ def test_parts_of_a_split_request_join_to_its_answer(rows: int, piece: int) -> N
         engine.run({name: array[start : start + piece] for name, array in whole.items()})
         for start in range(0, rows, piece)
     ]
-    _assert_same(joined(answers), engine.run(whole))
+    _assert_same(join_answers(answers), engine.run(whole))
 
 
 def _assert_same(answer: Arrays, alone: dict[str, Any]) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from stoker.artifacts import Golden
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
-from stoker.serving.batching import Batcher, Executed
-from stoker.serving.problems import DeadlinePassed, Failed, QueueFull, Unavailable
+from stoker.serving.batching.batcher import Batcher
+from stoker.serving.batching.scheduler import Executed
+from stoker.serving.refusals import DeadlinePassed, Failed, QueueFull, Unavailable
 from tests.serving.batching.gated import LONGEST_S, Gated, row, run, waiting
 from tests.serving.batching.models import IMAGES, POISON, TOKENS, FixedEngine, TokenEngine, token_inputs
 

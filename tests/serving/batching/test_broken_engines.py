@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from stoker.artifacts import Golden
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
-from stoker.serving.batching import Batcher
-from stoker.serving.batching.watching import Patience
-from stoker.serving.problems import Failed, Unavailable
+from stoker.serving.batching.batcher import Batcher
+from stoker.serving.batching.workers import HangLimits
+from stoker.serving.refusals import Failed, Unavailable
 from tests.serving.batching.gated import LONGEST_S, Gated, row, run, waiting
 from tests.serving.batching.models import FixedEngine
 
-IMPATIENT = Patience(least_s=0.3, times=1.0, every_s=0.01)
+IMPATIENT = HangLimits(least_s=0.3, times=1.0, every_s=0.01)
 
 
 def test_an_engine_that_dies_is_told_from_bad_requests() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import ServiceSettings
-from stoker.serving.batching import cutting, shapes
-from stoker.serving.batching.cutting import Cut, cut
+from stoker.serving.batching import queue as shapes
+from stoker.serving.batching import scheduler as cutting
 from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import Part, Queue, urgency_of
-from stoker.serving.batching.shapes import Shapes
+from stoker.serving.batching.queue import Queue, RequestPart, Shapes, urgency_of
+from stoker.serving.batching.scheduler import BatchSelection, select_batch
 from tests.serving.batching.models import TOKENS
 from tests.serving.batching.simulation import Asking, Latency, simulate, transformer, warmed
 
@@ -40,23 +40,23 @@ def _queue(*lengths: int, rows: int = 1, deadline: float = math.inf) -> Queue:
     for index, length in enumerate(lengths):
         shape = SHAPES.sample((), (length,))
         arrived = index * 1e-6
-        queue.put(Part(index, 0, {}, rows, 1, shape, "", arrived, deadline, urgency_of(0, arrived, deadline)))
+        queue.put(RequestPart(index, 0, {}, rows, 1, shape, "", arrived, deadline, urgency_of(0, arrived, deadline)))
     return queue
 
 
-def _cut(queue: Queue, table: LatencyTable, *, max_rows: int = 32, now: float = 0.0) -> Cut:
-    found = cut(queue, table, max_rows, now)
+def _cut(queue: Queue, table: LatencyTable, *, max_rows: int = 32, now: float = 0.0) -> BatchSelection:
+    found = select_batch(queue, table, max_rows, now)
     assert found is not None
     return found
 
 
-def _lengths(found: Cut) -> list[int]:
+def _lengths(found: BatchSelection) -> list[int]:
     return [part.shape.sizes[0] for part in found.parts]
 
 
 def test_nothing_waits_nothing_goes() -> None:
     """An empty queue gives no batch."""
-    assert cut(Queue(), LatencyTable(8), 8, 0.0) is None
+    assert select_batch(Queue(), LatencyTable(8), 8, 0.0) is None
 
 
 def test_where_a_batch_costs_little_more_than_a_row_all_go_together() -> None:
@@ -106,10 +106,10 @@ def test_a_full_batch_is_tried_whatever_the_table_says() -> None:
     for rows in table.grid:
         table.learn(rows, 16, (5 if rows > 4 else 1) * proportional(rows, 16), 0.0)
     assert len(_cut(_queue(*[16] * 64), table).parts) == 4
-    tried = cut(_queue(*[16] * 64), table, 32, 0.0, tries_full=True)
+    tried = select_batch(_queue(*[16] * 64), table, 32, 0.0, tries_full=True)
     assert tried is not None
     assert (len(tried.parts), tried.reason) == (32, "full")
-    few = cut(_queue(*[16] * 31), table, 32, 0.0, tries_full=True)
+    few = select_batch(_queue(*[16] * 31), table, 32, 0.0, tries_full=True)
     assert few is not None
     assert len(few.parts) == 4
 
@@ -156,7 +156,7 @@ def test_a_batch_ends_where_one_of_its_requests_would_be_late() -> None:
     queue = _queue(*[64] * 15)
     urgent = 8 * 64 * 1e-4
     shape = SHAPES.sample((), (64,))
-    queue.put(Part("urgent", 0, {}, 1, 1, shape, "", 0.0, urgent, urgency_of(0, 0.0, urgent)))
+    queue.put(RequestPart("urgent", 0, {}, 1, 1, shape, "", 0.0, urgent, urgency_of(0, 0.0, urgent)))
 
     def flat(rows: int, length: int) -> float:
         return 0.02 + rows * length * 1e-4
@@ -191,9 +191,9 @@ def test_every_part_goes_exactly_once_and_the_most_urgent_first(
     queue, table, parts = Queue(), _table(latency, max_rows), []
     for length, rows, deadline in asked:
         shape = SHAPES.sample((), (length,))
-        parts.append(Part(None, 0, {}, rows, 1, shape, "", 0.0, deadline, urgency_of(0, 0.0, deadline)))
+        parts.append(RequestPart(None, 0, {}, rows, 1, shape, "", 0.0, deadline, urgency_of(0, 0.0, deadline)))
         queue.put(parts[-1])
-    gone: list[Part] = []
+    gone: list[RequestPart] = []
     while (head := queue.head()) is not None:
         found = _cut(queue, table, max_rows=max_rows)
         assert head in (*found.parts[:1], *found.late)
@@ -221,7 +221,7 @@ def _without_an_eye_for_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def everything(lane, head, table, max_rows):
         (shelf,) = lane.values()
-        return cutting.Choice(max_rows, (shelf,), 0.0, 0.0)
+        return cutting.BatchComposition(max_rows, (shelf,), 0.0, 0.0)
 
     monkeypatch.setattr(shapes, "round_up", lambda _size: LENGTHS[1])
     monkeypatch.setattr(cutting, "choose", everything)

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.engines import load
 from stoker.records import ServiceSettings
-from stoker.serving.batching import Batcher, Executed
-from stoker.serving.problems import DeadlinePassed, Failed, QueueFull, Refusal, TooLarge, WouldBeLate
-from stoker.testing.models import tiny_artifact
+from stoker.serving.batching.batcher import Batcher
+from stoker.serving.batching.scheduler import Executed
+from stoker.serving.refusals import DeadlinePassed, DeadlineUnreachable, Failed, QueueFull, Refusal, TooLarge
+from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.batching.models import POISON, TOKENS, TokenEngine, token_inputs
 
 
@@ -77,8 +78,8 @@ def test_every_answer_is_that_of_the_request_alone(askings: list[Asking], chosen
         elif isinstance(outcome, asyncio.CancelledError):
             assert asking.cancelled_after is not None
         else:
-            assert isinstance(outcome, (QueueFull, TooLarge, WouldBeLate, DeadlinePassed, Failed)), outcome
-            assert not isinstance(outcome, (WouldBeLate, DeadlinePassed)) or asking.within_s is not None
+            assert isinstance(outcome, (QueueFull, TooLarge, DeadlineUnreachable, DeadlinePassed, Failed)), outcome
+            assert not isinstance(outcome, (DeadlineUnreachable, DeadlinePassed)) or asking.within_s is not None
     assert all(executed.rows <= chosen.max_batch_rows for executed in seen)
     if not any(asking.is_poisoned for asking in askings):
         assert not any(isinstance(outcome, Failed) for outcome in outcomes)

@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.serving.batching.queue import AGEING_S, LAST_CLASS, Part, Queue, urgency_of
-from stoker.serving.batching.shapes import SampleShape
+from stoker.serving.batching.queue import AGEING_S, LAST_CLASS, Queue, RequestPart, SampleShape, urgency_of
 
 SHAPES = [SampleShape((), (size,), (size,), size) for size in (8, 16)] + [SampleShape((3,), (8,), (8,), 24)]
 
@@ -21,13 +20,13 @@ def part(
     rows: int = 1,
     shape: int = 0,
     caller: str = "",
-) -> Part:
+) -> RequestPart:
     """A part with bytes ten times its rows."""
     urgency = urgency_of(priority, arrived, deadline)
-    return Part(None, 0, {}, rows, 10 * rows, SHAPES[shape], caller, arrived, deadline, urgency)
+    return RequestPart(None, 0, {}, rows, 10 * rows, SHAPES[shape], caller, arrived, deadline, urgency)
 
 
-def _drained(queue: Queue) -> list[Part]:
+def _drained(queue: Queue) -> list[RequestPart]:
     order = []
     while (head := queue.head()) is not None:
         assert queue.remove(head)

@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import ServiceError
-from stoker.serving.batching.assembling import Assembler
-from stoker.serving.batching.queue import Part
-from stoker.serving.batching.running import MOST_RUNS, Attempt, attempts
-from stoker.serving.batching.shapes import SampleShape
-from stoker.testing.clock import FakeClock
+from stoker.serving.batching.queue import RequestPart, SampleShape
+from stoker.serving.batching.workers import MOST_RUNS, Assembler, Attempt, attempts
+from stoker.testing.fakes import FakeClock
 from tests.serving.batching.models import FIXED, FixedEngine
 
 
-def _parts(values: list[float]) -> list[Part]:
+def _parts(values: list[float]) -> list[RequestPart]:
     shape = SampleShape((), (), (), 1)
     return [
-        Part(value, 0, {"x": np.full((1, 4), value, np.float32)}, 1, 1, shape, "", 0.0, math.inf, 0.0)
+        RequestPart(value, 0, {"x": np.full((1, 4), value, np.float32)}, 1, 1, shape, "", 0.0, math.inf, 0.0)
         for value in values
     ]
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from stoker.records import ServiceSettings
-from stoker.serving.batching.scheduler import Batch, Scheduler, Wait
-from stoker.serving.batching.shapes import Shapes
+from stoker.serving.batching.queue import Shapes
+from stoker.serving.batching.scheduler import RequestBatch, Scheduler, Wait
 from tests.serving.batching.models import TOKENS, token_inputs
 from tests.serving.batching.simulation import Asking, Outcome, simulate, transformer, warmed
 
@@ -32,7 +32,7 @@ def test_an_idle_instance_takes_what_comes_at_once() -> None:
     assert scheduler.take(0, 0.0) is None
     _ask(scheduler)
     batch = scheduler.take(0, 0.0)
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, RequestBatch)
     assert (batch.rows, batch.reason, batch.sizes) == (1, "idle", (8,))
 
 
@@ -44,18 +44,18 @@ def test_with_a_delay_an_idle_instance_waits_for_a_batch_to_fill() -> None:
     _ask(scheduler, now=1.2)
     assert scheduler.take(0, 1.2) == Wait(1.5)
     delayed = scheduler.take(0, 1.5)
-    assert isinstance(delayed, Batch)
+    assert isinstance(delayed, RequestBatch)
     assert (delayed.rows, delayed.reason) == (2, "delay")
     _ask(scheduler, 4, now=2.0)
     full = scheduler.take(0, 2.0)
-    assert isinstance(full, Batch)
+    assert isinstance(full, RequestBatch)
     assert full.rows == 4
 
 
 def _after_company(scheduler: Scheduler, rows: int, now: float) -> None:
     """So many rows are asked for at once, and answered."""
     _ask(scheduler, rows, now=now)
-    assert isinstance(scheduler.take(0, now), Batch)
+    assert isinstance(scheduler.take(0, now), RequestBatch)
     assert scheduler.take(0, now) is None
 
 
@@ -70,7 +70,7 @@ def test_nobody_waits_for_more_than_asked_at_the_same_time_lately() -> None:
     assert scheduler.take(0, 1.2) == Wait(1.7)
     _ask(scheduler, now=1.3)
     batch = scheduler.take(0, 1.3)
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, RequestBatch)
     assert (batch.rows, batch.reason) == (3, "idle")
 
 

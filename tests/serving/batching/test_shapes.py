@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import DynamicDim, TensorSpec
-from stoker.serving.batching.shapes import STEPS_PER_DOUBLING, Shapes, round_up
+from stoker.serving.batching.queue import STEPS_PER_DOUBLING, Shapes, round_up
 from tests.serving.batching.models import FIXED, IMAGES, TOKENS, manifest, token_inputs
 
 

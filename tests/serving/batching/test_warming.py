@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import DynamicDim
+from stoker.serving.batching.batcher import resized, warm_up, warm_up_points
 from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.shapes import Shapes
-from stoker.serving.batching.warming import points, resized, warm_up
-from stoker.testing.clock import FakeClock
+from stoker.serving.batching.queue import Shapes
+from stoker.testing.fakes import FakeClock
 from tests.serving.batching.models import FIXED, TOKENS, TokenEngine, token_inputs
 
 SHAPES = Shapes(TOKENS)
@@ -34,15 +34,15 @@ class Slow(TokenEngine):
 
 def test_golden_inputs_are_measured_at_all_rows_and_sizes() -> None:
     """Powers of two up to what a batch may have, and the sizes that the manifest allows."""
-    found = set(points(TOKENS, SHAPES, token_inputs(2, 10), (1, 2, 4)))
+    found = set(warm_up_points(TOKENS, SHAPES, token_inputs(2, 10), (1, 2, 4)))
     assert found == {(rows, (size,)) for rows in (1, 2, 4) for size in (8, 16, 32, 64, 128)}
-    assert list(points(FIXED, Shapes(FIXED), {"x": np.ones((2, 4))}, (1, 2))) == [(1, ()), (2, ())]
+    assert list(warm_up_points(FIXED, Shapes(FIXED), {"x": np.ones((2, 4))}, (1, 2))) == [(1, ()), (2, ())]
 
 
 def test_short_dimensions_are_measured_as_they_are() -> None:
     """Limits are kept: nothing is asked of a model that it does not take."""
     narrow = dataclasses.replace(TOKENS, dims=(DynamicDim(name="tokens", low=2, high=5),))
-    sizes = {size for _, (size,) in points(narrow, Shapes(narrow), token_inputs(1, 3), (1,))}
+    sizes = {size for _, (size,) in warm_up_points(narrow, Shapes(narrow), token_inputs(1, 3), (1,))}
     assert sizes == {2, 4, 5}
 
 

@@ -12,11 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
-from stoker.serving.edge import Access, Edge, Limits
 from stoker.serving.grpc import messages, server
-from stoker.serving.grpc.inferring import MOST_AT_ONCE
-from stoker.serving.in_flight import InFlight
-from stoker.serving.problems import DeadlinePassed, QueueFull, Refusal, Unauthorized
+from stoker.serving.grpc.methods import MOST_AT_ONCE
+from stoker.serving.refusals import DeadlinePassed, QueueFull, Refusal, Unauthorized
+from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService, refusing, scores_of
 
 IMAGE = np.arange(64, dtype=np.float32).reshape(1, 8, 8)
@@ -43,16 +42,16 @@ class Client:
         kind = self._channel.stream_stream if method.server_streaming else self._channel.unary_unary
         made = kind(
             f"/{service.full_name}/{name}",
-            request_serializer=messages.taken(method).SerializeToString,
-            response_deserializer=messages.given(method).FromString,
+            request_serializer=messages.request_class(method).SerializeToString,
+            response_deserializer=messages.response_class(method).FromString,
         )
-        return made(messages.taken(method)() if asked is None else asked, **how)
+        return made(messages.request_class(method)() if asked is None else asked, **how)
 
 
 @asynccontextmanager
 async def served(service: FakeService | None = None, **edge: Any) -> AsyncIterator[Client]:
     """A server on a free port and a client of it."""
-    running = server(Edge(service=service or FakeService(), **edge))
+    running = server(ServerContext(service=service or FakeService(), **edge))
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
     try:
@@ -134,7 +133,7 @@ def test_a_long_message_fits_into_a_header() -> None:
 
 def test_messages_over_the_limit_are_refused() -> None:
     """By gRPC itself, before they are read."""
-    limits = Limits(body_bytes=1000)
+    limits = RequestLimits(body_bytes=1000)
     error = refused(lambda client: client.call("ModelInfer", question(id="x" * 2000)), limits=limits)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -151,7 +150,7 @@ def test_messages_are_bounded_together() -> None:
 def test_a_deadline_and_a_cancel_reach_the_service() -> None:
     """The deadline of gRPC goes along with the request; once it has passed, the service's wait is cancelled."""
     service = FakeService(hold=asyncio.Event())
-    lines: list[Access] = []
+    lines: list[AccessEntry] = []
 
     async def act(client: Client) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -196,7 +195,7 @@ def test_keys_are_asked_for_but_not_of_probes() -> None:
 
 def test_one_line_of_log_for_each_request() -> None:
     """An answer, a refusal, and each request of a stream."""
-    lines: list[Access] = []
+    lines: list[AccessEntry] = []
 
     async def act(client: Client) -> None:
         await client.call("ModelInfer", question(model_version="1"))
@@ -286,7 +285,7 @@ def test_the_repository_is_for_the_admin_port() -> None:
 def test_the_standard_question_after_health() -> None:
     """Of the server, and of a model by its name."""
     service = FakeService(unloaded={"two"})
-    kind = messages.taken(messages.HEALTH.methods_by_name["Check"])
+    kind = messages.request_class(messages.HEALTH.methods_by_name["Check"])
 
     async def act(client: Client) -> list[int]:
         names = ("", "inference.GRPCInferenceService", "digits", "two")

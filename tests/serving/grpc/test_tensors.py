@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.artifacts.elements import dtype_of
-from stoker.serving.grpc.messages import message
-from stoker.serving.grpc.tensors import decode, encode
-from stoker.serving.problems import BadRequest, Refusal, Unsupported
-from stoker.serving.service import Response, Wanted
-from stoker.serving.wire.tensors import from_raw, strings
+from stoker.artifacts.dtypes import dtype_of
+from stoker.serving.grpc.messages import decode, encode, message
+from stoker.serving.refusals import BadRequest, Refusal, Unsupported
+from stoker.serving.service import InferenceResponse, RequestedOutput
+from stoker.serving.tensor_codec import from_raw, strings
 
 ModelInferRequest = message("ModelInferRequest")
 
@@ -42,7 +41,7 @@ def test_everything_a_request_says_is_in_it() -> None:
     assert dict(request.parameters) == {
         "timeout": 2_000_000, "priority": 1, "mine": "x", "half": 0.5, "yes": True,
     }  # fmt: skip
-    assert request.outputs == (Wanted(name="y", classification=3), Wanted(name="z"))
+    assert request.outputs == (RequestedOutput(name="y", classification=3), RequestedOutput(name="z"))
     assert (request.inputs["x"].tolist(), request.num_bytes) == ([1, 2], 8)
 
 
@@ -129,7 +128,7 @@ def test_any_message_is_a_request_or_a_refusal(content: bytes) -> None:
 def test_answers_are_raw() -> None:
     """Every output with its datatype and shape, strings too; also where it is not row-major."""
     outputs = {"y": np.arange(6, dtype=np.float16).reshape(2, 3).T, "w": strings([b"a"])}
-    answer = encode(Response(model="m", version="3", id="r", outputs=outputs))
+    answer = encode(InferenceResponse(model="m", version="3", id="r", outputs=outputs))
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "3", "r")
     assert [(one.name, one.datatype, list(one.shape)) for one in answer.outputs] == [
         ("y", "FP16", [3, 2]), ("w", "BYTES", [1]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from stoker.serving.http import Application
+from stoker.serving.http.application import Application
 
 
 @dataclass(frozen=True)

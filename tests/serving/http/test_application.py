@@ -12,12 +12,11 @@ import orjson
 import pytest
 
 from stoker.errors import BadArtifact
-from stoker.serving.edge import Access, Edge, Limits
-from stoker.serving.http import Application
-from stoker.serving.http.application import DISCONNECTED
-from stoker.serving.problems import (
+from stoker.serving.http.application import DISCONNECTED, Application
+from stoker.serving.refusals import (
     BadRequest,
     DeadlinePassed,
+    DeadlineUnreachable,
     Failed,
     NotFound,
     QueueFull,
@@ -25,8 +24,8 @@ from stoker.serving.problems import (
     TooLarge,
     Unauthorized,
     Unavailable,
-    WouldBeLate,
 )
+from stoker.serving.service import AccessEntry, RequestLimits, ServerContext
 from tests.serving.fakes import ECHOES, FakeService, refusing, scores_of
 from tests.serving.http.asking import Answered, ask
 
@@ -37,7 +36,7 @@ INFER = "/v2/models/digits/infer"
 
 def served(service: FakeService | None = None, **edge: Any) -> Application:
     """The application over a service."""
-    return Application(Edge(service=service or FakeService(), **edge))
+    return Application(ServerContext(service=service or FakeService(), **edge))
 
 
 def asked(method: str, path: str, application: Application | None = None, **how: Any) -> Answered:
@@ -140,7 +139,7 @@ def test_wrong_questions_have_their_status(method: str, path: str, status: int) 
         (QueueFull("no", retry_after_s=0.2), 429, "1"),
         (Failed("no"), 500, None),
         (Unavailable("no"), 503, None),
-        (WouldBeLate("no", retry_after_s=2.1), 503, "3"),
+        (DeadlineUnreachable("no", retry_after_s=2.1), 503, "3"),
         (DeadlinePassed("no"), 504, None),
     ],
 )
@@ -231,14 +230,14 @@ def test_keys_are_asked_for_but_not_of_probes() -> None:
 
 def test_one_line_of_log_for_each_request() -> None:
     """Method, path, model, version, status, bytes, seconds, caller and id; of a refusal its reason and message."""
-    lines: list[Access] = []
+    lines: list[AccessEntry] = []
     ticks = iter([10.0, 10.5, 20.0, 20.25])
     application = served(log=lines.append, authorize=_ann_alone, clock=lambda: next(ticks))
     key = {"Authorization": "Bearer 123"}
     answer = asked("POST", "/v2/models/digits/versions/1/infer", application, body=ASKED | {"id": "r-1"}, headers=key)
     asked("POST", "/v2/models/digits/infer", application, body=b"{", headers=key)
     good, bad = lines
-    assert good == Access(
+    assert good == AccessEntry(
         protocol="http", method="POST", path="/v2/models/digits/versions/1/infer", model="digits", version="1",
         status=200, seconds=0.5, id="r-1", caller="ann", bytes_in=good.bytes_in, bytes_out=len(answer.body),
     )  # fmt: skip
@@ -247,7 +246,7 @@ def test_one_line_of_log_for_each_request() -> None:
     assert bad.error.startswith("the body is no JSON")
 
 
-SMALL = Limits(body_bytes=1000, body_s=0.05)
+SMALL = RequestLimits(body_bytes=1000, body_s=0.05)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +275,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(pieces: tuple[bytes, ...]) 
 
 def test_a_client_that_goes_away_is_noted() -> None:
     """Nobody reads the answer; the log has it."""
-    lines: list[Access] = []
+    lines: list[AccessEntry] = []
     asked("POST", INFER, served(log=lines.append), pieces=(b"{",), goes_away=True)
     assert [(line.status, line.reason) for line in lines] == [(499, "cancelled")]
 
@@ -341,4 +340,4 @@ async def _never(*_arguments: Any) -> Any:
 
 def test_limits_are_their_own_record() -> None:
     """They can be changed one by one."""
-    assert replace(Limits(), body_bytes=1).body_s == Limits().body_s
+    assert replace(RequestLimits(), body_bytes=1).body_s == RequestLimits().body_s

@@ -15,12 +15,11 @@ from typing import Self
 import orjson
 import pytest
 
-from stoker.serving.edge import Access, Edge, Limits
-from stoker.serving.in_flight import InFlight
+from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
 from tests.serving.fakes import FakeService
 from tests.serving.running import Running, running
 
-LIMITS = Limits(body_bytes=100_000, header_bytes=4096, body_s=0.3, header_s=0.3, linger_s=0.3)
+LIMITS = RequestLimits(body_bytes=100_000, header_bytes=4096, body_s=0.3, header_s=0.3, linger_s=0.3)
 BODY = orjson.dumps({"inputs": [{"name": "image", "shape": [1, 8, 8], "datatype": "FP32", "data": [0.5] * 64}]})
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -35,7 +34,7 @@ def infer(body: bytes = BODY, headers: str = "", length: int | None = None) -> b
 @pytest.fixture(scope="module")
 def where() -> Iterator[Running]:
     """Both edges, with limits that are soon reached."""
-    with running(Edge(service=FakeService(), limits=LIMITS)) as found:
+    with running(ServerContext(service=FakeService(), limits=LIMITS)) as found:
         yield found
 
 
@@ -207,14 +206,14 @@ def test_who_expects_a_word_before_sending_gets_it(where: Running) -> None:
 
 def test_a_client_that_goes_away_takes_its_request_along() -> None:
     """The service's wait is cancelled, the log has it, and others are answered on."""
-    lines: list[Access] = []
+    lines: list[AccessEntry] = []
     service, was_logged = FakeService(hold=asyncio.Event()), threading.Event()
 
-    def log(line: Access) -> None:
+    def log(line: AccessEntry) -> None:
         lines.append(line)
         was_logged.set()
 
-    with running(Edge(service=service, log=log)) as where:
+    with running(ServerContext(service=service, log=log)) as where:
         with Client(where) as client:
             client.send(infer())
             asyncio.run_coroutine_threadsafe(service.held.wait(), where.loop).result(20)
@@ -285,7 +284,7 @@ def test_an_answer_comes_whole(where: Running) -> None:
 def test_a_client_that_asks_nothing_more_is_hung_up_on() -> None:
     """After as long as a connection is kept, counted from the last answer; one whose answer takes longer is not."""
     service = FakeService(hold=asyncio.Event())
-    edge = Edge(service=service, limits=Limits())
+    edge = ServerContext(service=service, limits=RequestLimits())
     with running(edge, timeout_keep_alive=0.2) as found, Client(found) as idle, Client(found) as waiting:
         waiting.send(infer())
         for _ in range(3):
@@ -301,7 +300,7 @@ def test_a_client_that_asks_nothing_more_is_hung_up_on() -> None:
 
 def test_bodies_are_bounded_together() -> None:
     """While one client holds most of what there may be, another is refused; afterwards it is not; nothing is left."""
-    edge = Edge(service=FakeService(), limits=LIMITS, in_flight=InFlight(100_000))
+    edge = ServerContext(service=FakeService(), limits=LIMITS, in_flight=InFlight(100_000))
     half = b"x" * 60_000
     with running(edge) as found, Client(found) as first, Client(found) as second:
         first.send(infer(half, length=60_001))
@@ -320,7 +319,7 @@ def test_bodies_are_bounded_together() -> None:
 
 def test_a_body_that_unpacks_to_too_much_is_bounded_as_well() -> None:
     """Small on the wire, it counts as what it becomes."""
-    edge = Edge(service=FakeService(), limits=LIMITS, in_flight=InFlight(50_000))
+    edge = ServerContext(service=FakeService(), limits=LIMITS, in_flight=InFlight(50_000))
     packed = gzip.compress(b"x" * 90_000)
     with running(edge) as found, Client(found) as client:
         assert client.send(infer(packed, "Content-Encoding: gzip\r\n")).answer()[0] == 429

@@ -4,7 +4,7 @@ import pytest
 
 from stoker.serving.http import routes
 from stoker.serving.http.routes import Route, find
-from stoker.serving.problems import NotFound, Unsupported
+from stoker.serving.refusals import NotFound, Unsupported
 
 
 @pytest.mark.parametrize(

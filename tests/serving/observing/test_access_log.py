@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import BadJob
-from stoker.serving.edge import Access
-from stoker.serving.observing import access_log
-from stoker.serving.observing.access_log import AccessLog
+from stoker.serving import access_log
+from stoker.serving.access_log import AccessLog
+from stoker.serving.service import AccessEntry
 from tests.serving.waiting import until_on_threads
 
-ONE = Access(protocol="http", method="GET", path="/v2", status=200, seconds=0.25)
+ONE = AccessEntry(protocol="http", method="GET", path="/v2", status=200, seconds=0.25)
 
 
 def lines(path: Path) -> list[dict[str, object]]:

@@ -7,7 +7,7 @@ import random
 import prometheus_client
 from prometheus_client import CollectorRegistry, generate_latest
 
-from stoker.serving.observing.histograms import Histogram
+from stoker.serving.metrics import Histogram
 
 BOUNDS = (0.0, 0.1, 0.25, 1.0)
 

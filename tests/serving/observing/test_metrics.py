@@ -6,8 +6,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker.serving.batching.executed import Executed
-from stoker.serving.observing.metrics import MOST_RETIRED, Metrics
+from stoker.serving.batching.scheduler import Executed
+from stoker.serving.metrics import MOST_RETIRED, Metrics
 
 
 def executed(**changes: Any) -> Executed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.serving.batching.executed import Executed
-from stoker.serving.observing.statistics import Counters
+from stoker.serving.batching.scheduler import Executed
+from stoker.serving.metrics import Counters
 from stoker.serving.service import BatchTotal, Total
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.serving.repository.backoff import LONGEST_S, Backoff
+from stoker.serving.repository.repository import LONGEST_S, Backoff
 from stoker.testing import FakeClock
 
 

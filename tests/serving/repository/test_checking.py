@@ -9,10 +9,10 @@ import pytest
 
 from stoker import engines
 from stoker.artifacts import Artifact, Golden
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.errors import BadArtifact
-from stoker.serving.repository.checking import check_answers
-from stoker.testing.models import tiny_artifact
+from stoker.serving.repository.version_loader import check_answers
+from stoker.testing.tiny_models import tiny_artifact
 
 
 class Bent:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.serving.problems import BadRequest, Unsupported
-from stoker.serving.repository.choosing import asked_versions, versions_to_try
+from stoker.serving.refusals import BadRequest, Unsupported
+from stoker.serving.repository.discovery import asked_versions, versions_to_try
 
 
 def test_newest_first_unless_some_are_asked_for() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.records import ServiceSettings
-from stoker.serving.repository.configuration import triton_config
-from stoker.testing.models import tiny_artifact
+from stoker.serving.protocol import triton_config
+from stoker.testing.tiny_models import tiny_artifact
 
 
 def test_the_batch_is_left_out_of_dims_and_varying_sizes_are_minus_one(tmp_path: Path) -> None:

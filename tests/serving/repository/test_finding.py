@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.serving.repository import finding
-from stoker.serving.repository.finding import find_models
-from stoker.testing.models import tiny_artifact
+from stoker.serving.repository import discovery
+from stoker.serving.repository.discovery import find_models
+from stoker.testing.tiny_models import tiny_artifact
 
 
 def test_a_place_is_a_model_or_a_directory_of_models(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_a_sibling_that_cannot_be_read_is_told_and_hides_no_other(
     """A directory of another user; `lost+found` of a file system is no model, and not worth a word."""
     for name in ("digits", "private", "lost+found"):
         tiny_artifact(tmp_path, name=name)
-    versions = finding.artifacts.versions
+    versions = discovery.artifacts.versions
 
     def forbidden(path: Path) -> tuple[int, ...]:
         if path.name in {"private", "lost+found"}:
             raise PermissionError(13, "Permission denied", str(path))
         return versions(path)
 
-    monkeypatch.setattr(finding.artifacts, "versions", forbidden)
+    monkeypatch.setattr(discovery.artifacts, "versions", forbidden)
     found = find_models([tmp_path])
     assert list(found.models) == ["digits"]
     assert found.problems == {"private": "its directory cannot be read: Permission denied"}

@@ -18,12 +18,12 @@ from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
 from stoker.artifacts import Artifact, Golden, publish, read
-from stoker.engines import onnx_weights
-from stoker.engines.loading import load
+from stoker.engines import loader
+from stoker.engines.loader import load
 from stoker.errors import BadArtifact
 from stoker.records import ArtifactSource, EngineName, FileDigest, Manifest, ServiceSettings, TensorSpec, Tolerance
-from stoker.serving.repository.loading import load_version
-from stoker.testing.models import tiny_artifact
+from stoker.serving.repository.version_loader import load_version
+from stoker.testing.tiny_models import tiny_artifact
 
 SECRET = b"TOP-SECRET-KEY-0123456789abcdef!"
 ENGINES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
@@ -181,17 +181,17 @@ def test_weights_are_searched_for_in_functions_and_attributes(tmp_path: Path) ->
     )
     path = tmp_path / "model.onnx"
     path.write_bytes(helper.make_model(graph, functions=[function]).SerializeToString())
-    assert set(onnx_weights.weight_files(path)) == {"branch", "function", "initial"}
+    assert set(loader.weight_files(path)) == {"branch", "function", "initial"}
     path.write_bytes(b"\xff location of nothing")
     with pytest.raises(ValueError, match="not an ONNX graph"):
-        onnx_weights.weight_files(path)
+        loader.weight_files(path)
 
 
 def test_a_graph_without_such_weights_is_not_parsed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of usual models never imports the parser."""
     artifact = tiny_artifact(tmp_path)
     monkeypatch.setattr(onnx, "load", lambda *_, **__: pytest.fail("it was parsed"))
-    assert onnx_weights.weight_files(artifact.graph_path) == ()
+    assert loader.weight_files(artifact.graph_path) == ()
 
 
 @pytest.mark.parametrize("graph", ["model.pb", "model.tflite", "model"])

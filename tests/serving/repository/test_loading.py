@@ -9,8 +9,8 @@ import pytest
 from stoker import engines
 from stoker.errors import BadArtifact
 from stoker.records import ServiceSettings
-from stoker.serving.repository.loading import load_version
-from stoker.testing.models import tiny_artifact
+from stoker.serving.repository.version_loader import load_version
+from stoker.testing.tiny_models import tiny_artifact
 
 
 def test_instances_and_threads_come_from_settings_or_cores(tmp_path: Path) -> None:

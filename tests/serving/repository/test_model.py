@@ -10,9 +10,9 @@ import pytest
 
 from stoker.errors import BadArtifact
 from stoker.records import ServiceSettings
-from stoker.serving.problems import NotFound, Unavailable
-from stoker.serving.repository.model import Model
-from stoker.testing.models import tiny_artifact
+from stoker.serving.refusals import NotFound, Unavailable
+from stoker.serving.repository.model import RepositoryModel
+from stoker.testing.tiny_models import tiny_artifact
 from tests.serving.waiting import until
 
 
@@ -45,7 +45,7 @@ class Shop:
         self.may_start.set()
         for _ in range(versions):
             self.publish()
-        self.model = Model("digits", folder / "digits", lambda: self.settings, self.start)
+        self.model = RepositoryModel("digits", folder / "digits", lambda: self.settings, self.start)
 
     def publish(self) -> None:
         tiny_artifact(self.folder, name="digits")

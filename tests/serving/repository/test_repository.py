@@ -15,15 +15,14 @@ from stoker import artifacts, engines
 from stoker.artifacts import Artifact
 from stoker.errors import ServiceError
 from stoker.records import ServiceSettings
-from stoker.serving.batching.watching import Patience
-from stoker.serving.models import Models
-from stoker.serving.observing.metrics import Metrics
-from stoker.serving.problems import Failed, NotFound, Unavailable
-from stoker.serving.repository import settings as repository_settings
+from stoker.serving.batching.workers import HangLimits
+from stoker.serving.metrics import Metrics
+from stoker.serving.refusals import Failed, NotFound, Unavailable
+from stoker.serving.repository import model_settings
 from stoker.serving.repository.model import MOST_LEFT_BEHIND
-from stoker.serving.repository.repository import Repository, Shelf
-from stoker.serving.service import Request
-from stoker.testing.models import tiny_artifact, tiny_inputs
+from stoker.serving.repository.repository import Repository, RepositoryOptions, RepositoryService
+from stoker.serving.service import InferenceRequest
+from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 from tests.serving.waiting import until
 
 
@@ -32,13 +31,13 @@ async def at_once(_seconds: float) -> None:
     await asyncio.sleep(0)
 
 
-def opened(folder: Path, story: Callable[[Repository, Models], Awaitable[None]], **shelf: Any) -> None:
+def opened(folder: Path, story: Callable[[Repository, RepositoryService], Awaitable[None]], **shelf: Any) -> None:
     """Run a story of a repository over a folder, and close it."""
 
     async def main() -> None:
         metrics = Metrics()
-        repository = Repository(Shelf(places=(folder,), **shelf), metrics, sleep=at_once)
-        models = Models(repository, metrics)
+        repository = Repository(RepositoryOptions(places=(folder,), **shelf), metrics, sleep=at_once)
+        models = RepositoryService(repository, metrics)
         await repository.open()
         models.is_open = True
         try:
@@ -49,9 +48,9 @@ def opened(folder: Path, story: Callable[[Repository, Models], Awaitable[None]],
     asyncio.run(main())
 
 
-async def version_of(models: Models, model: str = "digits") -> str:
+async def version_of(models: RepositoryService, model: str = "digits") -> str:
     """The version that answers."""
-    return (await models.infer(Request(model=model, inputs=tiny_inputs()))).version
+    return (await models.infer(InferenceRequest(model=model, inputs=tiny_inputs()))).version
 
 
 def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +58,7 @@ def test_looking_around_finds_what_changed_once_it_rests(tmp_path: Path, caplog:
     caplog.set_level("INFO", logger="stoker.serving")
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         tiny_artifact(tmp_path, name="digits", seed=1)
         tiny_artifact(tmp_path, name="words", kind="tokens")
         await repository.look_around()
@@ -82,7 +81,7 @@ def test_a_version_that_failed_is_not_tried_until_it_changes(tmp_path: Path) -> 
     """Looking around again and again loads a corrupt version once, and again when its files are put right."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         bad = tiny_artifact(tmp_path, name="digits", seed=1)
         whole = bad.graph_path.read_bytes()
         bad.graph_path.write_bytes(b"half")
@@ -98,7 +97,7 @@ def test_a_version_that_failed_is_not_tried_until_it_changes(tmp_path: Path) -> 
     opened(tmp_path, story)
 
 
-def _failed(models: Models) -> float:
+def _failed(models: RepositoryService) -> float:
     return models._metrics.loads.labels(model="digits", outcome="failed")._value.get()
 
 
@@ -106,7 +105,7 @@ def test_an_unloaded_model_stays_unloaded(tmp_path: Path) -> None:
     """A new version does not bring back what somebody unloaded; a load request does."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         await models.unload("digits")
         tiny_artifact(tmp_path, name="digits", seed=1)
         for _ in range(3):
@@ -124,7 +123,7 @@ def test_loading_takes_a_model_that_was_not_there(tmp_path: Path) -> None:
     """Without watching, a load request finds a new model; one that is nowhere is not found."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(_repository: Repository, models: Models) -> None:
+    async def story(_repository: Repository, models: RepositoryService) -> None:
         tiny_artifact(tmp_path, name="words", kind="tokens")
         await models.load("words")
         assert models.is_model_ready("words", "1")
@@ -138,7 +137,7 @@ def test_a_load_that_nobody_waits_for_goes_on(tmp_path: Path) -> None:
     """A client that hangs up does not leave a model half loaded."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         tiny_artifact(tmp_path, name="digits", seed=1)
         asked = asyncio.ensure_future(models.load("digits"))
         await until(lambda: any(entry.state == "LOADING" for entry in models.index()))
@@ -184,7 +183,7 @@ def test_engines_that_broke_are_loaded_anew(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(engines, "load", loading)
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         state["fail"] = True
         while models.is_ready():
             with pytest.raises(Failed, match="the device is gone"):
@@ -237,14 +236,14 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     state["let_go"].set()
 
 
-IMPATIENT = Patience(least_s=0.3, times=1.0, every_s=0.01)
+IMPATIENT = HangLimits(least_s=0.3, times=1.0, every_s=0.01)
 
 
 def test_an_engine_that_hangs_is_loaded_anew_without_being_asked(tmp_path: Path, hanging: dict[str, Any]) -> None:
     """Though the only caller has gone: not ready, said why, and ready again with another engine; the old is left."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         hanging["hangs"] = True
         asked = asyncio.create_task(version_of(models))
         await until(hanging["begun"].is_set)
@@ -262,7 +261,7 @@ def test_a_model_whose_engines_keep_hanging_stays_broken(tmp_path: Path, hanging
     """Each leaves its memory behind, so there is an end to it; the index says what is the matter."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         for _ in range(MOST_LEFT_BEHIND + 1):
             hanging["hangs"] = True
             with pytest.raises(Failed, match="and hangs"):
@@ -283,7 +282,7 @@ def test_two_looks_at_once_take_a_model_away_once(tmp_path: Path) -> None:
     for name in ("digits", "words"):
         tiny_artifact(tmp_path, name=name)
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         shutil.rmtree(tmp_path / "digits")
         shutil.rmtree(tmp_path / "words")
         await asyncio.gather(*(repository.look_around() for _ in range(3)))
@@ -296,7 +295,7 @@ def test_whatever_a_library_raises_is_a_reason(tmp_path: Path, monkeypatch: pyte
     """An error of no kind that is known leaves the old version serving, and the next look around goes on."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         tiny_artifact(tmp_path, name="digits", seed=1)
         with monkeypatch.context() as patched:
             patched.setattr(engines, "load", _raise)
@@ -320,7 +319,7 @@ def test_watching_goes_on_after_trouble(tmp_path: Path, caplog: pytest.LogCaptur
     place = tmp_path / "models"
     tiny_artifact(place, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         glances = 0
 
         async def move(_seconds: float) -> None:
@@ -352,7 +351,7 @@ def test_one_models_damaged_settings_are_its_own(settings: str, tmp_path: Path) 
     for name in ("digits", "other"):
         tiny_artifact(tmp_path, name=name)
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         (tmp_path / "other" / "service.json").write_text(settings)
         for _ in range(3):
             await repository.look_around()
@@ -366,7 +365,7 @@ def test_one_models_damaged_settings_are_its_own(settings: str, tmp_path: Path) 
 
     opened(tmp_path, story)
 
-    async def afterwards(_repository: Repository, models: Models) -> None:
+    async def afterwards(_repository: Repository, models: RepositoryService) -> None:
         assert await version_of(models) == "2"
         assert {entry.name: entry.state for entry in models.index(ready_only=True)} == {"digits": "READY"}
         with pytest.raises(Unavailable, match=r"service\.json cannot be read"):
@@ -390,7 +389,7 @@ def test_a_sibling_that_cannot_be_read_stops_nothing_and_is_in_the_index(
 
     monkeypatch.setattr(artifacts, "versions", forbidden)
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         tiny_artifact(tmp_path, name="digits", seed=1)
         for _ in range(2):
             await repository.look_around()
@@ -409,7 +408,7 @@ def test_a_watch_survives_whatever_a_look_meets(
     """An error of no kind that is known is logged once, and the next look goes on."""
     tiny_artifact(tmp_path, name="digits")
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         glances = 0
         look = repository._look
 
@@ -452,7 +451,7 @@ def test_a_panic_of_a_library_is_one_versions_problem(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(engines, "load", panicking)
 
-    async def story(_repository: Repository, models: Models) -> None:
+    async def story(_repository: Repository, models: RepositoryService) -> None:
         assert await version_of(models) == "1"
         with pytest.raises(Unavailable, match="could not be brought up: called"):
             await version_of(models, "other")
@@ -477,7 +476,7 @@ def test_models_load_at_the_same_time_and_one_that_hangs_holds_up_none(
 
     monkeypatch.setattr(engines, "load", loading)
 
-    async def story(repository: Repository, models: Models) -> None:
+    async def story(repository: Repository, models: RepositoryService) -> None:
         tiny_artifact(tmp_path, name="slow", seed=1)
         await repository._look()
         await repository._look()
@@ -510,10 +509,10 @@ def test_versions_with_large_files_are_loaded_one_at_a_time(tmp_path: Path, monk
 
     monkeypatch.setattr(engines, "load", loading)
 
-    async def story(_repository: Repository, models: Models) -> None:
+    async def story(_repository: Repository, models: RepositoryService) -> None:
         assert len(models.index(ready_only=True)) == 4
 
-    monkeypatch.setattr("stoker.serving.repository.loading._require_room", lambda *_: None)
+    monkeypatch.setattr("stoker.serving.repository.version_loader._require_room", lambda *_: None)
     opened(tmp_path, story, cores=4, memory_bytes=1000)
     assert most[0] == 1
     opened(tmp_path, story, cores=4)
@@ -525,7 +524,7 @@ def test_a_largest_batch_that_fills_the_memory_is_refused(tmp_path: Path) -> Non
     tiny_artifact(tmp_path, name="digits")
     (tmp_path / "digits" / "service.json").write_text('{"max_batch_rows": 65536}')
 
-    async def story(_repository: Repository, models: Models) -> None:
+    async def story(_repository: Repository, models: RepositoryService) -> None:
         with pytest.raises(Unavailable, match=r"max_batch_rows=65,536 takes 2\.8 MiB"):
             await version_of(models)
 
@@ -538,16 +537,16 @@ def test_settings_that_fail_in_a_way_nobody_foresaw_are_one_models_problem(
     """The last line of defence: the model says so, the others start."""
     for name in ("digits", "other"):
         tiny_artifact(tmp_path, name=name)
-    read = repository_settings.read_settings
+    read = model_settings.read_settings
 
     def failing(model: Path) -> ServiceSettings:
         if model.name == "other":
             raise KeyError("nobody foresaw this")
         return read(model)
 
-    monkeypatch.setattr(repository_settings, "read_settings", failing)
+    monkeypatch.setattr(model_settings, "read_settings", failing)
 
-    async def story(_repository: Repository, models: Models) -> None:
+    async def story(_repository: Repository, models: RepositoryService) -> None:
         assert await version_of(models) == "1"
         (entry,) = (entry for entry in models.index() if entry.name == "other")
         assert (entry.version, entry.state) == ("", "UNAVAILABLE")

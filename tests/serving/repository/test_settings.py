@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import BadArtifact, BadJob
 from stoker.records import ServiceSettings, dumps
-from stoker.serving.repository.settings import model_settings, overridden, parse_overrides, require_models
+from stoker.serving.repository.model_settings import model_settings, overridden, parse_overrides, require_models
 
 
 def test_the_last_word_counts_and_one_model_before_every_one() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.records import ServiceSettings
-from stoker.serving.repository.sizing import sized
+from stoker.serving.repository.model_settings import sized
 
 _CHOICE = st.none() | st.integers(1, 64)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.serving.repository.snapshots import settled, snapshot
-from stoker.testing.models import tiny_artifact
+from stoker.serving.repository.discovery import settled_models, snapshot
+from stoker.testing.tiny_models import tiny_artifact
 
 
 def test_every_change_that_counts_is_seen(tmp_path: Path) -> None:
@@ -44,11 +44,11 @@ def test_what_is_written_aside_is_not_seen(tmp_path: Path) -> None:
 def test_a_change_counts_once_it_rests_and_was_not_tried() -> None:
     """Two equal glances in a row, unlike the one that was last tried."""
     old, new = (("a", 1, 1, 1),), (("a", 2, 2, 1),)
-    assert settled({"m": new}, {"m": old}, {"m": old}) == []
-    assert settled({"m": new}, {"m": new}, {"m": old}) == ["m"]
-    assert settled({"m": new}, {"m": new}, {"m": new}) == []
-    assert settled({"m": new}, {}, {}) == []
-    assert settled({"m": new}, {"m": new}, {}) == ["m"]
+    assert settled_models({"m": new}, {"m": old}, {"m": old}) == []
+    assert settled_models({"m": new}, {"m": new}, {"m": old}) == ["m"]
+    assert settled_models({"m": new}, {"m": new}, {"m": new}) == []
+    assert settled_models({"m": new}, {}, {}) == []
+    assert settled_models({"m": new}, {"m": new}, {}) == ["m"]
 
 
 def test_links_within_a_version_are_not_followed(tmp_path: Path) -> None:
@@ -91,5 +91,5 @@ def test_hidden_files_within_a_version_count(tmp_path: Path) -> None:
 def test_a_model_of_very_many_files_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more of them are looked at than a bound."""
     tiny_artifact(tmp_path, name="digits")
-    monkeypatch.setattr("stoker.serving.repository.snapshots.MOST_FILES", 2)
+    monkeypatch.setattr("stoker.serving.repository.discovery.MOST_FILES", 2)
     assert len(snapshot(tmp_path / "digits")) == 2

@@ -3,16 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.serving.problems import BadRequest
-from stoker.serving.service import Request, Response, Wanted
-from stoker.serving.wire import classify
-from stoker.serving.wire.tensors import strings
+from stoker.serving.protocol import classify
+from stoker.serving.refusals import BadRequest
+from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
+from stoker.serving.tensor_codec import strings
 
 
 def classes(array: np.ndarray, most: int, labels: tuple[str, ...] = ()) -> np.ndarray:
     """The largest values of one output."""
-    response = Response(model="m", version="1", id="", outputs={"y": array, "z": array})
-    request = Request(model="m", inputs={}, outputs=(Wanted(name="y", classification=most), Wanted(name="z")))
+    response = InferenceResponse(model="m", version="1", id="", outputs={"y": array, "z": array})
+    request = InferenceRequest(
+        model="m", inputs={}, outputs=(RequestedOutput(name="y", classification=most), RequestedOutput(name="z"))
+    )
     found = classify(response, request, {"y": labels})
     assert found.outputs["z"] is array
     return found.outputs["y"]
@@ -47,8 +49,8 @@ def test_strings_have_no_largest() -> None:
 
 def test_nothing_wanted_is_nothing_done() -> None:
     """The common case gives back what it was given."""
-    response = Response(model="m", version="1", id="", outputs={})
-    assert classify(response, Request(model="m", inputs={}), {}) is response
+    response = InferenceResponse(model="m", version="1", id="", outputs={})
+    assert classify(response, InferenceRequest(model="m", inputs={}), {}) is response
 
 
 def test_a_few_bytes_do_not_ask_for_a_million_strings() -> None:
@@ -56,9 +58,9 @@ def test_a_few_bytes_do_not_ask_for_a_million_strings() -> None:
     scores = np.zeros((1, 2**20), np.float32)
     scores[0, [5, 2**19]] = 1.0
 
-    def asked(most: int) -> Response:
-        response = Response(model="m", version="1", id="", outputs={"y": scores})
-        request = Request(model="m", inputs={}, outputs=(Wanted(name="y", classification=most),))
+    def asked(most: int) -> InferenceResponse:
+        response = InferenceResponse(model="m", version="1", id="", outputs={"y": scores})
+        request = InferenceRequest(model="m", inputs={}, outputs=(RequestedOutput(name="y", classification=most),))
         return classify(response, request, {})
 
     with pytest.raises(BadRequest, match="would be 1,048,576 classes, at most 16,384"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.serving.problems import BadRequest, Refusal, TooLarge, WrongFormat
-from stoker.serving.wire.compression import asked_for, compress, decompress
+from stoker.serving.http.bodies import accepted_encoding, compress, decompress
+from stoker.serving.refusals import BadRequest, Refusal, TooLarge, WrongFormat
 
 MOST = 1000
 
@@ -87,4 +87,4 @@ def test_other_encodings_are_not_known() -> None:
 )
 def test_answers_are_compressed_for_who_asks(accepted: str, encoding: str) -> None:
     """One name alone is a wish; the lists that libraries send are none."""
-    assert asked_for(accepted) == encoding
+    assert accepted_encoding(accepted) == encoding

@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.artifacts.elements import Arrays
+from stoker.artifacts.dtypes import Arrays
 from stoker.records import DynamicDim
-from stoker.serving.problems import BadRequest, TooLarge
-from stoker.serving.service import Request, Wanted
-from stoker.serving.wire import fit
+from stoker.serving.protocol import fit
+from stoker.serving.refusals import BadRequest, TooLarge
+from stoker.serving.service import InferenceRequest, RequestedOutput
 from tests.serving.fakes import DIGITS, TWO, manifest_of
 
 
-def request_of(inputs: Arrays, *outputs: str) -> Request:
+def request_of(inputs: Arrays, *outputs: str) -> InferenceRequest:
     """A request for `digits` or `two`; `fit` looks at neither name."""
-    return Request(model="m", inputs=inputs, outputs=tuple(Wanted(name=name) for name in outputs))
+    return InferenceRequest(model="m", inputs=inputs, outputs=tuple(RequestedOutput(name=name) for name in outputs))
 
 
 def pair(rows: int = 2, tokens: int = 3, **changes: Any) -> Arrays:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.serving import fuzz_wire
-from stoker.serving.problems import Refusal
-from stoker.serving.service import Request
-from stoker.serving.wire import decode, fit
+from stoker.serving.http.bodies import decode
+from stoker.serving.protocol import fit
+from stoker.serving.refusals import Refusal
+from stoker.serving.service import InferenceRequest
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -34,7 +35,7 @@ documents = values | st.fixed_dictionaries(
 )
 
 
-def _request_or_none(body: bytes, json_bytes: int | None) -> Request | None:
+def _request_or_none(body: bytes, json_bytes: int | None) -> InferenceRequest | None:
     """What is decoded and fits; None where it was refused. Anything else is raised."""
     try:
         request, _ = decode(body, json_bytes=json_bytes, model="digits")

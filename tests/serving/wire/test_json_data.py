@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from stoker.artifacts.elements import dtype_of
+from stoker.artifacts.dtypes import dtype_of
 from stoker.records import Datatype
-from stoker.serving.problems import BadRequest, Refusal
-from stoker.serving.wire import decode
-from stoker.serving.wire.json_data import from_json, to_json
+from stoker.serving.http.bodies import decode
+from stoker.serving.refusals import BadRequest, Refusal
+from stoker.serving.tensor_codec import from_json_data, to_json_data
 
 IN_JSON: tuple[Datatype, ...] = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64",
@@ -35,18 +35,18 @@ def tensors(draw: st.DrawFn) -> tuple[Datatype, np.ndarray]:
 def test_tensors_come_back_as_they_went(one: tuple[Datatype, np.ndarray], is_nested: bool) -> None:
     """Nested or flat, every number comes back with its last bit."""
     datatype, array = one
-    sent = array if is_nested else to_json(array)
+    sent = array if is_nested else to_json_data(array)
     data = orjson.loads(orjson.dumps(sent, option=orjson.OPT_SERIALIZE_NUMPY))
-    found = from_json(data, datatype, array.shape, "input 'x'")
+    found = from_json_data(data, datatype, array.shape, "input 'x'")
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, array)
 
 
 def test_strings_are_utf8() -> None:
     """A BYTES tensor in JSON is text, on both ways."""
-    array = from_json([["é"], [""]], "BYTES", (2, 1), "input 'x'")
+    array = from_json_data([["é"], [""]], "BYTES", (2, 1), "input 'x'")
     assert array.tolist() == [["é".encode()], [b""]]
-    assert to_json(array) == ["é", ""]
+    assert to_json_data(array) == ["é", ""]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +80,17 @@ def test_strings_are_utf8() -> None:
 def test_what_does_not_fit_is_refused(data: object, datatype: Datatype, shape: tuple[int, ...]) -> None:
     """Other shapes, other kinds of values, numbers too large: never taken for something near."""
     with pytest.raises(BadRequest, match="input 'x'"):
-        from_json(data, datatype, shape, "input 'x'")
+        from_json_data(data, datatype, shape, "input 'x'")
 
 
 def test_a_single_value_needs_no_list() -> None:
     """A tensor without dimensions is a number."""
-    assert from_json(2.5, "FP64", (), "input 'x'") == np.float64(2.5)
+    assert from_json_data(2.5, "FP64", (), "input 'x'") == np.float64(2.5)
 
 
 def test_numbers_that_are_none_are_null() -> None:
     """JSON has no NaN and no infinity; an answer stays JSON that every parser reads."""
-    written = orjson.dumps(to_json(np.array([1.0, np.nan, np.inf], np.float32)), option=orjson.OPT_SERIALIZE_NUMPY)
+    written = orjson.dumps(to_json_data(np.array([1.0, np.nan, np.inf], np.float32)), option=orjson.OPT_SERIALIZE_NUMPY)
     assert written == b"[1.0,null,null]"
 
 

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from stoker.records import TensorSpec
-from stoker.serving.problems import BadRequest, Unsupported
-from stoker.serving.service import Wanted
-from stoker.serving.wire import Form, decode, decode_raw
+from stoker.serving.http.bodies import OutputForm, decode, decode_raw
+from stoker.serving.refusals import BadRequest, Unsupported
+from stoker.serving.service import RequestedOutput
 from tests.serving.fakes import DIGITS, TWO, manifest_of
 
 ONES = np.ones((2, 2), np.float32)
@@ -22,7 +22,7 @@ def tensor(name: str = "x", **changes: Any) -> dict[str, Any]:
     return {"name": name, "shape": [2], "datatype": "FP32", "data": [1, 2]} | changes
 
 
-def asked(document: Any, tail: bytes = b"") -> tuple[Any, Form]:
+def asked(document: Any, tail: bytes = b"") -> tuple[Any, OutputForm]:
     """A body decoded; with a tail the header's length is that of the JSON."""
     text = document if isinstance(document, bytes) else orjson.dumps(document)
     return decode(text + tail, json_bytes=len(text) if tail else None, model="m", version="2", caller="ann")
@@ -48,7 +48,7 @@ def test_everything_a_request_says_is_in_it() -> None:
     assert (request.model, request.version, request.id, request.caller) == ("m", "2", "r-1", "ann")
     assert (request.deadline_s, request.priority) == (0.25, 2)
     assert request.parameters["mine"] == "x"
-    assert request.outputs == (Wanted(name="y", classification=3), Wanted(name="z"))
+    assert request.outputs == (RequestedOutput(name="y", classification=3), RequestedOutput(name="z"))
     assert (form.is_binary("y"), form.is_binary("z")) == (True, False)
     assert request.inputs["x"].tolist() == [1, 2]
     assert request.num_bytes == len(orjson.dumps(document))

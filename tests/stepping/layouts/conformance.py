@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from stoker.jobs import SGD, AdamW, Job
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan, Position
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE, grouped

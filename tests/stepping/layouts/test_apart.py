@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from stoker.jobs import Loss
-from stoker.loading import Pass
-from stoker.stepping.layouts.apart import Apart
+from stoker.loading.batches import Pass
+from stoker.stepping.layouts.replicated import IndependentReplicas
 
 
 def test_only_what_counts_is_accumulated() -> None:
@@ -16,7 +16,7 @@ def test_only_what_counts_is_accumulated() -> None:
         made.append(one)
         return Loss(model(torch.ones(one.size, 3)).sum(), one.size)
 
-    loss = Apart(model).accumulate([Pass(0, 2, 4), Pass(0, 1, 0, counts=False), Pass(2, 3, 6)], loss_of)
+    loss = IndependentReplicas(model).accumulate([Pass(0, 2, 4), Pass(0, 1, 0, counts=False), Pass(2, 3, 6)], loss_of)
     assert loss.count == 3
     assert [one.first for one in made] == [4, 6]
     assert model.weight.grad.tolist() == [[3.0, 3.0, 3.0]]

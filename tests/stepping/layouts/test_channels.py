@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.stepping.layouts import channels
-from stoker.stepping.layouts.channels import Channel
+from stoker.stepping.layouts import pipeline
+from stoker.stepping.layouts.pipeline import StageChannel
 
 
 @pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel, deque[torch.Tensor]]:
+def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[StageChannel, StageChannel, deque[torch.Tensor]]:
     """Both ends of a way within this process, and what is under way."""
     under_way: deque[torch.Tensor] = deque()
 
@@ -27,13 +27,13 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel, deque[torch
         assert (came.shape, came.dtype) == (empty.shape, empty.dtype), "taken for another tensor"
         empty.copy_(came)
 
-    monkeypatch.setattr(channels, "_global", lambda _group, rank: rank)
-    monkeypatch.setattr(channels, "dist", SimpleNamespace(isend=send, recv=receive))
+    monkeypatch.setattr(pipeline, "_global", lambda _group, rank: rank)
+    monkeypatch.setattr(pipeline, "dist", SimpleNamespace(isend=send, recv=receive))
     group: Any = SimpleNamespace(rank=lambda: 0)
-    return Channel(group, 1, torch.device("cpu")), Channel(group, 1, torch.device("cpu")), under_way
+    return StageChannel(group, 1, torch.device("cpu")), StageChannel(group, 1, torch.device("cpu")), under_way
 
 
-def test_the_form_of_a_kind_is_told_once(ends: tuple[Channel, Channel, deque[torch.Tensor]]) -> None:
+def test_the_form_of_a_kind_is_told_once(ends: tuple[StageChannel, StageChannel, deque[torch.Tensor]]) -> None:
     """The first of a kind comes behind its shape and dtype, the others alone."""
     near, far, under_way = ends
     near.send(torch.ones(2, 3), "a")
@@ -44,7 +44,9 @@ def test_the_form_of_a_kind_is_told_once(ends: tuple[Channel, Channel, deque[tor
     assert torch.equal(far.receive("a"), torch.zeros(2, 3))
 
 
-def test_without_a_kind_every_tensor_tells_its_form(ends: tuple[Channel, Channel, deque[torch.Tensor]]) -> None:
+def test_without_a_kind_every_tensor_tells_its_form(
+    ends: tuple[StageChannel, StageChannel, deque[torch.Tensor]],
+) -> None:
     """So that tensors of several shapes and dtypes, of which nothing is known, come out as they went in."""
     near, far, _ = ends
     for tensor in (torch.ones(4, 2), torch.ones(1, 2), torch.ones(3, dtype=torch.float64)):

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.records import Layout
-from stoker.stepping.layouts import collectives
+from stoker.stepping.layouts import tensor_layers
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 
@@ -30,12 +30,12 @@ def _found(world: World) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     group = dist.group.WORLD
     assert group is not None
     calls = {
-        "shared": lambda x: collectives.shared(x, group),
-        "summed": lambda x: collectives.summed(x, group),
-        "gathered": lambda x: collectives.gathered(x, 1, group, is_shared=False),
-        "gathered and shared": lambda x: collectives.gathered(x, 1, group, is_shared=True),
-        "part": lambda x: collectives.part(x, 1, group),
-        "part of sum": lambda x: collectives.part_of_sum(x, 1, group),
+        "shared": lambda x: tensor_layers.copy_to_group(x, group),
+        "summed": lambda x: tensor_layers.reduce_from_group(x, group),
+        "gathered": lambda x: tensor_layers.gather_from_group(x, 1, group, is_shared=False),
+        "gathered and shared": lambda x: tensor_layers.gather_from_group(x, 1, group, is_shared=True),
+        "part": lambda x: tensor_layers.scatter_to_group(x, 1, group),
+        "part of sum": lambda x: tensor_layers.reduce_scatter_to_group(x, 1, group),
     }
     found = {}
     for name, call in calls.items():

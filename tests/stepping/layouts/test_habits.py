@@ -11,13 +11,13 @@ from stoker import optimizers
 from stoker.errors import BadJob
 from stoker.jobs import AdamW, Job
 from stoker.jobs.averages import SWA
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Layout, Plan
-from stoker.stepping import Step
-from stoker.stepping.layouts.terms import problem_with_job
+from stoker.stepping.layouts.compatibility import layout_problem
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
-from stoker.training import evaluate
+from stoker.training.evaluation import evaluate
 from tests.stepping.driving import SEPARABLE, largest_difference
 from tests.stepping.layouts.conformance import largest_loss_difference, taught
 from tests.stepping.models import CLASSES, make_job, mlp, vectors
@@ -90,9 +90,9 @@ def test_what_needs_whole_matrices_or_outputs_is_refused_in_parts() -> None:
     plan = Plan(device="cpu", micro_batch=8, layout=Layout(shards=2))
     with pytest.raises(BadJob, match="Adafactor scales whole matrices, and 2 shards hold parts of them"):
         Step(job, plan, SEPARABLE)
-    assert "Adafactor, which needs whole matrices" in (problem_with_job(job, Layout(tensor=2)) or "")
+    assert "Adafactor, which needs whole matrices" in (layout_problem(job, Layout(tensor=2)) or "")
     pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
-    assert "f1, recall, auroc, which sees outputs" in (problem_with_job(metrics_job(), Layout(stages=2)) or "")
+    assert "f1, recall, auroc, which sees outputs" in (layout_problem(metrics_job(), Layout(stages=2)) or "")
 
 
 def test_statistics_of_an_average_need_whole_models() -> None:
@@ -106,7 +106,7 @@ def test_statistics_of_an_average_need_whole_models() -> None:
 
 def on_shards(job: Job, coupling: Coupling) -> None:
     """Which average a job has where models lie in parts; nothing is made of them."""
-    from stoker.stepping.averages import average_of
+    from stoker.stepping.weight_averaging import average_of
 
     model = mlp(norm=torch.nn.BatchNorm1d)
     plan = Plan(device="cpu", micro_batch=16, layout=Layout(shards=2))

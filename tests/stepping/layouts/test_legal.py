@@ -9,7 +9,7 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import SGD, Muon
 from stoker.records import Coupling, Layout, Plan
-from stoker.stepping.layouts.legal import problem_with, require_legal, require_no_closure
+from stoker.stepping.layouts.compatibility import micro_batch_problem, require_legal, require_no_closure
 from stoker.stepping.layouts.sharded import separate_blocks
 from tests.stepping.driving import SEPARABLE, grouped
 from tests.stepping.models import make_job, mlp
@@ -38,7 +38,7 @@ def test_a_group_of_coupled_samples_stays_in_one_pass(
     coupling: Coupling, micro_batch: int, layout: Layout, words: str | None
 ) -> None:
     """Over processes that share a batch its part of a group, and of a group that cannot be divided all."""
-    problem = problem_with(coupling, micro_batch, 16, layout)
+    problem = micro_batch_problem(coupling, micro_batch, 16, layout)
     assert problem is None if words is None else words in (problem or "")
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Muon
-from stoker.loading import in_order
+from stoker.loading.batches import in_order
 from stoker.records import Coupling, Layout, Schedule
-from stoker.stepping import Step
 from stoker.stepping.layouts.pipeline import turns
-from stoker.stepping.not_finite import NotFinite
+from stoker.stepping.step import Step
+from stoker.stepping.step_failures import NotFinite
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
 from stoker.zoo import GPT, Llama

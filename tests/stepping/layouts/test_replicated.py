@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from stoker.jobs import Loss
-from stoker.loading import Pass
+from stoker.loading.batches import Pass
 from stoker.records import Layout
 from stoker.stepping.layouts.replicated import Replicated
 from stoker.stepping.world import World

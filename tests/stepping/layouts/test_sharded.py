@@ -10,11 +10,12 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import AdamW, Loss
-from stoker.loading import BatchSource, datasets_of
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan
-from stoker.stepping import Step
+from stoker.stepping.distributed_tensors import local
 from stoker.stepping.layouts.sharded import Sharded
-from stoker.stepping.local_tensors import local
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import on_ranks
 from tests.stepping.driving import SEPARABLE

@@ -12,7 +12,7 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.records import Layout
-from stoker.stepping.layouts.stages import balanced, costs_of, cut, problem_with
+from stoker.stepping.layouts.stages import balanced_spans, block_costs, cut_into_stages, stage_problem
 from stoker.zoo import GPT
 
 
@@ -25,7 +25,7 @@ def gpt(layers: int = 4, vocab: int = 12, *, tied: bool = False) -> GPT:
 def test_the_costliest_stage_costs_the_least_there_is(costs: list[int], stages: int) -> None:
     """No other cut into runs of neighbours, none empty, has a smaller largest sum."""
     stages = min(stages, len(costs))
-    found = balanced(costs, stages)
+    found = balanced_spans(costs, stages)
     assert [item for span in found for item in span] == list(range(len(costs)))
     assert all(len(span) for span in found)
     others = (
@@ -38,7 +38,7 @@ def test_the_costliest_stage_costs_the_least_there_is(costs: list[int], stages: 
 def test_what_is_outside_of_blocks_goes_with_the_first_and_the_last_stage() -> None:
     """Embeddings come before the blocks, the last norm and the output layer after them; every entry has one stage."""
     model = gpt()
-    found = cut(model, 2)
+    found = cut_into_stages(model, 2)
     assert found.spans == (range(2), range(2, 4))
     assert list(found.owners) == list(model.state_dict())
     assert {name.split(".")[0] for name, stage in found.owners.items() if stage == 0} == {
@@ -53,15 +53,15 @@ def test_a_large_output_layer_leaves_the_last_stage_fewer_blocks() -> None:
     """Costs are those of matrices, embeddings left out; others can be given."""
     model = gpt(vocab=600)
     blocks = [12 * 16 * 16] * 4
-    assert costs_of(model) == [*blocks[:3], blocks[3] + 600 * 16]
-    assert cut(model, 2).spans == (range(3), range(3, 4))
-    assert cut(model, 2, costs=[3.0, 1.0, 1.0, 1.0]).spans == (range(1), range(1, 4))
+    assert block_costs(model) == [*blocks[:3], blocks[3] + 600 * 16]
+    assert cut_into_stages(model, 2).spans == (range(3), range(3, 4))
+    assert cut_into_stages(model, 2, costs=[3.0, 1.0, 1.0, 1.0]).spans == (range(1), range(1, 4))
 
 
 def test_a_sequential_is_cut_between_its_modules() -> None:
     """Where nothing is repeated, modules of a Sequential are what follows each other."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-    found = cut(model, 2)
+    found = cut_into_stages(model, 2)
     assert found.blocks == ("0", "1", "2", "3", "4")
     assert found.owners["0.weight"] == 0
     assert found.owners["4.weight"] == 1
@@ -78,9 +78,9 @@ def test_a_sequential_is_cut_between_its_modules() -> None:
 )
 def test_what_cannot_be_cut_is_said_with_numbers(model: nn.Module, stages: int, said: str) -> None:
     """Too few blocks, weights tied over a cut, stages without weights: which number, and what would do."""
-    found = problem_with(model, Layout(stages=stages))
+    found = stage_problem(model, Layout(stages=stages))
     assert found is not None
     assert re.search(said, found), found
     with pytest.raises(BadJob, match=said):
-        cut(model, stages)
-    assert problem_with(model, Layout()) is None
+        cut_into_stages(model, stages)
+    assert stage_problem(model, Layout()) is None

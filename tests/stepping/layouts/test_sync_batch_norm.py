@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stoker.records import Layout
-from stoker.stepping.layouts.sync_batch_norm import SyncBatchNorm
+from stoker.stepping.batch_norm import SyncBatchNorm
 from stoker.stepping.world import World
 from stoker.testing.ranks import on_ranks
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, AdamW, Job, Muon
-from stoker.loading import in_order
+from stoker.loading.batches import in_order
 from stoker.records import Layout
-from stoker.stepping import Step
 from stoker.stepping.layouts.tensor_plans import Rules
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, World
 from stoker.testing.ranks import RankFailed, on_ranks
 from stoker.zoo import GPT, Llama

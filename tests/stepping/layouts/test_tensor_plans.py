@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from stoker.records import Layout
-from stoker.stepping.layouts.tensor_plans import Fused, divided_dimensions, problem_with, rules_of
+from stoker.stepping.layouts.tensor_plans import Fused, divided_dimensions, rules_of, tensor_plan_problem
 from stoker.zoo import GPT, Llama
 
 
@@ -83,7 +83,7 @@ def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
 )  # fmt: skip
 def test_what_does_not_divide_is_said_with_numbers(model: nn.Module, layout: Layout, said: str) -> None:
     """Which number, and what would do."""
-    found = problem_with(model, layout)
+    found = tensor_plan_problem(model, layout)
     assert found is not None
     assert re.search(said, found), found
 
@@ -91,7 +91,7 @@ def test_what_does_not_divide_is_said_with_numbers(model: nn.Module, layout: Lay
 @pytest.mark.parametrize("layout", [Layout(tensor=2), Layout(tensor=4), Layout(tensor=4, sequence=True), Layout()])
 def test_what_divides_is_no_problem(layout: Layout) -> None:
     """Nothing is said of a GPT whose heads, features and context divide."""
-    assert problem_with(gpt(), layout) is None
+    assert tensor_plan_problem(gpt(), layout) is None
 
 
 def test_a_published_model_brings_its_plan() -> None:
@@ -99,4 +99,4 @@ def test_a_published_model_brings_its_plan() -> None:
     assert rules_of(Published()) == {
         "model.layers.0.up": "colwise", "model.layers.0.down": "rowwise", "last": "output"
     }  # fmt: skip
-    assert problem_with(Published(), Layout(tensor=2)) is None
+    assert tensor_plan_problem(Published(), Layout(tensor=2)) is None

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from stoker.jobs.sync import Sync
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.loading.order import EpochOrder
-from stoker.stepping import build_model
+from stoker.stepping.model import build_model
 from tests.stepping.outer.sites import UPDATES, gpt_job
 
 

@@ -10,10 +10,11 @@ from torch import nn
 
 from stoker.jobs import AdamW, Job
 from stoker.jobs.sync import Sync
-from stoker.loading import Batch, BatchSource, datasets_of
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.datasets import datasets_of
 from stoker.records import Coupling, Plan
-from stoker.stepping import Step
-from stoker.stepping.outer import Exchanged
+from stoker.stepping.diloco import Exchanged
+from stoker.stepping.step import Step
 from stoker.stepping.world import World
 from stoker.zoo import GPT
 from tests.stepping.driving import SEPARABLE

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.jobs.sync import Compression
-from stoker.stepping.outer.compression import codec_of
+from stoker.stepping.diloco_exchange import codec_of
 
 STATED: dict[Compression, tuple[int, float]] = {"int8": (1024, 1 / 254), "int4": (128, 1 / 14)}
 """Elements of a chunk, and the largest error as a share of its largest element, as `stoker.DiLoCo` says."""

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker.stepping.outer.compression import codec_of
-from stoker.stepping.outer.exchange import Done, Form, Sending
+from stoker.stepping.diloco_exchange import MessageFormat, PendingExchange, SiteProgress, codec_of
 from stoker.stepping.world import ALONE, SIGNALS
 
 
@@ -13,7 +12,7 @@ from stoker.stepping.world import ALONE, SIGNALS
 @pytest.mark.parametrize("statistics", [0, 3])
 def test_a_message_holds_what_was_put_in(dtype: torch.dtype, count: int, statistics: int) -> None:
     """Note, statistics and values come out of as many bytes as promised, wherever they lie in them."""
-    form = Form(codec_of("none"), statistics, count, dtype)
+    form = MessageFormat(codec_of("none"), statistics, count, dtype)
     note = torch.cat([torch.tensor([48.0, 1.5, 0.25]), torch.ones(len(SIGNALS))]).double()
     means, values = torch.randn(statistics, dtype=dtype), torch.randn(count, dtype=dtype)
     message = form.pack(note, means, values)
@@ -28,11 +27,11 @@ def test_a_message_holds_what_was_put_in(dtype: torch.dtype, count: int, statist
 
 def test_done_is_told_since_the_last_time() -> None:
     """What was told before is not told again."""
-    before, now = Done(16, 1.0, torch.tensor(3.0).double()), Done(48, 2.5, torch.tensor(9.0).double())
+    before, now = SiteProgress(16, 1.0, torch.tensor(3.0).double()), SiteProgress(48, 2.5, torch.tensor(9.0).double())
     assert now.since(before).tolist() == [32.0, 6.0, 1.5]
 
 
 def test_alone_one_hears_oneself() -> None:
     """In a world of one nothing is sent, and the own message is all there is."""
     message = torch.arange(5, dtype=torch.uint8)
-    assert [one.tolist() for one in Sending(message, ALONE).received()] == [[0, 1, 2, 3, 4]]
+    assert [one.tolist() for one in PendingExchange(message, ALONE).received()] == [[0, 1, 2, 3, 4]]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stoker.errors import BadJob
-from stoker.stepping.outer.flat import fragments_of
+from stoker.stepping.diloco_exchange import fragments_of
 
 
 def model() -> nn.Module:

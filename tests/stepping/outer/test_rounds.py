@@ -9,9 +9,9 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import SGD, DiLoCo, LocalSGD
-from stoker.loading import datasets_of
+from stoker.loading.datasets import datasets_of
 from stoker.records import Layout, Plan
-from stoker.stepping import Step
+from stoker.stepping.step import Step
 from stoker.stepping.world import ALONE, SIGNALS, World
 from stoker.testing.ranks import RankFailed, on_ranks
 from stoker.units import samples, updates

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import BadJob
-from stoker.stepping.outer.shares import SiteSplit, shares
+from stoker.stepping.diloco import SiteSplit, site_shares
 
 
 @given(
@@ -19,9 +19,9 @@ def test_shares_are_the_batch_in_whole_groups(speeds: list[float], batch: int, g
     """They add up to the batch, each site has some, and only the last group may be cut short."""
     if math.ceil(batch / group) < len(speeds):
         with pytest.raises(BadJob, match="cannot be shared"):
-            shares(speeds, batch, group)
+            site_shares(speeds, batch, group)
         return
-    found = shares(speeds, batch, group)
+    found = site_shares(speeds, batch, group)
     assert sum(found) == batch
     assert min(found) >= 1
     assert all(one % group == 0 for one in found[:-1])
@@ -30,14 +30,14 @@ def test_shares_are_the_batch_in_whole_groups(speeds: list[float], batch: int, g
 @given(speeds=st.lists(st.floats(1, 1e3), min_size=2, max_size=6))
 def test_shares_are_in_proportion(speeds: list[float]) -> None:
     """Of a large batch each share is its site's speed over all of them, to within one sample."""
-    for share, speed in zip(shares(speeds, 10**6), speeds, strict=True):
+    for share, speed in zip(site_shares(speeds, 10**6), speeds, strict=True):
         assert abs(share - 10**6 * speed / sum(speeds)) <= 1
 
 
 def test_a_site_that_was_not_measured_counts_as_the_mean() -> None:
     """Somebody who has just joined gets neither nothing nor everything."""
-    assert shares([30.0, 10.0, 0.0], 60) == (30, 10, 20)
-    assert shares([0.0, 0.0], 10) == (5, 5)
+    assert site_shares([30.0, 10.0, 0.0], 60) == (30, 10, 20)
+    assert site_shares([0.0, 0.0], 10) == (5, 5)
 
 
 @given(

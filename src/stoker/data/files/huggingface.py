@@ -10,9 +10,8 @@ from typing import Any, final
 
 import numpy as np
 
-from stoker.data.files.extras import needs
-from stoker.data.files.images import ImageForm, image_form
-from stoker.data.files.source import TARGETS, IndexedSource, Indices, Labels, digest_of_parts
+from stoker.data.files.image_files import ImageForm, image_form
+from stoker.data.files.source import TARGETS, IndexedSource, Indices, Labels, digest_of_parts, needs
 from stoker.errors import BadJob, nearest
 
 _LISTS = frozenset({"Sequence", "List", "LargeList", "Array2D", "Array3D", "Array4D", "Array5D"})

@@ -3,6 +3,12 @@
 `sample` gives one as it is stored (images as bytes of pixels), `prepare` turns a batch of such into what a model takes,
 on the device the batch is on; augmentation goes between the two. `source[i]` is a prepared sample, so that a source is
 also a map-style PyTorch dataset.
+
+Which samples go where when a source is split. Decides from names and labels alone, and touches no data.
+
+Many names in one piece of memory.
+
+Libraries that only some data need.
 """
 
 from __future__ import annotations
@@ -10,13 +16,14 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, final, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from stoker.data.files.dividing import Division, divide
 from stoker.errors import BadJob
 
 Indices: TypeAlias = npt.NDArray[np.int64]
@@ -129,15 +136,15 @@ class IndexedSource(ABC):
             return labels
         return labels if len(np.unique(labels)) <= max(_FEW_CLASSES, len(labels) // _FEW_CLASSES) else None
 
-    def _part(self, name: str, division: Division) -> Part | None:
+    def _part(self, name: str, division: Division) -> Subset | None:
         if name not in division.parts:
             return None
         stated = f"{self.name}, split with seed {division.seed}: {division.in_words(self.classes)}"
-        return Part(self, division.parts[name], name, division.rule(name), stated if name == "train" else None)
+        return Subset(self, division.parts[name], name, division.rule(name), stated if name == "train" else None)
 
 
 @final
-class Part(IndexedSource):
+class Subset(IndexedSource):
     """Some samples of another source, in its order."""
 
     def __init__(self, whole: IndexedSource, indices: Indices, what: str, rule: str, note: str | None = None) -> None:
@@ -187,9 +194,9 @@ class Part(IndexedSource):
 class Splits(NamedTuple):
     """A source in parts; one that was not asked for is None."""
 
-    train: Part | None
-    valid: Part | None
-    test: Part | None
+    train: Subset | None
+    valid: Subset | None
+    test: Subset | None
 
 
 def digest_of_parts(*parts: bytes | str | Iterable[str]) -> str:
@@ -246,3 +253,160 @@ def _mapped(content: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(content, tuple):
         return tuple(change(entry) for entry in content)
     return change(content)
+
+
+_LISTED = 10
+"""With more classes than this, only the smallest and the largest are told."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """The indices of every part, ascending; `train` is what the others left."""
+
+    parts: dict[str, npt.NDArray[np.int64]]
+    shares: dict[str, float]
+    labels: npt.NDArray[np.int64] | None
+    seed: int
+
+    def rule(self, part: str) -> str:
+        """What makes the part out of the whole, for its fingerprint."""
+        shares = " ".join(f"{name}={share:g}" for name, share in self.shares.items())
+        kind = "stratified" if self.labels is not None else "unstratified"
+        return f"[{part} of {shares} {kind} seed={self.seed}]"
+
+    def in_words(self, classes: Sequence[str]) -> str:
+        """The size of every part, and of its classes: `train 8 (cat 4, dog 4), valid 2 (cat 1, dog 1)`."""
+        return ", ".join(f"{name} {len(indices):,}{self._of_classes(indices, classes)}" for name, indices in
+                         self.parts.items())  # fmt: skip
+
+    def _of_classes(self, indices: npt.NDArray[np.int64], classes: Sequence[str]) -> str:
+        if self.labels is None:
+            return ""
+        known = np.unique(self.labels)
+        counts = {int(one): int(np.count_nonzero(self.labels[indices] == one)) for one in known}
+        if len(known) > _LISTED:
+            return f" ({min(counts.values()):,} to {max(counts.values()):,} of each of {len(known)} classes)"
+        named = {one: classes[one] if 0 <= one < len(classes) else str(one) for one in counts}
+        return f" ({', '.join(f'{named[one]} {count:,}' for one, count in counts.items())})"
+
+
+def divide(
+    names: Sequence[str], labels: npt.NDArray[np.int64] | None, shares: Mapping[str, float], seed: int
+) -> Division:
+    """Draw the parts; a sample's place depends on its name and the seed, and on how many others there are.
+
+    With `labels` every part gets of each class its share, rounded so that the part's size is right; one sample of each
+    class at least stays in `train`.
+
+    Raises:
+        BadJob: shares that are none, leave nothing for training, or make a part empty.
+    """
+    wanted = {name: share for name, share in shares.items() if share}
+    _require_shares(wanted)
+    groups = [np.arange(len(names))] if labels is None else [np.flatnonzero(labels == one) for one in np.unique(labels)]
+    order = [_drawn(names, group, seed) for group in groups]
+    taken = [0] * len(order)
+    parts: dict[str, npt.NDArray[np.int64]] = {}
+    for name, share in wanted.items():
+        counts = _counts([len(group) for group in order], taken, share)
+        chosen = [group[start : start + count] for group, start, count in zip(order, taken, counts, strict=True)]
+        taken = [start + count for start, count in zip(taken, counts, strict=True)]
+        parts[name] = np.sort(np.concatenate(chosen)) if chosen else np.empty(0, np.int64)
+    rest = np.sort(np.concatenate([group[start:] for group, start in zip(order, taken, strict=True)]))
+    for name, indices in parts.items():
+        if not len(indices):
+            raise BadJob(
+                f"a share of {wanted[name]:g} of {len(names):,} samples for {name!r} is none",
+                remedy="Give a larger share, or data of its own.",
+            )
+    return Division({"train": rest, **parts}, wanted, labels, seed)
+
+
+def _require_shares(shares: Mapping[str, float]) -> None:
+    if not shares or not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
+        given = ", ".join(f"{name}={share:g}" for name, share in shares.items()) or "none"
+        raise BadJob(
+            f"split takes shares between 0 and 1 that leave something for training, got {given}",
+            remedy="As in split(valid=0.1, test=0.1).",
+        )
+
+
+def _drawn(names: Sequence[str], group: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+    """The group in the order of its names' keyed digests."""
+    keys = [
+        hashlib.blake2b(f"{seed} {names[at]}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        for at in group.tolist()
+    ]
+    return group[sorted(range(len(group)), key=keys.__getitem__)]
+
+
+def _counts(sizes: Sequence[int], taken: Sequence[int], share: float) -> list[int]:
+    """How many of each group: the floor of its share, and one more for the largest remainders until the sum fits."""
+    free = [max(0, size - start - 1) for size, start in zip(sizes, taken, strict=True)]
+    exact = [size * share for size in sizes]
+    counts = [min(int(amount), room) for amount, room in zip(exact, free, strict=True)]
+    missing = round(sum(sizes) * share) - sum(counts)
+    by_remainder = sorted(range(len(sizes)), key=lambda at: (int(exact[at]) - exact[at], at))
+    for at in by_remainder:
+        if missing > 0 and counts[at] < free[at]:
+            counts[at] += 1
+            missing -= 1
+    return counts
+
+
+class Names(Sequence[str]):
+    """A sequence of strings that never change.
+
+    A list of a million Python strings takes 100 MB, and a forked worker copies each page of it that it looks at, since
+    looking counts references. Here all names are one `bytes`, and an array of where each ends.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        encoded = [name.encode("utf-8", "surrogateescape") for name in names]  # file names need not be UTF-8
+        self.blob = b"".join(encoded)
+        self.ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+
+    @classmethod
+    def of_parts(cls, blob: bytes, ends: np.typing.NDArray[np.int64]) -> Names:
+        """Names from what `blob` and `ends` of others were."""
+        names = cls(())
+        names.blob, names.ends = blob, ends
+        return names
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Names: ...
+    def __getitem__(self, index: int | slice) -> str | Names:
+        """The name at `index`, from the end if it is negative."""
+        if isinstance(index, slice):
+            return Names(self[at] for at in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there are {len(self):,} names, no number {index}")
+        at = index % len(self)
+        start = int(self.ends[at - 1]) if at else 0
+        return self.blob[start : int(self.ends[at])].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        """All of them, in order."""
+        start = 0
+        for end in self.ends.tolist():
+            yield self.blob[start:end].decode("utf-8", "surrogateescape")
+            start = end
+
+
+@contextmanager
+def needs(package: str, extra: str = "data") -> Iterator[None]:
+    """Say how to install `package` if what is imported within is missing.
+
+    Raises:
+        BadJob: it is.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise BadJob(f"{package} is not installed ({error})", remedy=f"pip install 'stoker[{extra}]'") from error

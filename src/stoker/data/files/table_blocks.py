@@ -4,6 +4,8 @@ pyarrow reads CSV several times as fast as a reader of single records does, and 
 which it meets a broken row that one takes over, to leave the row out, or to tell which it is. Quotes that are never
 closed, and what follows a closed one, are no fault to pyarrow: they are looked for before, and such a file is left to
 the other reader.
+
+A block's columns as numbers and codes. Imports pyarrow, and so is imported when a table is read.
 """
 
 from __future__ import annotations
@@ -15,18 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
-from stoker.data.files.table_spec import TableSpec
-from stoker.data.reading.csv_file import CsvFile
-from stoker.data.reading.faults import RowFault
-from stoker.data.reading.headers import no_such_column
-from stoker.data.reading.json_lines import kind_of, object_in, rows_in
-from stoker.data.reading.lines import Lines, is_utf8, opened
+from stoker.data.files.table_store import TableSpec
 from stoker.data.reading.parquet import batches_of, parquet_file
-from stoker.data.reading.quotes import are_quotes_sound
-from stoker.errors import BadJob, first_line
+from stoker.data.reading.text_tables import (
+    CsvFile,
+    Lines,
+    RowFault,
+    are_quotes_sound,
+    is_utf8,
+    kind_of,
+    no_such_column,
+    object_in,
+    opened,
+    rows_in,
+)
+from stoker.errors import BadJob, first_line, nearest
 
 _BLOCK_BYTES = 8 * 2**20
 _BLOCK_ROWS = 2**15
@@ -35,7 +45,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some rows of a file: `rows` [B] are their numbers in it, `columns` their values, of CSV as text."""
 
     path: Path
@@ -44,12 +54,12 @@ class Block:
     is_text: bool = False
     """Whether every value is written as text, so that numbers have to be read from it."""
 
-    def only(self, keep: np.typing.NDArray[np.bool_]) -> Block:
+    def only(self, keep: np.typing.NDArray[np.bool_]) -> RowBlock:
         """Those rows that `keep` [B] says."""
         if keep.all():
             return self
         columns = {name: column.filter(pa.array(keep)) for name, column in self.columns.items()}
-        return Block(self.path, self.rows[keep], columns, self.is_text)
+        return RowBlock(self.path, self.rows[keep], columns, self.is_text)
 
 
 def header_of(path: Path, spec: TableSpec, dropped: frozenset[int]) -> tuple[str, ...]:
@@ -72,7 +82,7 @@ def header_of(path: Path, spec: TableSpec, dropped: frozenset[int]) -> tuple[str
     return header
 
 
-def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
+def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[RowBlock]:
     """All rows of a file that are not `dropped`.
 
     Raises:
@@ -83,7 +93,7 @@ def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: froz
         header = header_of(path, spec, dropped)
         _require_columns(path, header, columns)
         _require_no_more(path, header, spec, columns)
-    with _told(path, spec):
+    with _errors_with_file(path, spec):
         if spec.format == "csv":
             yield from _csv_blocks(CsvFile(path, spec.delimiter), columns, dropped)
         elif spec.format == "parquet":
@@ -93,7 +103,7 @@ def blocks_of(path: Path, spec: TableSpec, columns: Sequence[str], dropped: froz
 
 
 @contextmanager
-def _told(path: Path, spec: TableSpec) -> Iterator[None]:
+def _errors_with_file(path: Path, spec: TableSpec) -> Iterator[None]:
     """Errors of the disk and of pyarrow, with the file."""
     try:
         yield
@@ -121,13 +131,13 @@ def _require_no_more(path: Path, header: Sequence[str], spec: TableSpec, columns
         )
 
 
-def _kept(block: Block, dropped: frozenset[int]) -> Block:
+def _kept(block: RowBlock, dropped: frozenset[int]) -> RowBlock:
     if not dropped:
         return block
     return block.only(np.array([row not in dropped for row in block.rows.tolist()], bool))
 
 
-def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
+def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[RowBlock]:
     first = 0
     with opened(file.path) as content:
         if not are_quotes_sound(content, file.delimiter):
@@ -148,12 +158,14 @@ def _csv_blocks(file: CsvFile, columns: Sequence[str], dropped: frozenset[int]) 
                 rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
                 first += batch.num_rows
                 values = dict(zip(columns, batch.columns, strict=True))
-                yield _kept(Block(file.path, rows, values, is_text=True), dropped)
+                yield _kept(RowBlock(file.path, rows, values, is_text=True), dropped)
     except pa.ArrowInvalid:
         yield from _blocks_of_records(file, columns, dropped, first)
 
 
-def _blocks_of_records(file: CsvFile, columns: Sequence[str], dropped: frozenset[int], first: int) -> Iterator[Block]:
+def _blocks_of_records(
+    file: CsvFile, columns: Sequence[str], dropped: frozenset[int], first: int
+) -> Iterator[RowBlock]:
     """The rows from `first` on, one by one, so that broken ones can be left out, or told."""
     places = [file.header.index(name) for name in columns]
     rows: list[int] = []
@@ -174,19 +186,19 @@ def _blocks_of_records(file: CsvFile, columns: Sequence[str], dropped: frozenset
     yield _block_of_texts(file.path, rows, values, columns)
 
 
-def _block_of_texts(path: Path, rows: list[int], values: list[list[str]], columns: Sequence[str]) -> Block:
+def _block_of_texts(path: Path, rows: list[int], values: list[list[str]], columns: Sequence[str]) -> RowBlock:
     texts = {name: pa.array([row[at] or None for row in values], pa.string()) for at, name in enumerate(columns)}
-    return Block(path, np.array(rows, np.int64), texts, is_text=True)
+    return RowBlock(path, np.array(rows, np.int64), texts, is_text=True)
 
 
-def _parquet_blocks(path: Path, columns: Sequence[str]) -> Iterator[Block]:
+def _parquet_blocks(path: Path, columns: Sequence[str]) -> Iterator[RowBlock]:
     with parquet_file(path) as file:
         for first, batch in batches_of(file, path, _BLOCK_ROWS, list(columns)):
             rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
-            yield Block(path, rows, {name: batch.column(name) for name in columns})
+            yield RowBlock(path, rows, {name: batch.column(name) for name in columns})
 
 
-def _jsonl_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[Block]:
+def _jsonl_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: frozenset[int]) -> Iterator[RowBlock]:
     seen: dict[str, None] = {}
     rows: list[int] = []
     objects: list[dict[str, Any]] = []
@@ -202,9 +214,9 @@ def _jsonl_blocks(path: Path, spec: TableSpec, columns: Sequence[str], dropped: 
     yield _block_of_objects(path, rows, objects, columns)
 
 
-def _block_of_objects(path: Path, rows: list[int], objects: list[dict[str, Any]], columns: Sequence[str]) -> Block:
+def _block_of_objects(path: Path, rows: list[int], objects: list[dict[str, Any]], columns: Sequence[str]) -> RowBlock:
     arrays = {name: _column(path, name, rows, [found.get(name) for found in objects]) for name in columns}
-    return Block(path, np.array(rows, np.int64), arrays)
+    return RowBlock(path, np.array(rows, np.int64), arrays)
 
 
 def _column(path: Path, name: str, rows: list[int], values: list[Any]) -> pa.Array:
@@ -241,3 +253,156 @@ def _broken(path: Path, row: int, fault: RowFault, text: str) -> BadJob:
         f"{path}: row {row} {fault.words}" + (f": {text!r}" if text else ""),
         remedy="Mend the row, or leave it out with clean=…; `stoker data check` finds all such rows.",
     )
+
+
+NOT_A_NUMBER = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL")
+"""What stands for a missing number in text, beside nothing at all."""
+
+MOST_VALUES = 2**16
+"""A column of categories or classes with more different values than this is taken for a mistake."""
+
+
+def numbers_of(block: RowBlock, column: str) -> npt.NDArray[np.float64]:
+    """A column as float64 [B], with NaN where it is missing.
+
+    Raises:
+        BadJob: a value is no number, or the column is of a type without numbers.
+    """
+    values = _plain(block.columns[column])
+    if pa.types.is_null(values.type):
+        return np.full(len(values), np.nan)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = _parsed(block, column, values)
+    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+              or pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type)):  # fmt: skip
+        raise BadJob(
+            f"{block.path}: the column {column!r} is of type {values.type}, which has no numbers",
+            remedy="Make numbers of it, or leave it out of features=[…].",
+        )
+    numbers: npt.NDArray[np.float64] = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def as_float32(numbers: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """The numbers as float32, and which of them are finite and too large for it."""
+    with np.errstate(over="ignore"):
+        stored = numbers.astype(np.float32)
+    return stored, np.isinf(stored) & np.isfinite(numbers)
+
+
+def too_large(block: RowBlock, row: int, column: str, value: float) -> BadJob:
+    """What to say of a number of a block that float32 does not hold."""
+    return BadJob(
+        f"{block.path}, row {int(block.rows[row])}: {column!r} is {value:g}, and float32 ends at 3.4e38",
+        remedy="Give it in another unit, or leave the row out with clean=….",
+    )
+
+
+def texts_of(block: RowBlock, column: str) -> pa.Array:
+    """A column as large_string [B], null where it is missing or NaN; numbers and booleans as they are written.
+
+    Raises:
+        BadJob: the column is of a type that has no text.
+    """
+    values = _plain(block.columns[column])
+    if pa.types.is_float32(values.type) or pa.types.is_float64(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    try:
+        return pc.cast(values, pa.large_string())
+    except pa.ArrowException as error:
+        raise BadJob(
+            f"{block.path}: the column {column!r} is of type {values.type}, which has no text", remedy="Leave it out."
+        ) from error
+
+
+def are_numbers(block: RowBlock, column: str) -> bool:
+    """Whether every value of a column that is not missing, nor a word for that, is a number; booleans are none."""
+    values = _plain(block.columns[column])
+    if pa.types.is_boolean(values.type):
+        return False
+    try:
+        numbers_of(block, column)
+    except BadJob:
+        return False
+    return True
+
+
+class Vocabulary:
+    """The different values of a column, numbered as they come, or as they were given."""
+
+    def __init__(self, column: str, given: tuple[str, ...] | None) -> None:
+        self.column = column
+        self.given = given
+        self.numbers: dict[str, int] = {value: number for number, value in enumerate(given or ())}
+
+    def codes_of(self, block: RowBlock, texts: pa.Array) -> npt.NDArray[np.int64]:
+        """The numbers [B] of values [B], -1 where one is missing.
+
+        Raises:
+            BadJob: a value is not among those given, or there are too many.
+        """
+        encoded = pc.dictionary_encode(texts)
+        known = np.array([self._number(block, texts, value) for value in encoded.dictionary.to_pylist()], np.int64)
+        places = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
+        return np.where(places < 0, -1, np.append(known, -1)[places])
+
+    def sorted(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+        """The values in their final order (as given, else by themselves), and the final number of each code."""
+        if self.given is not None:
+            return self.given, np.arange(len(self.given), dtype=np.int64)
+        values = tuple(sorted(self.numbers))
+        final = np.empty(len(values), np.int64)
+        final[[self.numbers[value] for value in values]] = np.arange(len(values))
+        return values, final
+
+    def _number(self, block: RowBlock, texts: pa.Array, value: str) -> int:
+        if value not in self.numbers:
+            if self.given is not None:
+                at = int(block.rows[texts.to_pylist().index(value)])
+                raise BadJob(
+                    f"{block.path}, row {at}: {self.column!r} is {value!r}, which is not among its {len(self.given):,} "
+                    f"values. {nearest(value, self.given)}",
+                    remedy="Add it where the values are named, or leave the row out with clean=….",
+                )
+            if len(self.numbers) == MOST_VALUES:
+                raise BadJob(
+                    f"{block.path}: the column {self.column!r} has more than {MOST_VALUES:,} different values",
+                    remedy="As categories they would be as many rows of a table; take it as text=[…], or leave it out.",
+                )
+            self.numbers[value] = len(self.numbers)
+        return self.numbers[value]
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+
+
+def numerals_of(texts: pa.Array) -> pa.Array:
+    """Text [B] without space around it, null where it is a word for a missing number."""
+    texts = pc.utf8_trim_whitespace(texts)
+    words = pa.array(["", *NOT_A_NUMBER], texts.type)
+    is_word = pc.fill_null(pc.is_in(texts, value_set=words), fill_value=False)
+    return pc.if_else(is_word, pa.scalar(None, texts.type), texts)
+
+
+def _parsed(block: RowBlock, column: str, texts: pa.Array) -> pa.Array:
+    """Text as numbers."""
+    values = numerals_of(texts)
+    try:
+        return pc.cast(values, pa.float64())
+    except pa.ArrowException as error:
+        at, value = next((at, value) for at, value in enumerate(values.to_pylist()) if not _is_number(value))
+        raise BadJob(
+            f"{block.path}, row {int(block.rows[at])}: {column!r} is {value!r}, which is no number",
+            remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
+        ) from error
+
+
+def _is_number(value: str | None) -> bool:
+    if value is None:
+        return True
+    try:
+        pc.cast(pa.scalar(value), pa.float64())
+    except pa.ArrowException:
+        return False
+    return True

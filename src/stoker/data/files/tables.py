@@ -16,11 +16,19 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from stoker.data.files.cleaning import Clean, left_out_of_files
-from stoker.data.files.shards import Paths, require_once
+from stoker.data.files.sample_files import Clean, Paths, left_out_of_files, require_once
 from stoker.data.files.source import IndexedSource, Indices, Labels, digest_of_parts
-from stoker.data.files.table_spec import Missing, TableSpec, TargetKind, table_spec
-from stoker.data.files.table_store import StoredTable, folder_of, key_of, opened, require_pyarrow
+from stoker.data.files.table_store import (
+    Missing,
+    StoredTable,
+    TableSpec,
+    TargetKind,
+    folder_of,
+    key_of,
+    opened,
+    require_pyarrow,
+    table_spec,
+)
 from stoker.errors import BadJob
 
 FEATURES, CATEGORIES, TARGET = "features", "categories", "target"

@@ -16,11 +16,18 @@ from typing import Any, final
 
 import numpy as np
 
-from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
-from stoker.data.files.extras import needs
-from stoker.data.files.images import ImageForm, image_form
-from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
-from stoker.data.files.source import TARGETS, IndexedSource, Labels, class_names, digest_of_parts, require_choice
+from stoker.data.files.image_files import ImageForm, image_form
+from stoker.data.files.sample_files import (
+    Arrays,
+    Clean,
+    OpenFiles,
+    Paths,
+    indexed,
+    left_out_of_files,
+    require_known,
+    shard_paths,
+)
+from stoker.data.files.source import TARGETS, IndexedSource, Labels, class_names, digest_of_parts, needs, require_choice
 from stoker.errors import BadJob, nearest
 
 _HEADER, _CHECKSUM = 12, 4

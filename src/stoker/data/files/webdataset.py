@@ -17,14 +17,22 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
-from stoker.data.files.cleaning import Clean, left_out_of_files, require_known
-from stoker.data.files.images import ImageForm, image_form
-from stoker.data.files.mending import as_first_seen, note_unreadable, version_of
-from stoker.data.files.names import Names
-from stoker.data.files.shards import Arrays, OpenFiles, Paths, indexed, shard_paths
-from stoker.data.files.source import IndexedSource, Labels, class_names, digest_of_parts
-from stoker.data.reading.image_kinds import SUFFIXES
-from stoker.data.reading.tar_shard import members_of, named
+from stoker.data.files.image_files import ImageForm, image_form
+from stoker.data.files.sample_files import (
+    Arrays,
+    Clean,
+    OpenFiles,
+    Paths,
+    as_first_seen,
+    indexed,
+    left_out_of_files,
+    note_unreadable,
+    require_known,
+    shard_paths,
+    version_of,
+)
+from stoker.data.files.source import IndexedSource, Labels, Names, class_names, digest_of_parts
+from stoker.data.reading.file_listing import SUFFIXES, members_of, named
 from stoker.errors import BadJob, nearest
 from stoker.records.codec import parsed
 

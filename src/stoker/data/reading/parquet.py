@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stoker.data.reading.faults import BadTable
+from stoker.data.reading.text_tables import BadTable
 from stoker.errors import first_line
 
 _BUFFER_BYTES = 1024 * 1024

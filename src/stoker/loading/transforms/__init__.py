@@ -10,16 +10,30 @@ Images are as they are stored: uint8 from 0 to 255, or floating, for colours fro
 """
 
 from stoker.jobs.mixing import CutMix, Mixup
-from stoker.loading.transforms.affine import RandomAffine, RandomResizedCrop, RandomRotation, RandomScale
-from stoker.loading.transforms.blurring import GaussianBlur, GaussianNoise
-from stoker.loading.transforms.choosing import OneOf, Sometimes
-from stoker.loading.transforms.color import ColorJitter, Normalize, RandomGrayscale
-from stoker.loading.transforms.draw import Draw
+from stoker.loading.transforms.base import Draw
+from stoker.loading.transforms.composition import OneOf, Sometimes, for_evaluation
 from stoker.loading.transforms.erasing import Cutout, RandomErasing
-from stoker.loading.transforms.evaluating import for_evaluation
-from stoker.loading.transforms.flips import AlternatingFlip, RandomFlip, RandomVerticalFlip
-from stoker.loading.transforms.tones import Autocontrast, Posterize, Solarize
-from stoker.loading.transforms.windows import RandomCrop, RandomShift
+from stoker.loading.transforms.geometric import (
+    AlternatingFlip,
+    RandomAffine,
+    RandomCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomScale,
+    RandomShift,
+    RandomVerticalFlip,
+)
+from stoker.loading.transforms.photometric import (
+    Autocontrast,
+    ColorJitter,
+    GaussianBlur,
+    GaussianNoise,
+    Normalize,
+    Posterize,
+    RandomGrayscale,
+    Solarize,
+)
 
 __all__ = [
     "AlternatingFlip", "Autocontrast", "ColorJitter", "CutMix", "Cutout", "Draw", "GaussianBlur", "GaussianNoise",

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from stoker.loading.transforms.checks import Interval, require_interval, require_probability, require_size
-from stoker.loading.transforms.draw import Draw, Numbers
-from stoker.loading.transforms.images import require_images
+from stoker.jobs.numeric_settings import Interval, require_interval, require_probability, require_size
+from stoker.loading.transforms.base import Draw, Numbers, require_images
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,12 @@
-"""The mode that sees every operation of a traced update, and the birth and death of every storage."""
+"""The mode that sees every operation of a traced update, and the birth and death of every storage.
+
+Additions that PyTorch makes in place on real tensors, and out of place on fake ones, as on any subclass.
+
+They decide what is allocated at a peak: a gradient that reaches a tensor on a second way is added to the first, and the
+bias of a linear layer whose input is not contiguous is added to the product.
+Source: torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`) and aten/src/ATen/native/Linear.cpp (`linear`)
+of PyTorch 2.13.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +19,27 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.profiling.tracing.additions import Additions
-from stoker.profiling.tracing.answers import Answers
 from stoker.profiling.tracing.fake_device import (
     answer_for_engine,
+    calling_instruction,
     is_in_backward,
     next_sequence_number,
+    references,
+    references_of_engine,
     sequence_number_of_node,
+    storage_key,
 )
-from stoker.profiling.tracing.lines import SourceLines
+from stoker.profiling.tracing.fakes import FakeAnswers
 from stoker.profiling.tracing.operations import (
+    SourceLines,
     is_mutation,
     operation_of,
     signature_of,
     tensors_in,
     written_arguments,
 )
-from stoker.profiling.tracing.recurrent import completed, stand_in
-from stoker.profiling.tracing.storages import Life, Recording, Storages
-from stoker.profiling.tracing.widening import TensorUse
+from stoker.profiling.tracing.storages import Life, Recording, Storages, TensorUse
+from stoker.profiling.tracing.target_kernels import completed, stand_in
 from stoker.records import Occurrence, Phase
 
 aten = torch.ops.aten
@@ -42,7 +52,7 @@ class Recorder(TorchDispatchMode):
     questions about values that nobody computed.
     """
 
-    def __init__(self, device: torch.device, answers: Answers, lines: SourceLines) -> None:
+    def __init__(self, device: torch.device, answers: FakeAnswers, lines: SourceLines) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.answers, self.lines = device, answers, lines
         self.storages = Storages(device)
@@ -225,3 +235,41 @@ class Recorder(TorchDispatchMode):
         for parameter, owner in self._owners:
             if parameter.grad is not None:
                 self.storages.hold(parameter.grad, "gradient", owner)
+
+
+_PRODUCTS = (aten.mm.default, aten.bmm.default)
+
+
+class Additions:
+    """Tells which additions are in place; sees every operation on its way."""
+
+    def __init__(self) -> None:
+        self._product: tuple[tuple[int, int] | None, int] = None, 0
+
+    def note(self, func: Any, out: Any) -> None:
+        """Remember a matrix product: which instruction called for it, and its storage."""
+        if func in _PRODUCTS:
+            self._product = calling_instruction(), storage_key(out.untyped_storage())
+
+    def as_executed(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """The operation that real tensors would see in place of `func`."""
+        if func is aten.add.Tensor and (self._is_second_gradient(args) or self._is_bias(args)):
+            return aten.add_.Tensor
+        return func
+
+    def _is_second_gradient(self, args: tuple[Any, ...]) -> bool:
+        """Whether autograd's engine adds a gradient to one that nobody else holds."""
+        return (
+            is_in_backward()
+            and not torch.is_grad_enabled()
+            and calling_instruction() is None
+            and references(args[0]) == references_of_engine()
+            and args[0].shape == args[1].shape
+        )
+
+    def _is_bias(self, args: tuple[Any, ...]) -> bool:
+        """Whether a linear layer adds its bias: the instruction that adds is the one that multiplied."""
+        instruction, product = self._product
+        if instruction is None or not isinstance(args[1], torch.Tensor) or args[1].dim() != 1:
+            return False
+        return storage_key(args[0].untyped_storage()) == product and calling_instruction() == instruction

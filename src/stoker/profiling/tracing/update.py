@@ -13,17 +13,19 @@ import torch
 from torch import nn
 
 from stoker.jobs import Job
-from stoker.loading import Batch, Content, Datasets, Pipeline, map_tensors
-from stoker.loading.fields import take
+from stoker.loading.batches import Batch, InputPipeline
+from stoker.loading.datasets import Datasets
+from stoker.loading.fields import Content, map_tensors, take
 from stoker.loading.order import Indices
 from stoker.profiling.tracing.fake_device import fake_like
 from stoker.profiling.tracing.fakes import SmallForReal
 from stoker.profiling.tracing.operations import tensors_in
-from stoker.profiling.tracing.session import Session, session
+from stoker.profiling.tracing.session import TracingSession, tracing_session
 from stoker.profiling.tracing.storages import Recording
 from stoker.records import Coupling, Plan, Trace, TraceSettings
-from stoker.stepping import Step, build_model
-from stoker.stepping.freezing import thawed
+from stoker.stepping.frozen_parameters import with_all_unfrozen
+from stoker.stepping.model import build_model
+from stoker.stepping.step import Step
 
 _PROGRESS = 0.5
 """Share of the run done: what the schedule gives there is no special case, as a rate of 0 might be."""
@@ -69,8 +71,8 @@ def trace_update(
     size = settings.micro_batch * settings.parts
     indices = np.arange(size, dtype=np.int64) % len(data.train)
     fetched = data.train.fetch(data.train.alike(_FETCHED, settings.micro_batch), 0)
-    job = thawed(replace(job, batch=size, init=None))  # values are not looked at; the end takes most memory
-    with session(settings, hints=None) as traced:
+    job = with_all_unfrozen(replace(job, batch=size, init=None))  # values are not looked at; the end takes most memory
+    with tracing_session(settings, hints=None) as traced:
         step = _fake_step(job, coupling, traced, shortening)
         raw = _widened(fetched, traced, size)
         updates, pipeline = itertools.count(), _watched(step.pipeline(data.train, augmented=True), traced)
@@ -90,7 +92,7 @@ def trace_update(
     return trace if shortening is None else shortening.annotate(trace, recording)
 
 
-def _fake_step(job: Job, coupling: Coupling, traced: Session, shortening: Shortening | None) -> Step:
+def _fake_step(job: Job, coupling: Coupling, traced: TracingSession, shortening: Shortening | None) -> Step:
     settings, fakes = traced.settings, traced.fakes
     plan = Plan(
         device=str(traced.device),
@@ -120,7 +122,7 @@ def _fake_step(job: Job, coupling: Coupling, traced: Session, shortening: Shorte
 
 
 @dataclass(frozen=True)
-class _WatchedPipeline(Pipeline):
+class _WatchedPipeline(InputPipeline):
     """A pipeline whose results are known to be inputs, and whose calls are known to begin a micro-batch."""
 
     begin: Callable[[], None] = lambda: None
@@ -133,7 +135,7 @@ class _WatchedPipeline(Pipeline):
         return ready
 
 
-def _watched(pipeline: Pipeline, traced: Session) -> Pipeline:
+def _watched(pipeline: InputPipeline, traced: TracingSession) -> InputPipeline:
     def begin() -> None:
         recording = traced.recorder.storages.recording
         if recording is not None:
@@ -146,7 +148,7 @@ def _watched(pipeline: Pipeline, traced: Session) -> Pipeline:
     return _WatchedPipeline(**vars(pipeline), begin=begin, mark=mark)
 
 
-def _widened(fetched: Content, traced: Session, size: int) -> Content:
+def _widened(fetched: Content, traced: TracingSession, size: int) -> Content:
     """A fake batch of `size` samples like those fetched, on the host."""
     counts: list[int] = []
     host = torch.device("cpu")
@@ -167,7 +169,7 @@ def tensors_of(content: Content) -> list[torch.Tensor]:
     return found
 
 
-def _hold(step: Step, raw: Content, traced: Session) -> None:
+def _hold(step: Step, raw: Content, traced: TracingSession) -> None:
     """Tell what lives from update to update."""
     hold = traced.recorder.storages.hold
     owners: dict[torch.Tensor, str] = {}

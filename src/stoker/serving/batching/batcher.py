@@ -1,41 +1,53 @@
-"""The batcher: `await batcher.ask(inputs)`, and the answer comes out of a batch shared with others."""
+"""The batcher: `await batcher.ask(inputs)`, and the answer comes out of a batch shared with others.
+
+Filling the table of latencies before the first request: golden inputs at several rows and sizes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker.artifacts import Golden
-from stoker.artifacts.elements import Arrays
-from stoker.engines.base import Engine
-from stoker.engines.problems import BadInput
-from stoker.records import Manifest, ServiceSettings
-from stoker.serving.batching.assembling import Assembler, joined
-from stoker.serving.batching.executed import Executed
-from stoker.serving.batching.queue import Part
-from stoker.serving.batching.running import Attempt, executed
-from stoker.serving.batching.scheduler import Batch, Scheduler
-from stoker.serving.batching.shapes import Shapes
-from stoker.serving.batching.warming import warm_up
-from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience, Run, Watch
-from stoker.serving.batching.workers import Room, Worker
-from stoker.serving.problems import BadRequest, DeadlinePassed, Failed, Refusal, Unavailable
+from stoker.artifacts.dtypes import Arrays
+from stoker.engines.base import BadInput, Engine
+from stoker.records import BATCH, Manifest, ServiceSettings, TensorSpec
+from stoker.serving.batching.latency import LatencyTable
+from stoker.serving.batching.queue import RequestPart, Shapes
+from stoker.serving.batching.scheduler import Executed, RequestBatch, Scheduler
+from stoker.serving.batching.workers import (
+    DEFAULT_HANG_LIMITS,
+    Assembler,
+    Attempt,
+    EngineRun,
+    EngineWorker,
+    HangLimits,
+    HangWatch,
+    WorkerState,
+    executed,
+    join_answers,
+)
+from stoker.serving.refusals import BadRequest, DeadlinePassed, Failed, Refusal, Unavailable
 from stoker.units import format_seconds
 
 _ALARM_EVERY_S = 0.005
 """Those who wait beyond their deadline are told within so long."""
 
 
-class _Asked:
+class _PendingRequest:
     """A request that was let in, and what came of its parts so far."""
 
     __slots__ = ("answers", "future", "missing", "parts")
 
     def __init__(self, future: asyncio.Future[Arrays]) -> None:
         self.future = future
-        self.parts: list[Part] = []
+        self.parts: list[RequestPart] = []
         self.answers: list[Arrays] = []
         self.missing = 0
 
@@ -59,7 +71,7 @@ class Batcher:
         allow_nan: bool = True,
         observe: Callable[[Executed], None] = lambda _executed: None,
         on_broken: Callable[[], None] = lambda: None,
-        patience: Patience = DEFAULT_PATIENCE,
+        patience: HangLimits = DEFAULT_HANG_LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._manifest = manifest
@@ -69,9 +81,9 @@ class Batcher:
         self._clock = clock
         self._shapes = Shapes(manifest, settings.buckets)
         self._scheduler = Scheduler(self._shapes, settings, len(engines))
-        self._room = Room(self._scheduler, clock)
+        self._room = WorkerState(self._scheduler, clock)
         self._workers = [
-            Worker(
+            EngineWorker(
                 index,
                 engine,
                 Assembler(manifest, self._shapes.padded_dims, allow_nan=allow_nan),
@@ -83,11 +95,11 @@ class Batcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
-        self._watch = Watch(patience)
+        self._watch = HangWatch(patience)
         self._next_look: asyncio.TimerHandle | None = None
         self._lost: set[int] = set()
         self._refused = ""
-        self._open: set[_Asked] = set()
+        self._open: set[_PendingRequest] = set()
         self._drained: asyncio.Event | None = None
 
     @property
@@ -146,7 +158,7 @@ class Batcher:
             raise Unavailable(self._refused)
         if self._loop is not loop:
             self._start(loop)
-        asked = _Asked(loop.create_future())
+        asked = _PendingRequest(loop.create_future())
         room = self._room
         with room.lock:
             asked.parts = self._scheduler.admit(
@@ -217,7 +229,7 @@ class Batcher:
         engine, table = self._workers[0].engine, self._scheduler.table
         warm_up(engine, inputs, self._manifest, self._shapes, table, clock=self._clock, budget_s=budget_s)
 
-    def _post(self, worker: Worker, batch: Batch, attempt: Attempt | None) -> None:
+    def _post(self, worker: EngineWorker, batch: RequestBatch, attempt: Attempt | None) -> None:
         """From a worker's thread: have the loop give out answers."""
         assert self._loop is not None
         try:
@@ -226,10 +238,10 @@ class Batcher:
             if not self._loop.is_closed():
                 raise  # with a closed loop, nobody is left who asked
 
-    def _deliver(self, worker: Worker, batch: Batch, attempt: Attempt | None) -> None:
+    def _deliver(self, worker: EngineWorker, batch: RequestBatch, attempt: Attempt | None) -> None:
         if attempt is None:
             for part in batch.late:
-                self._fail(part.owner, _passed(part))
+                self._fail(part.owner, _deadline_passed(part))
             return
         if attempt.answers is not None:
             for part, answer in zip(attempt.parts, attempt.answers, strict=True):
@@ -244,14 +256,14 @@ class Batcher:
         assert self._loop is not None
         self._loop.call_soon(self._record, worker.index, batch, attempt)  # those who were answered go first
 
-    def _record(self, instance: int, batch: Batch, attempt: Attempt) -> None:
+    def _record(self, instance: int, batch: RequestBatch, attempt: Attempt) -> None:
         if attempt.error is None and attempt.parts is batch.parts:
             with self._room.lock:
                 self._scheduler.learn(batch, attempt.ended)
         self._observe(executed(instance, batch, attempt))
 
-    def _answer(self, part: Part, answer: Arrays) -> None:
-        asked: _Asked = part.owner
+    def _answer(self, part: RequestPart, answer: Arrays) -> None:
+        asked: _PendingRequest = part.owner
         if asked.future.done():
             return
         asked.missing -= 1
@@ -261,26 +273,26 @@ class Batcher:
             if asked.missing:
                 return
             try:
-                answer = joined(asked.answers)
+                answer = join_answers(asked.answers)
             except ValueError as error:
                 self._fail(asked, Failed(f"the answers to parts of this request do not fit together: {error}"))
                 return
         asked.future.set_result(answer)
         self._close_off(asked)
 
-    def _fail(self, asked: _Asked, refusal: Refusal) -> None:
+    def _fail(self, asked: _PendingRequest, refusal: Refusal) -> None:
         if not asked.future.done():
             asked.future.set_exception(refusal)
         self._end(asked)
 
-    def _end(self, asked: _Asked) -> None:
+    def _end(self, asked: _PendingRequest) -> None:
         """Take what still waits of a request out of the queue."""
         with self._room.lock:
             for part in asked.parts:
                 self._scheduler.withdraw(part)
         self._close_off(asked)
 
-    def _close_off(self, asked: _Asked) -> None:
+    def _close_off(self, asked: _PendingRequest) -> None:
         asked.parts = []  # which point back: what came would stay in memory until somebody looked for such circles
         self._open.discard(asked)
         if self._drained is not None and not self._open:
@@ -294,13 +306,13 @@ class Batcher:
         """See whether an instance hangs; again before long, while there is work."""
         self._next_look = None
         stints = {worker.index: worker.at for worker in self._workers if not worker.hangs}
-        runs = {index: Run(at[0], at[1].expected_s) for index, at in stints.items() if at is not None}
+        runs = {index: EngineRun(at[0], at[1].expected_s) for index, at in stints.items() if at is not None}
         for index, seconds in self._watch.look(runs, self._clock()).items():
             self._abandon(self._workers[index], runs[index], seconds)
         if self._open or runs:
             self._look_later()
 
-    def _abandon(self, worker: Worker, run: Run, seconds: float) -> None:
+    def _abandon(self, worker: EngineWorker, run: EngineRun, seconds: float) -> None:
         """Go on without an instance that hangs; its thread is left where it is, with all that it holds."""
         problem = f"it has been at one run for {format_seconds(seconds)}, and hangs"
         if run.expected_s:
@@ -312,7 +324,7 @@ class Batcher:
         if worker.hangs:
             self._lose(worker)
 
-    def _lose(self, worker: Worker) -> None:
+    def _lose(self, worker: EngineWorker) -> None:
         """Count on an engine no more. Without any left, what waits and what comes is refused."""
         if worker.index in self._lost:
             return
@@ -339,13 +351,94 @@ class Batcher:
         with self._room.lock:
             late, following = self._scheduler.expire(now)
         for part in late:
-            self._fail(part.owner, _passed(part))
+            self._fail(part.owner, _deadline_passed(part))
         if following < math.inf:
             self._set_alarm(max(following, now + _ALARM_EVERY_S))
 
 
-def _passed(part: Part) -> DeadlinePassed:
+def _deadline_passed(part: RequestPart) -> DeadlinePassed:
     allowed = format_seconds(max(0.0, part.deadline - part.arrived))
     return DeadlinePassed(
         f"the deadline, {allowed} after the request came, passed while it waited, or could no longer be met"
     )
+
+
+LONGEST_WITHOUT_LIMIT = 512
+"""Dimensions that the manifest sets no limit are measured up to this size, or that of the golden inputs."""
+
+_REPEATS = 2
+
+
+def warm_up(
+    engine: Engine,
+    inputs: Arrays,
+    manifest: Manifest,
+    shapes: Shapes,
+    table: LatencyTable,
+    *,
+    clock: Callable[[], float],
+    budget_s: float,
+) -> None:
+    """Run golden inputs, repeated or cut to each of the table's rows and sizes, and learn what they take.
+
+    Each is run once for what engines do at the first time, then up to twice for the clock, of which the shorter
+    counts. What the budget does not suffice for is extrapolated.
+    """
+    started = clock()
+    for rows, sizes in warm_up_points(manifest, shapes, inputs, table.grid):
+        if clock() - started > budget_s:
+            return
+        batch = resized(inputs, manifest, shapes, rows, sizes)
+        engine.run(batch)
+        times = []
+        for _ in range(_REPEATS):
+            before = clock()
+            engine.run(batch)
+            times.append(clock() - before)
+        _, shape = shapes.measure(batch)
+        elements = shape.elements if not sizes else _product(shape.lane) * _product(sizes)
+        table.learn(rows, elements, max(min(times), 1e-9), clock())
+
+
+def warm_up_points(
+    manifest: Manifest, shapes: Shapes, inputs: Arrays, grid: tuple[int, ...]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Rows and sizes of padded dimensions to measure, those of few elements first."""
+    if not shapes.is_batched:
+        yield 1, ()
+        return
+    own = shapes.measure(inputs)[1].sizes
+    ladders = [_ladder(manifest, dim, size) for dim, size in zip(shapes.padded_dims, own, strict=True)]
+    longest = max((len(ladder) for ladder in ladders), default=1)
+    sizes = [tuple(ladder[min(step, len(ladder) - 1)] for ladder in ladders) for step in range(longest)]
+    yield from sorted(((rows, each) for each in sizes for rows in grid), key=lambda one: one[0] * _product(one[1]))
+
+
+def resized(inputs: Arrays, manifest: Manifest, shapes: Shapes, rows: int, sizes: tuple[int, ...]) -> Arrays:
+    """Golden inputs with so many rows and such sizes, by taking what is there again and again."""
+    wanted = dict(zip(shapes.padded_dims, sizes, strict=True)) | ({BATCH: rows} if shapes.is_batched else {})
+    return {spec.name: _resized(inputs[spec.name], spec, wanted) for spec in manifest.inputs}
+
+
+def _resized(array: NDArray[Any], spec: TensorSpec, wanted: dict[str, int]) -> NDArray[Any]:
+    for axis, dim in enumerate(spec.shape):
+        if (size := wanted.get(str(dim))) is not None and isinstance(dim, str):
+            array = np.take(array, np.arange(size) % array.shape[axis], axis=axis)
+    return np.asarray(array, order="C")  # of a single number `ascontiguousarray` makes a row of one
+
+
+def _ladder(manifest: Manifest, dim: str, golden: int) -> list[int]:
+    """Powers of two between the limits of a dimension, and the upper limit."""
+    limits = next((one for one in manifest.dims if one.name == dim), None)
+    low = limits.low if limits else 1
+    high = limits.high if limits and limits.high is not None else max(golden, LONGEST_WITHOUT_LIMIT)
+    low = max(low, 8) if high >= 8 else low
+    powers = [1 << power for power in range(high.bit_length() + 1)]
+    return [*(power for power in powers if low <= power < high), high]
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

@@ -1,6 +1,8 @@
 """The messages of the protocol as classes, made from our .proto files when this is imported.
 
 They live in a pool of their own, so that a client's generated messages of the same names can be in the same process.
+
+Inference messages of gRPC to requests, and responses to messages.
 """
 
 from __future__ import annotations
@@ -8,11 +10,19 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from numpy.typing import NDArray
 
+from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
+from stoker.records import Datatype
+from stoker.serving import protocol
 from stoker.serving.grpc.proto_file import parse
+from stoker.serving.refusals import BadRequest
+from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RequestedOutput
+from stoker.serving.tensor_codec import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings, to_raw
 
 _POOL = DescriptorPool()
 
@@ -32,11 +42,141 @@ def message(name: str) -> Any:
     return GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
 
 
-def taken(method: MethodDescriptor) -> Any:
+def request_class(method: MethodDescriptor) -> Any:
     """The class of what a method takes."""
     return GetMessageClass(method.input_type)
 
 
-def given(method: MethodDescriptor) -> Any:
+def response_class(method: MethodDescriptor) -> Any:
     """The class of what a method gives."""
     return GetMessageClass(method.output_type)
+
+
+Message = Any
+"""An instance of one of the protocol's messages."""
+
+_ModelInferResponse = message("ModelInferResponse")
+
+_CONTENTS: dict[Datatype, str] = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+"""In which field of InferTensorContents a datatype's elements are."""
+
+
+def decode(asked: Message, *, caller: str = "", time_left_s: float | None = None) -> InferenceRequest:
+    """The request in a ModelInferRequest; inputs that come as raw bytes are views of them.
+
+    The deadline is the sooner one of the parameter `timeout` and of gRPC's own (`time_left_s`).
+
+    Raises:
+        BadRequest: it is malformed; whether it fits the model is not looked at.
+        Unsupported: it needs shared memory or sequences.
+    """
+    parameters = parameters_of(asked.parameters)
+    deadline_s, priority = protocol.urgency(parameters)
+    if time_left_s is not None:
+        deadline_s = max(0.0, time_left_s if deadline_s is None else min(deadline_s, time_left_s))
+    raw = asked.raw_input_contents
+    return InferenceRequest(
+        model=asked.model_name,
+        version=asked.model_version,
+        id=asked.id,
+        inputs=_raw_inputs(asked.inputs, list(raw)) if raw else _typed_inputs(asked.inputs),
+        outputs=_outputs(asked.outputs),
+        deadline_s=deadline_s,
+        priority=priority,
+        caller=caller,
+        num_bytes=sum(map(len, raw)) if raw else asked.ByteSize(),
+        parameters=parameters,
+    )
+
+
+def encode(response: InferenceResponse) -> Message:
+    """A ModelInferResponse with raw contents."""
+    answer = _ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    for name, array in response.outputs.items():
+        answer.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
+        answer.raw_output_contents.append(bytes(to_raw(array)))
+    return answer
+
+
+def parameters_of(given: Any) -> dict[str, Parameter]:
+    """Values of a map of InferParameter; those that are unset are left out."""
+    if not given:
+        return {}
+    chosen = {name: value.WhichOneof("parameter_choice") for name, value in given.items()}
+    return {name: getattr(given[name], choice) for name, choice in chosen.items() if choice}
+
+
+def _raw_inputs(described: Any, raw: list[bytes]) -> Arrays:
+    if len(raw) != len(described):
+        raise BadRequest(f"the request has {len(described)} inputs and raw contents of {len(raw)}")
+    arrays: Arrays = {}
+    for one, content in zip(described, raw, strict=True):
+        tensor, datatype, shape = _tensor(one, arrays)
+        if one.HasField("contents"):
+            raise BadRequest(f"{tensor} has contents besides the raw ones; one of them has to go")
+        arrays[one.name] = from_raw(content, datatype, shape, tensor)
+    return arrays
+
+
+def _typed_inputs(described: Any) -> Arrays:
+    arrays: Arrays = {}
+    for one in described:
+        tensor, datatype, shape = _tensor(one, arrays)
+        arrays[one.name] = _typed(one.contents, datatype, shape, tensor)
+    return arrays
+
+
+def _tensor(one: Any, before: Arrays) -> tuple[str, Datatype, tuple[int, ...]]:
+    """An input's name for messages, its datatype and its shape."""
+    tensor = f"input {one.name!r}"
+    if one.name in before:
+        raise BadRequest(f"{tensor} is given twice")
+    if one.parameters:
+        protocol.refuse_shared_memory(parameters_of(one.parameters), tensor)
+    return tensor, datatype_named(one.datatype, tensor), checked_shape(one.shape, tensor)
+
+
+def _typed(contents: Any, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
+    """A tensor from the field of its datatype."""
+    if datatype in BINARY_ONLY:
+        raise BadRequest(f"{tensor} is {datatype}, for which there is no typed field; send raw_input_contents")
+    field = _CONTENTS[datatype]
+    filled = [descriptor.name for descriptor, _ in contents.ListFields()]
+    elements = count(shape)
+    values = getattr(contents, field)
+    if len(values) != elements or any(name != field for name in filled):
+        found = ", ".join(f"{len(getattr(contents, name))} in {name}" for name in filled) or "none"
+        raise BadRequest(f"{tensor} is {datatype} {list(shape)}, {elements} values in {field}; found {found}")
+    if datatype == "BYTES":
+        return strings(list(values)).reshape(shape)
+    try:
+        return np.array(values, dtype_of(datatype)).reshape(shape)
+    except OverflowError as error:
+        raise BadRequest(f"{tensor} is {datatype} and has a value that does not fit: {error}") from error
+
+
+def _outputs(described: Any) -> tuple[RequestedOutput, ...]:
+    wanted: dict[str, RequestedOutput] = {}
+    for one in described:
+        where = f"output {one.name!r}"
+        if one.name in wanted:
+            raise BadRequest(f"{where} is asked for twice")
+        own = parameters_of(one.parameters)
+        protocol.refuse_shared_memory(own, where)
+        wanted[one.name] = RequestedOutput(
+            name=one.name, classification=protocol.whole_parameter(own, "classification", where)
+        )
+    return tuple(wanted.values())

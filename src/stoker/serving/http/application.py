@@ -1,22 +1,42 @@
-"""The ASGI application: a request in, one answer and one line of log out."""
+"""The ASGI application: a request in, one answer and one line of log out.
+
+Answers of HTTP: status, headers, body; every refusal is `{"error": …}`.
+
+What each page answers; inference apart.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
 
 from stoker.errors import StokerError
-from stoker.serving.access.cross_site import refuse_cross_site
-from stoker.serving.edge import Access, Edge
-from stoker.serving.http import answers
-from stoker.serving.http.answers import Answer
+from stoker.serving import protocol
+from stoker.serving.http import bodies
+from stoker.serving.http.bodies import Encoded, check_output_form, decode, decode_raw, encode
 from stoker.serving.http.exchange import WORTH_A_THREAD_BYTES, Exchange, Receive, Scope, Send
-from stoker.serving.http.pages import DOING, TELLING
-from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Route, find
-from stoker.serving.problems import Cancelled, Crowded, Failed, NotAllowed, NotFound, Unavailable, shortened
-from stoker.serving.wire import check_form, classify, decode, decode_raw, encode
+from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Page, Route, find
+from stoker.serving.protocol import checked_parameters, classify
+from stoker.serving.refusals import (
+    BadRequest,
+    Cancelled,
+    Failed,
+    NotAllowed,
+    NotFound,
+    OverCapacity,
+    Refusal,
+    Unavailable,
+    shortened,
+)
+from stoker.serving.security import refuse_cross_site
+from stoker.serving.service import AccessEntry, ServerContext
 
 DISCONNECTED = "the client went away"
 """With this message the task of a request is cancelled whose connection is lost."""
@@ -27,7 +47,7 @@ _logger = logging.getLogger(__name__)
 class Application:
     """The Open Inference Protocol over a service; with `edge.is_admin` the repository's calls and metrics as well."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: ServerContext) -> None:
         self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,16 +62,16 @@ class Application:
             exchange.release()  # of the request; from here on the answer counts
             try:
                 exchange.hold(len(answer.body))
-            except Crowded as refused:
-                answer = answers.refusal(refused)
+            except OverCapacity as refused:
+                answer = error_response(refused)
         with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
-            await answers.send(answer, send)
+            await send_response(answer, send)
         exchange.release()
         if self._edge.log is None:
             return
         route = exchange.route
         self._edge.log(
-            Access(
+            AccessEntry(
                 protocol="http",
                 method=scope["method"],
                 path=exchange.path,
@@ -68,24 +88,24 @@ class Application:
             )
         )
 
-    async def _answer(self, exchange: Exchange) -> Answer:
+    async def _answer(self, exchange: Exchange) -> HttpResponse:
         """What goes back, whatever happens."""
         try:
             return await self._dispatch(exchange)
         except NotAllowed as error:
             method = exchange.route.method if exchange.route else "GET"
             allowed = b"GET, HEAD" if method == "GET" else b"POST"
-            return answers.refusal(error, extra=((b"allow", allowed),))
+            return error_response(error, extra=((b"allow", allowed),))
         except StokerError as error:
-            return answers.refusal(error)
+            return error_response(error)
         except asyncio.CancelledError as error:
             gone = DISCONNECTED in error.args
-            return answers.refusal(Cancelled(DISCONNECTED) if gone else Unavailable("the server is stopping"))
+            return error_response(Cancelled(DISCONNECTED) if gone else Unavailable("the server is stopping"))
         except Exception:
             _logger.exception("%s %s failed", exchange.scope["method"], exchange.path)
-            return answers.refusal(Failed("the server failed in answering this; its log says how"))
+            return error_response(Failed("the server failed in answering this; its log says how"))
 
-    async def _dispatch(self, exchange: Exchange) -> Answer:
+    async def _dispatch(self, exchange: Exchange) -> HttpResponse:
         edge = self._edge
         route = exchange.route = find(exchange.path)
         if route.page in ADMIN and not edge.is_admin:
@@ -98,11 +118,11 @@ class Application:
             exchange.caller = edge.authorize(exchange.text_headers())
         if route.page == "infer":
             return await self._infer(exchange, route)
-        if doing := DOING.get(route.page):
+        if doing := ACTION_PAGES.get(route.page):
             return await doing(edge, route, exchange)
-        return TELLING[route.page](edge, route)
+        return STATE_PAGES[route.page](edge, route)
 
-    async def _infer(self, exchange: Exchange, route: Route) -> Answer:
+    async def _infer(self, exchange: Exchange, route: Route) -> HttpResponse:
         service, caller = self._edge.service, exchange.caller
         manifest = service.manifest(route.model, route.version)
         body = await exchange.body()
@@ -117,7 +137,7 @@ class Application:
             else:
                 request, form = read()
         exchange.id = request.id
-        check_form(form, request, manifest)
+        check_output_form(form, request, manifest)
         inferred = await service.infer(request)
         is_raw = form.binary and not form.outputs and not request.outputs
         if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
@@ -127,9 +147,162 @@ class Application:
         else:
             encoded = encode(classify(inferred, request, manifest.labels), form)
         accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
-        return answers.inference(encoded, accepted)
+        return inference_response(encoded, accepted)
 
 
 def _takes_long(body: bytes, json_bytes: int | None) -> bool:
     """Whether a large body is read value by value: JSON, or strings. Binary numbers are only looked at."""
     return json_bytes is None or json_bytes > WORTH_A_THREAD_BYTES or b"BYTES" in body[:json_bytes]
+
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_JSON = (b"content-type", b"application/json")
+_BINARY = (b"content-type", b"application/octet-stream")
+_CLOSE = (b"connection", b"close")
+_AFTER_STATUS: dict[int, Headers] = {401: ((b"www-authenticate", b"Bearer"),), 408: (_CLOSE,)}
+
+
+class HttpResponse(NamedTuple):
+    """What goes back; `reason` and `error` are a refusal's, for the log."""
+
+    status: int
+    body: bytes
+    headers: Headers = (_JSON,)
+    reason: str = ""
+    error: str = ""
+
+
+def json_response(value: Any, status: int = 200) -> HttpResponse:
+    """A JSON document."""
+    return HttpResponse(status, orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+
+
+def inference_response(encoded: Encoded, accept_encoding: str = "") -> HttpResponse:
+    """An inference response, compressed where the client wants that and it can pay."""
+    body, json_bytes = encoded
+    headers: Headers = (_JSON,)
+    if json_bytes is not None:
+        headers = (_BINARY, (b"inference-header-content-length", str(json_bytes).encode()))
+    encoding = bodies.accepted_encoding(accept_encoding)
+    if encoding and len(body) >= bodies.LEAST_BYTES:
+        return HttpResponse(200, bodies.compress(body, encoding), (*headers, (b"content-encoding", encoding.encode())))
+    return HttpResponse(200, body, headers)
+
+
+def error_response(error: StokerError, *, extra: Headers = ()) -> HttpResponse:
+    """What is said instead of an answer, with the status that the error's kind has."""
+    headers: Headers = (_JSON, *_AFTER_STATUS.get(error.http_status, ()), *extra)
+    reason = "internal"
+    if isinstance(error, Refusal):
+        reason = error.reason
+        if error.retry_after_s is not None:
+            headers = (*headers, (b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    text = str(error)
+    return HttpResponse(error.http_status, orjson.dumps({"error": text}), headers, reason, text)
+
+
+async def send_response(answer: HttpResponse, to: Send) -> None:
+    """Hand it to the ASGI server."""
+    length = (b"content-length", str(len(answer.body)).encode())
+    await to({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]})
+    await to({"type": "http.response.body", "body": answer.body})
+
+
+StatePage = Callable[[ServerContext, Route], HttpResponse]
+ActionPage = Callable[[ServerContext, Route, Exchange], Awaitable[HttpResponse]]
+
+
+def _server(edge: ServerContext, _route: Route) -> HttpResponse:
+    return json_response(protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin))
+
+
+def _live(_edge: ServerContext, _route: Route) -> HttpResponse:
+    return json_response({"live": True})
+
+
+def _ready(edge: ServerContext, _route: Route) -> HttpResponse:
+    is_ready = edge.service.is_ready()
+    return json_response({"ready": is_ready}, 200 if is_ready else 503)
+
+
+def _model_ready(edge: ServerContext, route: Route) -> HttpResponse:
+    is_ready = edge.service.is_model_ready(route.model, route.version)
+    return json_response({"name": route.model, "ready": is_ready}, 200 if is_ready else 503)
+
+
+def _models(edge: ServerContext, _route: Route) -> HttpResponse:
+    names = dict.fromkeys(entry.name for entry in edge.service.index(ready_only=True))
+    return json_response({"models": list(names)})
+
+
+def _metadata(edge: ServerContext, route: Route) -> HttpResponse:
+    manifest = edge.service.manifest(route.model, route.version)
+    return json_response(protocol.model_metadata(route.model, manifest, edge.service.versions(route.model)))
+
+
+def _config(edge: ServerContext, route: Route) -> HttpResponse:
+    return json_response(edge.service.config(route.model, route.version))
+
+
+def _statistics(edge: ServerContext, route: Route) -> HttpResponse:
+    return json_response(protocol.statistics_document(edge.service.statistics(route.model, route.version)))
+
+
+def _metrics(edge: ServerContext, _route: Route) -> HttpResponse:
+    if edge.metrics is None:
+        raise NotFound("this server keeps no metrics")
+    body, content_type = edge.metrics()
+    return HttpResponse(200, body, ((b"content-type", content_type.encode()),))
+
+
+STATE_PAGES: dict[Page, StatePage] = {
+    "server": _server,
+    "live": _live,
+    "ready": _ready,
+    "models": _models,
+    "all_statistics": _statistics,
+    "metadata": _metadata,
+    "model_ready": _model_ready,
+    "config": _config,
+    "statistics": _statistics,
+    "metrics": _metrics,
+}
+"""Pages that only look."""
+
+
+async def _index(edge: ServerContext, _route: Route, exchange: Exchange) -> HttpResponse:
+    ready_only = (await _settings(exchange)).get("ready", False)
+    if not isinstance(ready_only, bool):
+        raise BadRequest(f"`ready` must be true or false, got {ready_only!r}")
+    return json_response(protocol.index_document(edge.service.index(ready_only=ready_only)))
+
+
+async def _load(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
+    given = (await _settings(exchange)).get("parameters")
+    await edge.service.load(route.model, checked_parameters(given, "the request"))
+    return json_response({})
+
+
+async def _unload(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
+    await _settings(exchange)
+    await edge.service.unload(route.model)
+    return json_response({})
+
+
+ACTION_PAGES: dict[Page, ActionPage] = {"index": _index, "load": _load, "unload": _unload}
+"""Pages that read a body and may take their time."""
+
+
+async def _settings(exchange: Exchange) -> dict[str, object]:
+    """The JSON object in a body; an empty body is an empty one."""
+    body = await exchange.body()
+    if not body.strip():
+        return {}
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object, or empty")
+    return value

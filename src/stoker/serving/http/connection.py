@@ -3,6 +3,8 @@
 Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; what is overridden here is the interface of its parser
 (httptools) and of asyncio, and `_start_asgi_task` and `on_response_complete` of its own: one timer looks after an idle
 connection instead of one for each request, and the task of a request is a coroutine shorter.
+
+Sends an answer's head and body in one write: one system call, and where it fits one packet.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from stoker.serving.edge import Edge
 from stoker.serving.http.application import DISCONNECTED, Application
-from stoker.serving.http.receiving import WholeBody
-from stoker.serving.http.sending import WholeAnswer
-from stoker.serving.problems import Crowded
+from stoker.serving.http.exchange import BufferedBody
+from stoker.serving.refusals import OverCapacity
+from stoker.serving.service import ServerContext
 from stoker.units import format_bytes, format_seconds
 
 MOST_HEADERS = 128
@@ -32,10 +33,10 @@ MOST_PIPELINED = 64
 _logger = logging.getLogger(__name__)
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A client's connection. Its headers are bounded in bytes and time, its requests cancelled when it is lost."""
 
-    def __init__(self, *args: Any, edge: Edge, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, edge: ServerContext, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = edge.limits
         self._in_flight = edge.in_flight
@@ -51,8 +52,8 @@ class Connection(HttpToolsProtocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self._unsent_bytes = self._held_bytes = 0
         self._stall: asyncio.TimerHandle | None = None
-        self._bodies: dict[RequestResponseCycle, WholeBody] = {}
-        self._body: WholeBody
+        self._bodies: dict[RequestResponseCycle, BufferedBody] = {}
+        self._body: BufferedBody
         self._running: asyncio.Task[None] | None = None
         self._answered: RequestResponseCycle | None = None
 
@@ -66,7 +67,7 @@ class Connection(HttpToolsProtocol):
             self._in_flight.connect(
                 self._peer, most=self._limits.connections, most_of_peer=self._limits.connections_of_peer
             )
-        except Crowded as refused:
+        except OverCapacity as refused:
             self._refuse(503, str(refused))
             return
         self._is_counted = True
@@ -150,7 +151,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "this connection stays HTTP/1.1; send the request without Upgrade")
         else:
             super().on_headers_complete()
-            self._body = WholeBody(self.cycle, self._limits.body_bytes, self._in_flight)
+            self._body = BufferedBody(self.cycle, self._limits.body_bytes, self._in_flight)
             self._bodies[self.cycle] = self._body
             self._is_in_body, self._bodiless_bytes = True, 0
 
@@ -231,7 +232,7 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(task)
 
     async def _answer(self, cycle: RequestResponseCycle, app: Any) -> None:
-        body, answer = self._bodies.pop(cycle), WholeAnswer(cycle)
+        body, answer = self._bodies.pop(cycle), BufferedResponse(cycle)
         try:
             await app(cycle.scope, body, answer)
         except Exception:
@@ -242,7 +243,7 @@ class Connection(HttpToolsProtocol):
             if self._stall is not None:  # the whole of an answer is held until the last byte of it is sent
                 self._in_flight.give_back(self._held_bytes - answer.num_bytes)
                 self._held_bytes = answer.num_bytes
-            cycle.on_response = _nothing  # which points here: neither would go without the garbage collector
+            cycle.on_response = _do_nothing  # which points here: neither would go without the garbage collector
 
     def _headers_are_long(self) -> None:
         self._refuse(431, f"the headers have more than {format_bytes(self._limits.header_bytes)}")
@@ -277,17 +278,17 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """The request is over."""
 
 
-def uvicorn_config(edge: Edge, **settings: Any) -> Config:
+def uvicorn_config(edge: ServerContext, **settings: Any) -> Config:
     """How uvicorn runs the protocol: httptools, uvloop, no log of its own, none of the headers it would add.
 
     `settings` are further ones of `uvicorn.Config` (TLS, timeouts), and win over these.
     """
     ours: dict[str, Any] = {
-        "http": partial(Connection, edge=edge),
+        "http": partial(HttpConnection, edge=edge),
         "loop": "uvloop",
         "ws": "none",
         "lifespan": "off",
@@ -299,3 +300,50 @@ def uvicorn_config(edge: Edge, **settings: Any) -> Config:
         "timeout_keep_alive": 75,
     }
     return Config(Application(edge), **(ours | settings))
+
+
+class BufferedResponse:
+    """ASGI's `send` for answers whose body comes in one piece, in place of uvicorn's.
+
+    Headers are written as they are: none of ours has anything in it that a client sent. Source: uvicorn 0.54,
+    `RequestResponseCycle.send`, of which this keeps the state in order.
+    """
+
+    __slots__ = ("_cycle", "_head", "num_bytes")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._head = b""
+        self.num_bytes = 0
+        """Of the body that was written."""
+
+    async def __call__(self, message: dict[str, Any]) -> None:
+        """Keep the head; with the body, write both."""
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            self._head = self._head_of(message)
+            return
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        body = b"" if cycle.scope["method"] == "HEAD" else message["body"]
+        self.num_bytes = len(body)
+        cycle.transport.writelines((self._head, body) if body else (self._head,))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
+    def _head_of(self, message: dict[str, Any]) -> bytes:
+        lines = [STATUS_LINE[message["status"]]]
+        for name, value in message["headers"]:
+            lines += (name, b": ", value, b"\r\n")
+            if name == b"connection":
+                self._cycle.keep_alive = False  # the only value that an answer has is `close`
+        if not self._cycle.keep_alive and b"connection" not in lines:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)

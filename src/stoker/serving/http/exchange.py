@@ -1,4 +1,7 @@
-"""One request of HTTP: its headers, its body under limits, and what is known of it for the log."""
+"""One request of HTTP: its headers, its body under limits, and what is known of it for the log.
+
+Gathers a body as it comes in, in one buffer, and hands it over whole: its task is woken once.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from stoker.serving.edge import Limits
-from stoker.serving.http.receiving import WholeBody
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from stoker.serving.http import bodies
 from stoker.serving.http.routes import Route
-from stoker.serving.in_flight import InFlight
-from stoker.serving.problems import BadRequest, Cancelled, TooLarge, TooSlow
-from stoker.serving.wire import compression
+from stoker.serving.refusals import BadRequest, Cancelled, OverCapacity, RequestTimeout, TooLarge
+from stoker.serving.service import InFlight, RequestLimits
 from stoker.units import format_bytes, format_seconds
 
 Scope = dict[str, Any]
@@ -33,7 +36,7 @@ class Exchange:
         "_in_flight", "_receive", "_taken", "bytes_in", "caller", "headers", "id", "limits", "path", "route", "scope",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, limits: Limits, in_flight: InFlight) -> None:
+    def __init__(self, scope: Scope, receive: Receive, limits: RequestLimits, in_flight: InFlight) -> None:
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.limits = limits
@@ -93,14 +96,14 @@ class Exchange:
             return body
         name, most = encoding.decode("latin-1"), self.limits.body_bytes
         if len(body) < WORTH_A_THREAD_BYTES:
-            whole = compression.decompress(body, name, most_bytes=most)
+            whole = bodies.decompress(body, name, most_bytes=most)
         else:
-            whole = await asyncio.to_thread(compression.decompress, body, name, most_bytes=most)
+            whole = await asyncio.to_thread(bodies.decompress, body, name, most_bytes=most)
         self.hold(len(whole))
         return whole
 
     async def _read(self) -> bytes:
-        if isinstance(self._receive, WholeBody) and self._receive.is_whole:  # nearly always: no timer then
+        if isinstance(self._receive, BufferedBody) and self._receive.is_whole:  # nearly always: no timer then
             return self._bounded([(await self._receive())["body"]])
         announced = self.number(b"content-length")
         if announced is not None and announced > self.limits.body_bytes:
@@ -109,7 +112,7 @@ class Exchange:
             async with asyncio.timeout(self.limits.body_s):
                 return await self._rest(await self._receive())
         except TimeoutError as error:
-            raise TooSlow(
+            raise RequestTimeout(
                 f"the body did not arrive within {format_seconds(self.limits.body_s)}; send it faster, or in parts"
             ) from error
 
@@ -140,3 +143,88 @@ class Exchange:
 def header_list(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     """Headers as ASGI wants them."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BufferedBody:
+    """ASGI's `receive` for an application that needs the whole body anyway, in place of uvicorn's.
+
+    Uvicorn's holds a body up every 64 KiB and copies it twice more. Of a body with more than `most_bytes` no more than
+    the piece that exceeds them is kept; the application is handed it as a part, and refuses it. What is kept is counted
+    in `in_flight` until `release`.
+    """
+
+    __slots__ = (
+        "_awaited", "_content", "_cycle", "_has_news", "_in_flight", "_most_bytes", "_num_bytes", "_refusal", "_taken",
+        "is_whole",
+    )  # fmt: skip
+
+    def __init__(self, cycle: RequestResponseCycle, most_bytes: int, in_flight: InFlight) -> None:
+        self._cycle = cycle
+        self._most_bytes = most_bytes
+        self._in_flight = in_flight
+        self._content: bytes | bytearray = b""
+        self._num_bytes = self._taken = 0
+        self._refusal: OverCapacity | None = None
+        self.is_whole = False
+        """Whether all of it is here."""
+        self._has_news = False
+        self._awaited: asyncio.Event | None = None
+
+    def add(self, piece: bytes) -> None:
+        """A piece has come."""
+        if self._num_bytes > self._most_bytes or self._refusal is not None:
+            return
+        try:
+            self._in_flight.take(len(piece))
+        except OverCapacity as refusal:
+            self._refusal = refusal
+            self.release()
+            self._tell()
+            return
+        self._taken += len(piece)
+        if not self._num_bytes:
+            self._content = piece  # nearly always the only one, and not copied
+        elif isinstance(self._content, bytes):
+            self._content = bytearray(self._content + piece)
+        else:
+            self._content += piece  # a list of pieces of two bytes would take thirty times as much
+        self._num_bytes += len(piece)
+        if self._num_bytes > self._most_bytes:
+            self._tell()
+
+    def end(self) -> None:
+        """It was the last piece."""
+        self.is_whole = True
+        self._tell()
+
+    def release(self) -> None:
+        """Forget what was kept: the request is over, or will not be answered."""
+        self._in_flight.give_back(self._taken)
+        self._content, self._taken = b"", 0
+
+    async def __call__(self) -> dict[str, Any]:
+        """The body, or so much of it as is too much.
+
+        Raises:
+            Crowded: there was no room for it among the bodies of others.
+        """
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
+            cycle.transport.write(_CONTINUE)
+            cycle.waiting_for_100_continue = False
+        if not self._has_news:
+            self._awaited = asyncio.Event()
+            await self._awaited.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        body, self._content = self._content, b""
+        return {"type": "http.request", "body": body, "more_body": not self.is_whole}
+
+    def _tell(self) -> None:
+        """Have the application go on, whether it waits already or comes to it later."""
+        self._has_news = True
+        if self._awaited is not None:
+            self._awaited.set()

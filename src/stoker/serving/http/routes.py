@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote
 
-from stoker.serving.problems import NotFound, Unsupported, shortened
+from stoker.serving.refusals import NotFound, Unsupported, shortened
 
 Page = Literal[
     "server", "live", "ready", "models", "all_statistics", "metadata", "model_ready", "config", "statistics", "infer",

@@ -1,4 +1,6 @@
-"""One model of the repository: which of its versions serve, and how a newer one takes over without a gap.
+"""One version that answers: its batcher, what it counts, and how it retires.
+
+One model of the repository: which of its versions serve, and how a newer one takes over without a gap.
 
 A version is loaded and checked on a thread while the old one answers; then the pointer is moved, on the event loop,
 and the old one drained. Whatever goes wrong before that leaves the old one where it was.
@@ -7,26 +9,149 @@ and the old one drained. Whatever goes wrong before that leaves the old one wher
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from stoker import artifacts
-from stoker.artifacts import version_number
+from stoker.artifacts import Golden, datatype_of, version_number
 from stoker.errors import StokerError, first_line
-from stoker.records import ServiceSettings, digest
-from stoker.serving.problems import NotFound, Unavailable, shortened
-from stoker.serving.repository.choosing import versions_to_try
-from stoker.serving.repository.version import LONGEST_DRAIN_S, Served
-from stoker.serving.service import Entry, ModelState
+from stoker.records import Manifest, ServiceSettings, digest
+from stoker.serving.batching.batcher import Batcher
+from stoker.serving.batching.scheduler import Executed
+from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, FLOATS, HangLimits, is_finite
+from stoker.serving.metrics import OK, Counters, VersionMetrics
+from stoker.serving.refusals import NotFound, Unavailable, shortened
+from stoker.serving.repository.discovery import versions_to_try
+from stoker.serving.repository.version_loader import Loaded
+from stoker.serving.service import ModelState, ModelStatistics, RepositoryEntry
 
-Start = Callable[[str, Path, ServiceSettings], Awaitable[Served]]
+LONGEST_DRAIN_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class ServedVersion:
+    """A version in service. Made on the event loop, with what was loaded on a thread.
+
+    Args:
+        name: what its model is asked for as.
+        loaded: what passed the checks.
+        wanted: its settings as they were given, before what they leave open was chosen.
+        metrics: where its requests and batches are counted, besides its own statistics.
+        on_broken: is told of every engine that takes no more batches.
+        patience: when an engine counts as hanging.
+        clock: seconds that only go up.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loaded: Loaded,
+        wanted: ServiceSettings,
+        *,
+        metrics: VersionMetrics,
+        on_broken: Callable[[], None] = lambda: None,
+        patience: HangLimits = DEFAULT_HANG_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.artifact = loaded.artifact
+        self.version = str(loaded.artifact.version)
+        self.manifest: Manifest = replace(loaded.artifact.manifest, name=name)
+        self.wanted_settings = wanted
+        self.settings: ServiceSettings = loaded.settings
+        given = loaded.settings.allow_nan
+        self.allow_nan = not _all_finite(loaded.golden) if given is None else given
+        """Whether inputs may have NaN and infinities."""
+        self.load_s = loaded.load_s
+        self._counters = Counters(name, self.version)
+        self._metrics = metrics
+        self._engines = loaded.engines
+        self._golden = loaded.golden
+        self.num_left_behind = 0
+        """Engines that were still at a batch when it retired, and keep what they hold."""
+        self.batcher = Batcher(
+            loaded.engines, self.manifest, loaded.settings,
+            allow_nan=self.allow_nan, observe=self._count_batch, on_broken=on_broken, patience=patience, clock=clock,
+        )  # fmt: skip
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an engine of it has died, or hangs."""
+        return self.batcher.is_broken
+
+    @property
+    def problem(self) -> str:
+        """What became of that engine, in words; empty where none is broken."""
+        return self.batcher.problem
+
+    def statistics(self) -> ModelStatistics:
+        """What it did since it was loaded."""
+        return self._counters.statistics()
+
+    def count_request(self, outcome: str, seconds: float) -> None:
+        """Count a request that ended, `seconds` after it came in; `outcome` is `ok` or why it was refused."""
+        self._counters.add_request(seconds, succeeded=outcome == OK)
+        self._metrics.request(outcome, seconds)
+
+    async def warm(self) -> None:
+        """Let the batcher measure how long batches take, on the golden rows; where it cannot, all is given back."""
+        try:
+            await self.batcher.warm(self._golden)
+        except BaseException:
+            self.close()
+            raise
+
+    async def retire(self, within_s: float = LONGEST_DRAIN_S) -> None:
+        """Answer what was accepted, then give back threads and memory; an engine that hangs is left behind."""
+        ends_s = time.monotonic() + within_s
+        try:
+            await asyncio.wait_for(self.batcher.drain(), within_s)
+        except TimeoutError:
+            _log.error("model %s: version %s did not answer within %g s", self.manifest.name, self.version, within_s)
+        self.batcher.close()
+        self._metrics.release()
+        await asyncio.to_thread(self._close_engines, max(0.0, ends_s - time.monotonic()))
+
+    def close(self) -> None:
+        """Give back threads and memory at once; what still waits is refused."""
+        self.batcher.close()
+        self._metrics.release()
+        self._close_engines(0.0)
+
+    def _close_engines(self, within_s: float) -> None:
+        """Close those that are done with their batch within that time. Blocks."""
+        done = self.batcher.join(within_s)
+        for engine in done:
+            engine.close()
+        self.num_left_behind = len(self._engines) - len(done)
+        if self.num_left_behind:
+            _log.error(
+                "model %s: version %s leaves %d of its %d engines behind at a batch, with their memory",
+                self.manifest.name, self.version, self.num_left_behind, len(self._engines),
+            )  # fmt: skip
+        self._engines = ()
+
+    def _count_batch(self, batch: Executed) -> None:
+        self._counters.add_batch(batch)
+        self._metrics.batch(batch)
+
+
+def _all_finite(golden: Golden) -> bool:
+    """Whether the inputs that a model was exported with are finite numbers."""
+    floats = (array for array in golden.inputs.values() if datatype_of(array.dtype) in FLOATS)
+    return all(map(is_finite, floats))
+
+
+Start = Callable[[str, Path, ServiceSettings], Awaitable[ServedVersion]]
 """Loads, checks and warms a version of the model of that name; raises StokerError where it does not pass."""
 
 MOST_LEFT_BEHIND = 4
 """Engines of one model that hang and keep their memory; with so many a model stays broken until somebody loads it."""
 
 
-class Model:
+class RepositoryModel:
     """Versions of one model. All methods belong to the event loop; none of them blocks it.
 
     Args:
@@ -39,8 +164,8 @@ class Model:
     def __init__(self, name: str, path: Path, read_settings: Callable[[], ServiceSettings], start: Start) -> None:
         self.name = name
         self.path = path
-        self.default: Served | None = None
-        self.served: dict[int, Served] = {}
+        self.default: ServedVersion | None = None
+        self.served: dict[int, ServedVersion] = {}
         self.asked: tuple[int, ...] = ()
         """Versions that the last load asked for by number; they stay until another load."""
         self.is_wanted = True
@@ -68,7 +193,7 @@ class Model:
         may_load = self._num_left_behind < MOST_LEFT_BEHIND
         return self.is_wanted and may_load and any(one.is_broken for one in self.served.values())
 
-    def find(self, version: str) -> Served:
+    def find(self, version: str) -> ServedVersion:
         """The version of that number, or the default one for an empty text.
 
         Raises:
@@ -87,7 +212,7 @@ class Model:
         served = ", ".join(map(str, sorted(self.served))) or "none"
         raise NotFound(f"model {self.name!r} has no version {shortened(version)} in service; served: {served}")
 
-    def index(self) -> tuple[Entry, ...]:
+    def index(self) -> tuple[RepositoryEntry, ...]:
         """Every version on the disk, as of the last look, and every one in memory."""
         absent = self.problem or ("another version is served" if self.is_wanted else "unloaded")
         states: dict[int, tuple[ModelState, str]] = {
@@ -98,9 +223,9 @@ class Model:
             states[number] = ("UNAVAILABLE", one.problem) if one.is_broken else ("READY", stale)
         states |= {number: (state, "") for number, state in self._moving.items() if number not in self.served}
         if self.problem and not states:
-            return (Entry(name=self.name, version="", state="UNAVAILABLE", reason=self.problem),)
+            return (RepositoryEntry(name=self.name, version="", state="UNAVAILABLE", reason=self.problem),)
         return tuple(
-            Entry(name=self.name, version=str(number), state=state, reason=reason)
+            RepositoryEntry(name=self.name, version=str(number), state=state, reason=reason)
             for number, (state, reason) in sorted(states.items())
         )
 
@@ -138,9 +263,11 @@ class Model:
             self._problems.clear()
             await self._swap({}, within_s)
 
-    async def _bring_up(self, numbers: tuple[int, ...], settings: ServiceSettings, *, enough: int) -> dict[int, Served]:
+    async def _bring_up(
+        self, numbers: tuple[int, ...], settings: ServiceSettings, *, enough: int
+    ) -> dict[int, ServedVersion]:
         """The first `enough` versions that pass, those that serve already among them."""
-        fresh: dict[int, Served] = {}
+        fresh: dict[int, ServedVersion] = {}
         for number in numbers:
             if len(fresh) == enough:
                 break
@@ -161,7 +288,7 @@ class Model:
                 del self._moving[number]
         return fresh
 
-    def _is_current(self, one: Served, settings: ServiceSettings) -> bool:
+    def _is_current(self, one: ServedVersion, settings: ServiceSettings) -> bool:
         """Whether it answers, and the manifest on disk and the settings are those that it was loaded with."""
         if one.is_broken or one.wanted_settings != settings:
             return False
@@ -170,7 +297,7 @@ class Model:
         except StokerError:
             return False
 
-    async def _swap(self, fresh: dict[int, Served], within_s: float = LONGEST_DRAIN_S) -> None:
+    async def _swap(self, fresh: dict[int, ServedVersion], within_s: float = LONGEST_DRAIN_S) -> None:
         """Move the pointers, and then let those go that no longer serve."""
         leaving = [one for number, one in self.served.items() if fresh.get(number) is not one]
         self.served = fresh

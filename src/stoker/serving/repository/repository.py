@@ -1,4 +1,9 @@
-"""All models of a server: loaded at the start, again when their directories change, and when their engines break."""
+"""All models of a server: loaded at the start, again when their directories change, and when their engines break.
+
+How long to wait before trying again what keeps failing.
+
+The models of a repository as a service: what the edges ask.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,20 +21,26 @@ from pathlib import Path
 from typing import Any
 
 from stoker import artifacts
+from stoker.artifacts import version_number
 from stoker.errors import BadArtifact, StokerError, first_line
-from stoker.records import ServiceSettings
-from stoker.serving.batching.watching import DEFAULT_PATIENCE, Patience
-from stoker.serving.observing.metrics import Metrics
-from stoker.serving.problems import NotFound, Unavailable, shortened
-from stoker.serving.repository.backoff import Backoff
-from stoker.serving.repository.choosing import asked_versions
-from stoker.serving.repository.finding import Found, find_models
-from stoker.serving.repository.loading import load_version
-from stoker.serving.repository.model import Model
-from stoker.serving.repository.settings import Override, model_settings, require_models
-from stoker.serving.repository.snapshots import Snapshot, settled, snapshot
-from stoker.serving.repository.version import LONGEST_DRAIN_S, Served
-from stoker.serving.service import Parameter
+from stoker.records import Manifest, ServiceSettings
+from stoker.records.codec import JSON
+from stoker.serving.batching.workers import DEFAULT_HANG_LIMITS, HangLimits
+from stoker.serving.metrics import OK, Metrics
+from stoker.serving.protocol import fit, triton_config
+from stoker.serving.refusals import DeadlinePassed, DeadlineUnreachable, NotFound, Refusal, Unavailable, shortened
+from stoker.serving.repository.discovery import (
+    DiscoveredModels,
+    Snapshot,
+    asked_versions,
+    find_models,
+    settled_models,
+    snapshot,
+)
+from stoker.serving.repository.model import LONGEST_DRAIN_S, RepositoryModel, ServedVersion
+from stoker.serving.repository.model_settings import Override, model_settings, require_models
+from stoker.serving.repository.version_loader import load_version
+from stoker.serving.service import InferenceRequest, InferenceResponse, ModelStatistics, Parameter, RepositoryEntry
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +56,7 @@ _LAST = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class RepositoryOptions:
     """Where models come from, and the cores and the memory [bytes, 0: unknown] that they may use.
 
     `settings` of a model stand in for its `service.json`; `overrides` change single ones of either. `patience` is what
@@ -57,7 +68,7 @@ class Shelf:
     overrides: tuple[Override, ...] = ()
     cores: int = 1
     memory_bytes: int = 0
-    patience: Patience = DEFAULT_PATIENCE
+    patience: HangLimits = DEFAULT_HANG_LIMITS
 
 
 class Repository:
@@ -65,13 +76,13 @@ class Repository:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: RepositoryOptions,
         metrics: Metrics,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, RepositoryModel] = {}
         self._shelf = shelf
         self._metrics = metrics
         self._clock = clock
@@ -111,7 +122,7 @@ class Repository:
         told = {model.name: each for model, each in zip(models, reasons, strict=True) if each}
         return told | {name: (reason,) for name, reason in found.problems.items()}
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> RepositoryModel:
         """The model of that name.
 
         Raises:
@@ -161,7 +172,7 @@ class Repository:
             found = await asyncio.to_thread(find_models, self._shelf.places)
             self._tell_problems(found)
             seen = await asyncio.to_thread(lambda: {name: snapshot(path) for name, path in found.models.items()})
-            changed, self._seen = settled(seen, self._seen, self._tried), seen
+            changed, self._seen = settled_models(seen, self._seen, self._tried), seen
             tasks = []
             for name in [name for name in changed if name not in self._refreshing]:
                 model = self.models.get(name) or self._add(name, found.models[name])
@@ -177,7 +188,7 @@ class Repository:
             self.looked_at_s = self._clock()
             return tasks
 
-    def _tell_problems(self, found: Found) -> None:
+    def _tell_problems(self, found: DiscoveredModels) -> None:
         """Keep what could not be looked at for the index, and log what is new of it."""
         problems = found.problems | {name: fault.message for name, fault in found.faults.items()}
         for name, problem in problems.items():
@@ -185,7 +196,7 @@ class Repository:
                 _log.warning("the models' directories cannot all be looked at: %s: %s", name, problem)
         self.problems = problems
 
-    def _is_gone(self, model: Model) -> bool:
+    def _is_gone(self, model: RepositoryModel) -> bool:
         """Whether a model's directory was removed; not where the place that it was in cannot be seen."""
         try:
             is_visible = model.path not in self._shelf.places and model.path.parent.is_dir()
@@ -217,17 +228,17 @@ class Repository:
         await asyncio.gather(*(model.unload(within_s) for model in self.models.values()))
         await asyncio.to_thread(self._loader.shutdown, wait=True, cancel_futures=True)
 
-    def _add(self, name: str, path: Path) -> Model:
+    def _add(self, name: str, path: Path) -> RepositoryModel:
         shelf = self._shelf
         read = partial(model_settings, name, path, given=shelf.settings.get(name), overrides=shelf.overrides)
-        self.models[name] = Model(name, path, read, self._start)
+        self.models[name] = RepositoryModel(name, path, read, self._start)
         return self.models[name]
 
-    async def _refresh(self, model: Model, asked: tuple[int, ...] | None = None) -> tuple[str, ...]:
+    async def _refresh(self, model: RepositoryModel, asked: tuple[int, ...] | None = None) -> tuple[str, ...]:
         self._tried[model.name] = self._seen[model.name] = await asyncio.to_thread(snapshot, model.path)
         return await model.refresh(asked)
 
-    async def _refreshed(self, model: Model) -> tuple[str, ...]:
+    async def _refreshed(self, model: RepositoryModel) -> tuple[str, ...]:
         """Like `_refresh`, and what nobody foresaw is a reason as well."""
         try:
             return await self._refresh(model)
@@ -236,7 +247,7 @@ class Repository:
             _log.exception("model %s could not be loaded", model.name)
             return (model.problem,)
 
-    async def _refresh_changed(self, model: Model) -> None:
+    async def _refresh_changed(self, model: RepositoryModel) -> None:
         try:
             await self._refresh_unasked(model)
         except Exception as error:  # noqa: BLE001 - one model's problem, of which the index tells
@@ -245,7 +256,7 @@ class Repository:
         finally:
             self._refreshing.discard(model.name)
 
-    async def _refresh_unasked(self, model: Model) -> None:
+    async def _refresh_unasked(self, model: RepositoryModel) -> None:
         """The same where nobody waits to hear what came of it: it is logged."""
         before = model.default
         for problem in await self._refresh(model):
@@ -253,7 +264,7 @@ class Repository:
         if model.default is not None and model.default is not before:
             _log.info("model %s: version %s passed its checks and serves", model.name, model.default.version)
 
-    async def _start(self, name: str, path: Path, settings: ServiceSettings) -> Served:
+    async def _start(self, name: str, path: Path, settings: ServiceSettings) -> ServedVersion:
         """Load a version on a loading thread, warm it here."""
         began = self._clock()
         try:
@@ -261,7 +272,7 @@ class Repository:
             load = partial(load_version, path, settings, cores=self._shelf.cores, memory_bytes=self._shelf.memory_bytes)
             async with self._loading(artifact.num_bytes):
                 loaded = await asyncio.get_running_loop().run_in_executor(self._loader, load)
-            served = Served(
+            served = ServedVersion(
                 name, loaded, settings, metrics=self._metrics.version(name, path.name),
                 on_broken=partial(self._mend_soon, name), patience=self._shelf.patience, clock=self._clock,
             )  # fmt: skip
@@ -291,7 +302,7 @@ class Repository:
             async with self._room:
                 self._room.notify_all()
 
-    async def _warm(self, served: Served) -> None:
+    async def _warm(self, served: ServedVersion) -> None:
         """Measure a version while no other one is measured; a turn that does not come is not waited for."""
         is_alone = False
         with contextlib.suppress(TimeoutError):
@@ -310,7 +321,7 @@ class Repository:
             self._repairing.add(name)
             self._spawn(self._mend(model))
 
-    async def _mend(self, model: Model) -> None:
+    async def _mend(self, model: RepositoryModel) -> None:
         backoff = self._repairs.setdefault(model.name, Backoff())
         try:
             while model.needs_repair:
@@ -330,3 +341,159 @@ class Repository:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+FIRST_S, LONGEST_S = 1.0, 60.0
+
+
+class Backoff:
+    """Pauses before attempts: none at first, then 1 s, twice as long after each, to a minute.
+
+    What went well for longer than the longest pause starts from none again.
+    """
+
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+        self._due_at_s = float("-inf")
+
+    def pause_s(self, now_s: float) -> float:
+        """Seconds to wait from now until the next attempt, which this call announces."""
+        if now_s - self._due_at_s > LONGEST_S:
+            self._pause_s = 0.0
+        else:
+            self._pause_s = min(LONGEST_S, 2 * self._pause_s or FIRST_S)
+        self._due_at_s = now_s + self._pause_s
+        return self._pause_s
+
+
+WAY_SHARE = 0.1
+"""Share of the time until a deadline that is kept for what the batcher does not see: the way in, and the way back.
+
+A full queue is filled up to what can just be met; without this every answer from it would reach its caller too late.
+"""
+
+
+class RepositoryService:
+    """A `Service` over a repository; every method belongs to the repository's event loop."""
+
+    def __init__(self, repository: Repository, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_open = False
+        """Set once every model was tried: ready from then on, if they are."""
+        self.is_stopping = False
+        """Set before a shutdown: no longer ready, though what still comes in is answered."""
+        self._repository = repository
+        self._metrics = metrics
+        self._clock = clock
+        metrics.watch(self._live)
+
+    def is_ready(self) -> bool:
+        """Whether every model that should be served, and ever was, is; one that never passed takes none down."""
+        wanted = [model for model in self._repository.models.values() if model.is_wanted and model.has_served]
+        return self.is_open and not self.is_stopping and all(model.is_ready for model in wanted)
+
+    def is_model_ready(self, model: str, version: str = "") -> bool:
+        """Whether it would answer now; raises NotFound where there is no such model."""
+        found = self._repository.model(model)
+        if not version:
+            return found.is_ready and not self.is_stopping
+        number = version_number(version)
+        served = None if number is None else found.served.get(number)
+        return served is not None and not served.is_broken and not self.is_stopping
+
+    def manifest(self, model: str, version: str = "") -> Manifest:
+        """What it takes and gives; raises Unavailable while it is not loaded."""
+        return self._repository.model(model).find(version).manifest
+
+    def versions(self, model: str) -> tuple[str, ...]:
+        """Those that are served, oldest first."""
+        return tuple(map(str, sorted(self._repository.model(model).served)))
+
+    def config(self, model: str, version: str = "") -> JSON:
+        """Its settings in the form of Triton's model configuration."""
+        found = self._repository.model(model)
+        served = found.find(version)
+        return triton_config(served.manifest, served.settings, tuple(sorted(found.served)))
+
+    def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
+        """Of one version, of all versions of a model, or of all models."""
+        if not model:
+            return tuple(one.statistics() for one in self._all_served())
+        found = self._repository.model(model)
+        if version:
+            return (found.find(version).statistics(),)
+        return tuple(one.statistics() for _, one in sorted(found.served.items()))
+
+    def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
+        """Every version in the repository and its state."""
+        entries = [entry for _, model in sorted(self._repository.models.items()) for entry in model.index()]
+        entries += [
+            RepositoryEntry(name=name, version="", state="UNAVAILABLE", reason=reason)
+            for name, reason in sorted(self._repository.problems.items())
+        ]
+        return tuple(entry for entry in entries if entry.state == "READY" or not ready_only)
+
+    async def infer(self, request: InferenceRequest) -> InferenceResponse:
+        """Answer; cancelling the task takes the request out of the queue before it is computed."""
+        began_s = self._clock()
+        try:
+            # From here to the batcher's queue nothing is awaited: a version that is swapped out meanwhile has either
+            # not been found, or has accepted the request and answers it before it goes.
+            served = self._repository.model(request.model).find(request.version)
+        except Refusal as refusal:
+            self._count_refusal(request.model if request.model in self._repository.models else "", refusal)
+            raise
+        seconds = request.deadline_s if request.deadline_s is not None else served.settings.deadline_s
+        deadline_s = math.inf if seconds is None else began_s + seconds
+        try:
+            answers = await served.batcher.ask(
+                fit(request, served.manifest, max_rows=served.settings.max_queue_rows),
+                deadline=None if seconds is None else began_s + (1 - WAY_SHARE) * seconds,
+                priority=request.priority,
+                caller=request.caller,
+                num_bytes=request.num_bytes,
+            )
+        except Refusal as refusal:
+            served.count_request(refusal.reason, self._clock() - began_s)
+            self._count_refusal(request.model, refusal)
+            raise
+        except asyncio.CancelledError:
+            served.count_request("cancelled", self._clock() - began_s)
+            raise
+        ended_s = self._clock()
+        served.count_request(OK, ended_s - began_s)
+        if ended_s > deadline_s:
+            self._metrics.deadline_misses.labels(model=request.model).inc()
+        return InferenceResponse(
+            model=request.model,
+            version=served.version,
+            id=request.id,
+            outputs={one.name: answers[one.name] for one in request.outputs} if request.outputs else answers,
+        )
+
+    async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
+        """Load a model, or its newest version, and serve it once it has passed its checks; see `Service.load`."""
+        await self._repository.load(model, parameters)
+
+    async def unload(self, model: str) -> None:
+        """Stop serving a model; what it accepted is answered."""
+        await self._repository.unload(model)
+
+    def _all_served(self) -> Iterable[ServedVersion]:
+        for _, model in sorted(self._repository.models.items()):
+            for _, served in sorted(model.served.items()):
+                yield served
+
+    def _count_refusal(self, model: str, refusal: Refusal) -> None:
+        self._metrics.rejected.labels(model=model, reason=refusal.reason).inc()
+        if isinstance(refusal, DeadlinePassed | DeadlineUnreachable):
+            self._metrics.deadline_misses.labels(model=model).inc()
+
+    def _live(self) -> Iterable[tuple[dict[str, str], int, bool]]:
+        """What the metrics read when somebody looks."""
+        for served in self._all_served():
+            manifest = served.manifest
+            facts = {
+                "model": manifest.name, "version": served.version, "digest": served.artifact.digest,
+                "engine": manifest.engine, "precision": manifest.precision,
+            }  # fmt: skip
+            yield facts, served.batcher.queue_rows, not served.is_broken

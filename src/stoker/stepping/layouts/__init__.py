@@ -5,14 +5,12 @@ from torch import nn
 from stoker.errors import BadJob
 from stoker.jobs import Job
 from stoker.records import Plan
-from stoker.stepping.layouts.apart import Apart
-from stoker.stepping.layouts.base import Alone, Spread
-from stoker.stepping.layouts.replicated import Replicated
+from stoker.stepping.layouts.base import SingleProcess, Strategy
+from stoker.stepping.layouts.replicated import IndependentReplicas, Replicated
 from stoker.stepping.world import World
 
 
-
-def spread(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Spread:
+def parallelize(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bool = False) -> Strategy:
     """The job's model, which is on its device, spread as the plan's layout says.
 
     With `is_apart` replicas update on their own.
@@ -28,9 +26,9 @@ def spread(plan: Plan, model: nn.Module, world: World, job: Job, *, is_apart: bo
         raise BadJob(f"sites that come together after an interval are replicas, not {layout.in_words()}",
                      remedy="Use replicas alone, or a Job without sync.")  # fmt: skip
     if is_apart:
-        return Apart(model)
+        return IndependentReplicas(model)
     if layout.world_size == 1:
-        return Alone(model)
+        return SingleProcess(model)
     if layout.is_replicated:
         return Replicated(model, world)
     if layout.stages == layout.tensor == 1:

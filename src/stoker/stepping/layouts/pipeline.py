@@ -15,6 +15,13 @@ where the last one of a batch is often smaller and padding would change what is 
 pass that running statistics and random draws would notice. The orders of turns are its own.
 Source: Y. Huang et al., "GPipe", arXiv:1811.06965; D. Narayanan et al., "PipeDream-2BW", arXiv:2006.09503, section 2
 (1F1B with a flush); https://docs.pytorch.org/docs/stable/distributed.pipelining.html.
+
+What is around a pipeline's stage: how it is spread over the processes that share a batch.
+
+What neighbouring stages send each other: activations one way, their gradients the other way.
+
+Each way has a process group of its own, so that over NCCL, which takes what a group sends and receives in order, a
+stage that sends and one that receives never wait for each other. Sends are not waited for until an update's end.
 """
 
 from __future__ import annotations
@@ -23,7 +30,8 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import timedelta
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,19 +39,17 @@ from torch import nn
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss, Optimizer
-from stoker.loading import Content, Pass, generator_states, restore_generators
+from stoker.loading.batches import Pass
+from stoker.loading.fields import Content
+from stoker.loading.randomness import generator_states, restore_generators
 from stoker.records import Plan, Schedule
-from stoker.stepping.layouts.base import LossOf, MeasuresOf
-from stoker.stepping.layouts.carriers import Carrier, carrier
-from stoker.stepping.layouts.channels import channels
-from stoker.stepping.layouts.draws import torch_generators
-from stoker.stepping.layouts.global_norm import global_norm
-from stoker.stepping.layouts.stage_model import StageEnd, StageModel, Values
-from stoker.stepping.layouts.stages import Cut, cut
-from stoker.stepping.layouts.terms import problem_with_job
-from stoker.stepping.local_tensors import all_local
-from stoker.stepping.optimizers import parameter_groups
-from stoker.stepping.world import World, broadcast_json
+from stoker.stepping.distributed_tensors import all_local, global_norm
+from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf
+from stoker.stepping.layouts.compatibility import layout_problem
+from stoker.stepping.layouts.stages import PipelineCut, StageEnd, StageModel, Values, cut_into_stages
+from stoker.stepping.random_draws import torch_generators
+from stoker.stepping.torch_optimizers import parameter_groups
+from stoker.stepping.world import AXES, World, broadcast_json
 
 Turn = tuple[Literal["forward", "backward"], int]
 """What a stage does next, with which micro-batch."""
@@ -68,20 +74,20 @@ class _Flight:
     counts: bool
 
 
-def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> Pipeline:
+def pipeline(plan: Plan, model: nn.Module, world: World, job: Job) -> PipelineParallel:
     """The model, in place, cut down to this process's stage.
 
     Raises:
         BadJob: it cannot be cut so, or the job asks for what does not go along.
     """
     _require_pipeline(job, plan)
-    where = cut(model, plan.layout.stages)
+    where = cut_into_stages(model, plan.layout.stages)
     _require_groups(job, model, where)
     whole = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-    return Pipeline(model, where, whole, world)
+    return PipelineParallel(model, where, whole, world)
 
 
-class Pipeline:
+class PipelineParallel:
     """See `stoker.stepping.layouts.base.Spread`.
 
     Args:
@@ -92,7 +98,7 @@ class Pipeline:
     """
 
     def __init__(
-        self, model: nn.Module, where: Cut, whole: Mapping[str, tuple[torch.Size, torch.dtype]], world: World
+        self, model: nn.Module, where: PipelineCut, whole: Mapping[str, tuple[torch.Size, torch.dtype]], world: World
     ) -> None:
         assert world.mesh is not None
         self._world, self._where, self._whole = world, where, whole
@@ -100,9 +106,9 @@ class Pipeline:
         first = next(model.parameters())
         self._device, self._dtype = first.device, torch.promote_types(first.dtype, torch.float32)
         self._line = world.mesh["stages"].get_group()
-        self._onward, self._back = channels(world, self._device)
+        self._onward, self._back = open_channels(world, self._device)
         self.model = StageModel(model, where, self._stage, self._onward.receive)
-        self._carrier = carrier(model, world)
+        self._carrier = stage_data_parallel(model, world)
         self._names: list[str] | None = None
         self._num_updates, self._num_evaluations = 0, 0
         self._kinds: set[Hashable] = set()
@@ -290,7 +296,7 @@ class Pipeline:
 class _Rehearsal:
     """A pass made again with other values for what other stages hold; made before the pass that counts."""
 
-    def __init__(self, model: StageModel, carrier: Carrier, world: World, device: torch.device) -> None:
+    def __init__(self, model: StageModel, carrier: StageDataParallel, world: World, device: torch.device) -> None:
         self._model, self._carrier, self._world, self._device = model, carrier, world, device
         self._generators = torch_generators(device)
         self._torch_states = [one.get_state() for one in self._generators]
@@ -402,14 +408,14 @@ def turns(schedule: Schedule, stage: int, stages: int, passes: int) -> Iterator[
 
 def _require_pipeline(job: Job, plan: Plan) -> None:
     """Raise BadJob for what stages do not go with."""
-    problem = problem_with_job(job, plan.layout)
+    problem = layout_problem(job, plan.layout)
     if problem is None and plan.compile:  # a stage of few blocks would be compiled with the code around them
         problem = "the plan compiles the model, of which no stage has all"
     if problem is not None:
         raise BadJob(problem, remedy="Use another layout, such as replicas or shards, or leave it out.")
 
 
-def _require_groups(job: Job, model: nn.Module, where: Cut) -> None:
+def _require_groups(job: Job, model: nn.Module, where: PipelineCut) -> None:
     """Raise BadJob, in all processes, where a group of the optimiser has nothing in some stage."""
     if not isinstance(job.optimizer, Optimizer) or not job.optimizer.groups:
         return
@@ -420,3 +426,178 @@ def _require_groups(job: Job, model: nn.Module, where: Cut) -> None:
         except BadJob as problem:
             raise BadJob(f"in stage {stage + 1} of {len(where.spans)}, {problem.message}",
                          remedy="Use patterns that match in every stage, or another layout.") from problem  # fmt: skip
+
+
+StagePass = Callable[[], torch.Tensor]
+"""A pass through the stage."""
+
+
+class StageDataParallel(Protocol):
+    """What is around a stage's model: how it is spread over the processes that share a batch."""
+
+    def forward(self, work: StagePass) -> torch.Tensor:
+        """What `work` returns, with the parameters where it looks for them."""
+        ...
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """Get ready for a backward pass; the last one of an update leaves the sum of gradients, or `finish` does."""
+        ...
+
+    def finish(self) -> None:
+        """Add up the gradients, after the last backward pass."""
+        ...
+
+    def after_evaluation(self) -> None:
+        """Let go of what a pass without a backward one leaves."""
+        ...
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The stage's tensors put together over the processes that hold parts of it."""
+        ...
+
+
+class ReplicatedStage:
+    """A stage whose parameters each process holds whole; see Carrier."""
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self._reducer = GradientReducer(model, world)
+
+    def forward(self, work: StagePass) -> torch.Tensor:
+        """See Carrier."""
+        return work()
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """See Carrier."""
+
+    def finish(self) -> None:
+        """See Carrier."""
+        self._reducer.reduce()
+
+    def after_evaluation(self) -> None:
+        """See Carrier."""
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """See Carrier."""
+        return self._reducer.whole(tensors)
+
+
+def stage_data_parallel(model: nn.Module, world: World) -> StageDataParallel:
+    """What goes around `model`, the stage of this process, in place."""
+    if world.layout.shards == 1:
+        return ReplicatedStage(model, world)
+    from stoker.stepping.layouts.sharded import ShardedStage  # noqa: PLC0415 - FSDP2 takes long to import
+
+    return ShardedStage(model, world)
+
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_MOST_DIMENSIONS = 8
+
+
+class StageChannel:
+    """One way between neighbouring stages: what `send` puts in at one end, `receive` takes out at the other, in order.
+
+    Args:
+        group: the stages of one pipeline, in order.
+        step: 1 for what goes to the next stage, -1 for what goes back.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, step: int, device: torch.device) -> None:
+        self._group, self._device = group, device
+        rank = group.rank()
+        self._to = _global(group, rank + step)
+        self._of = _global(group, rank - step)
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._told: set[Hashable] = set()
+        self._forms: dict[Hashable, tuple[torch.Size, torch.dtype]] = {}
+
+    def send(self, tensor: torch.Tensor, kind: Hashable | None) -> None:
+        """Send a tensor; those of one `kind`, as both ends call it, have one shape and dtype. None: any."""
+        assert self._to is not None, "the last stage has nobody to send to"
+        if kind not in self._told:
+            self._put(_header_of(tensor, self._device))
+        if kind is not None:
+            self._told.add(kind)
+        self._put(tensor.detach().contiguous())
+
+    def receive(self, kind: Hashable | None) -> torch.Tensor:
+        """The next tensor, which is of `kind`."""
+        form = self._forms.get(kind)
+        if form is None:
+            form = _header_in(self._take(torch.empty(_MOST_DIMENSIONS + 2, dtype=torch.int64, device=self._device)))
+        if kind is not None:
+            self._forms[kind] = form
+        shape, dtype = form
+        return self._take(torch.empty(shape, dtype=dtype, device=self._device))
+
+    def receive_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The next tensor, which has the shape and dtype of `tensor`."""
+        return self._take(torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device))
+
+    def send_back(self, tensor: torch.Tensor) -> None:
+        """Send a tensor whose shape and dtype the other end knows."""
+        self._put(tensor.detach().contiguous())
+
+    def settle(self) -> None:
+        """Wait until everything that was sent is taken."""
+        sent, self._sent = self._sent, []
+        for work, _ in sent:
+            work.wait()
+
+    def _put(self, tensor: torch.Tensor) -> None:
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        work = dist.isend(tensor, dst=self._to, group=self._group)
+        self._sent.append((work, tensor))  # until it has arrived, nobody else may have its memory
+
+    def _take(self, empty: torch.Tensor) -> torch.Tensor:
+        dist.recv(empty, src=self._of, group=self._group)
+        return empty
+
+
+def open_channels(world: World, device: torch.device) -> tuple[StageChannel, StageChannel]:
+    """The way to the next stage, and the way back; every process of the world asks for them together."""
+    assert world.mesh is not None
+    ways = [_own_line(world) for _ in range(2)]
+    return StageChannel(ways[0], 1, device), StageChannel(ways[1], -1, device)
+
+
+def _own_line(world: World) -> dist.ProcessGroup:
+    """A new group of the processes that hold the stages of the same samples."""
+    assert world.mesh is not None
+    lines = world.mesh.mesh.movedim(AXES.index("stages"), -1).flatten(0, -2).tolist()
+    patience = _group_timeout(world)
+    found: list[dist.ProcessGroup] = []
+    for line in lines:  # everybody makes every group, in the same order
+        group = dist.new_group(line, timeout=patience)
+        if world.rank in line:
+            found.append(group)
+    return found[0]
+
+
+def _group_timeout(world: World) -> timedelta | None:
+    """How long processes wait for each other, which new groups do not take over by themselves; None: unknown."""
+    assert world.mesh is not None
+    everybody: Any = dist.group.WORLD
+    try:
+        options = everybody._get_backend(torch.device(world.mesh.device_type)).options  # noqa: SLF001 - no public way
+    except (AttributeError, RuntimeError):
+        return None
+    patience: timedelta | None = getattr(options, "_timeout", None)
+    return patience
+
+
+def _global(group: dist.ProcessGroup, rank: int) -> int | None:
+    """The process's number in the world; None where there is no such stage."""
+    return dist.get_global_rank(group, rank) if 0 <= rank < group.size() else None
+
+
+def _header_of(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Shape and dtype as numbers."""
+    assert tensor.dim() <= _MOST_DIMENSIONS, "activations have a few dimensions"
+    filled = [*tensor.shape, *[0] * (_MOST_DIMENSIONS - tensor.dim())]
+    return torch.tensor([_DTYPES.index(tensor.dtype), tensor.dim(), *filled], dtype=torch.int64, device=device)
+
+
+def _header_in(numbers: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    dtype, dims, *shape = numbers.tolist()
+    return torch.Size(shape[:dims]), _DTYPES[dtype]

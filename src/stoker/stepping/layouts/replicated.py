@@ -7,6 +7,12 @@ a resumed run adds up as it would have.
 Use when: model, gradients and optimiser state fit on each device. Costs: one sum over all gradients an update, hidden
 behind the backward pass as far as links allow. Does not combine with: steps of the job's own, closure optimisers.
 Source: Li et al. 2020, https://arxiv.org/abs/2006.15704.
+
+Sites that train apart: each makes its own update of its part of a batch, and hears nothing of the others meanwhile.
+
+What: the gradient is the mean over this process's own samples, and clipped by its own norm. Use when: the job says how
+sites come together (`Job(sync=…)`, see `stoker.jobs.sync`), which `stepping/outer/` does after the update.
+Costs: nothing within an update. Does not combine with: shards, tensor parallel, stages.
 """
 
 from __future__ import annotations
@@ -22,9 +28,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.jobs import Loss
-from stoker.loading import Content, Pass
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, backward, summed
-from stoker.stepping.layouts.whole_pass import WholePass
+from stoker.loading.batches import Pass
+from stoker.loading.fields import Content
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, SingleProcess, WholePass, backward, summed
 from stoker.stepping.world import World
 
 _SETTINGS = inspect.signature(DistributedDataParallel).parameters
@@ -112,3 +118,11 @@ class Replicated:
         """Add a gradient of zero to each, in a backward pass, by which the sum over processes comes to its end."""
         if parameters:
             torch.autograd.backward(list(parameters), [torch.zeros_like(p) for p in parameters])
+
+
+class IndependentReplicas(SingleProcess):
+    """See `stoker.stepping.layouts.base.Spread`; losses and norms are this process's own."""
+
+    def accumulate(self, passes: Sequence[Pass], loss_of: LossOf) -> Loss:
+        """As `Spread.accumulate`, of the passes that count; there is one at least."""
+        return super().accumulate([one for one in passes if one.counts], loss_of)

@@ -8,6 +8,8 @@ pass of an update. Under autocast the casts of gathered weights stay until the b
 checkpointed. Does not combine with: blocks that some processes pass through and others do not (see `_BlockOrder`); a
 block's weights read outside its forward pass; Muon, whose matrices are whole; a job's own step; closure optimisers.
 Source: Zhao et al. 2023, https://arxiv.org/abs/2304.11277; https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
+
+A pipeline's stage whose parameters are sharded over the processes that share a batch; see `sharded.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +28,11 @@ from torch.distributed.tensor import Shard
 
 from stoker.errors import BadJob
 from stoker.jobs import Loss
-from stoker.loading import Content, Pass, map_tensors
+from stoker.loading.batches import Pass
+from stoker.loading.fields import Content, map_tensors
 from stoker.stepping.blocks import repeated_blocks
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, backward, summed
-from stoker.stepping.layouts.global_norm import clip_to_global_norm
-from stoker.stepping.layouts.whole_pass import WholePass
-from stoker.stepping.local_tensors import is_spread
+from stoker.stepping.distributed_tensors import clip_to_global_norm, is_spread
+from stoker.stepping.layouts.base import LossOf, MeasuresOf, WholePass, backward, summed
 from stoker.stepping.world import World
 
 Along = Callable[[nn.Parameter], Shard | None]
@@ -397,3 +398,34 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     spread: Any = tensor
     whole: torch.Tensor = spread.full_tensor()
     return whole
+
+
+class ShardedStage(Sharded):
+    """See `stoker.stepping.layouts.pipeline.Carrier`: several micro-batches are on their way at once."""
+
+    _is_new_update = True
+
+    def forward(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """See Carrier."""
+        if self._is_new_update:
+            self._order.begin_update()
+            self._is_new_update = False
+        with self._order.forward_pass():
+            out: torch.Tensor = self._root(work)
+        return out
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """See Carrier."""
+        self._add_up_now(is_last=is_last)
+
+    def finish(self) -> None:
+        """See Carrier."""
+        self._settle(self._world.total(self._settling()))
+        self._used.clear()
+        self._is_new_update = True
+
+    def after_evaluation(self) -> None:
+        """See Carrier."""
+        for part in self._parts:
+            part.reshard()
+        self._is_new_update = True

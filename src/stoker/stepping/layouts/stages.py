@@ -2,24 +2,43 @@
 
 Pure of processes: planning asks here too. Whatever is registered before the first block goes with the first stage,
 between blocks with the block before it, after the last block with the last stage.
+
+A model of which this process holds one stage: its own forward pass, from the stage's first block to its last.
+
+Names of modules and weights stay the whole model's. What belongs to other stages keeps its place without its weights:
+blocks before the stage hand on what they are given, the stage's first block takes what the stage before has found, and
+the first block of the next stage ends the pass. The code between blocks runs as it is, so that what it computes of the
+samples themselves (masks, rotations of positions) is there in every stage; what it computes with weights that are
+elsewhere is not a number, and shows in the result if anything else than the next block uses it. A comparison can hide
+that (`(embedding != 0).any(-1)`), so some passes are rehearsed with zeros and with noise in place of those weights
+(`StageModel.rehearsal`): what comes out must be the same.
+
+Blocks must be called in their order. A block of a later stage before this stage's end, or one of an earlier stage after
+its beginning, is refused by name.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from stoker.errors import BadJob
+from stoker.loading.fields import map_tensors
 from stoker.records import Layout
 from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.random_draws import seed_stage_draws
 
 
 @dataclass(frozen=True)
-class Cut:
+class PipelineCut:
     """A model in stages.
 
     `blocks` are the dotted names of its blocks in order, `spans` which of them each stage has, and `owners` the stage
@@ -31,7 +50,7 @@ class Cut:
     owners: dict[str, int]
 
 
-def cut(model: nn.Module, stages: int, costs: Sequence[float] | None = None) -> Cut:
+def cut_into_stages(model: nn.Module, stages: int, costs: Sequence[float] | None = None) -> PipelineCut:
     """Cut `model` into `stages`, the costliest of which costs as little as can be.
 
     Args:
@@ -43,18 +62,18 @@ def cut(model: nn.Module, stages: int, costs: Sequence[float] | None = None) -> 
     Raises:
         BadJob: it cannot be cut so.
     """
-    if problem := problem_with(model, Layout(stages=stages), costs):
+    if problem := stage_problem(model, Layout(stages=stages), costs):
         raise BadJob(problem, remedy="Use another layout, such as shards.")
     blocks = blocks_of(model)
-    costs = costs_of(model) if costs is None else costs
+    costs = block_costs(model) if costs is None else costs
     if len(costs) != len(blocks):
         raise ValueError(f"wanted the costs of {len(blocks)} blocks, got {len(costs)}")
     names = {id(module): name for name, module in model.named_modules()}
-    spans = balanced(costs, stages)
-    return Cut(tuple(names[id(block)] for block in blocks), spans, _owners(model, blocks, spans))
+    spans = balanced_spans(costs, stages)
+    return PipelineCut(tuple(names[id(block)] for block in blocks), spans, _owners(model, blocks, spans))
 
 
-def problem_with(model: nn.Module, layout: Layout, costs: Sequence[float] | None = None) -> str | None:
+def stage_problem(model: nn.Module, layout: Layout, costs: Sequence[float] | None = None) -> str | None:
     """Why the model cannot be cut into the layout's stages, with the numbers; None where it can."""
     if layout.stages == 1:
         return None
@@ -63,7 +82,7 @@ def problem_with(model: nn.Module, layout: Layout, costs: Sequence[float] | None
     if len(blocks) < layout.stages:
         have = f"{len(blocks)} blocks in a row" if blocks else "no repeated blocks and is no nn.Sequential"
         return f"{layout.stages} stages need {layout.stages} blocks at least, but {name} has {have}"
-    spans = balanced(costs_of(model) if costs is None else costs, layout.stages)
+    spans = balanced_spans(block_costs(model) if costs is None else costs, layout.stages)
     owners = _owners(model, blocks, spans)
     seen: dict[int, str] = {}
     for parameter_name, parameter in model.named_parameters(remove_duplicate=False):
@@ -86,7 +105,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return blocks or (list(model.children()) if type(model) is nn.Sequential else [])
 
 
-def costs_of(model: nn.Module) -> list[float]:
+def block_costs(model: nn.Module) -> list[float]:
     """What each block costs [scalars in its matrices], which transformers' times are near to; embeddings cost nothing.
 
     The first and the last block's include what comes before and after.
@@ -101,7 +120,7 @@ def costs_of(model: nn.Module) -> list[float]:
     return [max(cost, 1.0) for cost in costs]
 
 
-def balanced(costs: Sequence[float], stages: int) -> tuple[range, ...]:
+def balanced_spans(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     """So many runs of items that follow each other, none empty, whose largest sum is the least there is.
 
     >>> balanced([1, 1, 1, 3], 2)
@@ -147,3 +166,227 @@ def _places(model: nn.Module, blocks: Sequence[nn.Module], *, of_state: bool = F
             owner = owner.rpartition(".")[0]
         found[name] = order[owner]
     return found
+
+
+Values = Literal["nan", "zeros", "noise"]
+"""What stands in place of weights that other stages hold."""
+
+_Kept = dict[tuple[int, str, str], torch.Tensor]
+"""Tensors that modules keep as attributes, by the number of the block, the module's name in it and the attribute's."""
+
+
+class StageEnd(BaseException):
+    """A pass has come to the end of this stage, with these activations; no error, and not to be caught as one."""
+
+    def __init__(self, activations: torch.Tensor) -> None:
+        super().__init__("the end of a pipeline's stage")
+        self.activations = activations
+
+
+class StageModel:
+    """Stage number `stage` of `model`, which loses all other stages' weights, in place.
+
+    Args:
+        model: whole, on its device.
+        cut: where it is cut.
+        stage: this process's, from 0.
+        receive: what the stage before sends for inputs of that kind.
+    """
+
+    def __init__(
+        self, model: nn.Module, cut: PipelineCut, stage: int, receive: Callable[[Hashable | None], torch.Tensor]
+    ) -> None:
+        self.model = model
+        self.received: torch.Tensor | None = None
+        self.kind: Hashable | None = None
+        self._cut, self._stage, self._receive = cut, stage, receive
+        self._own = cut.spans[stage]
+        self._device = next(model.parameters()).device
+        self._blocks = [model.get_submodule(name) for name in cut.blocks]
+        self._missing: list[torch.Tensor] = []
+        self._again: torch.Tensor | None = None
+        self._take_away_weights()
+        model.register_load_state_dict_post_hook(self._forget_others)
+        self._is_changed = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether passes end with the model's output."""
+        return self._stage == len(self._cut.spans) - 1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output in the last stage.
+
+        Raises:
+            StageEnd: in any other stage, with what the next one needs.
+            BadJob: the blocks are not called in their order.
+        """
+        if not self._is_changed:  # after all that is put around blocks, or into them, is there
+            self._change_blocks()
+        self.received = None
+        self.kind = _shapes_in(args, kwargs)
+        output = self.model(*args, **kwargs)
+        skipped = self._own.start if self._stage and self.received is None else self._own.stop
+        if not self.is_last or skipped == self._own.start:
+            raise self._unlike(f"{self._cut.blocks[skipped]} is not called in every pass")
+        return output
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The model's buffers that its state has in some stage, by name."""
+        return {name: buffer for name, buffer in self.model.named_buffers() if name in self._cut.owners}
+
+    def owns(self, name: str) -> bool:
+        """Whether an entry of the state is kept in this stage."""
+        return self._cut.owners[name] == self._stage
+
+    def kept_by_blocks(self) -> _Kept:
+        """The tensors that modules of this stage's blocks keep as attributes, such as a loss of experts' balance."""
+        return {
+            (number, name, attribute): value
+            for number in self._own
+            for name, module in self._blocks[number].named_modules()
+            for attribute, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    @contextlib.contextmanager
+    def rehearsal(self, values: Values, received: torch.Tensor | None, changed: _Kept) -> Iterator[None]:
+        """Within the block, passes leave no trace in the model and have `values` for what other stages hold.
+
+        Args:
+            values: in place of absent weights, and of the attributes that absent blocks would have.
+            received: what the stage before sent for the pass that is made again.
+            changed: the attributes that the pass changed in this stage's blocks; others of their class have them too.
+        """
+        kept = [(module, dict(vars(module)), dict(module._buffers)) for module in self.model.modules()]  # noqa: SLF001 - no public way to exchange a buffer
+        clones = {id(buffer): buffer.clone() for buffer in self.model.buffers()}
+        self._again = received
+        try:
+            for module, _, buffers in kept:
+                module._buffers.update({name: None if buffer is None else clones[id(buffer)]  # noqa: SLF001 - as above
+                                        for name, buffer in buffers.items()})  # fmt: skip
+            for missing in self._missing:
+                _fill(missing, values)
+            if values != "nan":
+                self._give_attributes(values, changed)
+            yield
+        finally:
+            for module, attributes, buffers in kept:
+                vars(module).clear()
+                vars(module).update(attributes)
+                module._buffers.update(buffers)  # noqa: SLF001 - as above
+            self._again = None
+            for missing in self._missing:
+                _fill(missing, "nan")
+
+    def _give_attributes(self, values: Values, changed: _Kept) -> None:
+        """Let absent blocks have the attributes that present ones of their class have after a pass."""
+        for (number, name, attribute), value in changed.items():
+            for other, block in enumerate(self._blocks):
+                if other not in self._own and type(block) is type(self._blocks[number]):
+                    vars(block.get_submodule(name))[attribute] = _fill(torch.empty_like(value), values)
+
+    def _take_away_weights(self) -> None:
+        """Put NaN, of next to no memory, in the place of other stages' parameters; their buffers leave the state."""
+        for name, owner in self._cut.owners.items():
+            if owner == self._stage:
+                continue
+            path, _, leaf = name.rpartition(".")
+            module = self.model.get_submodule(path)
+            held = getattr(module, leaf, None)
+            if isinstance(held, nn.Parameter):
+                delattr(module, leaf)
+                # Elements share memory along the diagonals, so that noise differs along each dimension.
+                length = 1 + sum(max(size - 1, 0) for size in held.shape)
+                missing = _fill(torch.empty(length, dtype=held.dtype, device=held.device), "nan")
+                setattr(module, leaf, missing.as_strided(held.shape, (1,) * held.dim()))
+                self._missing.append(missing)
+            elif isinstance(held, torch.Tensor):
+                delattr(module, leaf)
+                module.register_buffer(leaf, held, persistent=False)
+
+    def _forget_others(self, _model: nn.Module, keys: Any) -> None:
+        """Let weights be loaded without what other stages hold: batch norm adds a counter that a dict lacks."""
+        keys.unexpected_keys[:] = [name for name in keys.unexpected_keys
+                                   if self._cut.owners.get(name, self._stage) == self._stage]  # fmt: skip
+
+    def _change_blocks(self) -> None:
+        """Let the first block take what is received, and other stages' blocks do nothing, or end the pass."""
+        self._is_changed = True
+        for number, block in enumerate(self._blocks):
+            if number in self._own:
+                if self._stage > 0:
+                    take = self._begin if number == self._own.start else functools.partial(self._go_on, number)
+                    block.register_forward_pre_hook(take, prepend=True, with_kwargs=True)
+            elif number < self._own.start:
+                block.forward = functools.partial(self._hand_on, number)
+            else:
+                block.forward = functools.partial(self._end, number)
+
+    def _begin(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the stage before found, in the place of the first argument."""
+        if self.received is not None:
+            raise self._unlike(f"{self._cut.blocks[self._own.start]} is called twice in a pass")
+        given = self._receive(self.kind) if self._again is None else self._again.detach().clone()
+        self.received = given.requires_grad_(torch.is_grad_enabled())
+        if block.training:
+            seed_stage_draws(self._stage, self._device)
+        if args:
+            return (self.received, *args[1:]), kwargs
+        name = next(key for key, value in kwargs.items() if isinstance(value, torch.Tensor))
+        return args, {**kwargs, name: self.received}
+
+    def _go_on(self, number: int, _block: nn.Module, _args: Any, _kwargs: Any) -> None:
+        """Nothing, but for a block of this stage that is called before its first one."""
+        if self.received is None:
+            raise self._out_of_order(number, before=self._own.start)
+
+    def _hand_on(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        """The first argument of a block of a stage before."""
+        if self.received is not None:
+            raise self._out_of_order(self._own.start, before=number)
+        return _first_tensor(args, kwargs)
+
+    def _end(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        """End the pass with the first argument of the first block of the next stage."""
+        if number != self._own.stop:
+            raise self._out_of_order(number, before=self._own.stop)
+        if self._stage > 0 and self.received is None:
+            raise self._out_of_order(number, before=self._own.start)
+        raise StageEnd(_first_tensor(args, kwargs))
+
+    def _out_of_order(self, number: int, *, before: int) -> BadJob:
+        names = self._cut.blocks
+        return self._unlike(f"{names[number]} is called before {names[before]}, in another order than registered, "
+                            "or one of them is skipped or called again")  # fmt: skip
+
+    def _unlike(self, why: str) -> BadJob:
+        return BadJob(
+            f"{type(self.model).__name__} cannot be cut into {len(self._cut.spans)} stages: {why}",
+            remedy="Call the blocks one after the other, each once in every pass, or use another layout, such as "
+            "shards.",
+        )
+
+
+def _shapes_in(*given: Any) -> Hashable | None:
+    """The shapes of all tensors that a model is given, however deep in dicts and tuples; None where none is seen."""
+    shapes: list[tuple[int, ...]] = []
+    map_tensors(given, lambda tensor: shapes.append(tuple(tensor.shape)))
+    return tuple(shapes) or None
+
+
+def _first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A block's first argument."""
+    return args[0] if args else next(value for value in kwargs.values() if isinstance(value, torch.Tensor))
+
+
+def _fill(tensor: torch.Tensor, values: Values) -> torch.Tensor:
+    """The tensor, filled; noise is drawn apart from PyTorch's generators, and another one each time."""
+    if values == "zeros" or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.zero_()
+    if values == "nan":
+        return tensor.fill_(math.nan)
+    return tensor.copy_(torch.randn(tensor.shape, generator=_NOISE, dtype=torch.float32))
+
+
+_NOISE = torch.Generator().manual_seed(0)

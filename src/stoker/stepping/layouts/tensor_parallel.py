@@ -26,15 +26,14 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from stoker.errors import BadJob
 from stoker.jobs import Job, Loss
-from stoker.loading import Content, Pass
+from stoker.loading.batches import Pass
+from stoker.loading.fields import Content
 from stoker.records import Plan
-from stoker.stepping.layouts.after_backward import AfterBackward, sum_over, whole_tensors
-from stoker.stepping.layouts.base import LossOf, MeasuresOf, Spread
-from stoker.stepping.layouts.global_norm import clip_to_global_norm
-from stoker.stepping.layouts.matrices import Divided, beside, split_matrices
+from stoker.stepping.distributed_tensors import clip_to_global_norm, local
+from stoker.stepping.layouts.base import GradientReducer, LossOf, MeasuresOf, Strategy, sum_over, whole_tensors
+from stoker.stepping.layouts.compatibility import layout_problem
 from stoker.stepping.layouts.sharded import Sharded
-from stoker.stepping.layouts.terms import problem_with_job
-from stoker.stepping.local_tensors import local
+from stoker.stepping.layouts.tensor_layers import DividedModel, shard_dim_within_tensor_group, split_matrices
 from stoker.stepping.world import World
 
 _MOST_APART = {"fp32": 1e-4}
@@ -49,7 +48,7 @@ _MOST_IN_A_ROW = 16
 
 def _require_tensor_parallel(job: Job, plan: Plan) -> None:
     """Raise BadJob for what a tensor group does not go with."""
-    problem = problem_with_job(job, plan.layout)
+    problem = layout_problem(job, plan.layout)
     if problem is None and plan.loss_chunks > 1:
         problem = f"the plan has loss_chunks {plan.loss_chunks}, but a tensor group has divided logits already"
     if problem is not None:
@@ -65,7 +64,11 @@ def tensor_parallel(plan: Plan, model: nn.Module, world: World, job: Job) -> Ten
     _require_tensor_parallel(job, plan)
     assert world.mesh is not None
     divided = split_matrices(model, world.mesh["tensor"], sequence=plan.layout.sequence)
-    inner: Spread = Sharded(model, world, along=beside) if plan.layout.shards > 1 else AfterBackward(model, world)
+    inner: Strategy = (
+        Sharded(model, world, along=shard_dim_within_tensor_group)
+        if plan.layout.shards > 1
+        else GradientReducer(model, world)
+    )
     return TensorParallel(inner, divided, world, job, plan.precision)
 
 
@@ -80,7 +83,7 @@ class TensorParallel:
         precision: of the plan.
     """
 
-    def __init__(self, inner: Spread, divided: Divided, world: World, job: Job, precision: str) -> None:
+    def __init__(self, inner: Strategy, divided: DividedModel, world: World, job: Job, precision: str) -> None:
         self.model = inner.model
         self._inner, self._divided, self._world = inner, divided, world
         is_smoothed = job.label_smoothing > 0  # which PyTorch's divided cross-entropy lacks

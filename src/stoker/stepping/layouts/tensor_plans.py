@@ -19,8 +19,9 @@ from stoker.records import Layout
 from stoker.stepping.blocks import repeated_blocks
 from stoker.zoo import GPT, Llama
 
-if TYPE_CHECKING:  # it takes long to import, and planning does without
+if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
+
 
 Word = Literal["colwise", "rowwise", "embedding", "output", "region", "sequence", "summed", "replicated"]
 """What becomes of a module.
@@ -71,41 +72,41 @@ _HOW = (
 
 
 @dataclass(frozen=True)
-class Problem:
+class TensorPlanProblem:
     """Why a layout does not go with a model, and what would."""
 
     message: str
     remedy: str
 
 
-def rules_of(model: nn.Module) -> Rules | Problem:
+def rules_of(model: nn.Module) -> Rules | TensorPlanProblem:
     """The rule of each module that has one, in the order of registration."""
     patterns = _patterns(model)
-    if isinstance(patterns, Problem):
+    if isinstance(patterns, TensorPlanProblem):
         return patterns
     names = [name for name, _ in model.named_modules() if name]
     found: Rules = {}
     for pattern, rule in patterns.items():
         matching = [name for name in names if fnmatch.fnmatchcase(name, pattern) and _is_as_deep(name, pattern)]
         if not matching:
-            return Problem(f"tensor_plan of {type(model).__name__}: {pattern!r} matches no module", _HOW)
+            return TensorPlanProblem(f"tensor_plan of {type(model).__name__}: {pattern!r} matches no module", _HOW)
         found.update(dict.fromkeys(matching, rule))
     _add_tied(model, found)
     return {name: found[name] for name in names if name in found}
 
 
-def problem_with(model: nn.Module, layout: Layout) -> str | None:
+def tensor_plan_problem(model: nn.Module, layout: Layout) -> str | None:
     """Why the model's layers cannot be divided as the layout says, and what would do; None where they can."""
     problem = first_problem(model, layout)
     return None if problem is None else f"{problem.message}. {problem.remedy}"
 
 
-def first_problem(model: nn.Module, layout: Layout) -> Problem | None:
+def first_problem(model: nn.Module, layout: Layout) -> TensorPlanProblem | None:
     """As `problem_with`."""
     if layout.tensor == 1:
         return None
     rules = rules_of(model)
-    if isinstance(rules, Problem):
+    if isinstance(rules, TensorPlanProblem):
         return rules
     modules = dict(model.named_modules())
     for name, rule in rules.items():
@@ -129,7 +130,7 @@ def divided_dimensions(model: nn.Module, tensor: int) -> dict[str, int]:
     rules = rules_of(model)
     modules = dict(model.named_modules())
     found: dict[str, int] = {}
-    for name, rule in () if isinstance(rules, Problem) else rules.items():
+    for name, rule in () if isinstance(rules, TensorPlanProblem) else rules.items():
         module = modules[name]
         of_vocabulary = rule in ("embedding", "output") and is_divided_by_vocabulary(module, tensor)
         if rule == "rowwise":
@@ -142,22 +143,24 @@ def divided_dimensions(model: nn.Module, tensor: int) -> dict[str, int]:
     return found
 
 
-def _patterns(model: nn.Module) -> Mapping[str, Rule] | Problem:
+def _patterns(model: nn.Module) -> Mapping[str, Rule] | TensorPlanProblem:
     """The model's plan as it was given."""
     own: Any = getattr(model, "tensor_plan", None)
     if own is not None:
         for pattern, rule in own.items():
             if not (rule in WORDS if isinstance(rule, str) else isinstance(rule, Fused) or hasattr(rule, "_apply")):
-                return Problem(f"tensor_plan of {type(model).__name__}: {pattern!r} is to be {rule!r}", _HOW)
+                return TensorPlanProblem(f"tensor_plan of {type(model).__name__}: {pattern!r} is to be {rule!r}", _HOW)
         checked: Mapping[str, Rule] = own
         return checked
     if isinstance(model, GPT | Llama):
         return _GPT if isinstance(model, GPT) else _LLAMA
     given = dict(_hugging_face(model))
     if not given:
-        return Problem(f"nobody has said how the layers of {type(model).__name__} are divided among processes", _HOW)
+        return TensorPlanProblem(
+            f"nobody has said how the layers of {type(model).__name__} are divided among processes", _HOW
+        )
     if unknown := sorted({style for style in given.values() if style not in _HUGGING_FACE}):
-        return Problem(f"the plan that {type(model).__name__} carries has {unknown[0]!r}, unknown here", _HOW)
+        return TensorPlanProblem(f"the plan that {type(model).__name__} carries has {unknown[0]!r}, unknown here", _HOW)
     return {pattern: _HUGGING_FACE[style] for pattern, style in given.items()}
 
 
@@ -191,7 +194,7 @@ def _is_as_deep(name: str, pattern: str) -> bool:
     return name.count(".") == pattern.count(".")
 
 
-def _of_kind(name: str, rule: Rule, module: nn.Module) -> Problem | None:
+def _of_kind(name: str, rule: Rule, module: nn.Module) -> TensorPlanProblem | None:
     """A rule for a layer that is not of its kind."""
     wanted: type[nn.Module] | None = None
     if isinstance(rule, Fused) or rule in (*_DIVIDED, "output"):
@@ -201,10 +204,12 @@ def _of_kind(name: str, rule: Rule, module: nn.Module) -> Problem | None:
     if wanted is None or type(module) is wanted:
         return None
     kind = rule if isinstance(rule, str) else "fused"
-    return Problem(f"{name} is to be {kind}, but is a {type(module).__name__}, not an nn.{wanted.__name__}", _HOW)
+    return TensorPlanProblem(
+        f"{name} is to be {kind}, but is a {type(module).__name__}, not an nn.{wanted.__name__}", _HOW
+    )
 
 
-def _undivided(name: str, rule: Rule, modules: dict[str, nn.Module], tensor: int) -> Problem | None:
+def _undivided(name: str, rule: Rule, modules: dict[str, nn.Module], tensor: int) -> TensorPlanProblem | None:
     """A layer whose heads or features the group's size does not divide."""
     module: Any = modules[name]
     parts = rule.parts if isinstance(rule, Fused) else 1
@@ -219,28 +224,30 @@ def _undivided(name: str, rule: Rule, modules: dict[str, nn.Module], tensor: int
     is_of_heads = isinstance(head_dim, int) and head_dim > 0 and size % head_dim == 0
     count, unit = (size // head_dim, "heads") if is_of_heads and head_dim else (size, "features")
     if module.out_features % parts or count % tensor:
-        return Problem(f"{name} has {count} {unit}, which {tensor} tensor-parallel processes do not divide",
+        return TensorPlanProblem(f"{name} has {count} {unit}, which {tensor} tensor-parallel processes do not divide",
                        f"Use a tensor group of {_divisors(count)}.")  # fmt: skip
     return None
 
 
-def _of_sequence(model: nn.Module, rules: Rules, layout: Layout) -> Problem | None:
+def _of_sequence(model: nn.Module, rules: Rules, layout: Layout) -> TensorPlanProblem | None:
     """What stands in the way of dividing the sequence."""
     starts = [name for name, rule in rules.items() if rule == "sequence"]
     blocks = {id(block) for block in repeated_blocks(model)}
     modules = dict(model.named_modules())
     if not starts or id(modules[starts[0]]) not in blocks or "output" not in rules.values():
-        return Problem(
+        return TensorPlanProblem(
             f"the layers of {type(model).__name__} cannot be divided along the sequence: its plan names no blocks as "
             '"sequence" with an "output" layer at the end',
             'Use sequence=False, or say "sequence", "region" and "output" in tensor_plan.',
         )
     parents = {name.rpartition(".")[0] for name, rule in rules.items() if rule in _DIVIDED or isinstance(rule, Fused)}
     if outside := sorted(parent for parent in parents if rules.get(parent) != "region"):
-        return Problem(f'{outside[0]} has divided layers, but is no "region"', "Use sequence=False, or say so.")
+        return TensorPlanProblem(
+            f'{outside[0]} has divided layers, but is no "region"', "Use sequence=False, or say so."
+        )
     context = getattr(model, "context", None)
     if isinstance(context, int) and context % layout.tensor:
-        return Problem(
+        return TensorPlanProblem(
             f"a context of {context} tokens cannot be divided along the sequence among {layout.tensor} processes",
             f"Use sequence=False, or a tensor group of {_divisors(context)}.",
         )

@@ -1,0 +1,134 @@
+"""The verbs and public names of Stoker, each loaded on first use: `import stoker` costs next to nothing.
+
+The imports below are the only list. Type checkers read them as they stand. At run time they are not executed: a name
+is looked up in them when it is first used, and only the module that it comes from is imported. Names of the first block
+are `stoker.NAME`; those of the second block serve the command line and programs that build on Stoker.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # stoker.NAME
+    from stoker import data as data
+    from stoker import recipes as recipes
+    from stoker import zoo as zoo
+    from stoker.compressing.compress import compress as compress
+    from stoker.errors import BadJob as BadJob
+    from stoker.errors import BadRun as BadRun
+    from stoker.errors import DoesNotFit as DoesNotFit
+    from stoker.errors import NoDevice as NoDevice
+    from stoker.errors import RunFailed as RunFailed
+    from stoker.errors import StokerError as StokerError
+    from stoker.exporting.export import export as export
+    from stoker.jobs import optimizers as optimizers
+    from stoker.jobs import sampling as sampling
+    from stoker.jobs import schedules as schedules
+    from stoker.jobs.averages import SWA as SWA
+    from stoker.jobs.batch_size import auto as auto
+    from stoker.jobs.batch_size import tokens as tokens
+    from stoker.jobs.early_stopping import EarlyStopping as EarlyStopping
+    from stoker.jobs.early_stopping import Target as Target
+    from stoker.jobs.freezing import Freeze as Freeze
+    from stoker.jobs.initial_weights import Weights as Weights
+    from stoker.jobs.job import EMA as EMA
+    from stoker.jobs.job import Job as Job
+    from stoker.jobs.job import Loss as Loss
+    from stoker.jobs.job import holdout as holdout
+    from stoker.jobs.metrics import probabilities as probabilities
+    from stoker.jobs.optimizers import SGD as SGD
+    from stoker.jobs.optimizers import Adam as Adam
+    from stoker.jobs.optimizers import AdamW as AdamW
+    from stoker.jobs.optimizers import Muon as Muon
+    from stoker.jobs.penalties import l1 as l1
+    from stoker.jobs.penalties import l2 as l2
+    from stoker.jobs.sync import DiLoCo as DiLoCo
+    from stoker.jobs.sync import LocalSGD as LocalSGD
+    from stoker.loading import lengths as lengths
+    from stoker.loading import transforms as transforms
+    from stoker.planning.decision import plan as plan
+    from stoker.planning.step_profile import profile as profile
+    from stoker.predicting.prediction import predict as predict
+    from stoker.profiling.diagnosis import doctor as doctor
+    from stoker.serving.serve import serve as serve
+    from stoker.training.hooks import on as on
+    from stoker.training.own_loop import prepare as prepare
+    from stoker.training.run_handle import Run as Run
+    from stoker.training.run_handle import load as load
+    from stoker.training.run_handle import report as report
+    from stoker.training.train import train as train
+    from stoker.tuning.lr_range_test import lr_range as lr_range
+    from stoker.tuning.tune import tune as tune
+    from stoker.units import epochs as epochs
+    from stoker.units import samples as samples
+    from stoker.units import seconds as seconds
+    from stoker.units import updates as updates
+    from stoker.verifying.exactness_contract import verify as verify
+
+if TYPE_CHECKING:  # further verbs and records
+    from stoker.inspecting.data_check import check_data as check_data
+    from stoker.loadtesting.load_test import bench_serve as bench_serve
+    from stoker.planning.step_profile import StepProfile as StepProfile
+    from stoker.serving.serve import rollback as rollback
+    from stoker.tracking.run_tracking import Sent as Sent
+    from stoker.tracking.run_tracking import track as track
+    from stoker.training.own_loop import OwnLoop as OwnLoop
+    from stoker.training.run import take_part_in as take_part_in
+    from stoker.tuning.study_directory import Study as Study
+    from stoker.tuning.tune import TuneOptions as TuneOptions
+    from stoker.tuning.tune import study as study
+
+
+@functools.cache
+def _modules_by_name() -> tuple[dict[str, str], dict[str, str]]:
+    """The module that each name of the two blocks comes from."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    public, further = (
+        {
+            alias.name: str(statement.module)
+            for statement in block.body
+            if isinstance(statement, ast.ImportFrom)
+            for alias in statement.names
+        }
+        for block in tree.body
+        if isinstance(block, ast.If)
+    )
+    return public, further
+
+
+def public_names() -> list[str]:
+    """The names that `stoker` itself offers."""
+    return sorted(_modules_by_name()[0])
+
+
+def load_name(name: str) -> Any:
+    """The verb, record or module `name`, imported now.
+
+    Raises:
+        KeyError: no such name is in the lists above.
+    """
+    public, further = _modules_by_name()
+    module = (public | further)[name]
+    home = importlib.import_module(module)
+    if name not in vars(home):  # a module that was not imported yet
+        return importlib.import_module(f"{module}.{name}")
+    return vars(home)[name]
+
+
+def __getattr__(name: str) -> Any:
+    """A name of the lists above, loaded now."""
+    try:
+        value = globals()[name] = load_name(name)
+    except KeyError:
+        raise AttributeError(f"module 'stoker.api' has no attribute {name!r}") from None
+    return value
+
+
+def __dir__() -> list[str]:
+    """All names."""
+    public, further = _modules_by_name()
+    return sorted(public | further)

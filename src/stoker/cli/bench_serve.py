@@ -1,0 +1,261 @@
+"""Load on a service in the terminal: what was tried, what is held, and latencies at shares of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker.errors import BadJob
+from stoker.records import ServiceSettings
+from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
+from stoker.units import format_seconds
+
+if TYPE_CHECKING:
+    from stoker.loadtesting.load_test import Load
+
+
+_SEARCH_S, _MEASURE_S = 180.0, 10.0
+_BUSY_CORES = 0.2
+_OBJECTIVE = re.compile(r"p(\d{1,2}(?:\.\d+)?)=(\d+(?:\.\d+)?)(us|µs|ms|s)")
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """The options of `stoker bench-serve`, as they were given."""
+
+    models: Path | None
+    slo: str | None
+    url: str | None
+    model: str
+    rate: float | None
+    callers: int | None
+    seconds: float | None
+    inputs: Path | None
+    rows: int
+    sizes: tuple[str, ...]
+    connections: int
+    is_constant: bool
+    headers: tuple[str, ...]
+    writes: bool
+
+
+def bench(options: LoadOptions, console: Console | None) -> LoadMeasurement | ServingLimit | SettingsTrial:
+    """Do what the options ask for, and print it where there is a console.
+
+    Raises:
+        BadJob: the options do not go together.
+        StokerError: the service cannot be asked; see `stoker.loadtesting.load_test`.
+    """
+    from stoker.serving.serve import require_libraries
+
+    if (options.models is None) == (options.url is None):
+        raise BadJob("wanted MODELS to serve here, or --url of a server that runs; one of them")
+    if options.url is not None and not options.model:
+        raise BadJob(f"{options.url}: which model?", remedy="Add --model NAME.")
+    require_libraries()
+    if options.rate is not None or options.callers is not None:
+        return _measure(options, console)
+    if options.slo is None:
+        raise BadJob("what is to be found?", remedy="Add --slo p99=20ms to search, or --rate or --callers to measure.")
+    return _search(options, parse_objective(options.slo), console)
+
+
+def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
+    from stoker.loadtesting import load_test
+
+    load, seconds = _load(options), options.seconds or _MEASURE_S
+    objective = None if options.slo is None else parse_objective(options.slo)
+    if options.models is not None:
+        found = load_test.measure_models(
+            options.models, rate=options.rate, callers=options.callers, seconds=seconds, model=options.model,
+            objective=objective, load=load,
+        )  # fmt: skip
+    else:
+        assert options.url is not None
+        found = load_test.measure_url(
+            options.url, options.model, rate=options.rate, callers=options.callers, seconds=seconds,
+            objective=objective, load=load,
+        )  # fmt: skip
+    if console is not None:
+        render_measurement(options.model or str(options.models), found, console)
+    return found
+
+
+def _search(options: LoadOptions, objective: Objective, console: Console | None) -> ServingLimit | SettingsTrial:
+    from stoker.loadtesting import load_test
+
+    load, seconds = _load(options), options.seconds or _SEARCH_S
+    if options.models is None:
+        assert options.url is not None
+        trial = load_test.highest_rate_of_url(options.url, options.model, objective, seconds=seconds, load=load)
+        if console is not None:
+            render_rate(options.model, objective, trial, console)
+        return trial
+    found = load_test.bench_serve(
+        options.models, objective, model=options.model, seconds=seconds, load=load, writes=options.writes,
+        told=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
+    )  # fmt: skip
+    if console is not None:
+        render_limit(found, console)
+    return found
+
+
+def _load(options: LoadOptions) -> Load:
+    from stoker.loadtesting.inference_requests import sizes_of
+    from stoker.loadtesting.load_test import Load
+
+    sizes = {name: many for word in options.sizes for name, many in sizes_of(word).items()}
+    return Load(
+        inputs=options.inputs, rows=options.rows, sizes=sizes, connections=options.connections,
+        headers=parse_headers(options.headers), is_constant=options.is_constant,
+    )  # fmt: skip
+
+
+def parse_objective(word: str) -> Objective:
+    """What `p99=20ms` means.
+
+    Raises:
+        BadJob: it is no such word.
+
+    >>> parse_objective("p99=20ms")
+    Objective(q=0.99, within_s=0.02)
+    """
+    found = _OBJECTIVE.fullmatch(word.strip())
+    if found is None or not float(found[1]) > 0 or not float(found[2]) > 0:
+        raise BadJob(f"--slo {word}: wanted a quantile and a time, such as p99=20ms or p99.9=0.5s")
+    return Objective(q=round(float(found[1]) / 100, 9), within_s=float(found[2]) * _SECONDS[found[3]])
+
+
+def parse_headers(words: Sequence[str]) -> dict[str, str]:
+    """Headers from words such as `Authorization: Bearer KEY`.
+
+    Raises:
+        BadJob: a word has no colon.
+    """
+    parts = {word: word.partition(":") for word in words}
+    for word, (name, colon, _) in parts.items():
+        if not (colon and name.strip()):
+            raise BadJob(f"--header {word}: wanted NAME: VALUE")
+    return {name.strip(): value.strip() for name, _, value in parts.values()}
+
+
+def render_measurement(title: str, measured: LoadMeasurement, console: Console) -> None:
+    """Print one measurement: rates, latencies with intervals, failures, and whether to trust it."""
+    how = f"{measured.rate:.4g} requests/s asked" if measured.rate is not None else f"{measured.connections} callers"
+    console.print(Text.assemble((title, "bold"), f"  {how}, {measured.requests:,} requests"), soft_wrap=True)
+    console.print(Text(f"{_rates(measured)}; {_costs(measured)}"), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("latency", "", "95 % interval"):
+        table.add_column(column, justify="right")
+    for one in measured.quantiles:
+        table.add_row(f"p{one.q * 100:g}", _time(one.seconds), f"{_time(one.low)} – {_time(one.high)}")
+    console.print(table)
+    print_notes([measured], console)
+
+
+def print_notes(measurements: Sequence[LoadMeasurement], console: Console) -> None:
+    """Print failures and warnings, each once."""
+    failures = [f"{count:,} × {what}" for one in measurements for what, count in one.failures.items()]
+    if failures:
+        console.print(Text.assemble(("failed:  ", "bold red"), ", ".join(failures)), soft_wrap=True)
+    for warning in dict.fromkeys(warning for one in measurements for warning in one.warnings):
+        console.print(Text.assemble(("warning: ", "bold yellow"), warning), soft_wrap=True)
+
+
+def trial_line(trial: SettingsTrial, objective: Objective) -> Text:
+    """One trial as it ends: `instances 1 × threads 2, batch 32, delay 0   612 requests/s`."""
+    held = f"{trial.rate:.4g} requests/s within {objective}" if trial.rate else trial.why
+    return Text.assemble((settings_words(trial.settings).ljust(58), ""), (held, "" if trial.rate else "dim"))
+
+
+def render_rate(name: str, objective: Objective, found: SettingsTrial, console: Console) -> None:
+    """Print the highest rate of a server that was running already, and what was measured on the way."""
+    console.print(Text.assemble((name, "bold"), f"  {_headline(found, objective)}"), soft_wrap=True)
+    console.print(Text(found.why, "dim"), soft_wrap=True)
+    console.print(_levels([one for one in found.tried if one.loop == "open"]))
+    print_notes([one for one in found.tried if one.held == "held"], console)
+
+
+def render_limit(found: ServingLimit, console: Console) -> None:
+    """Print the rate and the settings that hold it, beside the default ones, and latencies at shares of it."""
+    console.print()
+    headline = _headline(found.chosen, found.objective)
+    console.print(Text.assemble((found.model, "bold"), f"  {headline}   ({found.machine})"), soft_wrap=True)
+    console.print(Text.assemble(("settings: ", "dim"), settings_words(found.chosen.settings)), soft_wrap=True)
+    if found.default.rate and found.chosen.settings != found.default.settings:
+        gain = f"{found.chosen.rate / found.default.rate:.2f}x"
+        console.print(Text(f"the default ones held {found.default.rate:.4g} requests/s: {gain}", "dim"))
+    console.print(Text(f"{found.chosen.why}; {_thoroughness(found)}", "dim"), soft_wrap=True)
+    levels = found.levels or [one for one in found.chosen.tried if one.loop == "open"]
+    if levels:
+        console.print(_levels(levels))
+    print_notes(found.levels, console)
+    if found.others_cores > _BUSY_CORES:
+        others = f"other programs kept {found.others_cores:.1f} cores busy meanwhile: try again on a quiet machine"
+        console.print(Text.assemble(("warning: ", "bold yellow"), others), soft_wrap=True)
+    if found.written_to:
+        console.print(Text(f"written to {found.written_to}; `stoker serve` loads it"), soft_wrap=True)
+
+
+def settings_words(settings: ServiceSettings | None) -> str:
+    """`instances 1 × threads 2, batch 32, delay 0`."""
+    if settings is None:
+        return "as the server runs"
+    layout = f"instances {settings.instances or 'auto'} × threads {settings.threads or 'auto'}"
+    delay = format_seconds(settings.max_delay_s) if settings.max_delay_s else "0"
+    return f"{layout}, batch {settings.max_batch_rows}, delay {delay}"
+
+
+def _headline(trial: SettingsTrial, objective: Objective) -> str:
+    if trial.rate:
+        return f"holds {trial.rate:.4g} requests/s within {objective}"
+    return f"held no rate within {objective}"
+
+
+def _thoroughness(found: ServingLimit) -> str:
+    ended = "nothing better is near" if found.is_complete else "the time left was too short to try the others"
+    return f"{len(found.trials)} settings tried in {format_seconds(found.took_s)}, {ended}"
+
+
+def _levels(measurements: Sequence[LoadMeasurement]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("asked/s", "answered/s", "good/s", "p50", "p90", "p99", "p99 at most", "held"):
+        table.add_column(column, justify="right")
+    for one in measurements:
+        p50, p90, p99 = (one.quantile(q) for q in (0.5, 0.9, 0.99))
+        times = [_time(value) for value in (p50.seconds, p90.seconds, p99.seconds, p99.high)]
+        held = "cut short" if one.was_cut else one.held or ""
+        table.add_row(f"{one.rate:.4g}", f"{one.throughput:.4g}", f"{one.goodput:.4g}", *times, held)
+    return table
+
+
+def _rates(measured: LoadMeasurement) -> str:
+    words = f"{measured.throughput:.4g} answers/s"
+    if measured.rows != measured.answered and measured.duration_s > 0:
+        words += f" ({measured.rows / measured.duration_s:.4g} rows/s)"
+    return (
+        words if measured.held is None else f"{words}, {measured.goodput:.4g} of them good: objective {measured.held}"
+    )
+
+
+def _costs(measured: LoadMeasurement) -> str:
+    """What the generator, and the service where that is known, spent on a request."""
+    words = f"asking cost {format_seconds(measured.generator.cpu_s_per_request)} of CPU each"
+    if measured.server_cpu_s is not None and measured.answered:
+        words += f", answering {format_seconds(measured.server_cpu_s / measured.answered)}"
+    return words
+
+
+def _time(value_s: float) -> str:
+    if math.isnan(value_s):
+        return "none"
+    return "unbounded" if math.isinf(value_s) else format_seconds(value_s)

@@ -1,0 +1,302 @@
+"""Commands that take a job.
+
+A learning-rate range test in the terminal: the suggestion, what it rests on, and the loss over the rates.
+
+What `stoker verify` found, on one page in the terminal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker import api
+from stoker.cli.terminal import (
+    INTERRUPTED,
+    AsJson,
+    Debug,
+    DeviceMtbf,
+    JobFile,
+    Memory,
+    Objective,
+    Place,
+    Places,
+    PlanFile,
+    Settings,
+    Threads,
+    load_job,
+    output,
+    print_document,
+    reported,
+    waiting,
+)
+from stoker.errors import BadJob, RunFailed
+from stoker.records import Verdict, to_json
+from stoker.records.hyperparameters import LrRange
+from stoker.units import format_seconds
+
+
+def plan(
+    job_file: JobFile,
+    settings: Settings = None,
+    on: Places = "here",
+    max_cost: Annotated[
+        str | None, typer.Option("--max-cost", metavar="USD", help="The most it may cost, such as 20usd.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="The longest it may take, such as 12h.")
+    ] = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option("--objective", help="What should be least (default: time; money where there is a deadline)."),
+    ] = None,
+    memory: Memory = None,
+    threads: Threads = None,
+    device_mtbf: DeviceMtbf = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show where bytes and time go, and what each rejected plan lost by.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Choose device and settings for a job, and forecast memory, time, energy and money before anything is spent."""
+    with reported(debug=debug):
+        from stoker.cli.plan_table import render_decision
+
+        _warn_of_bad_rows()
+        with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
+            job, entry = load_job(job_file, settings)
+            decision = api.plan(
+                job,
+                on=on,
+                max_cost=max_cost,
+                deadline=deadline,
+                entry=entry,
+                objective=objective,
+                memory=memory,
+                threads=threads,
+                device_mtbf_h=device_mtbf,
+            )
+        if as_json:
+            print_document(to_json(decision))
+        else:
+            render_decision(decision, Console(), explain=explain)
+
+
+def train(
+    job_file: JobFile,
+    settings: Settings = None,
+    on: Annotated[
+        str, typer.Option("--on", metavar="PLACE", help="The device: here, cpu, cuda:0, …; 2xhere: two processes.")
+    ] = "here",
+    run_dir: Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="The run's directory.")] = None,
+    plan_file: PlanFile = None,
+    new: Annotated[bool, typer.Option("--new", help="Start another run even if one could be continued.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue this run and no other.")
+    ] = None,
+    fork: Annotated[
+        str | None, typer.Option("--fork", metavar="RUN", help="Start a new run from this one's last checkpoint.")
+    ] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option("--checkpoint-every", metavar="SECONDS", min=0.001, help="Time between checkpoints.")
+    ] = None,
+    device_mtbf: DeviceMtbf = None,
+    memory: Memory = None,
+    threads: Threads = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile a few updates, line by line; see the report.")
+    ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--track", metavar="TRACKER", help="Show the run there too: tensorboard, mlflow=URI, wandb, trackio, csv."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Plan a job, train it, report. The same command again continues what was cut off."""
+    with reported(debug=debug):
+        if profile:  # read when torch is loaded: its profiler would write into the live display
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        if sum(bool(choice) for choice in (new, resume, fork)) > 1:
+            raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
+        from stoker import units
+        from stoker.reporting.display import choose_display
+
+        every = None if checkpoint_every is None else units.seconds(_finite(checkpoint_every))
+        with output(for_json=as_json) as stdout:
+            job, entry = load_job(job_file, settings)
+            with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
+                run = api.train(
+                    job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
+                    checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
+                    entry=entry, sink=display, track=track or (),
+                )  # fmt: skip
+        if run.status == "unfinished":
+            raise typer.Exit(INTERRUPTED)
+
+
+def take_part(directory: Path, job_file: JobFile, settings: Settings = None, debug: Debug = False) -> None:
+    """Train a run as one of the processes that `stoker train --on 2xhere` starts."""
+    with reported(debug=debug):
+        job, entry = load_job(job_file, settings)
+        raise typer.Exit(api.take_part_in(directory, job, entry))
+
+
+def verify(
+    job_file: JobFile, settings: Settings = None, on: Place = "here", as_json: AsJson = False, debug: Debug = False
+) -> None:
+    """Examine the exactness contract for a job: separable? exact on resume? equal under its plan?"""
+    with reported(debug=debug):
+        with output(for_json=as_json), waiting("examining the job", quiet=as_json):
+            job, entry = load_job(job_file, settings)
+            verdicts = api.verify(job, on=on, entry=entry)
+        if as_json:
+            print_document({"verdicts": to_json(verdicts), "passed": all(v.passed for v in verdicts)})
+        else:
+            render_verdicts(job.name or job_file.stem, verdicts, console=Console())
+        if not all(verdict.passed for verdict in verdicts):
+            raise typer.Exit(RunFailed.exit_code)
+
+
+def lr_range(
+    job_file: JobFile,
+    settings: Settings = None,
+    on: Place = "here",
+    updates: Annotated[int, typer.Option("--updates", help="Updates of one sweep.")] = 100,
+    seeds: Annotated[int, typer.Option("--seeds", help="Sweeps, each with a seed of its own.")] = 2,
+    seconds: Annotated[float, typer.Option("--seconds", help="The longest all sweeps together may take.")] = 120.0,
+    plan_file: PlanFile = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Find the learning rates a job bears, in a few hundred updates that are thrown away; nothing is changed."""
+    with reported(debug=debug):
+        with output(for_json=as_json), waiting("trying learning rates", quiet=as_json):
+            job, entry = load_job(job_file, settings)
+            found = api.lr_range(job, on=on, updates=updates, seeds=seeds, seconds=seconds, plan=plan_file, entry=entry)
+        if as_json:
+            print_document(to_json(found))
+        else:
+            render_lr_range(job.name or job_file.stem, found, Console())
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise BadJob(f"--checkpoint-every {seconds}: wanted a number of seconds, such as 3600")
+    return seconds
+
+
+def _warn_of_bad_rows() -> None:
+    """Name, on standard error, the rows of the user's catalogue and price files that cannot be used."""
+    from stoker.devices import catalogue, price_list
+
+    console = Console(stderr=True, highlight=False)
+    today = date.today()  # noqa: DTZ011 - the user's day
+    for problem in dict.fromkeys((*catalogue().problems, *price_list(today).problems)):
+        console.print(Text.assemble(("warning: ", "bold yellow"), problem), soft_wrap=True)
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 60
+"""Columns of the picture at most; as many rates share one as are needed."""
+
+
+def render_lr_range(name: str, found: LrRange, console: Console) -> None:
+    """Print the suggestion with its reason, the picture of the loss over the rates, and each seed's edge."""
+    console.print(Text.assemble((name, "bold"), f"  learning rates it bears at batch {found.batch:,}"))
+    console.print()
+    style = "bold" if found.is_clear else "bold yellow"
+    console.print(Text.assemble(("lr ", style), (f"{found.lr:.3g}", style), f"   {found.why}"), soft_wrap=True)
+    console.print(Text(f"good progress from {found.low:.3g} to {found.high:.3g}; the job says {found.stated_lr:.3g}"))
+    console.print()
+    _print_picture(found, console)
+    console.print(_seeds(found))
+    console.print()
+    amount = f"{found.num_updates} updates of {found.batch:,} samples, thrown away"
+    console.print(
+        Text(f"{amount}; {format_seconds(found.took_s)} with planning. Nothing was changed.", "dim"), soft_wrap=True
+    )
+
+
+def blocks(losses: tuple[float, ...], width: int) -> str:
+    """The losses as a row of at most `width` block characters; from the first loss on, all are full.
+
+    >>> blocks((1.0, 0.5, 0.0, 9.0), 4)
+    '█▄▁█'
+    """
+    if not losses:
+        return ""
+    each = math.ceil(len(losses) / width)
+    columns = [losses[start : start + each] for start in range(0, len(losses), each)]
+    top = losses[0]
+    means = [min(sum(column) / len(column), top) for column in columns]
+    low = min(means)
+    span = top - low
+    return "".join(_BLOCKS[int(7 * (mean - low) / span)] if span > 0 else _BLOCKS[0] for mean in means)
+
+
+def _print_picture(found: LrRange, console: Console) -> None:
+    losses = found.mean_losses()
+    row = blocks(losses, min(_WIDTH, console.width - 8))
+    if not row or console.options.ascii_only:
+        return
+    console.print(Text.assemble("loss  ", (row, "cyan")))
+    ends = f"{found.rates[0]:.0e}".ljust(len(row) - 6) + f"{found.rates[len(losses) - 1]:.0e}".rjust(6)
+    console.print(Text(f"rate  {ends}", "dim"))
+    console.print()
+
+
+def _seeds(found: LrRange) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("seed", "updates", "lowest loss", "runs away at"):
+        table.add_column(title, justify="right")
+    for sweep in found.sweeps:
+        edge = "not seen" if sweep.edge is None else f"{sweep.edge:.3g}"
+        lowest = f"{min(sweep.losses):.4g}" if sweep.losses else "-"
+        table.add_row(str(sweep.seed), str(len(sweep.losses) + 1), lowest, edge)
+    return table
+
+
+def render_verdicts(name: str, verdicts: Sequence[Verdict], *, console: Console) -> None:
+    """Print each question with a check mark or a cross, its answer and its evidence; the last line sums them up.
+
+    The last verdict is the level that the others leave.
+    """
+    console.print(Text.assemble((name, "bold"), "  what holds for this job"))
+    console.print()
+    console.print(_questions(verdicts))
+    console.print()
+    *examined, level = verdicts
+    failed = sum(not verdict.passed for verdict in examined)
+    if failed or not level.passed:
+        words = f"{failed} of {len(examined)} did not hold: no level is promised until they do"
+        console.print(Text(words, style="bold red"))
+    else:
+        console.print(Text.assemble(("holds: ", "bold green"), level.answer))
+
+
+def _questions(verdicts: Sequence[Verdict]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for verdict in verdicts:
+        mark = ("✓", "bold green") if verdict.passed else ("✗", "bold red")
+        level = f"  {verdict.level}" if verdict.level != "none" else ""
+        grid.add_row(Text(*mark), Text.assemble((verdict.question, "bold"), (level, "cyan")))
+        grid.add_row("", Text(verdict.answer))
+        if verdict.evidence:
+            grid.add_row("", Text(verdict.evidence, style="dim"))
+    return grid

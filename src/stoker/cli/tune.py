@@ -1,0 +1,320 @@
+"""The command that searches settings.
+
+A study in the terminal: what happens while it goes on, and its trials, best first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stoker import api
+from stoker.cli.terminal import AsJson, Debug, Place, Settings, output, print_document, reported
+from stoker.errors import BadJob
+from stoker.planning.model.objectives import parse_duration
+from stoker.records import Estimate, from_json, to_json
+from stoker.records.codec import JSON
+from stoker.records.study import PlannedTrial, StudyEvent, StudyResult, StudyTrial
+from stoker.units import format_bytes, format_count, format_seconds
+
+
+def tune(
+    job_file: Annotated[
+        Path | None, typer.Argument(metavar="JOB", help="A Python file with a function `job`.", show_default=False)
+    ] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--space", metavar="SPACE", help="lr=log(1e-4,1e-1) width=choice(16,32) depth=int(2,6), or a file."
+        ),
+    ] = None,
+    settings: Settings = None,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", help="Configurations to try in all.")] = 20,
+    sampler: Annotated[str, typer.Option("--sampler", help="What proposes them: grid, random, tpe, gp, pbt.")] = "tpe",
+    pruner: Annotated[
+        str | None,
+        typer.Option(
+            "--pruner",
+            help="What gives them up early: none, asha, hyperband, median (default: asha; none for gp and pbt).",
+        ),
+    ] = None,
+    intervals: Annotated[
+        int | None,
+        typer.Option(
+            "--intervals", metavar="N", help="Of a population (pbt): how often the worst go on from the best."
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", metavar="METRIC", help="What is best, such as valid/accuracy.")
+    ] = None,
+    parallel: Annotated[str, typer.Option("--parallel", metavar="K", help="Trials at once: a number, or auto.")] = "1",
+    on: Place = "here",
+    storage: Annotated[
+        str, typer.Option("--storage", metavar="URL", help="A database that several machines share: postgresql://…")
+    ] = "",
+    study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="The study's name.")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="The longest this command may take: 30min, 2h.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Other proposals with another one.")] = 0,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Use this plan for all.")] = None,
+    planned: Annotated[
+        int, typer.Option("--planned", metavar="N", min=0, help="Configurations to plan for the forecast.")
+    ] = 3,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop at the forecast; nothing is written.")] = False,
+    show: Annotated[str | None, typer.Option("--show", metavar="STUDY", help="Show a study as it stands.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Try settings of a job and find the best. Each trial is a real run; the same command again continues."""
+    with reported(debug=debug):
+        if show is not None:
+            _show(show, as_json=as_json)
+            return
+        if job_file is None or not space:
+            raise BadJob("what is to be tried?", remedy="Give JOB and --space, or --show STUDY.")
+
+        options: dict[str, Any] = {
+            "trials": trials, "sampler": sampler, "pruner": pruner, "objective": objective, "on": on, "seed": seed,
+            "storage": storage, "study": study, "planned": planned, "parallel": parse_parallel(parallel),
+            "intervals": intervals, "seconds": None if time is None else parse_seconds(time), "plan": plan_file,
+        }  # fmt: skip
+        _tune(job_file, space, settings, dry_run=dry_run, as_json=as_json, options=options)
+
+
+def _tune(
+    job_file: Path, space: list[str], settings: list[str] | None, *, dry_run: bool, as_json: bool,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    from stoker.cli.terminal import setting_pairs
+
+    with (
+        output(for_json=as_json) as stdout,
+        study_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+    ):
+        done = api.tune(job_file, space, fixed=setting_pairs(settings), dry_run=dry_run, sink=display, **options)
+    if not (as_json or dry_run):
+        render_study(done.result, Console())
+
+
+def _show(word: str, *, as_json: bool) -> None:
+
+    found = api.study(word)
+    if as_json:
+        print_document(study_document(found.result))
+        return
+    render_study(found.result, Console())
+    Console().print(f"page: {found.page_path}", highlight=False, markup=False, soft_wrap=True)
+
+
+Sink = Callable[[StudyEvent], None]
+
+_MOST_ROWS = 20
+_STYLES = {"finished": "", "handed on": "dim", "pruned": "dim", "running": "yellow", "failed": "red"}
+
+
+def parse_seconds(text: str) -> float:
+    """A time such as `90s`, `2h30min`, `1.5d`, or a number of seconds [s].
+
+    Raises:
+        BadJob: it is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return parse_duration(text, "--time")
+
+
+def parse_parallel(text: str) -> int | None:
+    """A number of trials at once; None for `auto`.
+
+    Raises:
+        BadJob: it is neither.
+    """
+    if text.strip().lower() == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise BadJob(f"--parallel {text}: wanted auto, or a number of trials") from None
+
+
+@contextmanager
+def study_display(*, as_json: bool, stdout: TextIO, console: Console) -> Iterator[Sink]:
+    """A sink that shows a study: one JSON object a line on `stdout` if asked for, else lines on `console`."""
+    if as_json:
+        yield lambda event: print(json.dumps(to_json({"event": event.kind, "at": event.at, **event.fields})),
+                                  file=stdout, flush=True)  # fmt: skip
+        return
+
+    def show(event: StudyEvent) -> None:
+        for line in describe_study_event(event):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    yield show
+
+
+def describe_study_event(event: StudyEvent) -> list[str]:
+    """What happened, in lines of words."""
+    fields = event.fields
+    match event.kind:
+        case "looking":
+            return [f"looking at {fields['job']} …"]
+        case "forecast":
+            return _forecast_lines(fields)
+        case "packed":
+            return [fields["why"]]
+        case "began" | "resumed":
+            verb = "begins" if event.kind == "began" else "goes on"
+            return [f"trial {fields['trial']} {verb}{_place(fields)}: {format_settings(fields['parameters'])}"]
+        case "ended":
+            return [_ended(fields)]
+        case "warned":
+            return [f"warning: {fields['message']}"]
+        case "done":
+            return [f"{fields['trials']} trials, {fields['samples']:,} samples in all; page: {fields['page']}"]
+
+
+def format_settings(parameters: dict[str, JSON]) -> str:
+    """Settings on one line: `lr=0.012 width=32`."""
+    return " ".join(f"{name}={_setting(value)}" for name, value in parameters.items())
+
+
+def render_study(result: StudyResult, console: Console) -> None:
+    """Print a study's trials, best first, what mattered, and the command that trains the best settings."""
+    console.print(_table(result))
+    if len(result.trials) > _MOST_ROWS:
+        console.print(Text(f"and {len(result.trials) - _MOST_ROWS} more; --json and the page have all", style="dim"))
+    if result.importance:
+        ordered = sorted(result.importance.items(), key=lambda item: -item[1])
+        console.print(f"what mattered: {', '.join(f'{name} {share:.0%}' for name, share in ordered)}", highlight=False)
+    best = result.best
+    if best is not None and best.interval is not None:
+        course = ", then ".join(describe_lineage(result, best))
+        console.print(Text.assemble(("the best came about by ", "bold"), course), soft_wrap=True)
+        console.print(Text.assemble(("its model: ", "bold"), f"the run {result.settings.name}/{best.run}"),
+                      soft_wrap=True)  # fmt: skip
+    elif best is not None and result.settings.job.endswith(".py"):
+        settings = {**result.settings.fixed, **best.parameters}
+        words = [result.settings.job, *(word for name, value in settings.items()
+                                        for word in ("--set", f"{name}={_exact(value)}"))]  # fmt: skip
+        console.print(Text.assemble(("train the best: ", "bold"), f"stoker train {shlex.join(words)}"),
+                      soft_wrap=True)  # fmt: skip
+
+
+def describe_lineage(result: StudyResult, trial: StudyTrial) -> list[str]:
+    """What led to a trial of a population: settings, how far training went under them, and in which trials."""
+    return [
+        f"{format_settings(same[0].parameters)} up to {same[-1].curve[-1][0]:,} samples "
+        f"(trial{'s' * (len(same) > 1)} {', '.join(str(one.number) for one in same)})"
+        for _, group in itertools.groupby(result.lineage(trial.number), key=lambda one: one.parameters)
+        if (same := list(group))
+    ]
+
+
+def study_document(result: StudyResult) -> dict[str, JSON]:
+    """A study for `--json`: its record, with the trials best first."""
+    document: dict[str, JSON] = to_json(result)
+    best = result.best
+    return {
+        **document,
+        "trials": [to_json(one) for one in result.ranked],
+        "best": None if best is None else to_json(best),
+        "samples": result.samples,
+    }
+
+
+def _forecast_lines(fields: dict[str, Any]) -> list[str]:
+    total, pruned = (_estimate(fields[name]) for name in ("total_s", "pruned_s"))
+    lines = [f"{fields['trials']} trials, {fields['parallel']} at once"]
+    if total is not None:
+        low, high = format_seconds(total.low), format_seconds(total.high)
+        lines[0] += f": about {format_seconds(total.value)} ({low} to {high}) if each is trained to its end"
+    if pruned is not None and total is not None and pruned.value < total.value:
+        lines.append(f"  about {format_seconds(pruned.value)} with pruning")
+    for name, what in (("energy_kwh", "energy"), ("cost_usd", "rent of such a device")):
+        if (found := _estimate(fields[name])) is not None:
+            lines.append(f"  {what}: about {format_count(float(f'{found.value:.2g}'))} {found.unit}")
+    lines += [f"  {_planned(from_json(one, PlannedTrial))}" for one in fields["planned"]]
+    return lines + [f"  assumed: {line}" for line in fields["assumptions"]]
+
+
+def _planned(one: PlannedTrial) -> str:
+    words = format_settings(one.parameters)
+    if one.problem or one.total_s is None:
+        return f"{words}: {one.problem.splitlines()[0] if one.problem else 'not planned'}"
+    memory = f", {format_bytes(one.peak_bytes.value)}" if one.peak_bytes is not None else ""
+    return f"{words}: {format_seconds(one.total_s.value)}{memory}"
+
+
+def _ended(fields: dict[str, Any]) -> str:
+    value = "" if fields["value"] is None else f": {fields['objective']} {float(fields['value']):.4g}"
+    reason = f" ({fields['reason'].strip()})" if fields["reason"] else ""
+    best = fields["best"]
+    record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
+    return f"trial {fields['number']} {fields['state']}{value} after {fields['samples']:,} samples{reason}{record}"
+
+
+def _place(fields: dict[str, Any]) -> str:
+    """Of a population: which member and interval a trial is, and whose state it goes on from."""
+    if fields.get("member") is None:
+        return ""
+    after = "" if fields["parent"] is None else f", from trial {fields['parent']}"
+    return f" (member {fields['member']}, interval {fields['interval']}{after})"
+
+
+def _table(result: StudyResult) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column(result.settings.objective, justify="right", no_wrap=True)
+    table.add_column("samples", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    if result.settings.members:
+        table.add_column("member/interval", no_wrap=True)
+    table.add_column("settings", overflow="fold")
+    table.add_column("", overflow="fold")
+    for trial in result.ranked[:_MOST_ROWS]:
+        table.add_row(*_cells(trial, result.settings.members), style=_STYLES[trial.state])
+    return table
+
+
+def _cells(trial: StudyTrial, members: int) -> list[str | Text]:
+    end = "" if trial.state == "finished" else trial.state
+    return [
+        str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", f"{trial.samples:,}",
+        format_seconds(trial.wall_s) if trial.wall_s else "", *([_member(trial, members)] if members else ()),
+        Text(format_settings(trial.parameters)),
+        Text(": ".join(part for part in (end, _first_line(trial.reason)) if part)),
+    ]  # fmt: skip
+
+
+def _member(trial: StudyTrial, members: int) -> str:
+    """`2/1`, and `from 5` where it took over another member's state."""
+    is_taken = trial.parent is not None and trial.parent % members != trial.member
+    return f"{trial.member}/{trial.interval}" + (f" from {trial.parent}" if is_taken else "")
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _setting(value: JSON) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else _exact(value)
+
+
+def _exact(value: JSON) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _estimate(value: JSON) -> Estimate | None:
+    return None if value is None else from_json(value, Estimate)

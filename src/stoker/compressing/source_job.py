@@ -1,0 +1,228 @@
+"""Rows and the metric of the job that a model was trained with.
+
+What pruning works with: a run, its job made ready, its model as exported, and where networks are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from stoker import exporting
+from stoker.artifacts import Artifact, datatype_of, read
+from stoker.compressing.channel_cuts import prunable
+from stoker.compressing.channel_importance import scores_of
+from stoker.compressing.contender import Examination
+from stoker.compressing.distillation import require_output
+from stoker.compressing.rows import EvaluationRows
+from stoker.compressing.scores import NAMES, Metric, named
+from stoker.engines.torch_module import as_array, as_tensor
+from stoker.errors import BadArtifact, BadJob
+from stoker.exporting import About, JobInputs, job_inputs, named_outputs
+from stoker.jobs import Job
+from stoker.loading.datasets import datasets_of
+from stoker.loading.order import KeyedPermutation
+from stoker.loading.randomness import RandomStream, key_of
+from stoker.loading.samples import Samples
+from stoker.planning.automatic_batch import generators_kept
+from stoker.planning.resolved_job import ResolvedJob, resolve_job, users_code
+from stoker.recipes import resolved
+from stoker.records import BATCH, EngineName, Manifest, ServingPrecision
+from stoker.records.compression import Importance
+from stoker.stepping.losses import TrainingObjective
+from stoker.stepping.model import meta_model
+from stoker.training.run_handle import Run, load
+
+_FETCHED = 1024
+"""Samples fetched at once."""
+
+
+def job_of(artifact: Artifact) -> Job:
+    """The job of the run that an artifact came from, by way of other versions of the model if need be.
+
+    Raises:
+        BadJob: it came from an ONNX file, or from a version that is gone.
+        BadRun: the run is gone.
+    """
+    source = artifact.manifest.source
+    if source.kind == "artifact":
+        try:
+            return job_of(read(artifact.path.parent / source.name.rpartition("/")[2]))
+        except BadArtifact as error:
+            raise BadJob(f"the version it was made of is gone: {source.name}", remedy="Give --job FILE.") from error
+    if source.kind == "onnx":
+        raise BadJob(
+            f"{artifact.path} was made elsewhere: its training and validation data are not known",
+            remedy="Give rows with --data FILE (.npz or .parquet) and --metric, or the job with --job FILE.",
+        )
+    return load(source.name).job()
+
+
+def rows_of_job(
+    job: Job, manifest: Manifest, calibration: int, most: int, seed: int
+) -> tuple[EvaluationRows, EvaluationRows]:
+    """Some training rows, and validation rows, as the exported model takes them.
+
+    Raises:
+        BadJob: the job has neither validation nor test data.
+    """
+    job = resolved(job)
+    data = datasets_of(job)
+    validation = data.valid or data.test
+    if validation is None:
+        raise BadJob(
+            "the job has no validation data to choose and accept by", remedy="Give Job(valid=…), or rows with --data."
+        )
+    taken = stored_as(job_inputs(job, meta_model(job), validation), manifest)
+    return _rows(taken, data.train, calibration, seed), _rows(taken, validation, most, seed)
+
+
+def metric_of_job(job: Job) -> Metric:
+    """The job's first metric, or its loss where that is an error by name.
+
+    Raises:
+        BadJob: there is none that can be asked row by row.
+    """
+    first = next(iter(job.metrics), job.loss)
+    if isinstance(first, str) and first in NAMES:
+        return named(first)
+    if first is None or isinstance(first, str):
+        raise BadJob(
+            "the job has no metric to keep", remedy=f"Give --metric FILE, or one of {', '.join(NAMES)} with --metric."
+        )
+
+    def per_row(outputs: Any, targets: Any) -> Any:
+        found = first(torch.from_numpy(outputs), torch.from_numpy(targets))
+        return found.detach().numpy() if isinstance(found, torch.Tensor) else found
+
+    return Metric(getattr(first, "__name__", "metric"), per_row, bool(getattr(first, "lower_is_better", False)))
+
+
+def stored_as(taken: JobInputs, manifest: Manifest) -> JobInputs:
+    """The inputs as the exported model takes them: samples as they are stored, or already prepared."""
+    stored = taken.arrays([0])
+    is_stored = all(
+        spec.name in stored and datatype_of(stored[spec.name].dtype) == spec.datatype for spec in manifest.inputs
+    )
+    return taken if is_stored else taken.prepared()
+
+
+def _rows(taken: JobInputs, samples: Samples, most: int, seed: int) -> EvaluationRows:
+    """Samples chosen by a keyed permutation, with their targets."""
+    permutation = KeyedPermutation(samples.num_at_hand, key_of(RandomStream.HOLDOUT, seed, len(samples), 1))
+    chosen = np.sort(permutation(np.arange(min(most, samples.num_at_hand), dtype=np.int64)))
+    at_once = (
+        [chosen] if not samples.is_in_memory else [chosen[i : i + _FETCHED] for i in range(0, len(chosen), _FETCHED)]
+    )
+    inputs = [taken.arrays(part.tolist(), samples) for part in at_once]
+    targets = [_targets(taken, samples, part) for part in at_once]
+    whole = None if any(one is None for one in targets) else np.concatenate([one for one in targets if one is not None])
+    return EvaluationRows({name: np.concatenate([part[name] for part in inputs]) for name in inputs[0]}, whole)
+
+
+def _targets(taken: JobInputs, samples: Samples, rows: Any) -> Any:
+    target = taken.fields.target_of(samples.prepare(samples.fetch(rows, 0)))
+    return as_array(target) if isinstance(target, torch.Tensor) else None
+
+
+_BATCHES, _ROWS = 16, 64
+"""Batches of training data that gradients are taken of, and samples in each."""
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """What pruning works with: the run and its job made ready, the model as exported, and where it is timed."""
+
+    run: Run
+    prepared: ResolvedJob
+    teacher: nn.Module
+    taken: JobInputs
+    course: Examination
+    runs_in: tuple[EngineName, ServingPrecision]
+    proved_on: str
+    tell: Callable[[str], None]
+
+    def ask(self, module: nn.Module) -> Sequence[torch.Tensor]:
+        """The outputs of a network like the teacher for the first training rows."""
+        rows = self.taken.arrays(range(4), self.prepared.data.train)
+        return tuple(named_outputs(self.taken.call(module, *map(as_tensor, rows.values()))).values())
+
+    def export(self, module: nn.Module, out: Path) -> Artifact:
+        """A network like the teacher, with the signature of the model given.
+
+        Raises:
+            BadArtifact: it cannot be exported.
+        """
+        manifest = self.course.source.manifest
+        named = {
+            spec.name: {at: dim for at, dim in enumerate(spec.shape) if isinstance(dim, str) and dim != BATCH}
+            for spec in manifest.inputs
+        }
+        about = About(
+            name=manifest.name, dynamic={name: dims for name, dims in named.items() if dims}, dims=manifest.dims,
+            labels=manifest.labels,
+        )  # fmt: skip
+        rows = self.taken.arrays(np.linspace(0, self.taken.samples.num_at_hand - 1, num=8).astype(np.int64))
+        return exporting.export_call(module.eval(), self.taken.call, rows, out, about)
+
+
+def pruner_of(
+    source: Artifact, job: Job | None, course: Examination, *, fast_dtypes: Sequence[str], proved_on: str,
+    tell: Callable[[str], None],
+) -> Pruner:  # fmt: skip
+    """What it takes to prune the model of a version that was exported from a run.
+
+    Raises:
+        BadJob: it came from elsewhere, or the job's loss or step does not go with a teacher.
+        BadRun: its run is gone.
+    """
+    origin = source.manifest.source
+    if origin.kind != "run":
+        raise BadJob(
+            f"{source.path} was not exported from a run (it came from {origin.kind} {origin.name}): what is left after "
+            "pruning has to be trained on, and there is no job to train it by",
+            remedy="Prune the version that `stoker export RUN` wrote, or leave --prune out.",
+        )
+    run = load(origin.name)
+    with users_code("the job's data", None), generators_kept():
+        prepared = resolve_job(job or run.job())
+        require_output(prepared.job)
+        teacher = run.model(prepared.job)
+        samples = prepared.data.valid or prepared.data.test or prepared.data.train
+        taken = stored_as(job_inputs(prepared.job, teacher, samples), source.manifest)
+    engine: tuple[EngineName, ServingPrecision] = (source.manifest.engine, source.manifest.precision)
+    if "bf16" in fast_dtypes and engine[0] == "openvino":
+        engine = ("openvino", "bf16")
+    return Pruner(run, prepared, teacher, taken, course, engine, proved_on, tell)
+
+
+def channel_scores(pruner: Pruner, importance: Importance) -> dict[str, NDArray[np.float64]]:
+    """How important each channel that can go is, for what it costs; see `scores_of`.
+
+    Raises:
+        CannotPrune: none can go.
+    """
+    groups = prunable(pruner.teacher, pruner.ask)
+    return scores_of(
+        pruner.teacher, pruner.ask, groups, importance=importance, gradients=lambda module: _gradients(pruner, module)
+    )
+
+
+def _gradients(pruner: Pruner, module: nn.Module) -> Iterator[None]:
+    """Leave the gradient of the job's loss on some training batches, one after another, in `module`'s parameters."""
+    objective, samples = TrainingObjective(pruner.prepared.job), pruner.prepared.data.train
+    count = samples.num_at_hand
+    order = KeyedPermutation(count, key_of(RandomStream.HOLDOUT, pruner.prepared.job.seed, len(samples), 2))
+    for start in range(0, min(count, _BATCHES * _ROWS), _ROWS):
+        rows = order(np.arange(start, min(start + _ROWS, count), dtype=np.int64))
+        module.zero_grad(set_to_none=True)
+        loss = objective.loss(module, samples.prepare(samples.fetch(rows, 0)), len(rows))
+        (loss.sum / loss.count).backward()
+        yield

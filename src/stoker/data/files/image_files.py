@@ -1,0 +1,349 @@
+"""What images shall be like: their size, their channels, and the numbers a model takes. Decoding is in `reading`.
+
+Images in files: a folder for each class, or one folder and a table of labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, final
+
+import numpy as np
+import numpy.typing as npt
+
+from stoker.data.files.sample_files import Clean, as_first_seen, left_out, note_unreadable, require_known
+from stoker.data.files.source import IndexedSource, Labels, Names, class_names, digest_of_parts, needs, require_choice
+from stoker.data.reading.file_listing import SUFFIXES, Resize, files_below
+from stoker.data.reading.text_tables import CsvFile, is_utf8, opened
+from stoker.errors import BadJob, nearest
+from stoker.records.codec import printable
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """How image files become pixels, uint8 [C, H, W], and those what a model takes.
+
+    Attributes:
+        size: (H, W); None leaves every image as large as it is.
+        channels: 1 for grey, 3 for RGB, 4 for RGB and alpha.
+        resize: what becomes of an image of another shape; bilinear, as `stoker predict` does it.
+        mean: taken off each channel of pixels from 0 to 1.
+        std: what they are divided by then.
+    """
+
+    size: tuple[int, int] | None
+    channels: int
+    resize: Resize
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def decoded(self, content: bytes) -> npt.NDArray[np.uint8]:
+        """The pixels [C, H, W] of an encoded image.
+
+        Raises:
+            BadImage: it is damaged, or of a kind that is not understood; the text says what, not which.
+            BadJob: Pillow is missing.
+        """
+        with needs("pillow"):
+            from stoker.data.reading.image_decoding import loaded, upright
+        return self.fitted(upright(loaded(content)))
+
+    def fitted(self, image: Any) -> npt.NDArray[np.uint8]:
+        """The pixels [C, H, W] of an image of Pillow, its own to write to; raises BadImage as `decoded` does."""
+        from stoker.data.reading.image_decoding import fitted
+
+        pixels = fitted(image, self.channels, self.size, self.resize)
+        return np.require(pixels, requirements=["C", "W"])  # grey ones are a view of Pillow's own
+
+    def prepare(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels uint8 [B, C, H, W] as float32 from 0 to 1, less `mean`, divided by `std`; a new tensor."""
+        import torch
+
+        values = pixels.to(torch.float32, copy=True)
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return values.mul_(1 / 255)
+        mean = torch.tensor(self.mean, device=values.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=values.device).view(-1, 1, 1)
+        return values.mul_(1 / (255 * std)).sub_(mean / std)
+
+
+def image_form(
+    size: int | tuple[int, int] | None,
+    channels: int,
+    resize: str,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> ImageForm:
+    """The form that a user's words mean.
+
+    Raises:
+        BadJob: one of them cannot be meant.
+    """
+    require_choice("resize=…", resize, ("stretch", "crop", "pad"))
+    if channels not in (1, 3, 4):
+        raise BadJob(f"channels={channels!r} is not known", remedy="Give 1 (grey), 3 (RGB) or 4 (RGB and alpha).")
+    sides = _sides(size)
+    means, stds = _by_channel("mean", mean, 0.0, channels), _by_channel("std", std, 1.0, channels)
+    if not all(one > 0 for one in stds):
+        raise BadJob(f"std={std!r} has values that are not positive")
+    return ImageForm(sides, channels, cast("Resize", resize), means, stds)
+
+
+def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    if len(sides) != 2 or min(sides) < 1 or any(side != int(side) for side in sides):
+        raise BadJob(f"size={size!r} is no size", remedy="Give (height, width) in pixels, or one number for both.")
+    return int(sides[0]), int(sides[1])
+
+
+def _by_channel(what: str, given: float | Sequence[float] | None, default: float, channels: int) -> tuple[float, ...]:
+    if given is None:
+        return (default,)
+    values = (float(given),) if isinstance(given, int | float) else tuple(map(float, given))
+    if len(values) not in (1, channels) or not all(map(math.isfinite, values)):
+        raise BadJob(
+            f"{what}={given!r} does not go with {channels} channels",
+            remedy="Give one number, or one for each channel, of pixels from 0 to 1.",
+        )
+    return values
+
+
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing"})
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The images of a folder: names below it, sizes [bytes] and times [ns] as [N, 2], labels [N], and classes."""
+
+    names: Names
+    versions: np.typing.NDArray[np.int64]
+    labels: Labels
+    classes: tuple[str, ...]
+    note: str | None = None
+
+
+@final
+class ImageFolder(IndexedSource):
+    """Images and their classes: uint8 [C, H, W] (prepared: float32), label int64 []."""
+
+    def __init__(
+        self, root: Path, form: ImageForm, classes: tuple[str, ...] | None, labels: Path | None, clean: Clean
+    ) -> None:
+        super().__init__(root.name or str(root), target=1)
+        self.root = root
+        self.form = form
+        self._given_classes = classes
+        self._labels_file = labels
+        self._clean = clean
+
+    @cached_property
+    def _listing(self) -> ImageListing:
+        if not self.root.is_dir():
+            raise BadJob(f"{self.root} is no folder", remedy="Give the folder that holds the images.")
+        dropped = left_out(self._clean, self.root)
+        if self._labels_file is not None:
+            labelled = list(_labelled(self._labels_file, self.root))
+            return _listed(self.root, labelled, self._given_classes, dropped, note=None)
+        found, others = _by_folder(self.root)
+        note = f"{len(others):,} files in {self.root} are no images by their names, as {others[0]}" if others else None
+        return _listed(self.root, found, self._given_classes or _folders(self.root), dropped, note)
+
+    @cached_property
+    def _versions(self) -> np.typing.NDArray[np.int64]:
+        """What the files count as, [N, 2]."""
+        return as_first_seen(self.root, self._listing.names, self._listing.versions)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers."""
+        return self._listing.classes
+
+    @property
+    def note(self) -> str | None:
+        """What was left out."""
+        return self._listing.note
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._listing.names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of names, sizes, times of change, labels and classes, and of how images are read; of no pixels."""
+        listing = self._listing
+        digest = digest_of_parts(
+            listing.names, self._versions.tobytes(), listing.labels.tobytes(), listing.classes, repr(self.form)
+        )  # fmt: skip
+        return f"{digest} (of names, sizes and times of {len(self):,} files)"
+
+    def sample(self, index: int) -> tuple[torch.Tensor, int]:
+        """Image `index` and its label."""
+        import torch
+
+        name = self._listing.names[index]
+        path = self.root / name
+        try:
+            pixels = self.form.decoded(path.read_bytes())
+        except (OSError, ValueError) as error:
+            note_unreadable(self.root, name, self._versions[index])
+            raise BadJob(
+                f"the image {path} cannot be read: {error}",
+                remedy="Put a whole one in its place, and the same command goes on. "
+                f"`stoker data check {self.root}` finds all such files.",
+            ) from error
+        return torch.from_numpy(pixels), int(self._listing.labels[index])
+
+    def sample_id(self, index: int) -> str:
+        """The file's path below the folder."""
+        return self._listing.names[index]
+
+    def labels(self) -> Labels:
+        """The class of every image."""
+        return self._listing.labels
+
+    def prepare(self, batch: Any) -> Any:
+        """Pixels as the form says, labels as they are."""
+        pixels, labels = batch
+        return self.form.prepare(pixels), labels
+
+
+def image_folder(  # noqa: PLR0913 - what can be said of a folder of images
+    path: str | Path,
+    *,
+    size: int | tuple[int, int] | None = None,
+    channels: int = 3,
+    resize: str = "stretch",
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    classes: Sequence[str] | None = None,
+    labels: str | Path | None = None,
+    clean: Clean = None,
+) -> ImageFolder:
+    """The images below `path`, where each folder is a class; nothing is read until it is needed.
+
+    Args:
+        path: the folder; what begins with a dot, or is no image by its suffix, is left out, the latter with a note.
+        size: (height, width), or one number for both; without it all images must be of one size.
+        channels: 1, 3 or 4.
+        resize: "stretch", "crop" or "pad".
+        mean: taken off pixels from 0 to 1, for all channels or each; default 0.
+        std: what they are divided by then; default 1.
+        classes: their names in the order of their numbers; default: the folders, sorted.
+        labels: a CSV file with a header, whose first column is a file below `path` and whose second its class, where
+            there are no folders of classes.
+        clean: what `stoker data check` found, to be left out.
+
+    Raises:
+        BadJob: words that cannot be meant; and, when it is looked through, a class without images.
+    """
+    form = image_form(size, channels, resize, mean, std)
+    named = None if classes is None else class_names(classes)
+    # Absolute from the start: a job may be made in one folder and its data be looked at in another.
+    root, table = Path(path).expanduser().absolute(), None if labels is None else Path(labels).absolute()
+    return ImageFolder(root, form, named, table, clean)
+
+
+def _listed(
+    root: Path, labelled: list[tuple[str, str]], classes: tuple[str, ...] | None, dropped: frozenset[str],
+    note: str | None,
+) -> ImageListing:  # fmt: skip
+    """The listing of files with their classes, in the order of their names."""
+    kept = sorted(pair for pair in labelled if not dropped or printable(pair[0]) not in dropped)
+    require_known(dropped, len(labelled) - len(kept), str(root))
+    known = classes if classes is not None else tuple(sorted({label for _, label in kept}))
+    numbers = {label: number for number, label in enumerate(known)}
+    for name, label in kept:
+        if not label:
+            raise BadJob(
+                f"{root / name} lies in no folder of a class",
+                remedy="Put it into a folder named after its class, leave it out with clean=…, or give labels=FILE.",
+            )
+        if label not in numbers:
+            raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
+                         remedy="Name it among classes=…, or take it away.")  # fmt: skip
+    labels = np.array([numbers[label] for _, label in kept], np.int64)
+    _require_all_classes(root, known, labels)
+    versions = np.array([_version(root / name) for name, _ in kept], np.int64).reshape(-1, 2)
+    left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
+    notes = [left] if len(kept) < len(labelled) else []
+    told = "; ".join([*notes, *filter(None, [note])]) or None
+    return ImageListing(Names(name for name, _ in kept), versions, labels, known, told)
+
+
+def _require_all_classes(root: Path, classes: tuple[str, ...], labels: Labels) -> None:
+    if not classes:
+        raise BadJob(f"there are no images in {root}", remedy="Give a folder with one folder of images for each class.")
+    counts = np.bincount(labels, minlength=len(classes))
+    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+    if empty:
+        raise BadJob(
+            f"{root} has no images of {', '.join(map(repr, empty))} ({len(labels):,} of the other classes)",
+            remedy="Take the empty folder away, or name the classes that count: classes=[…].",
+        )
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadJob(f"{path} cannot be read: {error.strerror}", remedy="It is named among the images.") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _folders(root: Path) -> tuple[str, ...]:
+    """The folders of classes, sorted; those of splits, which would be learned as if they were classes, are refused."""
+    found = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if found and {name.lower() for name in found} <= _SPLITS:
+        raise BadJob(
+            f"the folders of {root} are called {', '.join(found)}, which are parts of a data set and no classes",
+            remedy=f"Give one for each of data, valid and test: image_folder({str(root / found[0])!r}). "
+            "If they are classes, say so: classes=[…].",
+        )
+    return tuple(found)
+
+
+def _by_folder(root: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """Images below `root` with the first folder on their way, "" where there is none, and files that are no images."""
+    images: list[tuple[str, str]] = []
+    others: list[str] = []
+    for name in files_below(root):
+        folder = name.partition("/")[0] if "/" in name else ""
+        if Path(name).suffix.lower() not in SUFFIXES:
+            others.append(name)
+        else:
+            images.append((name, folder))
+    return images, others
+
+
+def _labelled(path: Path, root: Path) -> Iterator[tuple[str, str]]:
+    """Files below `root` and their classes out of a table.
+
+    Raises:
+        BadJob: it cannot be read, has no header, a row has no two fields, or a file is there twice.
+    """
+    seen: set[str] = set()
+    table = CsvFile(path)
+    if (root / table.header[0]).is_file():
+        raise BadJob(
+            f"{path} has no header: its first line names the image {table.header[0]!r}, which would be left out",
+            remedy="Put a line before it that names the columns, as file,label.",
+        )
+    with opened(path) as content:
+        for row, record in enumerate(table.records(content)):
+            name, label = [*record.fields, "", ""][:2]
+            if record.fault or not (name and label and is_utf8(label)):
+                words = record.fault.words if record.fault else f"wants a file and its class, and has {record.fields}"
+                raise BadJob(f"{path}: row {row} {words}", remedy="Give a file and its class in each row.")
+            if name in seen:
+                raise BadJob(f"{path}: row {row}: {name!r} has a label already", remedy="Leave one of them out.")
+            seen.add(name)
+            yield name, label

@@ -1,0 +1,106 @@
+"""Image files as pixels. Imports Pillow, and so is imported where the first image is decoded."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from stoker.data.reading.file_listing import Resize
+from stoker.data.reading.text_tables import BadImage
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_ADDRESS = re.compile(r"<_io\.BytesIO object at 0x[0-9a-f]+>")
+_END_OF_JPEG = b"\xff\xd9"
+
+
+def loaded(content: bytes, *, is_strict: bool = False) -> Image.Image:
+    """The image in an encoded file, as it is stored there; of an animation, its first picture.
+
+    Args:
+        content: the file.
+        is_strict: look at what decoding does without as well: the checksums of a PNG, the end of a JPEG.
+
+    Raises:
+        BadImage: it is empty, cut off, damaged, of no known format, or larger than any picture should be.
+    """
+    if not content:
+        raise BadImage("empty", "it has no bytes")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of broken EXIF, which is not what is decoded
+            return _loaded(content, is_strict=is_strict)
+    except UnidentifiedImageError:
+        raise BadImage("corrupt", f"it is no image: it begins with {content[:8].hex(' ')}") from None
+    except Image.DecompressionBombError as error:
+        raise BadImage("shape", _words(error)) from None
+    except (OSError, SyntaxError, ValueError, IndexError, EOFError, zlib.error, OverflowError) as error:
+        raise BadImage("corrupt", _words(error)) from None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """As its EXIF data say it is to be seen; broken ones say nothing."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return image
+
+
+def fitted(image: Image.Image, channels: int, size: tuple[int, int] | None, resize: Resize) -> npt.NDArray[np.uint8]:
+    """The pixels [C, H, W] of an image.
+
+    Args:
+        image: upright, in any mode.
+        channels: 1 for grey, 3 for RGB, 4 for RGB and alpha.
+        size: (H, W); None leaves it as large as it is.
+        resize: what becomes of an image of another shape; bilinear.
+
+    Raises:
+        BadImage: it has more than 8 bits a channel.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise BadImage("mode", f"it has more than 8 bits a channel (mode {image.mode}): make 8 of them first")
+    if "transparency" in image.info and image.mode == "P":
+        image = image.convert("RGBA")  # else Pillow warns that the table of transparency is lost
+    mode = _MODES[channels]
+    image = image if image.mode == mode else image.convert(mode)
+    pixels = np.asarray(_sized(image, size, resize))
+    pixels = pixels.reshape(*pixels.shape[:2], channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _sized(image: Image.Image, size: tuple[int, int] | None, resize: Resize) -> Image.Image:
+    if size is None or (image.height, image.width) == size:
+        return image
+    width_height = (size[1], size[0])
+    if resize == "stretch":
+        return image.resize(width_height, Image.Resampling.BILINEAR)
+    fit = ImageOps.fit if resize == "crop" else ImageOps.pad
+    return fit(image, width_height, Image.Resampling.BILINEAR)
+
+
+def _loaded(content: bytes, *, is_strict: bool) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    # An image that unpacks to hundreds of millions of pixels is an attack or a mistake. Pillow warns of it; several
+    # threads that decode at once cannot make an error of that, as the filters of warnings are one for all of them.
+    if Image.MAX_IMAGE_PIXELS is not None and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(
+            f"it has {image.width:,} × {image.height:,} pixels, and {Image.MAX_IMAGE_PIXELS:,} are taken at most"
+        )
+    if is_strict and image.format == "PNG":
+        image.verify()  # uses the image up
+        image = Image.open(io.BytesIO(content))
+    if is_strict and image.format == "JPEG" and content.rfind(_END_OF_JPEG) < 0:
+        raise OSError("the end of the JPEG is missing")
+    image.load()
+    return image
+
+
+def _words(error: BaseException) -> str:
+    """The error's words, without the memory address that Pillow puts in: the same every time."""
+    return _ADDRESS.sub("these bytes", str(error).strip()) or type(error).__name__

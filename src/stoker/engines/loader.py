@@ -1,0 +1,142 @@
+"""From an artifact to engines.
+
+Files that an ONNX graph reads its weights from ("external data").
+
+Engines open them by the names that the graph gives. Each engine refuses names outside the graph's directory today; a
+server does not rely on that, and holds the names against the manifest's list.
+
+Source: `onnx.proto`, `TensorProto.external_data`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from stoker.artifacts import Artifact
+from stoker.devices import attached_cpu
+from stoker.engines.base import Engine, Graph, Where
+from stoker.errors import BadArtifact
+from stoker.records import EngineName
+
+_MODULES: dict[EngineName, str] = {
+    "openvino": "stoker.engines.openvino",
+    "onnxruntime": "stoker.engines.onnxruntime",
+}
+_FORMATS: dict[EngineName, tuple[str, ...]] = {"openvino": (".onnx", ".xml"), "onnxruntime": (".onnx",)}
+"""Endings of graphs that artifacts have; engines read further formats, whose other files nothing here knows."""
+
+
+def load(
+    artifact: Artifact, *, instances: int = 1, threads: int | None = None, where: Where = "cpu"
+) -> tuple[Engine, ...]:
+    """Engines of an artifact, each with so many threads (default: the usable cores, shared among them).
+
+    Raises:
+        BadArtifact: the graph cannot be loaded, is of another format than artifacts have, reads weights from a file
+            that the manifest does not list, or its engine is not installed.
+    """
+    manifest = artifact.manifest
+    _require_known_files(artifact)
+    return load_graph(
+        manifest.engine,
+        Graph(
+            path=artifact.graph_path,
+            precision=manifest.precision,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            instances=instances,
+            threads=default_threads(instances) if threads is None else threads,
+            where=where,
+        ),
+    )
+
+
+def load_graph(engine: EngineName, graph: Graph) -> tuple[Engine, ...]:
+    """Engines of a graph that is not, or not yet, part of an artifact.
+
+    Raises:
+        BadArtifact: see `load`.
+    """
+    if not graph.path.is_file():
+        raise BadArtifact(f"There is no {graph.path}", remedy="Copy the artifact whole, or export it again.")
+    if engine not in _MODULES:
+        raise BadArtifact(
+            f"{graph.path} cannot be run by {engine}: programs of PyTorch may hold pickles, and are not opened",
+            remedy="Export the model to ONNX: `stoker export`.",
+        )
+    module = importlib.import_module(_MODULES[engine])
+    return tuple(cast("Sequence[Engine]", module.load_all(graph)))
+
+
+def _require_known_files(artifact: Artifact) -> None:
+    """Refuse a graph from which an engine would open files that nobody verified."""
+    path, manifest = artifact.graph_path, artifact.manifest
+    if manifest.engine in _FORMATS and path.suffix not in _FORMATS[manifest.engine]:
+        raise BadArtifact(
+            f"{path} is to be run by {manifest.engine}, whose graphs in artifacts end in "
+            f"{' or '.join(_FORMATS[manifest.engine])}",
+            remedy="Export the model again.",
+        )
+    if path.suffix != ".onnx" or not path.is_file():
+        return
+    try:
+        names = weight_files(path)
+    except (OSError, ValueError) as error:
+        raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
+    listed = {PurePosixPath(file.name) for file in manifest.files}
+    for name in names:
+        if PurePosixPath(manifest.graph).parent / name not in listed:
+            raise BadArtifact(
+                f"{path} reads weights from {name!r}, which is not in the manifest's list of files",
+                remedy="Export the model again.",
+            )
+
+
+def default_threads(instances: int) -> int:
+    """Threads of each of so many instances: the cores this process may use, shared among them; at least 1."""
+    return max(1, attached_cpu().cores // instances)
+
+
+_KEY = b"location"
+"""The key under which a tensor has its file; a graph without these bytes has no such tensor, however it is encoded."""
+
+
+def weight_files(path: Path) -> tuple[str, ...]:
+    """Names of the files that a graph reads weights from, relative to its directory; without opening any of them.
+
+    Raises:
+        OSError: the graph cannot be read.
+        ValueError: it names such files and is not ONNX.
+    """
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return ()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(_KEY) < 0:  # nearly always; the graph is not parsed twice then
+                return ()
+    import onnx  # noqa: PLC0415 - a tenth of a second that most graphs do not need
+    from google.protobuf.message import DecodeError  # noqa: PLC0415 - comes with it
+
+    try:
+        return weights_named(onnx.load(path, load_external_data=False))
+    except DecodeError as error:
+        raise ValueError(f"it is not an ONNX graph: {error}") from error
+
+
+def weights_named(model: Any) -> tuple[str, ...]:
+    """The same of an `onnx.ModelProto` that was read without its weights."""
+    return tuple(dict.fromkeys(_locations(model)))
+
+
+def _locations(message: Any) -> Iterator[str]:
+    """Every `external_data` location anywhere in a message: initializers, constants, branches, functions."""
+    for field, value in message.ListFields():
+        if field.name == "external_data":
+            yield from (entry.value for entry in value if entry.key == _KEY.decode())
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                yield from _locations(inner)

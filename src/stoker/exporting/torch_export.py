@@ -1,0 +1,351 @@
+"""Exporting a live module.
+
+From a module to files: the ONNX graph, PyTorch's own program, and the weights.
+
+Source: PyTorch 2.13, `torch.onnx.export(dynamo=True)`, which goes by way of `torch.export.export`.
+
+A module as exporters and engines take it: tensors in by position, a tuple of tensors out.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from stoker.artifacts import Artifact, read_settings
+from stoker.artifacts.dtypes import Arrays
+from stoker.artifacts.golden import rows
+from stoker.engines.torch_module import TorchModule, as_array, as_tensor
+from stoker.errors import BadArtifact, StokerError, first_line
+from stoker.exporting.proofs import (
+    NUM_SAMPLES,
+    Answer,
+    Trial,
+    contiguous,
+    eight_samples,
+    is_held,
+    padded_specs,
+    prove_alone,
+)
+from stoker.exporting.signature import About, input_specs, output_specs, ranges, require_varied
+from stoker.exporting.version_writer import Exported, require_place, write_version
+from stoker.records import BATCH, ArtifactSource, Proof, TensorSpec
+from stoker.stepping.model import weights_digest
+
+Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+"""Example inputs, first dimension samples: one, several by position, or by the names of `forward`'s arguments."""
+
+_ORACLE = "PyTorch"
+
+
+def export_module(module: nn.Module, inputs: Inputs, model: str | Path, about: About | None = None) -> Artifact:
+    """Export a module as it is, in its mode, as the next version of a model.
+
+    Args:
+        module: takes tensors whose first dimension is the samples, and gives such tensors.
+        inputs: examples, real ones and at least two: eight of them are asked, and four kept with their answers.
+        model: the model's directory, such as `models/digits`.
+        about: what else is known.
+
+    Raises:
+        BadArtifact: its answers depend on what else is in the batch, it cannot be traced, or no engine computes the
+            same; with the numbers.
+    """
+    if isinstance(inputs, Mapping):
+        named, call = dict(inputs), by_name(tuple(inputs))
+    else:
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        named, call = dict(zip(names_of_arguments(module, len(given)), given, strict=True)), by_position
+    return export_call(module, call, {name: as_array(tensor) for name, tensor in named.items()}, Path(model), about)
+
+
+def export_call(module: nn.Module, call: Call, samples: Arrays, model: Path, about: About | None = None) -> Artifact:
+    """Export a module that is called in another way than by its arguments alone; see `export_module`.
+
+    Args:
+        module: whose weights are kept.
+        call: takes the module and the inputs by position, and can be traced.
+        samples: example inputs by name, in the order of `call`'s arguments.
+        model: the model's directory.
+        about: what else is known.
+
+    Raises:
+        BadArtifact: see `export_module`.
+    """
+    about = about or About()
+    require_place(model)
+    if module.training:  # asking it would move its running statistics
+        module = copy.deepcopy(module)
+    flat = Flat(module, call)
+    inputs = input_specs(samples, about.dynamic)
+    trial = Trial(
+        samples=eight_samples(contiguous(samples)),
+        inputs=inputs,
+        dims=ranges([dim for spec in inputs for dim in spec.shape if isinstance(dim, str)], about.dims),
+        most_rows=read_settings(model).max_batch_rows,
+    )
+    require_varied(trial)
+    answer = _original(flat, trial)
+    outputs = output_specs(answer, trial)
+    proofs = _of_the_original(answer, trial, outputs, about.limit)
+    inputs, padding = padded_specs(_ORACLE, answer, trial, outputs, about.pad, about.limit)
+    program = trace(flat, trial.samples, inputs)
+
+    def write_files(directory: Path) -> None:
+        write_graph(program, directory / GRAPH, inputs, outputs)
+        write_weights(module, directory / WEIGHTS)
+        write_program(program, directory / PROGRAM)
+
+    exported = Exported(
+        name=about.name or model.name,
+        graph=GRAPH,
+        inputs=inputs,
+        outputs=outputs,
+        dims=trial.dims,
+        oracle=answer,
+        oracle_name=_ORACLE,
+        trial=trial.with_inputs(inputs),
+        source=about.source or ArtifactSource(kind="module", name=type(module).__name__, digest=weights_digest(module)),
+        labels={name: tuple(classes) for name, classes in about.labels.items()},
+        metrics=about.metrics,
+        proofs=(*proofs, *padding),
+        limit=about.limit,
+    )
+    return write_version(model, exported, write_files)
+
+
+def _original(flat: Flat, trial: Trial) -> Answer:
+    """How to ask the module itself.
+
+    Raises:
+        BadArtifact: it cannot answer the example inputs, or returns what is no tensor.
+    """
+    tensors = [as_tensor(trial.samples[spec.name]) for spec in trial.inputs]
+    parameter = next(flat.parameters(), None)
+    try:
+        with torch.no_grad():
+            found = flat.call(*(one if parameter is None else one.to(parameter.device) for one in tensors))
+    except StokerError:
+        raise
+    except Exception as error:  # the module is anybody's code
+        shapes = ", ".join(f"{spec.name} {list(trial.samples[spec.name].shape)}" for spec in trial.inputs)
+        raise Untraceable(
+            f"The model cannot answer the example inputs ({shapes}): {type(error).__name__}: {first_line(error)}",
+            remedy="Give examples as the model takes them, samples first.",
+        ) from error
+    return TorchModule(flat, [spec.name for spec in trial.inputs], list(named_outputs(found))).run
+
+
+def _of_the_original(answer: Answer, trial: Trial, outputs: tuple[TensorSpec, ...], limit: float) -> tuple[Proof, ...]:
+    """What must hold before anything is traced: outputs have samples and names of their own, and ignore neighbours.
+
+    Raises:
+        BadArtifact: it does not hold.
+    """
+    if stray := [spec for spec in outputs if spec.shape[:1] != (BATCH,)]:
+        raise BadArtifact(
+            f"The first dimension of the output {stray[0].name!r} {list(stray[0].shape)} is not the samples",
+            remedy="Give each sample its answer; means over a batch cannot be served.",
+        )
+    if shared := sorted({spec.name for spec in outputs} & {spec.name for spec in trial.inputs}):
+        raise BadArtifact(
+            f"The output {shared[0]!r} is named like an input, and a graph has one tensor of a name",
+            remedy="Return it under another name.",
+        )
+    proof = prove_alone(_ORACLE, answer, trial, limit, (NUM_SAMPLES,))
+    if not is_held(proof):
+        raise BadArtifact(
+            f"A sample's answer depends on what else is in the batch: {proof.what} differ by {proof.error:.2g} of the "
+            f"largest value, at most {limit:g} is allowed",
+            remedy="Call `model.eval()` if it is in training mode; look for operations over dimension 0 otherwise.",
+        )
+    return (proof,)
+
+
+OPSET = 20
+GRAPH, PROGRAM, WEIGHTS = "model.onnx", "model.pt2", "model.safetensors"
+_MOST_INLINE_BYTES = 1_800_000_000
+"""A protobuf file ends at 2 GiB; beyond this the weights lie in `model.onnx.data` beside it."""
+_TRACED_SAMPLES = 3
+"""One would be taken for a fixed size, two is the width of too many other things."""
+
+
+class Untraceable(BadArtifact):
+    """A model that cannot be asked or traced in the way it is called."""
+
+
+def trace(flat: Flat, samples: Arrays, inputs: tuple[TensorSpec, ...]) -> torch.export.ExportedProgram:
+    """PyTorch's own program of the model, every named dimension left open.
+
+    Raises:
+        BadArtifact: the model fixes a size, or does what cannot be traced.
+    """
+    few = rows(samples, slice(_TRACED_SAMPLES))
+    tensors = tuple(as_tensor(few[spec.name]) for spec in inputs)
+    dims = tuple(
+        {at: torch.export.Dim.DYNAMIC for at, dim in enumerate(spec.shape) if isinstance(dim, str)} for spec in inputs
+    )
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.export.export(flat, tensors, dynamic_shapes=(dims,))
+    except Exception as error:  # the exporter's errors have no base of their own, and the model is anybody's code
+        raise _untraceable(error) from error
+    program.example_inputs = None  # they would be stored as a pickle
+    return program
+
+
+def write_graph(
+    program: torch.export.ExportedProgram, path: Path, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> None:
+    """Write the ONNX graph, its inputs and outputs named, and its dimensions too.
+
+    Raises:
+        BadArtifact: an operation has no counterpart in ONNX, or the exporter's library is not installed.
+    """
+    if importlib.util.find_spec("onnxscript") is None:
+        raise BadArtifact("The package onnxscript is not installed here", remedy="pip install 'stoker[models]'")
+    try:
+        with _quiet():
+            exported = torch.onnx.export(
+                program, dynamo=True, opset_version=OPSET, verbose=False,
+                input_names=[spec.name for spec in inputs], output_names=[spec.name for spec in outputs],
+            )  # fmt: skip
+    except Exception as error:  # as above
+        raise _untraceable(error) from error
+    assert exported is not None, "an export with dynamo=True returns its program"
+    graph = exported.model.graph
+    for values, specs in ((graph.inputs, inputs), (graph.outputs, outputs)):
+        for value, spec in zip(values, specs, strict=True):
+            _name_dims(value, spec)
+    for node in graph.all_nodes():  # stack traces, with the paths of whoever exported
+        node.metadata_props.clear()
+    num_bytes = sum(tensor.nbytes for tensor in program.state_dict.values())
+    exported.save(path, external_data=num_bytes > _MOST_INLINE_BYTES)
+
+
+def write_weights(module: nn.Module, path: Path) -> None:
+    """Write every parameter and buffer by name; tied ones are written twice."""
+    weights = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in module.state_dict().items()}
+    safetensors.torch.save_file(weights, path)
+
+
+def write_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write PyTorch's own program, without pickles in it, for `torch.export.load` elsewhere; Stoker never opens it."""
+    with _quiet():
+        torch.export.save(program, path)
+
+
+def _name_dims(value: Any, spec: TensorSpec) -> None:
+    if value.shape is None:
+        return
+    for at, dim in enumerate(spec.shape):
+        if isinstance(dim, str):
+            value.shape[at] = dim
+
+
+def _untraceable(error: Exception) -> Untraceable:
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in said if "special" in line or "aten" in line or "data-dependent" in line]
+    return Untraceable(
+        f"The model cannot be exported: {type(error).__name__}: {(telling or said or [first_line(error)])[0][:300]}",
+        remedy="Write `forward` for any number of samples, without Python branches on the values of tensors.",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says about itself: deprecations of its own, packages it would also know."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+Call = Callable[..., Any]
+"""`call(module, *inputs)` gives the module's output."""
+
+
+class Flat(nn.Module):
+    """A module, and how it is called with its inputs in order.
+
+    Args:
+        module: whose weights these are.
+        call: takes the module and the inputs by position, and calls it.
+    """
+
+    def __init__(self, module: nn.Module, call: Call) -> None:
+        super().__init__()
+        self.train(module.training)
+        self.module = module
+        self._call = call
+
+    def call(self, *inputs: torch.Tensor) -> Any:
+        """What the module itself returns."""
+        return self._call(self.module, *inputs)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Every output, in the order of `named_outputs`."""
+        return tuple(named_outputs(self.call(*inputs)).values())
+
+
+def named_outputs(found: Any) -> dict[str, torch.Tensor]:
+    """What a module returned, by name: `output`, `output_0` and on of several, or the keys of a dict; None is left out.
+
+    Raises:
+        BadArtifact: something in it is no tensor.
+    """
+    if isinstance(found, torch.Tensor):
+        return {"output": found}
+    if isinstance(found, Mapping):
+        named = {str(name): value for name, value in found.items()}
+    elif isinstance(found, tuple | list):
+        named = {f"output_{at}": value for at, value in enumerate(found)}
+    else:
+        raise BadArtifact(
+            f"The model returns a {type(found).__name__}; an exported one gives tensors",
+            remedy="Return a tensor, a tuple of tensors, or a dict of them.",
+        )
+    named = {name: value for name, value in named.items() if value is not None}
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise BadArtifact(
+                f"The model's output {name!r} is a {type(value).__name__}; an exported one gives tensors",
+                remedy="Return a tensor, a tuple of tensors, or a dict of them.",
+            )
+    return named
+
+
+def by_position(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    """Call a module with its inputs in order."""
+    return module(*inputs)
+
+
+def by_name(names: tuple[str, ...]) -> Call:
+    """How a module is called with keyword arguments of these names."""
+    return lambda module, *inputs: module(**dict(zip(names, inputs, strict=True)))
+
+
+def names_of_arguments(module: nn.Module, count: int) -> tuple[str, ...]:
+    """What `forward` calls its first arguments; `input_0` and on where it does not name them."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(module.forward).parameters.values()
+    named = [one.name for one in parameters if one.kind in positional][:count]
+    if len(named) == count:
+        return tuple(named)
+    return ("input",) if count == 1 else tuple(f"input_{at}" for at in range(count))

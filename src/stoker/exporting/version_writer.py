@@ -1,0 +1,161 @@
+"""Writing a version of a model: its graph is there, every engine has been asked, the manifest says what came out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from stoker.artifacts import MANIFEST, Artifact, Golden, publish
+from stoker.artifacts.dtypes import Arrays
+from stoker.artifacts.manifest_validation import manifest_problem
+from stoker.devices import attached_cpu
+from stoker.engines import Graph, default_threads
+from stoker.errors import BadArtifact
+from stoker.exporting.proofs import LIMIT, Answer, Trial, prove
+from stoker.records import (
+    ArtifactSource,
+    DynamicDim,
+    FileDigest,
+    Manifest,
+    Proof,
+    ServingPrecision,
+    TensorSpec,
+)
+
+GOLDEN = "golden.safetensors"
+NUM_GOLDEN = 4
+_LIBRARIES = ("stoker", "torch", "onnx", "onnxscript", "openvino", "onnxruntime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A model on its way to disk: what it takes and gives, how to ask the original, and what is known of it.
+
+    `limit` is the most that answers may differ from the original's; see `checking`. `proofs` are of the original.
+    """
+
+    name: str
+    graph: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dims: tuple[DynamicDim, ...]
+    oracle: Answer
+    oracle_name: str
+    trial: Trial
+    source: ArtifactSource
+    precision: ServingPrecision = "fp32"
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    proofs: tuple[Proof, ...] = ()
+    limit: float = LIMIT
+    notes: tuple[str, ...] = ()
+
+
+def write_version(model: Path, exported: Exported, write_files: Callable[[Path], None]) -> Artifact:
+    """Write the next version, check it in numbers, and put it in place; nothing is left behind where it fails.
+
+    Args:
+        model: the model's directory.
+        exported: what is written.
+        write_files: puts the graph, and what belongs to it, into a directory.
+
+    Raises:
+        BadArtifact: no engine computes what the model does, what is said of it cannot be, or the disk cannot be
+            written.
+    """
+    require_place(model)
+
+    def write(directory: Path, digests: Callable[[], tuple[FileDigest, ...]]) -> Manifest:
+        write_files(directory)
+        graph = Graph(
+            path=directory / exported.graph,
+            precision=exported.precision,
+            inputs=exported.inputs,
+            outputs=exported.outputs,
+            threads=default_threads(1),
+        )
+        asked = _golden_inputs(exported.trial)
+        proven = prove(graph, exported.oracle, exported.oracle_name, exported.trial, asked, exported.limit)
+        save_file(Golden(asked, proven.golden).as_tensors(), directory / GOLDEN)
+        manifest = Manifest(
+            name=exported.name,
+            engine=proven.engine,
+            precision=exported.precision,
+            graph=exported.graph,
+            golden=GOLDEN,
+            inputs=exported.inputs,
+            outputs=exported.outputs,
+            dims=exported.dims,
+            tolerance=proven.tolerance,
+            labels=dict(exported.labels),
+            metrics=dict(exported.metrics),
+            proofs=(*exported.proofs, *proven.proofs),
+            notes=exported.notes,
+            proved_on=cpu_name(),
+            source=exported.source,
+            libraries=library_versions(),
+            made_at=now(),
+            files=digests(),
+        )
+        if (problem := manifest_problem(manifest)) is not None:
+            raise BadArtifact(f"{model} was not written: nobody could read its manifest, which {problem}")
+        return manifest
+
+    return publish(model, write)
+
+
+def require_place(model: Path) -> None:
+    """Refuse a directory that is not a model's, nor could become one.
+
+    Raises:
+        BadArtifact: it is a file, a version of a model, or holds other things.
+    """
+    if model.is_file():
+        raise BadArtifact(f"{model} is a file", remedy="Name a directory with -o, such as models/digits.")
+    if not model.is_dir():
+        if model.name.isdigit():
+            remedy = f"Name the model alone: -o {model.parent}."
+            raise BadArtifact(f"{model} is named like a version, which Stoker numbers itself", remedy=remedy)
+        return
+    if (model / MANIFEST).is_file():
+        raise BadArtifact(f"{model} is a version of a model", remedy=f"Name the model: -o {model.parent}.")
+    entries = [one.name for one in model.iterdir() if not one.name.startswith(".")]
+    foreign = [name for name in entries if not name.isdigit() and name != "service.json"]
+    if foreign:
+        raise BadArtifact(
+            f"{model} is not a model's directory: it holds {', '.join(sorted(foreign)[:3])}",
+            remedy=f"Name one of the model's own, such as -o {model / 'NAME'}.",
+        )
+
+
+def cpu_name() -> str:
+    """The CPU that proofs hold for."""
+    return attached_cpu().model
+
+
+def now() -> str:
+    """The time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what takes part in an export, and of Python."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _golden_inputs(trial: Trial) -> Arrays:
+    if not trial.is_batched:
+        return trial.samples
+    return {name: array[:NUM_GOLDEN].copy() for name, array in trial.samples.items()}

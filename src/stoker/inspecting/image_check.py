@@ -1,0 +1,213 @@
+"""Everything that is looked for in data with pixels, in order.
+
+Equal pixels: duplicates within a split, leaks between splits, and one picture under two labels.
+
+Pictures unlike the rest in how they are stored: another mode, another size or shape, or of one colour.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from stoker.errors import BadJob
+from stoker.inspecting.findings import (
+    AGAINST,
+    Checked,
+    CheckOptions,
+    ImageLoader,
+    Tell,
+    class_findings,
+    groups_of,
+    in_order,
+    in_order_of_use,
+    rank,
+)
+from stoker.inspecting.image_signatures import MODES, ImageSurvey, Unreadable, survey
+from stoker.inspecting.image_sources import FoundImages, SampleUnit, StoredSample
+from stoker.inspecting.label_errors import suspects
+from stoker.inspecting.near_duplicates import near_findings, near_pairs
+from stoker.records.data_check import Fault, Finding
+
+
+@dataclass(frozen=True)
+class ForeignUnit:
+    """A unit of another data set: it is of the split `against`, and its samples are named after that data set."""
+
+    unit: SampleUnit
+    source: str
+    split: str = AGAINST
+
+    def __len__(self) -> int:
+        """How many samples."""
+        return len(self.unit)
+
+    def item(self, index: int) -> StoredSample:
+        """One of them."""
+        item = self.unit.item(index)
+        return replace(item, id=f"{self.source}/{item.id}")
+
+
+def check_pictures(
+    found: FoundImages, against: Sequence[tuple[str, FoundImages]], options: CheckOptions, workers: int, tell: Tell
+) -> Checked:
+    """Decode all samples, and hold them against each other.
+
+    Raises:
+        BadJob: there is nothing to check.
+        RunFailed: a process that decodes died.
+    """
+    others = [ForeignUnit(unit, source) for source, other in against for unit in other.units]
+    if not found.units and not found.findings and not found.empty_classes:
+        raise BadJob("There is no image to check")
+    seen = survey([*found.units, *others], workers, tell)
+    findings = [*found.findings, *(one for one in seen.findings if one.where != AGAINST)]
+    facts = seen.facts()
+    findings += [*class_findings(facts, found.empty_classes), *_unlabelled(seen), *copies(seen), *outliers(seen)]
+    notes = [f"{len(seen):,} samples were decoded to their end; equal pixels are told by their SHA-256"]
+    explained = {finding.id for finding in findings if finding.fault in {"duplicate", "leak", "contradiction"}}
+    if options.near:
+        near = near_pairs(seen, options.least_correlation, tell)
+        findings += [one for one in near_findings(seen, near.pairs) if one.where != AGAINST and one.id not in explained]
+        notes.append(near.note())
+    if options.labels:
+        accused, note = suspects(seen, tell)
+        findings += [one for one in accused if one.id not in explained]
+        notes.append(note)
+    ours = in_order_of_use(one for one in facts if one.name != AGAINST)
+    return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=_seen(seen))
+
+
+def _unlabelled(seen: ImageSurvey) -> Iterator[Finding]:
+    """Samples without a label, where others have one."""
+    if not seen.classes:
+        return
+    for row in (seen.labels < 0).nonzero()[0].tolist():
+        if seen.split_name(row) != AGAINST:
+            yield Finding(fault="unlabelled", gravity="fault", id=seen.ids[row], where=seen.split_name(row),
+                          detail="has no label, others have one")  # fmt: skip
+
+
+def _seen(seen: ImageSurvey) -> ImageLoader:
+    """Pictures by the names of their samples."""
+    rows: dict[str, int] = {}
+
+    def picture(name: str) -> Image.Image | None:
+        if not rows:
+            rows.update({one: row for row, one in enumerate(seen.ids)})
+        try:
+            return seen.picture(rows[name]) if name in rows else None
+        except Unreadable:
+            return None
+
+    return picture
+
+
+_MOST_NAMED_COPIES = 5
+
+
+def copies(survey: ImageSurvey) -> Iterator[Finding]:
+    """What is wrong with pictures that are there more than once; those of the other data set are not told of."""
+    _, groups = groups_of(survey.signatures["content"])
+    for group in groups:
+        rows = sorted(group.tolist(), key=functools.partial(_place, survey))
+        labels = {survey.label(row) for row in rows} - {None}
+        told = _contradictions(survey, rows) if len(labels) > 1 else _repetitions(survey, rows)
+        yield from (finding for finding in told if finding.where != AGAINST)
+
+
+def _place(survey: ImageSurvey, row: int) -> tuple[int, int, bool, int]:
+    """Which copy is kept: of the split that measures, with a label where one has it, then the first."""
+    return -rank(survey.split_name(row)), int(survey.splits[row]), survey.label(row) is None, row
+
+
+def _contradictions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
+    """Every copy: which of them has the right label is not known."""
+    labels = " and ".join(sorted({str(survey.label(row)) for row in rows}))
+    for row in rows:
+        others = tuple(survey.ids[other] for other in rows if other != row)[:_MOST_NAMED_COPIES]
+        yield Finding(
+            fault="contradiction", gravity="fault", id=survey.ids[row], where=survey.split_name(row), beside=others,
+            detail=f"is labelled {survey.label(row)}; equal pixels are labelled {labels}",
+        )  # fmt: skip
+
+
+def _repetitions(survey: ImageSurvey, rows: list[int]) -> Iterator[Finding]:
+    """All but the first."""
+    kept, home = rows[0], survey.splits[rows[0]]
+    for row in rows[1:]:
+        is_leak = survey.splits[row] != home
+        detail = f"has the pixels of {survey.ids[kept]}" + (f" in {survey.split_name(kept)}" if is_leak else "")
+        yield Finding(
+            fault="leak" if is_leak else "duplicate", gravity="fault", id=survey.ids[row],
+            where=survey.split_name(row), beside=(survey.ids[kept],), detail=detail,
+        )  # fmt: skip
+
+
+_MOST = 0.9
+"""Share of the pictures that have to agree for the others to be odd."""
+
+_MOST_Z = 6.0
+_LEAST_DEVIATION = 0.05
+"""Of the logarithm of area or aspect: pictures that hardly vary are not outliers for five per cent."""
+
+_LEAST_SPREAD = 2
+
+
+def outliers(survey: ImageSurvey) -> Iterator[Finding]:
+    """Every odd picture; of the other data set none."""
+    foreign = [code for code, name in enumerate(survey.split_names) if name == AGAINST]
+    rows = np.flatnonzero(~np.isin(survey.splits, foreign))
+    if not len(rows):
+        return
+    signatures = survey.signatures[rows]
+    yield from _odd_modes(survey, rows, signatures)
+    yield from _odd_sizes(survey, rows, signatures)
+    for row in rows[signatures["spread"] <= _LEAST_SPREAD].tolist():
+        yield _suspect(survey, row, "blank", "shows one colour", float(survey.signatures["spread"][row]))
+
+
+def _odd_modes(survey: ImageSurvey, rows: NDArray[np.int64], signatures: NDArray[Any]) -> Iterator[Finding]:
+    (usual, count), *_ = Counter(signatures["mode"].tolist()).most_common(1)
+    if count < _MOST * len(rows):
+        return
+    for row in rows[signatures["mode"] != usual].tolist():
+        mode = MODES[survey.signatures["mode"][row]]
+        yield _suspect(survey, row, "mode", f"is {mode}; {count / len(rows):.1%} are {MODES[usual]}")
+
+
+def _odd_sizes(survey: ImageSurvey, rows: NDArray[np.int64], signatures: NDArray[Any]) -> Iterator[Finding]:
+    sizes = Counter(zip(signatures["width"].tolist(), signatures["height"].tolist(), strict=True))
+    (usual, count), *_ = sizes.most_common(1)
+    width, height = signatures["width"].astype(np.float64), signatures["height"].astype(np.float64)
+    if count >= _MOST * len(rows):
+        odd = (width != usual[0]) | (height != usual[1])
+        scores = np.abs(np.log(width * height / (usual[0] * usual[1])))
+        rest = f"{count / len(rows):.1%} are {usual[0]} × {usual[1]}"
+    else:
+        area, aspect = np.log(width * height), np.log(width / height)
+        scores = np.maximum(_robust_z(area), _robust_z(aspect))
+        odd = scores > _MOST_Z
+        rest = f"the median is {np.median(width):.0f} × {np.median(height):.0f}"
+    for place in np.flatnonzero(odd).tolist():
+        detail = f"has {signatures['width'][place]} × {signatures['height'][place]} pixels; {rest}"
+        yield _suspect(survey, int(rows[place]), "shape", detail, float(scores[place]))
+
+
+def _robust_z(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Distances from the median in robust standard deviations (1.4826 × the median absolute deviation)."""
+    away = np.abs(values - np.median(values))
+    z: NDArray[np.float64] = away / max(1.4826 * float(np.median(away)), _LEAST_DEVIATION)
+    return z
+
+
+def _suspect(survey: ImageSurvey, row: int, fault: Fault, detail: str, measure: float | None = None) -> Finding:
+    return Finding(fault=fault, gravity="suspect", id=survey.ids[row], where=survey.split_name(row), detail=detail,
+                   measure=None if measure is None else round(measure, 4))  # fmt: skip

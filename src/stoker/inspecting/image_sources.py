@@ -1,0 +1,413 @@
+"""The seam between files and samples with pixels: units of work that a process can take whole.
+
+Folders of files: a class per folder, below one folder per split where there are such.
+
+Shards of WebDataset: an image of each key, and the label beside it.
+
+Images held in arrays: IDX files of unsigned bytes (gzipped or not), and NumPy's .npy and .npz.
+
+Source of the IDX format: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", "File formats".
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.data.reading.file_listing import SUFFIXES, TarMember, files_below, members_of
+from stoker.data.reading.text_tables import BadTable
+from stoker.errors import BadJob, first_line
+from stoker.inspecting.findings import SPLITS, are_splits, split_of
+from stoker.records.codec import parsed
+from stoker.records.data_check import DataKind, Finding
+
+SAMPLES_OF_A_UNIT = 256
+"""Enough that handing a unit to another process costs little, few enough that progress is seen."""
+
+
+@dataclass(frozen=True)
+class StoredSample:
+    """A sample as it is stored.
+
+    `content` is the bytes of an image file, or pixels [height, width] or [height, width, channels]. `suffix` is the
+    ending of its name, which promises a format; empty where it has none. `problem` says why there is no content.
+    """
+
+    id: str
+    content: bytes | NDArray[Any]
+    label: str | None = None
+    suffix: str = ""
+    problem: str = ""
+
+
+class SampleUnit(Protocol):
+    """Some samples of one split, of which each can be read alone. It travels between processes."""
+
+    @property
+    def split(self) -> str:
+        """The split that they are in; empty where there are none."""
+        ...
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def item(self, index: int) -> StoredSample:
+        """One of them; what cannot be read has a problem and no content."""
+        ...
+
+
+@dataclass(frozen=True)
+class FoundImages:
+    """What a path holds: units to read, classes without a sample (split, class), and what was amiss on the way."""
+
+    kind: DataKind
+    units: tuple[SampleUnit, ...]
+    empty_classes: tuple[tuple[str, str], ...] = ()
+    findings: tuple[Finding, ...] = field(default=())
+
+
+def cut(count: int, size: int = SAMPLES_OF_A_UNIT) -> Sequence[range]:
+    """Ranges of at most `size` that make up `count`."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+@dataclass(frozen=True)
+class FileUnit:
+    """Files of one split; names are relative to `root`, labels are the folders that they are in."""
+
+    root: Path
+    split: str
+    names: tuple[str, ...]
+    labels: tuple[str | None, ...]
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.names)
+
+    def item(self, index: int) -> StoredSample:
+        """A file and its bytes."""
+        name = self.names[index]
+        suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - a million paths: no object for each
+        try:
+            content, problem = (self.root / name).read_bytes(), ""
+        except OSError as error:
+            content, problem = b"", f"cannot be read: {error.strerror}"
+        return StoredSample(name, content, self.labels[index], suffix, problem)
+
+
+@dataclass(frozen=True)
+class FolderListing:
+    """The files below a folder by split and class, and the classes that have none."""
+
+    files: dict[tuple[str, str | None], list[str]]
+    empty_classes: tuple[tuple[str, str], ...]
+    foreign: tuple[str, ...]
+
+
+def list_classes(root: Path, suffixes: frozenset[str]) -> FolderListing:
+    """The files with one of `suffixes`, sorted; hidden files and folders are passed over."""
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    splits = [(name, SPLITS[name.lower()]) for name in folders] if are_splits(folders) else [("", "")]
+    files: dict[tuple[str, str | None], list[str]] = defaultdict(list)
+    foreign: list[str] = []
+    classes: set[tuple[str, str]] = set()
+    for folder, split in splits:
+        top = root / folder
+        classes |= {(split, entry.name) for entry in os.scandir(top) if entry.is_dir() and entry.name[0] != "."}
+        for name in files_below(top):
+            relative = f"{folder}/{name}" if folder else name
+            label = name.split("/", 1)[0] if "/" in name else None
+            if os.path.splitext(name)[1].lower() in suffixes:  # noqa: PTH122 - as above
+                files[split, label].append(relative)
+            else:
+                foreign.append(relative)
+    empty = sorted(classes - {(split, label) for split, label in files if label is not None})
+    return FolderListing(dict(files), tuple(empty), tuple(foreign))
+
+
+def find_images(root: Path) -> FoundImages:
+    """The images of a folder, cut into units."""
+    listing = list_classes(root, SUFFIXES)
+    findings = [
+        Finding(fault="foreign", gravity="note", id=name, detail="its name is no image's: it was not opened")
+        for name in listing.foreign
+    ]
+    return FoundImages("images", tuple(_folder_units(root, listing)), listing.empty_classes, tuple(findings))
+
+
+def _folder_units(root: Path, listing: FolderListing) -> Iterator[SampleUnit]:
+    by_split: dict[str, list[tuple[str, str | None]]] = defaultdict(list)
+    for (split, label), names in listing.files.items():
+        by_split[split] += [(name, label) for name in names]
+    for split, samples in by_split.items():
+        samples.sort()
+        for rows in cut(len(samples), SAMPLES_OF_A_UNIT):
+            chosen = samples[rows.start : rows.stop]
+            yield FileUnit(root, split, tuple(name for name, _ in chosen), tuple(label for _, label in chosen))
+
+
+_LABEL_KEYS = ("cls", "label", "class", "target", "y")
+
+
+@dataclass(frozen=True)
+class ShardSample:
+    """The members of one key: the image, and what holds its label."""
+
+    key: str
+    image: TarMember | None
+    label: TarMember | None
+
+
+@dataclass(frozen=True)
+class ShardUnit:
+    """Some keys of a shard; `name` is the shard's path below the source."""
+
+    path: Path
+    name: str
+    split: str
+    groups: tuple[ShardSample, ...]
+
+    def __len__(self) -> int:
+        """How many keys."""
+        return len(self.groups)
+
+    def item(self, index: int) -> StoredSample:
+        """A key with its image and its label."""
+        group = self.groups[index]
+        name = f"{self.name}:{group.key}"
+        if group.image is None:
+            return StoredSample(name, b"", problem="has no image beside it")
+        try:
+            label = _label(self._read(group.label), group.label) if group.label else None
+            return StoredSample(name, self._read(group.image), label, f".{_last(group.image)}")
+        except (OSError, EOFError, ValueError) as error:
+            return StoredSample(name, b"", problem=f"cannot be read: {first_line(error)}")
+
+    def _read(self, member: TarMember) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(member.offset)
+            content = file.read(member.size)
+        if len(content) < member.size:
+            raise EOFError(f"the shard ends {member.size - len(content):,} bytes before .{member.kind} does")
+        return content
+
+
+def find_shards(root: Path, paths: Sequence[Path]) -> FoundImages:
+    """The keys of some shards, cut into units; a shard that ends early is read as far as it goes, and told."""
+    units: list[SampleUnit] = []
+    findings: list[Finding] = []
+    for path in paths:
+        name = path.name if path == root else path.relative_to(root).as_posix()
+        groups, problem = list_groups(path)
+        if problem:
+            findings.append(Finding(fault="corrupt", gravity="corrupt", where=name, detail=problem))
+        split = split_of(path.name.partition(".")[0]) or split_of(path.parent.name if path != root else "")
+        units += [
+            ShardUnit(path, name, split, tuple(groups[rows.start : rows.stop]))
+            for rows in cut(len(groups), SAMPLES_OF_A_UNIT)
+        ]
+    return FoundImages("shards", tuple(units), (), tuple(findings))
+
+
+def list_groups(path: Path) -> tuple[list[ShardSample], str]:
+    """The keys of a shard in order, and what is wrong with it; only headers are read."""
+    members: dict[str, list[TarMember]] = {}
+    problem = ""
+    try:
+        for member in members_of(path, is_strict=True):
+            members.setdefault(member.key, []).append(member)
+    except BadTable as error:
+        problem = error.what
+    return [_group(key, found) for key, found in members.items()], problem
+
+
+def _group(key: str, members: Sequence[TarMember]) -> ShardSample:
+    image = next((one for one in members if f".{_last(one)}" in SUFFIXES), None)
+    label = next((one for one in members if one.kind == "cls"), None)
+    return ShardSample(key, image, label or next((one for one in members if one.kind == "json"), None))
+
+
+def _last(member: TarMember) -> str:
+    """`png` of `seg.png`: what the content is."""
+    return member.kind.rpartition(".")[2]
+
+
+def _label(content: bytes, member: TarMember) -> str | None:
+    """What a `.cls` says, or a `.json` under a name that labels go by."""
+    if member.kind == "cls":
+        return content.decode("utf-8").strip()
+    found = parsed(content)
+    if not isinstance(found, dict):
+        return str(found)
+    return next((str(found[key]) for key in _labels_in(found)), None)
+
+
+def _labels_in(found: dict[str, object]) -> Iterator[str]:
+    return (key for key in _LABEL_KEYS if found.get(key) is not None)
+
+
+_IDX = re.compile(r"^(?P<stem>.*?)[-_.](?P<what>images|labels)[-_.]idx(?P<dims>\d)[-_.]ubyte(\.gz)?$")
+_LABEL_NAMES = re.compile(r"(^|_)(labels?|targets?|y|classes)(_|$)", re.IGNORECASE)
+
+
+class Damaged(ValueError):
+    """A file that is not what it says it is."""
+
+
+@dataclass(frozen=True)
+class RowsUnit:
+    """Rows of one array with its labels, the first of which is row `first` of `name`."""
+
+    name: str
+    split: str
+    first: int
+    images: NDArray[Any]
+    labels: NDArray[Any] | None
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return len(self.images)
+
+    def item(self, index: int) -> StoredSample:
+        """A row and its label."""
+        label = None if self.labels is None or index >= len(self.labels) else str(self.labels[index])
+        return StoredSample(f"{self.name}:{self.first + index}", np.asarray(self.images[index]), label)
+
+
+def idx_pairs(paths: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """IDX files by what their names begin with: `{"train": {"images": …, "labels": …}}`."""
+    pairs: dict[str, dict[str, Path]] = {}
+    for path in paths:
+        if found := _IDX.match(path.name):
+            pairs.setdefault(found["stem"], {})[found["what"]] = path
+    return {stem: pair for stem, pair in pairs.items() if "images" in pair}
+
+
+def find_idx(root: Path, paths: Sequence[Path]) -> FoundImages:
+    """The images of IDX files, each with the labels beside it."""
+    units: list[SampleUnit] = []
+    findings: list[Finding] = []
+    for stem, pair in sorted(idx_pairs(paths).items(), key=lambda item: (split_of(item[0]) != "train", item[0])):
+        read = [_tried(read_idx, pair[what], findings) if what in pair else None for what in ("images", "labels")]
+        if read[0] is not None:
+            units += _array_units(_below(root, pair["images"]), split_of(stem), read[0], read[1], findings)
+    return FoundImages("arrays", tuple(units), (), tuple(findings))
+
+
+def find_numpy(root: Path, paths: Sequence[Path]) -> FoundImages:
+    """The images of .npy and .npz files; of these, each array of images with the labels of its name."""
+    units: list[SampleUnit] = []
+    findings: list[Finding] = []
+    for path in paths:
+        arrays = _tried(read_numpy, path, findings) or {}
+        pairs = _paired(arrays)
+        if arrays and not pairs:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+            findings.append(Finding(fault="foreign", gravity="note", id=_below(root, path),
+                                    detail=f"holds no images [rows, height, width(, channels)]: {shapes}"))  # fmt: skip
+        for name, (images, labels) in pairs.items():
+            split = split_of(name) or split_of(path.name.partition(".")[0])
+            inside = _below(root, path) if len(pairs) == 1 else f"{_below(root, path)}/{name}"
+            units += _array_units(inside, split, images, labels, findings)
+    return FoundImages("arrays", tuple(units), (), tuple(findings))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array of an IDX file; mapped where it is not gzipped.
+
+    Raises:
+        Damaged: it is truncated, or of another kind.
+    """
+    is_zipped = path.suffix == ".gz"
+    try:
+        with gzip.open(path) if is_zipped else path.open("rb") as file:
+            head = file.read(4)
+            if len(head) < 4 or head[:3] != b"\x00\x00\x08":
+                raise Damaged(f"is no IDX file of unsigned bytes: it starts with {head.hex(' ')}")
+            shape = struct.unpack(f">{head[3]}I", file.read(4 * head[3]))
+            start, size = 4 + 4 * head[3], math.prod(shape)
+            if not is_zipped:
+                if path.stat().st_size != start + size:
+                    raise Damaged(f"has {path.stat().st_size - start:,} bytes of values, its header says {size:,}")
+                return np.memmap(path, np.uint8, "r", start, shape)
+            content = file.read(size + 1)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise Damaged(f"cannot be read: {first_line(error)}") from error
+    if len(content) != size:
+        raise Damaged(f"has {len(content):,} bytes of values, its header says {size:,}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def read_numpy(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a .npy (mapped) or .npz file; nothing is unpickled.
+
+    Raises:
+        Damaged: it cannot be read.
+    """
+    try:
+        if path.suffix.lower() == ".npy":
+            return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise Damaged(f"cannot be read: {first_line(error)}") from error
+
+
+def _paired(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[NDArray[Any], NDArray[Any] | None]]:
+    """Arrays of images, each with the labels of as many rows whose name has the most in common with its own."""
+    images = {name: array for name, array in arrays.items() if _are_images(array) and not _LABEL_NAMES.search(name)}
+    labels = {name: array for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iuUSb"}
+    pairs: dict[str, tuple[NDArray[Any], NDArray[Any] | None]] = {}
+    for name, array in images.items():
+        fit = [one for one in labels if len(labels[one]) == len(array)]
+        same = [one for one in fit if split_of(one) == split_of(name)]
+        chosen = (same or (fit if len(fit) == 1 else []))[:1]
+        pairs[name] = (array, labels[chosen[0]] if chosen else None)
+    return pairs
+
+
+def _are_images(array: NDArray[Any]) -> bool:
+    return array.dtype.kind in "uif" and (array.ndim == 3 or (array.ndim == 4 and array.shape[-1] in {1, 3, 4}))
+
+
+def _array_units(
+    name: str, split: str, images: NDArray[Any], labels: NDArray[Any] | None, findings: list[Finding]
+) -> list[SampleUnit]:
+    """Units of an array of images; a number of labels that differs is told."""
+    if not _are_images(images):
+        raise BadJob(f"{name} holds an array of shape {images.shape}: wanted [rows, height, width(, channels)]")
+    if labels is not None and len(labels) != len(images):
+        findings.append(Finding(fault="ragged", gravity="corrupt", where=name,
+                                detail=f"{len(images):,} images have {len(labels):,} labels"))  # fmt: skip
+    return [
+        RowsUnit(name, split, rows.start, images[rows.start : rows.stop],
+                 None if labels is None else labels[rows.start : rows.stop])
+        for rows in cut(len(images), 4 * SAMPLES_OF_A_UNIT)
+    ]  # fmt: skip
+
+
+def _tried(read: Callable[[Path], Any], path: Path, findings: list[Finding]) -> Any:
+    """What `read` gives; None, and a finding, where the file is damaged."""
+    try:
+        return read(path)
+    except Damaged as error:
+        findings.append(Finding(fault="corrupt", gravity="corrupt", where=path.name, detail=str(error)))
+        return None
+
+
+def _below(root: Path, path: Path) -> str:
+    return path.name if path == root else path.relative_to(root).as_posix()

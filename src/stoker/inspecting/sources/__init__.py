@@ -1,1 +1,0 @@
-"""What a path holds, as samples that can be read one by one."""

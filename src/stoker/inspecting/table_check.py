@@ -1,0 +1,399 @@
+"""Everything that is looked for in tables. Rows are read twice: to know the columns, and to ask the values.
+
+What is wrong with single values, once it is known what their columns are like.
+
+Rows by digests of their values: what is there twice, in two splits, or with two targets. 44 bytes a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.data.reading.text_tables import BadTable
+from stoker.errors import BadJob
+from stoker.inspecting.findings import (
+    AGAINST,
+    Checked,
+    CheckOptions,
+    Tell,
+    class_findings,
+    groups_of,
+    in_order,
+    in_order_of_use,
+    rank,
+)
+from stoker.inspecting.table_columns import (
+    MAIN_SHARE,
+    ColumnProfile,
+    Kind,
+    RobustSpread,
+    Roles,
+    RowSample,
+    column_findings,
+    encoding_fault,
+    key_of,
+    kind_of,
+    number_of,
+    robust_spread,
+    roles_of,
+    same_as,
+    shown,
+    target_leaks,
+)
+from stoker.inspecting.table_files import RowBatch, TableSource, row_id
+from stoker.records.data_check import DataKind, Fault, Finding, Gravity, SplitFacts
+
+_MOST_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class ForeignTable:
+    """A table of another data set, of the split `against`; its rows are named after that data set."""
+
+    table: TableSource
+    name: str
+    split: str = AGAINST
+
+    @property
+    def is_typed(self) -> bool:
+        """As the table's."""
+        return self.table.is_typed
+
+    @property
+    def num_bytes(self) -> int:
+        """As the table's [bytes]."""
+        return self.table.num_bytes
+
+    def batches(self) -> Iterator[RowBatch]:
+        """As the table's."""
+        return (replace(batch, ids=None) for batch in self.table.batches())
+
+
+@dataclass
+class _Known:
+    """What the first reading gathers."""
+
+    profiles: dict[str, dict[str, ColumnProfile]] = field(default_factory=dict)
+    samples: dict[str, RowSample] = field(default_factory=dict)
+    typed: dict[str, bool] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def base(self) -> str:
+        """The split that trains; where none is said to, the first."""
+        return min((split for split in self.profiles if split != AGAINST), key=rank)
+
+
+def check_tables(
+    kind: DataKind, tables: Sequence[TableSource], against: Sequence[TableSource], options: CheckOptions, tell: Tell
+) -> Checked:
+    """Read everything twice.
+
+    Raises:
+        BadJob: no row can be read, or an option names a column that is not there.
+    """
+    roles = roles_of(_columns_of(tables), options)
+    everything = [*tables, *against]
+    digests = RowDigests(everything, roles)
+    known = _read(everything, digests, tell)
+    findings = [*known.findings, *column_findings(known.profiles, roles), *digests.findings()]
+    base, sample = known.profiles[known.base], known.samples[known.base]
+    is_typed = known.typed[known.base]
+    if roles.target:
+        findings += target_leaks(sample, list(base), roles.target, is_typed=is_typed)
+    rules = rules_of(base, sample, roles, is_typed=is_typed, most_z=options.most_z)
+    findings += _asked(tables, rules, known, tell)
+    splits = _facts(known, roles)
+    findings += class_findings(splits)
+    facts = []
+    for name, profile in base.items():
+        spread = robust_spread(sample.column(name), is_typed=is_typed)
+        facts.append(profile.facts(spread.median if spread and profile.kind == "number" else None))
+    return Checked(kind=kind, splits=splits, columns=tuple(facts), findings=in_order(findings), notes=(roles.note(),))
+
+
+def _columns_of(tables: Sequence[TableSource]) -> list[str]:
+    """Names of the columns of the first batch of each table that can be read."""
+    names: dict[str, None] = {}
+    for table in tables:
+        try:
+            names |= dict.fromkeys(next(table.batches(), RowBatch(0, {}, 0)).columns)
+        except BadTable:
+            continue  # told when it is read
+    return list(names)
+
+
+def _read(tables: Sequence[TableSource], digests: RowDigests, tell: Tell) -> _Known:
+    known, total, done = _Known(), sum(table.num_bytes for table in tables), 0
+    columns: dict[str, dict[str, set[str]]] = {}
+    for number, table in enumerate(tables):
+        here = columns.setdefault(table.split, {}).setdefault(table.name, set())
+        profiles = known.profiles.setdefault(table.split, {})
+        sample = known.samples.setdefault(table.split, RowSample())
+        known.typed.setdefault(table.split, table.is_typed)
+        try:
+            for batch in table.batches():
+                here |= set(batch.columns)
+                _add(batch, profiles, is_typed=table.is_typed)
+                sample.add(batch)
+                digests.add(number, batch)
+                known.rows[table.split] = known.rows.get(table.split, 0) + batch.num_rows - len(batch.problems)
+                tell("reading rows", sum(known.rows.values()), 0)
+        except BadTable as error:
+            known.findings.append(Finding(fault="corrupt", gravity="corrupt", where=table.name, detail=error.what))
+        done += table.num_bytes
+        tell("reading files", done, total)
+    if not any(count for split, count in known.rows.items() if split != AGAINST):
+        told = "; ".join(f"{finding.where} {finding.detail}" for finding in known.findings)
+        raise BadJob(f"No row can be read{f': {told}' if told else ''}")
+    known.profiles = {split: profiles for split, profiles in known.profiles.items() if profiles}
+    known.findings += [one for split, files in columns.items() if split != AGAINST for one in _lacking(files)]
+    return known
+
+
+def _lacking(files: Mapping[str, set[str]]) -> Iterator[Finding]:
+    """Files of one split without a column that its other files have; those that could not be read are told already."""
+    union = set().union(*files.values())
+    for name, columns in files.items():
+        if columns:
+            for column in sorted(union - columns):
+                yield Finding(fault="missing-column", gravity="fault", where=name,
+                              detail=f"has no column {column!r}; other files of its split do")  # fmt: skip
+
+
+def _add(batch: RowBatch, profiles: dict[str, ColumnProfile], *, is_typed: bool) -> None:
+    """Count the values of the rows that could be read; a column that comes late was missing before."""
+    before = max((profile.num_rows for profile in profiles.values()), default=0)
+    good = [row for row in range(batch.num_rows) if row not in batch.problems]
+    for name in batch.columns:
+        if name not in profiles:
+            profiles[name] = ColumnProfile(name, num_rows=before, missing=before)
+    for name, profile in profiles.items():
+        values = batch.columns.get(name)
+        profile.add([None if values is None else values[row] for row in good], is_typed=is_typed)
+
+
+def _asked(tables: Sequence[TableSource], rules: dict[str, Rules], known: _Known, tell: Tell) -> Iterator[Finding]:
+    """The second reading."""
+    total = sum(count for split, count in known.rows.items() if split != AGAINST)
+    done = 0
+    for table in tables:
+        is_held_out = rank(table.split) > rank(known.base)
+        try:
+            for batch in table.batches():
+                yield from cell_findings(table, batch, rules, is_held_out=is_held_out)
+                done += batch.num_rows
+                tell("asking values", min(done, total), total)
+        except BadTable:
+            continue  # told at the first reading
+
+
+def _facts(known: _Known, roles: Roles) -> tuple[SplitFacts, ...]:
+    found = []
+    for split, columns in known.profiles.items():
+        if split == AGAINST:
+            continue
+        target = columns.get(roles.target)
+        classes = {}
+        if target is not None and not target.is_capped and len(target.values) <= _MOST_CLASSES and _is_class(target):
+            classes = {str(value): count for value, count in sorted(target.values.items(), key=lambda one: str(one[0]))}
+        found.append(SplitFacts(name=split, num_samples=known.rows[split], classes=classes))
+    return in_order_of_use(found)
+
+
+def _is_class(target: ColumnProfile) -> bool:
+    """Whether the target's values are classes: text, booleans, or numbers of which each is there often."""
+    return target.kind != "number" or len(target.values) <= 0.05 * target.present
+
+
+_MOST_OUTLIERS = 0.01
+"""Share of a column's numbers that are far out, above which its tail is long and none of them is an outlier."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is wrong with a value."""
+
+    fault: Fault
+    gravity: Gravity
+    detail: str
+    measure: float | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to ask of each value of a column; `known` holds a category's values, of the split that trains."""
+
+    name: str
+    is_typed: bool
+    kind: Kind | None
+    spread: RobustSpread | None
+    most_z: float
+    is_prose: bool
+    is_target: bool
+    known: frozenset[Any] | None
+
+    def ask(self, value: Any, *, is_held_out: bool) -> Fact | None:
+        """The first thing that is wrong."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return self._missing()
+        if isinstance(value, str) and (said := encoding_fault(value)):
+            gravity: Gravity = "fault" if said.startswith("is not") else "suspect"
+            return Fact("encoding", gravity, said)
+        if self.is_prose and isinstance(value, str) and not value.strip():
+            return Fact("empty-text", "fault", "is empty")
+        if self.kind is not None and kind_of(value, is_typed=self.is_typed) != self.kind:
+            return Fact("mixed-types", "fault", f"is {shown(value)!r}; the column holds {self.kind}s")
+        if is_held_out and self.known is not None and key_of(value) not in self.known:
+            return Fact("out-of-vocabulary", "suspect", f"is {shown(value)!r}, which training never has")
+        number = number_of(value, is_typed=self.is_typed) if self.kind == "number" else None
+        return None if number is None else self._number(number)
+
+    def _missing(self) -> Fact | None:
+        if self.is_target:
+            return Fact("unlabelled", "fault", "is missing, and is the target")
+        return Fact("empty-text", "fault", "is empty") if self.is_prose else None
+
+    def _number(self, number: float) -> Fact | None:
+        if not math.isfinite(number):
+            return Fact("not-finite", "fault", f"is {number}")
+        z = self.spread.z(number) if self.spread else 0.0
+        if z <= self.most_z or self.spread is None or self.is_target:
+            return None
+        detail = f"is {number:g}: {z:.3g} robust deviations from the median {self.spread.median:g}"
+        return Fact("outlier", "suspect", detail, round(z, 2))
+
+
+def rules_of(
+    base: Mapping[str, ColumnProfile], sample: RowSample, roles: Roles, *, is_typed: bool, most_z: float
+) -> dict[str, Rules]:
+    """What to ask of each column, from the rows that train."""
+    rules = {}
+    for name, profile in base.items():
+        kind = profile.kind if profile.present and profile.kinds[profile.kind] >= MAIN_SHARE * profile.present else None
+        is_plain_text = kind == "text" and not is_typed  # a text may look like a number
+        is_measured = kind == "number" and name not in roles.ignored  # the number of a row is never far out
+        spread = robust_spread(sample.column(name), is_typed=is_typed) if is_measured else None
+        rules[name] = Rules(
+            name=name, is_typed=is_typed, kind=None if is_plain_text else kind,
+            spread=_trusted(spread, sample.column(name), most_z, is_typed=is_typed), most_z=most_z,
+            is_prose=name in roles.prose or profile.is_prose, is_target=name == roles.target,
+            known=frozenset(profile.values) if profile.is_category and name not in roles.ignored else None,
+        )  # fmt: skip
+    return rules
+
+
+def cell_findings(
+    table: TableSource, batch: RowBatch, rules: Mapping[str, Rules], *, is_held_out: bool
+) -> Iterator[Finding]:
+    """What is wrong with the values of a batch, and with the rows that could not be read."""
+    for row, problem in sorted(batch.problems.items()):
+        yield Finding(fault=problem.kind, gravity="corrupt", id=row_id(table, batch, row), where=table.split,
+                      detail=problem.words)  # fmt: skip
+    for name, values in batch.columns.items():
+        if name not in rules:
+            continue
+        asked = rules[name]
+        for row, value in enumerate(values):
+            if row not in batch.problems and (fact := asked.ask(value, is_held_out=is_held_out)):
+                yield Finding(fault=fact.fault, gravity=fact.gravity, id=row_id(table, batch, row), where=table.split,
+                              detail=f"{name} {fact.detail}", measure=fact.measure)  # fmt: skip
+
+
+def _trusted(spread: RobustSpread | None, values: list[Any], most_z: float, *, is_typed: bool) -> RobustSpread | None:
+    """The spread, unless so many values are far out that far out is usual."""
+    if spread is None:
+        return None
+    read = (number_of(value, is_typed=is_typed) for value in values)
+    numbers = [number for number in read if number is not None and math.isfinite(number)]
+    far = sum(spread.z(number) > most_z for number in numbers)
+    return spread if far <= max(1, _MOST_OUTLIERS * len(numbers)) else None
+
+
+_BYTES = 16
+_MOST_NAMED_ROWS = 5
+
+
+class RowDigests:
+    """The digests of every row that could be read: of all values, and of all but the target."""
+
+    def __init__(self, tables: Sequence[TableSource], roles: Roles) -> None:
+        self._tables, self._roles = tables, roles
+        self._whole, self._features = bytearray(), bytearray()
+        self._table, self._row = array("i"), array("q")
+        self._names: dict[tuple[int, int], str] = {}
+
+    def add(self, number: int, batch: RowBatch) -> None:
+        """Take the rows of a batch of table `number`."""
+        is_typed = self._tables[number].is_typed
+        names = sorted(set(batch.columns) - self._roles.ignored - {self._roles.target})
+        columns = [[same_as(value, is_typed=is_typed) for value in batch.columns[name]] for name in names]
+        targets = batch.columns.get(self._roles.target) or [None] * batch.num_rows
+        for row, values in enumerate(zip(*columns, strict=True) if columns else [()] * batch.num_rows):
+            if row in batch.problems:
+                continue
+            content = repr([pair for pair in zip(names, values, strict=True) if pair[1] is not None]).encode(
+                "utf-8", "backslashreplace"
+            )
+            self._features += hashlib.blake2b(content, digest_size=_BYTES).digest()
+            target = repr(same_as(targets[row], is_typed=is_typed)).encode("utf-8", "backslashreplace")
+            self._whole += hashlib.blake2b(content + b"\0" + target, digest_size=_BYTES).digest()
+            self._table.append(number)
+            self._row.append(batch.first_row + row)
+            if batch.ids is not None:
+                self._names[number, batch.first_row + row] = batch.ids[row]
+
+    def findings(self) -> Iterator[Finding]:
+        """Rows that are there more than once, and rows that differ in the target alone."""
+        whole = _rows(self._whole)
+        _, groups = groups_of(whole)
+        for group in groups:
+            yield from self._repetitions(group.tolist())
+        if self._roles.target:
+            _, alike = groups_of(_rows(self._features))
+            for group in alike:
+                contents = {row: whole[row].tobytes() for row in group.tolist()}
+                if len(set(contents.values())) > 1:
+                    yield from self._contradictions(contents)
+
+    def _repetitions(self, rows: list[int]) -> Iterator[Finding]:
+        ordered = sorted(rows, key=lambda row: (-rank(self._split(row)), self._table[row], row))
+        kept, home = self._id(ordered[0]), self._split(ordered[0])
+        for row in ordered[1:]:
+            split = self._split(row)
+            if split == AGAINST:
+                continue
+            detail = f"has the values of {kept}" + (f" in {home}" if split != home else "")
+            yield Finding(fault="leak" if split != home else "duplicate", gravity="fault", id=self._id(row),
+                          where=split, beside=(kept,), detail=detail)  # fmt: skip
+
+    def _contradictions(self, contents: dict[int, bytes]) -> Iterator[Finding]:
+        """Every row, beside those whose target is another one; by the digests of all their values."""
+        for row, content in contents.items():
+            if self._split(row) != AGAINST:
+                unlike = (other for other, theirs in contents.items() if theirs != content)
+                others = tuple(map(self._id, islice(unlike, _MOST_NAMED_ROWS)))
+                detail = f"another {shown(self._roles.target)!r} than {others[0]}, with the same values otherwise"
+                yield Finding(fault="contradiction", gravity="suspect", id=self._id(row), where=self._split(row),
+                              beside=others, detail=detail)  # fmt: skip
+
+    def _split(self, row: int) -> str:
+        return self._tables[self._table[row]].split
+
+    def _id(self, row: int) -> str:
+        place = self._table[row], self._row[row]
+        return self._names.get(place) or f"{self._tables[place[0]].name}:{place[1]}"
+
+
+def _rows(digests: bytearray) -> NDArray[np.uint8]:
+    return np.frombuffer(bytes(digests), np.uint8).reshape(-1, _BYTES)

@@ -1,0 +1,69 @@
+"""Ends of a run before its time, by what evaluations say of it: part of the Job, since they change what is learned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+
+from stoker.errors import BadSetting
+from stoker.jobs.numeric_settings import is_number
+from stoker.units import Duration, require_duration
+
+LOWER_IS_BETTER = frozenset({"loss", "mse", "l1"})
+"""Measures whose names say so; of all other named ones higher is better."""
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Ends the run when a measure on `valid` has not got better for `patience`.
+
+    Args:
+        metric: its name in results: "loss", "accuracy", "f1[3]"; "valid/loss" and "valid loss" mean the same. Of
+            several validation sets it is the first one's, or the one's that is named: "unseen/accuracy".
+        patience: how long it may stand still, counted from the best evaluation: `stoker.epochs(5)`.
+        min_delta: better is what is better by more than this.
+        lower_is_better: of the measure; left out, it is known of losses, errors and the named metrics, and of what
+            says so by an attribute (`lower_is_better`, or torchmetrics' `higher_is_better`).
+
+    Raises:
+        BadSetting: a setting is out of range.
+    """
+
+    metric: str = "loss"
+    _: KW_ONLY
+    patience: Duration
+    min_delta: float = 0.0
+    lower_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        require_duration("patience", self.patience)
+        if self.patience.unit == "seconds":
+            raise BadSetting("patience is counted in epochs, samples or updates, not seconds")
+        if not (is_number(self.min_delta) and 0 <= self.min_delta < math.inf):
+            raise BadSetting(f"min_delta is how much better is better, finite and not negative, got {self.min_delta!r}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ends the run when a measure on `valid` has reached `value`; for its name and direction see `EarlyStopping`."""
+
+    metric: str
+    value: float
+    _: KW_ONLY
+    lower_is_better: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.value) and math.isfinite(self.value)):
+            raise BadSetting(f"a target is a finite number, got {self.value!r}")
+
+
+Stop = EarlyStopping | Target
+
+
+def bare_name(metric: str) -> str:
+    """A measure's name without the split before it.
+
+    >>> bare_name("valid/f1[3]"), bare_name("valid loss"), bare_name("accuracy")
+    ('f1[3]', 'loss', 'accuracy')
+    """
+    return metric.removeprefix("valid").lstrip("/ ") if metric.startswith(("valid/", "valid ")) else metric

@@ -1,0 +1,71 @@
+"""Numbers as they are given: Python's own, or NumPy's scalars, which become Python's own where they are kept.
+
+So a setting reads, compares and is described alike, whatever it was computed with. NumPy is not imported: its scalars
+say by `numbers` what they are.
+
+Settings of transforms that can be meant; each check raises BadSetting with the value.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from stoker.errors import BadSetting
+
+
+def plain_number(value: Any) -> Any:
+    """A scalar of NumPy's as a number of Python's; anything else, subclasses of `int` among it, as it is.
+
+    >>> from fractions import Fraction
+    >>> plain_number(Fraction(1, 4)), plain_number(32), plain_number("32"), plain_number(True)
+    (0.25, 32, '32', True)
+    """
+    if isinstance(value, int):  # a bool, or a number that knows more, such as stoker.tokens
+        return value
+    if isinstance(value, numbers.Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number, Python's or NumPy's; True and False are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number by its type, Python's or NumPy's; True and False are not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+Interval = tuple[float, float]
+"""The lowest and the highest value."""
+
+
+def require_probability(p: object) -> None:
+    """Refuse what is no probability."""
+    if not (is_number(p) and 0 <= p <= 1):
+        raise BadSetting(f"p is a probability, in [0, 1], got {p!r}")
+
+
+def require_interval(name: str, values: object, *, least: float = 0.0, most: float = float("inf")) -> None:
+    """Refuse what is no interval of numbers above `least` and up to `most`."""
+    ends: Sequence[Any] = values if isinstance(values, tuple | list) else ()
+    if not (len(ends) == 2 and all(map(is_number, ends)) and least < ends[0] <= ends[1] <= most):
+        limits = f"above {least:g}" if most == float("inf") else f"above {least:g}, at most {most:g}"
+        raise BadSetting(f"{name} is an interval (low, high) of numbers {limits}, got {values!r}")
+
+
+def require_amount(name: str, what: str, value: object, *, most: float = float("inf")) -> None:
+    """Refuse a negative amount, or one above `most`."""
+    if not (is_number(value) and 0 <= value <= most):
+        limits = "0 or more" if most == float("inf") else f"from 0 to {most:g}"
+        raise BadSetting(f"{name} is {what}, {limits}, got {value!r}")
+
+
+def require_size(name: str, what: str, value: object) -> None:
+    """Refuse a size that is no whole number of at least one pixel."""
+    if not (is_whole(value) and value >= 1):
+        raise BadSetting(f"{name} is {what}, a whole number of pixels, got {value!r}")

@@ -1,0 +1,191 @@
+"""Whatever data a user gives, as samples.
+
+Sources of `stoker.data` that read files, as samples.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.data.files.huggingface import as_source
+from stoker.data.files.source import IndexedSource
+from stoker.errors import BadJob, StokerError
+from stoker.loading.fields import Content
+from stoker.loading.order import Indices
+from stoker.loading.samples import ArraySamples, BadSample, ItemSamples, Samples, with_retries
+
+_WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+_IN_ITEMS = "Give a dataset whose items are of a type that it computes with, as by .astype('int32') in __getitem__."
+
+
+def as_samples(data: Any, *, what: str, collate: Callable[[list[Any]], Any] | None = None, seed: int = 0) -> Samples:
+    """`data` as Samples; `what` names it in errors ("data", "valid", "test").
+
+    Raises:
+        BadJob: a kind of data that is not supported, arrays of different lengths, or with a `collate`; or no samples.
+    """
+    samples = _as_samples(data, what, collate, seed)
+    if len(samples) == 0:
+        raise BadJob(f"{what} has no samples", remedy="Give at least one sample.")
+    return samples
+
+
+def _as_samples(data: Any, what: str, collate: Callable[[list[Any]], Any] | None, seed: int) -> Samples:
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise BadJob(f"{what} is an IterableDataset, which has no samples by number",
+                     remedy="Give a map-style dataset (with __len__ and __getitem__) or arrays.")  # fmt: skip
+    data = as_source(data)
+    if isinstance(data, IndexedSource):
+        return SourceSamples(data, collate, seed)
+    if type(data) is torch.utils.data.TensorDataset and collate is None:  # a subclass may change its items
+        return _arrays(data.tensors, what)
+    is_of_arrays = isinstance(data, Mapping) or (isinstance(data, tuple) and any(map(_is_array, data)))
+    is_loaded = hasattr(data, "arrays") and hasattr(data, "prepare")  # one of stoker.data
+    if collate is not None and (is_of_arrays or is_loaded or _is_array(data)):
+        raise BadJob(f"Job(collate=…) makes batches of single samples, and {what} are arrays, of which rows are taken",
+                     remedy="Leave collate out, or give a dataset with __len__ and __getitem__.")  # fmt: skip
+    if is_loaded:
+        return ArraySamples(data.name, len(data), data.arrays, data.prepare, data.fingerprint)
+    if is_of_arrays:
+        return _arrays(data, what)
+    if isinstance(data, list) and data and all(map(_is_array, data)):
+        raise BadJob(f"{what} is a list of {len(data)} arrays: it could be their samples or their entries",
+                     remedy="Give a tuple (inputs, targets) of arrays; stack samples into one array.")  # fmt: skip
+    if _is_array(data):
+        return _arrays((data,), what)
+    if collate is None:
+        _require_no_columns(data, what)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
+        return ItemSamples(data, collate, seed)
+    raise BadJob(
+        f"{what} is a {type(data).__name__}, wanted arrays, a map-style dataset or one of stoker.data",
+        remedy="Give a tuple of tensors or NumPy arrays (inputs, targets), or an object with __len__ and __getitem__.",
+    )
+
+
+def _arrays(data: Mapping[Any, Any] | Sequence[Any], what: str) -> ArraySamples:
+    named = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
+    tensors = {key: _tensor(array, f"{what}[{key!r}]") for key, array in named.items()}
+    lengths = {key: tensor.shape[0] if tensor.dim() else 0 for key, tensor in tensors.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
+        raise BadJob(f"the arrays of {what} have different numbers of samples ({listed})")
+    content = tensors if isinstance(data, Mapping) else tuple(tensors.values())
+    return ArraySamples("arrays", next(iter(lengths.values()), 0), lambda: content)
+
+
+def _require_no_columns(data: Any, what: str) -> None:
+    """Refuse lists of numbers that stand beside each other, where each was taken for one sample."""
+    if type(data) is not tuple or len(data) < 2 or not all(type(entry) is list and entry for entry in data):
+        return
+    if len({len(entry) for entry in data}) == 1:
+        names = ["inputs", *(["more"] * (len(data) - 2)), "targets"]
+        raise BadJob(
+            f"{what} is a tuple of {len(data)} lists of {len(data[0]):,}: a list without arrays is one sample, so that "
+            f"there would be {len(data)} samples",
+            remedy=f"Give tensors or arrays: ({', '.join(f'torch.tensor({name})' for name in names)}). If these lists "
+            f"are samples, give a list of them: {what}=[…].",
+        )
+
+
+def _tensor(array: Any, what: str) -> torch.Tensor:
+    return widened(_as_given(array, what), what, is_on_disk=isinstance(array, np.memmap))
+
+
+def widened(tensor: torch.Tensor, what: str, *, is_on_disk: bool = False) -> torch.Tensor:
+    """Unsigned whole numbers of more than 8 bits, with which PyTorch does not compute, as signed ones of twice as many.
+
+    Those of 64 bits become int64, which holds them up to 9.2e18.
+
+    Raises:
+        BadJob: some are larger; or they lie on disk, where another type would bring all of them into memory.
+    """
+    wider = _WIDER.get(tensor.dtype)
+    if wider is None:
+        return tensor
+    name = str(tensor.dtype).removeprefix("torch.")
+    if is_on_disk:
+        raise BadJob(f"{what} is a mapped file of {name}, with which PyTorch does not compute", remedy=_IN_ITEMS)
+    if tensor.dtype is torch.uint64 and tensor.numel() and int(tensor.numpy().max()) > torch.iinfo(wider).max:
+        raise BadJob(f"{what} is {name} with values up to {int(tensor.numpy().max()):.3g}, which int64 does not hold",
+                     remedy="Give smaller numbers, or floats.")  # fmt: skip
+    return tensor.to(wider)
+
+
+def _as_given(array: Any, what: str) -> torch.Tensor:
+    if np.ma.is_masked(array):
+        raise BadJob(f"{what} is an array with masked values, and a tensor has no mask",
+                     remedy="Say what stands for them: array.filled(…), or leave the samples out.")  # fmt: skip
+    try:
+        if isinstance(array, np.ndarray):
+            # Reversed and foreign-endian arrays are copied, read-only ones shared: nothing here writes to them.
+            array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                return torch.from_numpy(array)
+        return torch.as_tensor(array).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadJob(f"{what} cannot be a tensor: {error}", remedy="Give numbers, in an array or tensor.") from error
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+class SourceSamples(ItemSamples):
+    """A source of `stoker.data` that reads files: as stored, by the batch where it can, and prepared on the device.
+
+    A collate function of the job's own is given prepared items instead.
+    """
+
+    def __init__(self, source: IndexedSource, collate: Callable[[list[Any]], Any] | None, seed: int) -> None:
+        super().__init__(source, collate, seed)
+        self.source = source
+        self.name = source.name
+        self._is_stored = collate is None
+
+    def fetch(self, indices: Indices, epoch: int) -> Content:
+        """The batch of these samples."""
+        rows = self._rows(indices)
+        return super().fetch(indices, epoch) if rows is None else rows
+
+    def fetch_drawn(self, indices: Indices, epoch: int, draws: Indices) -> Content:
+        """As `fetch`: what is read by the batch draws nothing."""
+        rows = self._rows(indices)
+        return super().fetch_drawn(indices, epoch, draws) if rows is None else rows
+
+    def _rows(self, indices: Indices) -> Content | None:
+        try:
+            return with_retries(lambda: self.source.rows(indices)) if self._is_stored else None
+        except StokerError as error:
+            raise BadSample(str(error)) from error
+
+    def read(self, index: int) -> Any:
+        """A sample as the source stores it."""
+        return self.source.sample(index) if self._is_stored else self.source[index]
+
+    def named(self, index: int) -> str:
+        """Its name in the source."""
+        return self.source.sample_id(index)
+
+    def collate(self, items: list[Any], indices: Indices | None = None) -> Content:
+        """A batch of items, a tuple where each of them is one."""
+        content = super().collate(items, indices)
+        return tuple(content) if self._is_stored and isinstance(items[0], tuple) else content
+
+    def fingerprint(self) -> str:
+        """What the source states."""
+        return self.source.fingerprint
+
+    def prepare(self, content: Content) -> Content:
+        """As the source does."""
+        return self.source.prepare(content) if self._is_stored else content
+
+    def all_of(self, key: Any) -> torch.Tensor | None:
+        """The labels of all samples, if `key` means them and the source has classes."""
+        labels = self.source.labels() if key in (self.source.target, None, -1) else None
+        return None if labels is None else torch.from_numpy(np.array(labels))

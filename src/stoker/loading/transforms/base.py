@@ -1,0 +1,169 @@
+"""Random numbers for each sample of a batch, the same however the batch is cut.
+
+What batches of images are: their shape, their types, and the numbers in them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stoker.errors import BadJob
+from stoker.loading.order import Indices
+from stoker.loading.randomness import Keys, RandomStream, key_of, keys_of_samples, mix_keys
+
+Numbers = npt.NDArray[np.float64]
+"""One number for each sample [B], on the host."""
+
+
+class Draw:
+    """Random numbers for each sample of a batch; every call draws anew. `epoch` counts from 0."""
+
+    def __init__(self, seed: int, epoch: int, indices: Indices, device: torch.device) -> None:
+        self.epoch = epoch
+        self.device = device
+        self._keys = keys_of_samples(key_of(RandomStream.AUGMENT, seed, epoch), indices)
+        self._seed, self._indices = seed, indices
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._indices)
+
+    def lasting(self) -> Draw:
+        """Draws that are the same for a sample in every epoch."""
+        same = Draw(self._seed, self.epoch, self._indices, self.device)
+        same._keys = keys_of_samples(key_of(RandomStream.AUGMENT, self._seed), self._indices)
+        return same
+
+    def of(self, rows: Indices, branch: int) -> Draw:
+        """Draws for the samples at `rows` of the batch; of another `branch`, other ones. Nothing is drawn by this."""
+        part = Draw(self._seed, self.epoch, self._indices[rows], self.device)
+        part._keys = mix_keys(self._keys[rows] ^ np.uint64(key_of(RandomStream.AUGMENT, branch)))
+        return part
+
+    def _bits(self) -> Keys:
+        self._keys = mix_keys(self._keys + np.uint64(1))
+        return self._keys
+
+    def uniform(self) -> torch.Tensor:
+        """A float32 [B] in [0, 1), a multiple of 2^-24."""
+        return torch.from_numpy((self._bits() >> np.uint64(40)).astype(np.float32) / np.float32(2**24)).to(self.device)
+
+    def integers(self, low: int, high: int) -> torch.Tensor:
+        """An int64 [B] with low <= value <= high, all equally likely (to within 2^-32)."""
+        scaled = ((self._bits() >> np.uint64(32)) * np.uint64(high - low + 1)) >> np.uint64(32)
+        return torch.from_numpy(scaled.astype(np.int64) + low).to(self.device)
+
+    def numbers(self, low: float = 0.0, high: float = 1.0) -> Numbers:
+        """A float64 [B] in [low, high) on the host, to calculate with before anything goes to the device."""
+        return low + (high - low) * ((self._bits() >> np.uint64(11)).astype(np.float64) / 2**53)
+
+    def noise(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A float32 [B, *shape], nearly normal with mean 0 and deviation 1, drawn on the device.
+
+        Each is the sum of the four quarters of a 64-bit draw, as numbers in [0, 1), standardised: it ends at 3.46
+        deviations, and its excess kurtosis is -0.3. Whole-number arithmetic is the same bit for bit everywhere, which
+        logarithms and cosines are not.
+        """
+        count = math.prod(shape)
+        keys_B1 = torch.from_numpy(self._bits().view(np.int64)).to(self.device).unsqueeze(1)
+        bits_BN = _mixed(keys_B1 + torch.arange(1, count + 1, device=self.device) * _GOLDEN)
+        total_BN = sum(((bits_BN >> shift) & 0xFFFF for shift in (0, 16, 32, 48)), torch.zeros_like(bits_BN))
+        return ((total_BN - 2 * 0xFFFF).to(torch.float32) / _NOISE_DEVIATION).view(len(self), *shape)
+
+
+_GOLDEN, _FIRST, _SECOND = (
+    value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)  # as int64, which PyTorch multiplies modulo 2^64
+_NOISE_DEVIATION = math.sqrt(4 * (2**32 - 1) / 12)
+
+
+def _mixed(keys: torch.Tensor) -> torch.Tensor:
+    """`mix_keys` of int64 bit patterns, on their device."""
+    keys = (keys ^ _shifted(keys, 30)) * _FIRST
+    keys = (keys ^ _shifted(keys, 27)) * _SECOND
+    return keys ^ _shifted(keys, 31)
+
+
+def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
+    """Shifted right with zeros coming in; `>>` alone repeats the sign."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+def require_images(x: torch.Tensor, transform: str) -> None:
+    """Refuse what is no batch of images.
+
+    Raises:
+        BadJob: it has not four dimensions.
+    """
+    if x.dim() != 4:
+        raise BadJob(
+            f"{transform} takes images [B, C, H, W], got a tensor of shape {list(x.shape)}",
+            remedy="Give the images a dimension of channels, as in images[:, None], or leave the transform out.",
+        )
+
+
+def require_colors(x: torch.Tensor, transform: str) -> None:
+    """Refuse images that are neither grey nor red, green and blue.
+
+    Raises:
+        BadJob: they have another number of channels.
+    """
+    require_images(x, transform)
+    if x.shape[1] not in (1, 3):
+        raise BadJob(f"{transform} takes images of 1 or 3 channels, got {x.shape[1]} (shape {list(x.shape)})")
+
+
+def as_numbers(x: torch.Tensor, transform: str) -> torch.Tensor:
+    """Images to calculate with: uint8 as float32 from 0 to 255, floating ones as they are.
+
+    Raises:
+        BadJob: another type.
+    """
+    if x.dtype == torch.uint8:
+        return x.to(torch.float32)
+    if x.is_floating_point():
+        return x
+    raise BadJob(
+        f"{transform} calculates with the pixels of uint8 and floating images, got {x.dtype}",
+        remedy="Store the images as uint8, or leave the transform out.",
+    )
+
+
+def as_colors(x: torch.Tensor, transform: str) -> torch.Tensor:
+    """As `as_numbers`, uint8 brought to 0 to 1, in which floating images are taken to be.
+
+    Raises:
+        BadJob: another type.
+    """
+    return as_numbers(x, transform) / 255 if x.dtype == torch.uint8 else as_numbers(x, transform)
+
+
+def stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers (for uint8 those of 0 to 255) in the type that images were stored in; halves are rounded up."""
+    return (numbers + 0.5).floor().clamp(0, 255).to(torch.uint8) if dtype == torch.uint8 else numbers.to(dtype)
+
+
+def stored_colors(colors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Colours, cut to 0 to 1, in the type that images were stored in."""
+    cut = colors.clamp(0, 1)
+    return stored(cut * 255, dtype) if dtype == torch.uint8 else cut.to(dtype)
+
+
+def by_sample(numbers_B: npt.NDArray[np.float64], like: torch.Tensor) -> torch.Tensor:
+    """One number for each sample as [B, 1, 1, 1], in the type of `like` and on its device."""
+    return torch.from_numpy(numbers_B).to(like.dtype).to(like.device).view(-1, 1, 1, 1)
+
+
+def gray_of(colors_BCHW: torch.Tensor) -> torch.Tensor:
+    """The luma [B, 1, H, W] of colours of 1 or 3 channels.
+
+    Source: ITU-R BT.601, as Pillow and torchvision weigh the channels.
+    """
+    if colors_BCHW.shape[1] == 1:
+        return colors_BCHW
+    red, green, blue = colors_BCHW.unbind(1)
+    return (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)

@@ -1,0 +1,285 @@
+"""Colours: brightness, contrast, saturation, hue; grey images; standardised ones.
+
+Images are uint8, or floating from 0 to 1; what would go beyond is cut off there.
+
+Tones: fewer of them, turned round, or spread out; not random by themselves, for `OneOf` and `Sometimes`.
+
+Images are uint8, or floating from 0 to 1. Source: Pillow's ImageOps (posterize, solarize, autocontrast), as in
+E. D. Cubuk et al., "RandAugment", arXiv:1909.13719.
+
+Noise and blur.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from stoker.errors import BadJob, BadSetting
+from stoker.jobs.numeric_settings import Interval, require_amount, require_interval, require_probability
+from stoker.loading.transforms.base import (
+    Draw,
+    Numbers,
+    as_colors,
+    as_numbers,
+    by_sample,
+    gray_of,
+    require_colors,
+    require_images,
+    stored,
+    stored_colors,
+)
+
+_FINE = 2**24
+"""Colours are summed as whole numbers of this part: such a sum is the same in any order."""
+
+
+@dataclass(frozen=True)
+class ColorJitter:
+    """Change brightness, contrast, saturation and hue, in this order.
+
+    Args:
+        brightness, contrast, saturation: the factor lies within so much of 1 (and is not negative).
+        hue: how far hues are turned at most, either way; 0.5 is half the circle.
+    """
+
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            require_amount(name, "how far a factor lies from 1 at most", getattr(self, name))
+        require_amount("hue", "how far hues are turned at most", self.hue, most=0.5)
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images in other colours; grey ones have no saturation and no hue."""
+        require_colors(x_BCHW, "ColorJitter")
+        colors = as_colors(x_BCHW, "ColorJitter")
+        by_brightness, by_contrast, by_saturation = (
+            _factor(draw, reach) for reach in (self.brightness, self.contrast, self.saturation)
+        )
+        turned = draw.numbers(-self.hue, self.hue)
+        if self.brightness:
+            colors = brightened(colors, by_brightness)
+        if self.contrast:
+            colors = blended(colors, mean_gray(colors), by_contrast)
+        if x_BCHW.shape[1] == 3 and self.saturation:
+            colors = blended(colors, gray_of(colors), by_saturation)
+        if x_BCHW.shape[1] == 3 and self.hue:
+            colors = with_hue_turned(colors, turned)
+        return stored_colors(colors, x_BCHW.dtype)
+
+
+@dataclass(frozen=True)
+class RandomGrayscale:
+    """Take the colours out of an image with probability `p`; it keeps its three channels."""
+
+    p: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_probability(self.p)
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, some of them grey."""
+        require_colors(x_BCHW, "RandomGrayscale")
+        gray = stored_colors(gray_of(as_colors(x_BCHW, "RandomGrayscale")), x_BCHW.dtype)
+        return torch.where((draw.uniform() < self.p).view(-1, 1, 1, 1), gray, x_BCHW)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Take a mean off each channel and divide by a deviation: floats come out, whatever went in.
+
+    Not random: the same is done in evaluation. It belongs at the end of the list.
+
+    Args:
+        mean, std: one number for each channel, or one for all; of images from 0 to 1 (uint8 is brought to that first).
+    """
+
+    mean: tuple[float, ...] | float
+    std: tuple[float, ...] | float
+
+    def __post_init__(self) -> None:
+        if not all(deviation > 0 for deviation in _listed(self.std)):
+            raise BadSetting(f"std has positive deviations, got {self.std}")
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, standardised."""
+        return self.in_evaluation(x_BCHW)
+
+    def in_evaluation(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        """The images, standardised."""
+        require_images(x_BCHW, "Normalize")
+        colors = as_colors(x_BCHW, "Normalize")
+        for name, values in (("mean", _listed(self.mean)), ("std", _listed(self.std))):
+            if len(values) not in (1, x_BCHW.shape[1]):
+                raise BadJob(f"Normalize has {len(values)} numbers for {name}, images have {x_BCHW.shape[1]} channels")
+        return (colors - _by_channel(self.mean, colors)) / _by_channel(self.std, colors)
+
+
+def brightened(colors: torch.Tensor, factors: Numbers) -> torch.Tensor:
+    """Colours times a factor for each sample."""
+    return (colors * by_sample(factors, colors)).clamp(0, 1)
+
+
+def blended(colors: torch.Tensor, others: torch.Tensor, factors: Numbers) -> torch.Tensor:
+    """`factors` of the colours and the rest of the others; above 1, away from the others."""
+    share = by_sample(factors, colors)
+    return (colors * share + others * (1 - share)).clamp(0, 1)
+
+
+def mean_gray(colors: torch.Tensor) -> torch.Tensor:
+    """The mean luma of each image [B, 1, 1, 1]."""
+    gray = gray_of(colors)
+    total_B = (gray * _FINE).round().to(torch.int64).flatten(1).sum(1)
+    return (total_B.to(torch.float64) / (gray[0].numel() * _FINE)).to(colors.dtype).view(-1, 1, 1, 1)
+
+
+def with_hue_turned(colors_BCHW: torch.Tensor, turns: Numbers) -> torch.Tensor:
+    """Red, green and blue with the hue moved on by so many turns of its circle, value and saturation as they are.
+
+    Source: A. R. Smith, "Color Gamut Transform Pairs", SIGGRAPH 1978 (HSV); the way back as one formula for all three
+    channels, value - chroma * max(0, min(k, 4 - k, 1)) with k = (n + 6 hue) mod 6 and n = 5, 3, 1.
+    """
+    red, green, blue = colors_BCHW.unbind(1)
+    value = colors_BCHW.amax(1)
+    chroma = value - colors_BCHW.amin(1)
+    safe = torch.where(chroma > 0, chroma, torch.ones_like(chroma))
+    sixths = torch.where(
+        value == red,
+        (green - blue) / safe,
+        torch.where(value == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    ) + by_sample(turns * 6, colors_BCHW).squeeze(1)
+    channels = []
+    for n in (5.0, 3.0, 1.0):
+        k = sixths + n
+        k = k - 6 * (k / 6).floor()
+        channels.append(value - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)
+
+
+def _factor(draw: Draw, reach: float) -> Numbers:
+    return draw.numbers(max(0.0, 1 - reach), 1 + reach)
+
+
+def _listed(values: tuple[float, ...] | float) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, tuple | list) else (values,)
+
+
+def _by_channel(values: tuple[float, ...] | float, like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(_listed(values), dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Posterize:
+    """Keep the highest `bits` of the eight of each colour."""
+
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in range(1, 9):
+            raise BadSetting(f"bits is how many of the eight are kept, from 1 to 8, got {self.bits}")
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images in steps of colour."""
+        require_images(x_BCHW, "Posterize")
+        bytes_BCHW = stored_colors(as_colors(x_BCHW, "Posterize"), torch.uint8)
+        kept = bytes_BCHW & (0xFF << (8 - self.bits) & 0xFF)
+        return kept if x_BCHW.dtype == torch.uint8 else (kept.to(x_BCHW.dtype) / 255)
+
+
+@dataclass(frozen=True)
+class Solarize:
+    """Turn colours from `threshold` on (0 to 1) into their negative."""
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_amount("threshold", "the least colour that is turned", self.threshold, most=1)
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, their bright parts turned."""
+        require_images(x_BCHW, "Solarize")
+        colors = as_colors(x_BCHW, "Solarize")
+        return torch.where(colors >= self.threshold, stored_colors(1 - colors, x_BCHW.dtype), x_BCHW)
+
+
+@dataclass(frozen=True)
+class Autocontrast:
+    """Spread the colours of each channel of each image from its darkest to its brightest; of one colour it stays."""
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images with black and white in them."""
+        require_images(x_BCHW, "Autocontrast")
+        colors = as_colors(x_BCHW, "Autocontrast")
+        low, high = colors.amin((2, 3), keepdim=True), colors.amax((2, 3), keepdim=True)
+        is_flat = high <= low
+        spread = (colors - low) / torch.where(is_flat, torch.ones_like(high), high - low)
+        return torch.where(is_flat, x_BCHW, stored_colors(spread, x_BCHW.dtype))
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Add noise of deviation `std`, in units of the pixels, to every pixel; see `Draw.noise` for its law.
+
+    Costs: some thirty passes over the pixels in 64-bit whole numbers, so that it is the same on every device.
+    """
+
+    std: float
+
+    def __post_init__(self) -> None:
+        require_amount("std", "the deviation of the noise, in units of the pixels", self.std)
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images with noise; uint8 stays from 0 to 255."""
+        require_images(x_BCHW, "GaussianNoise")
+        numbers = as_numbers(x_BCHW, "GaussianNoise")
+        return stored(numbers + draw.noise(tuple(x_BCHW.shape[1:])).to(numbers.dtype) * self.std, x_BCHW.dtype)
+
+
+@dataclass(frozen=True)
+class GaussianBlur:
+    """Average every pixel with its neighbours, weighted by a bell curve of deviation `sigma` [pixels].
+
+    Args:
+        sigma: the deviation, from lowest to highest.
+        radius: how far neighbours count; the edge is repeated beyond it. Default: twice the highest sigma, rounded up.
+    """
+
+    sigma: Interval = (0.1, 2.0)
+    radius: int | None = None
+
+    def __post_init__(self) -> None:
+        require_interval("sigma", self.sigma)
+        if self.radius is not None and self.radius < 1:
+            raise BadSetting(f"radius is how far neighbours count, 1 or more pixels, got {self.radius}")
+
+    def __call__(self, x_BCHW: torch.Tensor, draw: Draw) -> torch.Tensor:
+        """The images, blurred."""
+        require_images(x_BCHW, "GaussianBlur")
+        reach = self.radius or math.ceil(2 * self.sigma[1])
+        sigmas = draw.numbers(*self.sigma)
+        weights = [_weights(sigma, reach) for sigma in sigmas.tolist()]
+        numbers = as_numbers(x_BCHW, "GaussianBlur")
+        # Neighbours are added one by one: a convolution may round otherwise in a batch of another size.
+        for dim, padding in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
+            padded = F.pad(numbers, padding, mode="replicate")
+            size, total = numbers.shape[dim], torch.zeros_like(numbers)
+            for at in range(2 * reach + 1):
+                weight = by_sample(np.array([one[abs(at - reach)] for one in weights]), numbers)
+                total = total + padded.narrow(dim, at, size) * weight
+            numbers = total
+        return stored(numbers, x_BCHW.dtype)
+
+
+def _weights(sigma: float, reach: int) -> list[float]:
+    """What a neighbour 0, 1, … `reach` pixels off weighs; of both sides together 1."""
+    heights = [math.exp(-0.5 * (distance / sigma) ** 2) for distance in range(reach + 1)]
+    total = heights[0] + 2 * sum(heights[1:])
+    return [height / total for height in heights]

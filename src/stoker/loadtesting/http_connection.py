@@ -1,0 +1,201 @@
+"""One connection of HTTP/1.1, by hand: what a request costs this side has to stay small beside what it measures."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from stoker.errors import BadJob, ServiceError
+
+_HEAD_END = b"\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*(?=\r\n)", re.IGNORECASE)
+_CHUNKED = re.compile(rb"\r\ntransfer-encoding:[^\r\n]*\bchunked\b", re.IGNORECASE)
+_CLOSES = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*(?=\r\n)", re.IGNORECASE)
+_READ_BYTES = 256 * 1024
+_CONNECT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a service listens; `prefix` comes before every path."""
+
+    host: str
+    port: int
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What came back: the status, the head of the response with its blank line, and its body."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+
+def address_of(url: str) -> Address:
+    """Where `http://host:port/prefix` leads.
+
+    Raises:
+        BadJob: it is no such URL.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise BadJob(f"{url!r} is no URL: {error}", remedy="Give one such as http://127.0.0.1:8000.") from error
+    if parts.scheme != "http" or not host:
+        raise BadJob(
+            f"{url!r}: requests are sent over plain HTTP",
+            remedy="Give a URL such as http://127.0.0.1:8000; measure behind whatever ends TLS.",
+        )
+    return Address(host, port or 80, parts.path.rstrip("/"))
+
+
+class ClientConnection:
+    """A socket and the response that is coming in on it; one request at a time.
+
+    Opening it waits for the other side (on this machine microseconds, elsewhere a round trip); nothing else waits.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._socket = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setblocking(False)
+        self._unsent = memoryview(b"")
+        self._received = bytearray()
+        self._answers = 0
+
+    def fileno(self) -> int:
+        """The socket's number, which a selector waits for."""
+        return self._socket.fileno()
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether a part of the request is still to be sent."""
+        return len(self._unsent) > 0
+
+    @property
+    def is_fresh_loss(self) -> bool:
+        """Whether a loss now says nothing about the request: the other side closed an idle connection."""
+        return self._answers > 0 and not self._received
+
+    def begin(self, request: bytes) -> None:
+        """Send a request, as much of it as the socket takes now.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        self._received.clear()
+        self._unsent = memoryview(request)
+        self.send()
+
+    def send(self) -> None:
+        """Send what is left of the request, as much as the socket takes now.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        try:
+            self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            return
+
+    def receive(self) -> HttpAnswer | None:
+        """Read what has come; the answer once it is whole.
+
+        Raises:
+            OSError: the connection is lost.
+            ServiceError: what came is no HTTP/1.1.
+        """
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ConnectionResetError("closed by the other side")
+        self._received += data
+        answer = parse(self._received)
+        self._answers += answer is not None
+        return answer
+
+    def close(self) -> None:
+        """Close it; the service may drop what it still computes for it."""
+        self._socket.close()
+
+
+def parse(received: bytes | bytearray) -> HttpAnswer | None:
+    """The answer in these bytes, None while it is not whole.
+
+    Raises:
+        ServiceError: it does not begin as HTTP/1.1 does, or has a chunk without a size.
+    """
+    end = received.find(_HEAD_END)
+    if end < 0:
+        return None
+    head = bytes(received[: end + len(_HEAD_END)])
+    status = head[9:12]
+    if not (head.startswith(b"HTTP/1.") and status.isdigit()):
+        raise ServiceError(f"the answer is no HTTP/1.1: it begins with {head[:40]!r}")
+    if status.startswith(b"1"):  # `100 Continue` and the like: the answer follows
+        return parse(received[len(head) :])
+    body = _chunked(received, len(head)) if _CHUNKED.search(head) else _sized(received, head)
+    return None if body is None else HttpAnswer(int(status), head, body)
+
+
+def closes(answer: HttpAnswer) -> bool:
+    """Whether the service ends the connection after this answer."""
+    return answer.head.startswith(b"HTTP/1.0") or _CLOSES.search(answer.head) is not None
+
+
+def _sized(received: bytes | bytearray, head: bytes) -> bytes | None:
+    found = _LENGTH.search(head)
+    end = len(head) + (int(found[1]) if found else 0)
+    return bytes(received[len(head) : end]) if len(received) >= end else None
+
+
+def _chunked(received: bytes | bytearray, start: int) -> bytes | None:
+    parts: list[bytes] = []
+    while (end := received.find(b"\r\n", start)) >= 0:
+        try:
+            size = int(received[start:end].split(b";")[0], 16)
+        except ValueError as error:
+            raise ServiceError(f"a chunk of the answer has no size: {bytes(received[start:end])[:40]!r}") from error
+        start = end + 2
+        if len(received) < start + size + 2:
+            return None
+        if size == 0:
+            return b"".join(parts)
+        parts.append(bytes(received[start : start + size]))
+        start += size + 2
+    return None
+
+
+def ask(address: Address, request: bytes, *, timeout_s: float = 30.0) -> HttpAnswer:
+    """Send one request on a connection of its own, and wait for the answer.
+
+    Raises:
+        ServiceError: nobody listens there, the connection broke, or no answer came in time.
+    """
+    where = f"http://{address.host}:{address.port}"
+    until = time.monotonic() + timeout_s
+    try:
+        connection = ClientConnection(address)
+        try:
+            connection.begin(request)
+            while (left := until - time.monotonic()) > 0:
+                writing = [connection] if connection.wants_to_send else []
+                readable, writable, _ = select.select([connection], writing, [], left)
+                if writable:
+                    connection.send()
+                if readable and (answer := connection.receive()) is not None:
+                    return answer
+        finally:
+            connection.close()
+    except OSError as error:
+        raise ServiceError(f"{where} does not answer: {error}", remedy="Is the server running there?") from error
+    raise ServiceError(f"{where} gave no answer within {timeout_s:g} s")

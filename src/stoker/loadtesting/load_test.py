@@ -1,0 +1,271 @@
+"""How much load does a model's service hold? Of one that runs already, or of one that is started here to find out."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stoker import artifacts
+from stoker.artifacts import Artifact
+from stoker.artifacts.dtypes import Arrays
+from stoker.devices import attached_cpu, sample_cpu
+from stoker.devices.cpu import CpuSample, others_cores
+from stoker.errors import BadJob, ServiceError
+from stoker.loadtesting.http_connection import Address, address_of
+from stoker.loadtesting.inference_requests import (
+    from_file,
+    in_requests,
+    infer_payload,
+    input_specs,
+    made_up,
+    sized,
+    whole_requests,
+)
+from stoker.loadtesting.measurement import LoadTarget, at_rate, greet, with_callers
+from stoker.loadtesting.server_process import cpu_seconds, served_in_child
+from stoker.loadtesting.serving_limit import SettingsSearch, highest_rate, probe_seconds
+from stoker.records import BATCH, ServiceSettings, TensorSpec
+from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
+
+MOST_CALLERS = 900
+"""Connections that can be waited for at once: `select` knows of 1024 files."""
+
+_FIRST_RATE = 0.7
+_CAPACITY_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What requests are like.
+
+    Args:
+        inputs: a `.npz` file of arrays with rows; None: the model's golden inputs, or made up where these are not here.
+        rows: samples in each request.
+        sizes: of named dimensions, drawn anew for each request; see `stoker.loadtesting.inference_requests.sizes_of`.
+        connections: at most so many at once.
+        headers: sent with each request, such as an API key.
+        is_constant: whether requests come at equal distances instead of at random.
+    """
+
+    inputs: Path | None = None
+    rows: int = 1
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    connections: int = 128
+    headers: Mapping[str, str] = field(default_factory=dict)
+    is_constant: bool = False
+
+
+def bench_serve(
+    models: Path,
+    objective: Objective,
+    *,
+    model: str = "",
+    seconds: float = 180.0,
+    load: Load | None = None,
+    writes: bool = True,
+    told: Callable[[SettingsTrial], None] = lambda _: None,
+) -> ServingLimit:
+    """Find the highest rate a model's service holds here, and the settings that hold it.
+
+    Args:
+        models: a model (`models/digits`) or a directory of models.
+        objective: what has to be held, such as `p99=20ms`.
+        model: which of several.
+        seconds: the time it may take.
+        load: what requests are like.
+        writes: whether to write the settings to the model's `service.json`, which `stoker serve` loads.
+        told: called with each trial, when it has ended.
+
+    Raises:
+        BadArtifact: there is no such model.
+        BadJob: the inputs cannot be used.
+        ServiceError: the service does not come up, or does not answer.
+    """
+    directory, artifact = _chosen(models, model)
+    load = load or Load()
+    machine = attached_cpu()
+    cores = machine.cores or 1
+    before, began = sample_cpu(), time.monotonic()
+    found = SettingsSearch(
+        start=lambda settings: _served(directory, artifact, settings, load, objective),
+        objective=objective,
+        default=_untuned(artifacts.read_settings(directory), cores),
+        cores=cores,
+        seconds=seconds,
+        told=told,
+    ).run(model=directory.resolve().name, machine=f"{machine.model}, {cores} cores")
+    found = replace(found, others_cores=_others_since(before, began))
+    if not writes or found.chosen.rate == 0.0 or found.chosen.settings is None:
+        return found
+    artifacts.write_settings(directory, replace(found.chosen.settings, basis=basis(found, artifact)))
+    return replace(found, written_to=str(directory / artifacts.SETTINGS))
+
+
+def measure_models(
+    models: Path, *, rate: float | None, callers: int | None, seconds: float, model: str = "",
+    objective: Objective | None = None, load: Load | None = None,
+) -> LoadMeasurement:  # fmt: skip
+    """One measurement of a model's service, started here with the settings it has; see `measure_url`."""
+    _require_one(rate, callers)
+    directory, artifact = _chosen(models, model)
+    load = load or Load()
+    with _served(directory, artifact, artifacts.read_settings(directory), load, objective) as target:
+        return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
+
+
+def measure_url(
+    url: str, model: str, *, rate: float | None, callers: int | None, seconds: float,
+    objective: Objective | None = None, load: Load | None = None,
+) -> LoadMeasurement:  # fmt: skip
+    """One measurement of a server that runs, at a rate or with so many callers that wait for their answers.
+
+    Raises:
+        BadJob: neither or both of them, or the URL or the inputs cannot be used.
+        ServiceError: the server does not answer, or refuses the request.
+    """
+    _require_one(rate, callers)
+    load = load or Load()
+    target = _target(address_of(url), model, None, load, objective)
+    return _measured(target, rate=rate, callers=callers, seconds=seconds, load=load)
+
+
+def highest_rate_of_url(
+    url: str, model: str, objective: Objective, *, seconds: float, load: Load | None = None
+) -> SettingsTrial:
+    """The highest rate that a server which runs already holds within the objective.
+
+    Raises:
+        BadJob: the URL or the inputs cannot be used.
+        ServiceError: the server does not answer, or refuses the request.
+    """
+    load = load or Load()
+    target = _target(address_of(url), model, None, load, objective)
+    greet(target)
+    until = time.monotonic() + seconds
+    capacity = with_callers(target, min(32, load.connections), min(_CAPACITY_S, seconds / 8))
+    seeds = itertools.count(1)
+    found = highest_rate(
+        lambda rate, duration_s: at_rate(
+            target, rate, duration_s, is_constant=load.is_constant, cuts=True, seed=next(seeds)
+        ),
+        first=_FIRST_RATE * max(1.0, capacity.throughput),
+        seconds_at=lambda rate: probe_seconds(
+            rate, objective.q, shortest_s=min(2.0, seconds / 8), longest_s=max(2.0, seconds / 8)
+        ),
+        has_time=lambda needed: until - time.monotonic() >= needed,
+    )
+    return SettingsTrial(settings=None, rate=found.rate, why=found.why, tried=(capacity, *found.tried))
+
+
+def basis(found: ServingLimit, artifact: Artifact) -> str:
+    """Where settings were measured, in a sentence for `service.json`."""
+    day = datetime.now(UTC).date().isoformat()
+    libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
+    return (
+        f"{found.chosen.rate:.4g} requests/s within {found.objective} on {found.machine}, {day}, "
+        f"by stoker bench-serve; {found.chosen.why}; "
+        f"version {artifact.version}, {artifact.manifest.engine} {artifact.manifest.precision}"
+        + (f", exported with {libraries}" if libraries else "")
+    )
+
+
+def _measured(
+    target: LoadTarget, *, rate: float | None, callers: int | None, seconds: float, load: Load
+) -> LoadMeasurement:
+    greet(target)
+    if rate is not None:
+        return at_rate(target, rate, seconds, is_constant=load.is_constant)
+    assert callers is not None
+    return with_callers(target, callers, seconds)
+
+
+def _require_one(rate: float | None, callers: int | None) -> None:
+    if (rate is None) == (callers is None):
+        raise BadJob("a measurement needs a rate or a number of callers, not both", remedy="Give --rate or --callers.")
+    if callers is not None and not 1 <= callers <= MOST_CALLERS:
+        raise BadJob(f"--callers {callers}: wanted 1 to {MOST_CALLERS}")
+
+
+def _others_since(before: CpuSample | None, began: float) -> float:
+    """Cores that others kept busy since then, on average; 0 where the system does not tell."""
+    after = sample_cpu()
+    return others_cores(before, after, time.monotonic() - began) if before and after else 0.0
+
+
+def _chosen(models: Path, name: str) -> tuple[Path, Artifact]:
+    """A model's directory and its newest version; by name, where there are several."""
+    if artifacts.versions(models):
+        found = {models.resolve().name: models}
+    else:
+        inside = sorted(models.iterdir()) if models.is_dir() else []
+        found = {one.name: one for one in inside if not one.name.startswith(".") and artifacts.versions(one)}
+    if not found:
+        artifacts.read(models)  # says what is missing
+    if not name and len(found) > 1:
+        raise BadJob(f"{models} has several models: {', '.join(found)}", remedy=f"Add --model {next(iter(found))}.")
+    name = name or next(iter(found))
+    if name not in found:
+        raise BadJob(f"{models} has no model {name!r}, but {', '.join(found)}", remedy="Name one of these.")
+    return found[name], artifacts.read(found[name])
+
+
+def _untuned(settings: ServiceSettings, cores: int) -> ServiceSettings:
+    """These as a server would have them if nobody had searched; what is not searched stays."""
+    from stoker.serving.repository.model_settings import sized  # noqa: PLC0415 - its package needs libraries of an extra
+
+    plain = ServiceSettings()
+    untuned = replace(
+        settings, instances=None, threads=None, max_batch_rows=plain.max_batch_rows, max_delay_s=plain.max_delay_s,
+        basis="",
+    )  # fmt: skip
+    return sized(untuned, cores)
+
+
+@contextmanager
+def _served(
+    directory: Path, artifact: Artifact, settings: ServiceSettings, load: Load, objective: Objective | None
+) -> Iterator[LoadTarget]:
+    """The model behind a server of its own on a free port of this machine alone."""
+    from stoker.serving.server import (
+        ServerOptions,  # noqa: PLC0415 - its libraries are an extra of their own
+        run,  # noqa: PLC0415 - likewise
+    )
+
+    name = directory.resolve().name
+    options = ServerOptions(
+        places=(directory,), settings={name: settings}, http_port=0, grpc_port=None, admin_port=None, watch_s=None,
+        grace_s=2.0, is_strict=True,
+    )  # fmt: skip
+    with served_in_child(run, options) as (started, pid):
+        if started.http is None:
+            raise ServiceError("the service has no HTTP port")
+        target = _target(address_of(started.http), name, artifact, load, objective)
+        yield replace(target, cpu_s=lambda: cpu_seconds(pid))
+
+
+def _target(
+    address: Address, model: str, artifact: Artifact | None, load: Load, objective: Objective | None
+) -> LoadTarget:
+    specs = input_specs(address, model, load.headers) if artifact is None else artifact.manifest.inputs
+    payloads = [
+        infer_payload(address, model, request, headers=load.headers) for request in _requests(specs, artifact, load)
+    ]
+    return LoadTarget(address, payloads, connections=load.connections, objective=objective)
+
+
+def _requests(specs: Sequence[TensorSpec], artifact: Artifact | None, load: Load) -> list[Arrays]:
+    if load.inputs is not None:
+        arrays = from_file(load.inputs)
+    else:
+        arrays = made_up(specs) if artifact is None else artifact.golden().inputs
+    if wrong := {spec.name for spec in specs} ^ arrays.keys():
+        raise BadJob(f"the inputs do not fit the model: {sorted(wrong)}; it takes {[spec.name for spec in specs]}")
+    is_batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
+    if not (is_batched if artifact is None else artifact.manifest.is_batched):
+        return sized(whole_requests(arrays, specs, load.rows), specs, load.sizes)
+    return sized(in_requests(arrays, load.rows), specs, load.sizes)

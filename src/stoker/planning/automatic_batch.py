@@ -1,0 +1,310 @@
+"""`batch="auto"` made a number: the gradient's noise measured on a throw-away copy, the answer kept.
+
+The noise is measured on the initial weights, where it is smallest, and at points of a short warm-up of the copy, whose
+median decides. It goes on growing in training (McCandlish et al. 2018, figure 4), so that what is chosen
+rather costs updates than samples.
+
+Random generators of the user's process, left as they were found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import torch
+
+from stoker.devices import attached_devices, resolve_place
+from stoker.errors import BadJob, DoesNotFit, RunFailed
+from stoker.jobs import Job
+from stoker.jobs.batch_size import AutoBatch, largest_batch, rate_factor, scalable, with_rates_scaled
+from stoker.jobs.extent import Extent
+from stoker.loading.batches import BatchSource
+from stoker.loading.datasets import Datasets
+from stoker.loading.randomness import generator_states, restore_generators
+from stoker.profiling.ceilings import computing_threads
+from stoker.records import Coupling, Device, Plan, digest, dumps, loads
+from stoker.records.hyperparameters import BatchChoice, NoiseScale
+from stoker.stepping.coupling import find_coupling
+from stoker.stepping.model import build_model, bytes_of, meta_model
+from stoker.stepping.noise_scale import BLOCKS, measure_noise
+from stoker.stepping.step import Step
+from stoker.stepping.torch_optimizers import implementations
+from stoker.store import cache_root, disk_errors, write_atomic
+from stoker.store.files import make_directories
+from stoker.store.locations import is_own
+from stoker.units import format_bytes
+
+METHOD = 2
+"""Raised when the same job would get another answer."""
+
+FEWEST_UPDATES = 100
+"""A run keeps at least so many updates, or those it has at the base batch: a judgement."""
+
+INITIAL_SHARE, WARM_UP_SHARE, TRAINED_SHARE = 0.01, 0.02, 0.02
+"""Samples for measuring on the initial weights, warming up and measuring again: shares of the run's, at most."""
+
+LONGEST_WARM_UP = 200
+"""Updates of the throw-away copy at most: where curves of the noise scale have left their steep beginning."""
+
+FEWEST_POINTS, MOST_POINTS = 3, 9
+"""Weights of the second half of the warm-up at which the noise is measured, as samples allow. Gradients swing from
+update to update, most of all under Adam, and with them the noise scale, tenfold; the median of several does less."""
+
+_GROUP, _FEWEST = 16, 512
+"""Samples in a group where they are separable, and in a measurement at least: 32 groups."""
+
+_MICRO_BATCH = 256
+"""Samples at once in the warm-up at most: what is certain to fit where a group does."""
+
+_THREADS = 4
+"""More do not pay for so few samples at once."""
+
+_EPOCHS_IF_TIMED = 5.0
+"""Epochs that a run of stated seconds is taken to have, since nobody knows yet."""
+
+_RATE_DIGITS = 3
+"""Significant digits that the learning rate's factor is rounded to."""
+
+_COPIES = BLOCKS + 6
+"""Copies of the weights held while measuring: gradients by block, one more, the optimiser's state, and an average."""
+
+
+def with_batch(job: Job, data: Datasets, spec_digest: str, earlier: str = "") -> tuple[Job, BatchChoice]:
+    """The job with its batch and learning rate as numbers, and how they were chosen.
+
+    The same job, by `spec_digest`, gets the same answer: the kept one where there is one (also under `earlier`, its
+    digest as earlier versions of Stoker wrote it), else measured anew from the same seeds, on the best device here,
+    whatever the job is planned for.
+
+    Raises:
+        BadJob: a batch cannot be chosen for this job.
+        DoesNotFit: the model is too large to be run here.
+        RunFailed: the gradient is not finite.
+    """
+    auto = job.batch
+    if not isinstance(auto, AutoBatch):
+        raise TypeError(f"this batch is chosen already: {auto}")
+    optimizer, _ = scalable(job.optimizer)
+    _require_scalable(job)
+    path, before = (_place(digest([name, int(auto), auto.most, METHOD])) for name in (spec_digest, earlier))
+    choice = _kept(path) or _kept(before)
+    if choice is None:
+        with generators_kept():
+            choice = _measured(dataclasses.replace(job, batch=int(auto)), data, auto.most)
+        with disk_errors(path.parent, "the batch that was chosen", error=RunFailed):
+            make_directories(path.parent)
+        write_atomic(path, dumps(choice) + "\n", what="the batch that was chosen")
+    scaled = with_rates_scaled(optimizer, choice.lr_factor)
+    return dataclasses.replace(
+        job, batch=choice.batch, optimizer=scaled, coupling_group=choice.coupling_group or job.coupling_group
+    ), choice
+
+
+def _require_scalable(job: Job) -> None:
+    """Refuse what would mean another thing under another batch."""
+    if job.step is not None:
+        raise BadJob(
+            'Job(batch="auto", step=…): a step of the job\'s own does not say what its gradient is, so that its noise '
+            "cannot be measured",
+            remedy="Give the batch as a number.",
+        )
+    if job.until.unit == "updates":
+        raise BadJob(
+            f'Job(batch="auto", until={job.until}): a number of updates is another amount of data under each batch',
+            remedy="Say how long to train in epochs or samples.",
+        )
+    if job.loss_scope == "batch" and job.coupling_group is None:
+        raise BadJob(
+            'Job(batch="auto", loss_scope="batch"): the loss is over the whole batch, so that another batch is another '
+            "loss, and there is no noise of single samples to measure",
+            remedy="Give the batch as a number, or say with coupling_group over how many samples the loss goes.",
+        )
+
+
+def _measured(job: Job, data: Datasets, most: int | None) -> BatchChoice:
+    """Measure the noise of `job`, whose batch is the base, and choose."""
+    started = time.perf_counter()
+    if job.batch > len(data.train):
+        raise BadJob(
+            f"stoker.auto(base={job.batch}): the training data have only {len(data.train)} samples",
+            remedy="State the learning rate for a batch that the data can fill.",
+        )
+    device = resolve_place("here", attached_devices())
+    coupling = find_coupling(job, data.train)
+    if coupling.kind == "whole_group" and job.coupling_group is None:
+        raise BadJob(
+            f'Job(batch="auto"): the samples of a batch depend on one another through {", ".join(coupling.causes)}, so '
+            f"that another batch is another loss ({coupling.evidence})",
+            remedy="Give the batch as a number, or say with coupling_group how many samples belong together.",
+        )
+    group = coupling.group if coupling.group is not None else min(_GROUP, job.batch)
+    # What normalises over a batch goes on normalising over as many samples as it did under the stated learning rate.
+    grouped = job if coupling.kind == "separable" else dataclasses.replace(job, coupling_group=group)
+    initial, trained = _Copy(grouped, data, coupling, device, group).measure()
+    return choose_batch(
+        job, len(data.train), initial, trained, most=most,
+        coupling_group=grouped.coupling_group, took_s=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def choose_batch(
+    job: Job,
+    num_train: int,
+    initial: NoiseScale,
+    trained: Sequence[NoiseScale],
+    *,
+    most: int | None,
+    coupling_group: int | None,
+    took_s: float,
+) -> BatchChoice:
+    """The batch for that noise, where `job.batch` is the base and `num_train` the samples of an epoch."""
+    found = [one.scale for one in trained]
+    noise_scale = statistics.median_low([scale.value for scale in found])
+    is_bounded = noise_scale != float("inf")
+    if not is_bounded:
+        noise_scale = statistics.median_low([scale.low for scale in found])
+    by_data = min(num_train, int(total_samples(job, num_train) // FEWEST_UPDATES))
+    limit = by_data if most is None else min(most, by_data)
+    batch = largest_batch(job.batch, noise_scale, limit)
+    if 2 * batch <= noise_scale:
+        why = f"limited to {most:,} as asked" if most is not None and most <= by_data else (
+            f"limited by the data, so that the run has at least {FEWEST_UPDATES} updates"
+        )  # fmt: skip
+    elif noise_scale < job.batch:
+        why = "the noise would allow less, but the batch is not taken below the one stated"
+    else:
+        why = "twice the batch would be above the noise scale"
+    if not is_bounded:
+        why += f" (of which only the low end is known: {trained[-1].num_samples:,} samples do not bound it)"
+    optimizer, exponent = scalable(job.optimizer)
+    # More digits than the measurement is worth would only make another job of it where it is measured again.
+    factor = float(f"{rate_factor(job.batch, batch, noise_scale=noise_scale, exponent=exponent):.{_RATE_DIGITS}g}")
+    return BatchChoice(
+        base=job.batch, batch=batch, lr=optimizer.lr, lr_factor=factor, exponent=exponent, noise_scale=noise_scale,
+        coupling_group=coupling_group, initial=initial, trained=tuple(trained), why=why, took_s=took_s,
+    )  # fmt: skip
+
+
+def total_samples(job: Job, num_train: int) -> float:
+    """Samples of the whole run; of one of stated seconds, those of a few epochs."""
+    if job.until.unit == "seconds":
+        return _EPOCHS_IF_TIMED * num_train
+    return job.until.value * (num_train if job.until.unit == "epochs" else 1)
+
+
+class _Copy:
+    """A throw-away copy of the job's model, trained for a short while at the base batch."""
+
+    def __init__(self, job: Job, data: Datasets, coupling: Coupling, device: Device, group: int) -> None:
+        self._job, self._data, self._coupling, self._group = job, data, coupling, group
+        self._total = total_samples(job, len(data.train))
+        is_separable = coupling.kind == "separable"
+        is_fused = "fused" in implementations(job, meta_model(job), device.kind)
+        self._plan = Plan(
+            device=device.torch_name,
+            micro_batch=min(job.batch, _MICRO_BATCH) if is_separable else group,
+            threads=min(_THREADS, device.cores) if device.kind == "cpu" else 1,
+            optimizer_implementation="fused" if is_fused else "default",
+            loader="memory" if data.train.is_in_memory else "inline",
+        )  # fmt: skip
+        _require_room(job, device)
+
+    def measure(self) -> tuple[NoiseScale, tuple[NoiseScale, ...]]:
+        """The noise on the initial weights, and at points of the warm-up; on samples that the copy is not trained on.
+
+        The learning rate rises in a straight line to the job's largest, whatever the schedule: what is wanted is the
+        noise where a batch has to bear that rate.
+        """
+        job = self._job
+        peak = max(job.schedule(part / 64) for part in range(64))
+        rising = dataclasses.replace(job, schedule=lambda progress: peak * progress)
+        with computing_threads(self._plan.threads):
+            step = Step(rising, self._plan, self._coupling)
+            return self._noise(step, 0, INITIAL_SHARE * self._total), tuple(self._trained(step))
+
+    def _trained(self, step: Step) -> Iterator[NoiseScale]:
+        """Train the copy, and measure at points of the second half, the last update among them."""
+        job, extent = self._job, self._data.extent(self._job)
+        updates = max(1, min(LONGEST_WARM_UP, int(WARM_UP_SHARE * self._total / job.batch)))
+        most = TRAINED_SHARE * self._total
+        points = min(MOST_POINTS, max(FEWEST_POINTS, int(most / self._fewest)))
+        stops = {updates - point * updates // (2 * points) for point in range(points)}
+        with closing(self._source(step, extent).batches(extent.position(0), updates)) as batches:
+            for update, batch in enumerate(batches, 1):
+                try:
+                    step.update(batch, update - 1, update / updates)
+                    # On a GPU, what is not finite is only seen by the measurement.
+                    found = self._noise(step, update, most / points) if update in stops else None
+                except RunFailed as problem:
+                    raise BadJob(
+                        f"a copy trained for {update} updates at the batch and learning rate stated fails: "
+                        f"{problem.message}",
+                        remedy="Lower the learning rate, or say for which batch it is meant: stoker.auto(base=…).",
+                    ) from problem
+                if found is not None:
+                    yield found
+
+    @property
+    def _fewest(self) -> int:
+        """Samples of one measurement, at least."""
+        return max(_FEWEST, BLOCKS * self._group)
+
+    def _noise(self, step: Step, updates: int, most: float) -> NoiseScale:
+        """The noise at the weights of `step`, after so many updates."""
+        extent = Extent(len(self._data.train), self._group)
+        trained = self._data.extent(self._job).position(updates).samples
+        # Fresh samples: those that come after the ones trained on, as long as the epoch has any.
+        first = math.ceil(trained / self._group)
+        wanted = max(self._fewest, int(most))
+        # A short epoch comes round more than once; of its batches the ragged ones are passed over.
+        last = first + 2 * (wanted // self._group + BLOCKS) + extent.updates_per_epoch
+        with closing(self._source(step, extent).batches(extent.position(first), last)) as batches:
+            return measure_noise(
+                step, batches, group=self._group, fewest=self._fewest, most=wanted, trained_samples=trained
+            )
+
+    def _source(self, step: Step, extent: Extent) -> BatchSource:
+        return BatchSource(self._data.train, step.pipeline(self._data.train, augmented=True), extent, self._job.seed,
+                           self._plan)  # fmt: skip
+
+
+def _require_room(job: Job, device: Device) -> None:
+    """Refuse a model whose gradients by block cannot be held here."""
+    needed = _COPIES * bytes_of(build_model(job).parameters())
+    if device.memory_bytes and needed > device.memory_bytes:
+        raise DoesNotFit(
+            f'measuring the gradient\'s noise for batch="auto" takes {format_bytes(needed)}, {_COPIES} copies of the '
+            f"weights; {device.name} has {format_bytes(device.memory_bytes)}",
+            remedy="Give the batch as a number.",
+        )
+
+
+def _place(key: str) -> Path:
+    return cache_root() / "batches" / f"{key[:24]}.json"
+
+
+def _kept(path: Path) -> BatchChoice | None:
+    """The answer given before; None where there is none, it is another user's, or it cannot be read."""
+    try:
+        return loads(path.read_bytes(), BatchChoice) if is_own(path) else None
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put back Python's, NumPy's and PyTorch's generators, of all devices in use, after the block."""
+    states = generator_states()
+    is_cuda_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = range(torch.cuda.device_count()) if is_cuda_in_use else ()
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            restore_generators(states)

@@ -1,0 +1,377 @@
+"""Which matrix products an operation is made of: sizes (batch, rows, columns, depth).
+
+Matrix products on a GPU: tiles of the result, in waves over the multiprocessors.
+
+A kernel cuts the result into tiles; each multiprocessor works through its share of them, so that the time is that of
+the multiprocessor with the most. Small tiles leave fewer idle, but load more operands per FLOP; where the result has
+few tiles, the depth is split and the parts are added up. What the libraries' heuristics choose is taken to be the best
+of these. Operands that do not fit into the caches cross memory, in parallel with the arithmetic.
+
+Source: the tile decomposition is that of NeuSight (Lee et al., ASPLOS 2025) and of NVIDIA's guide "Matrix
+Multiplication Background" (tile and wave quantisation); here the utilisation is a closed form, not a network.
+
+Operations that memory bounds: how often each byte crosses it.
+
+An element-wise operation reads and writes everything once. A norm or softmax goes over a row more than once; the later
+passes find it in the L2 cache if the rows that all multiprocessors have at hand fit there together. Which kernel runs
+and how often it reads was told from PyTorch 2.1's sources (`SoftMax.cu`, `layer_norm_kernel.cu`, `Normalization.cuh`)
+and checked against the public measurements of NeuSight (ASPLOS 2025): an A100 does layer norms of up to 2048 columns at
+0.86 of its bandwidth and of more at 0.58, two thirds of that.
+
+Recurrent layers on a GPU: what cuDNN computes of all time steps at once, and what step after step.
+
+What  A layer's inputs are multiplied for all steps together. The state's product, and what is computed of it element by
+      element, are two kernels for each step, of which none begins before the last one has ended. Backward likewise; the
+      gradients of the weights are products over all steps.
+Costs  Nothing was measured here: what a step takes beside its product is a judgement.
+Does not combine with  cuDNN's persistent kernels, which keep small weights in registers from step to step, and layers
+      that it runs beside each other: where it takes those, it is faster.
+Source  Appleyard, Kocisky and Blunsom, "Optimizing Performance of Recurrent Neural Networks on GPUs" (2016),
+      arXiv:1604.01946, sections 3.1 to 3.3; their streaming of layers is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.records.hardware import Hardware
+from stoker.records.trace import Operation
+
+Sizes = tuple[int, int, int, int]
+
+SINGLE = ("mm", "addmm", "linear", "_addmm_activation")
+BATCHED = ("bmm", "baddbmm", "_grouped_mm")
+
+
+def product_sizes(operation: Operation) -> Sizes | None:
+    """Of a matrix product; None where its shapes do not tell."""
+    matrices = [tensor.shape for tensor in operation.inputs if len(tensor.shape) >= 2]
+    if operation.name == "linear" and len(matrices) >= 2:
+        (*rows, depth), (columns, _) = matrices[:2]
+        return 1, math.prod(rows), columns, depth
+    if len(matrices) < 2:
+        return None
+    a, b = matrices[-2:]
+    if operation.name == "_grouped_mm":
+        return _grouped_sizes(a, b, operation.outputs[0].shape)
+    if operation.name in BATCHED and len(a) == len(b) == 3:
+        return a[0], a[1], b[2], a[2]
+    return (1, a[0], b[1], a[1]) if len(a) == len(b) == 2 else None
+
+
+def _grouped_sizes(a: tuple[int, ...], b: tuple[int, ...], result: tuple[int, ...]) -> Sizes:
+    """Products of groups as if all were of one size: the rows, columns or depth that have no groups are divided."""
+    groups = next((shape[0] for shape in (a, b, result) if len(shape) == 3), 1)
+    rows, columns, depth = a[-2], b[-1], a[-1]
+    if len(a) == len(b) == 2:
+        depth = max(1, depth // groups)
+    elif len(a) == 2:
+        rows = max(1, rows // groups)
+    elif len(b) == 2:
+        columns = max(1, columns // groups)
+    return groups, rows, columns, depth
+
+
+def convolution_products(operation: Operation) -> list[list[tuple[Sizes, float]]] | None:
+    """The ways in which each part of a convolution can be done; None where its shapes do not tell.
+
+    A part is the result, the input's gradient or the weight's. A way is the sizes of its product and how many elements
+    cross memory besides: implicit products gather the input as they go; Winograd's transforms write and read it.
+    Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016): F(m x m, 3 x 3) does
+    (m + 2)^2 products per tile of m x m results, which an implicit product needs 9 m^2 for.
+    """
+    is_backward = operation.name.endswith("_backward")
+    tensors = [tensor.shape for tensor in operation.inputs if len(tensor.shape) >= 3]
+    if len(tensors) < (3 if is_backward else 2):
+        return None
+    image, weight = tensors[1:3] if is_backward else tensors[:2]
+    result = tensors[0] if is_backward else operation.outputs[0].shape
+    if operation.attribute("transposed") is True:
+        image, result = result, image
+    groups_attribute = operation.attribute("groups", 1)
+    groups = groups_attribute if isinstance(groups_attribute, int) else 1
+    mask = operation.attribute("output_mask") if is_backward else None
+    wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
+    sizes = _Convolution(image, weight, result, groups)
+    if not is_backward:
+        return [sizes.forward()]
+    return [ways for ways, is_wanted in zip((sizes.of_input(), sizes.of_weight()), wanted, strict=False) if is_wanted]
+
+
+class _Convolution:
+    """Shapes of one convolution: image (N, C, ...), weight (K, C / groups, ...), result (N, K, ...)."""
+
+    def __init__(self, image: tuple[int, ...], weight: tuple[int, ...], result: tuple[int, ...], groups: int) -> None:
+        self.image, self.weight, self.result, self.groups = image, weight, result, groups
+        self.window = math.prod(weight[2:])
+        self.channels, self.kernels = image[1] // groups, result[1] // groups
+        self.pixels, self.results = image[0] * math.prod(image[2:]), result[0] * math.prod(result[2:])
+
+    def forward(self) -> list[tuple[Sizes, float]]:
+        """The result."""
+        implicit = (self.groups, self.results, self.kernels, self.channels * self.window)
+        return [(implicit, 0.0), *self._winograd(self.result, self.kernels, self.channels)]
+
+    def of_input(self) -> list[tuple[Sizes, float]]:
+        """The image's gradient: as many FLOPs as the result."""
+        depth = max(1, self.kernels * self.window * self.results // max(1, self.pixels))
+        implicit = (self.groups, self.pixels, self.channels, depth)
+        return [(implicit, 0.0), *self._winograd(self.image, self.channels, self.kernels)]
+
+    def of_weight(self) -> list[tuple[Sizes, float]]:
+        """The weight's gradient: the sum over all pixels is the depth."""
+        return [((self.groups, self.kernels, self.channels * self.window, self.results), 0.0)]
+
+    def _winograd(self, out: tuple[int, ...], columns: int, depth: int) -> list[tuple[Sizes, float]]:
+        """Only 3 x 3 windows at stride 1."""
+        if self.weight[2:] != (3, 3) or self.groups != 1 or self.pixels > 1.5 * self.results:
+            return []
+        ways = []
+        for tile in (2, 4):
+            products = (tile + 2) ** 2
+            tiles = out[0] * math.prod(-(-size // tile) for size in out[2:])
+            # The transformed image and kernels, and the products: written, and found in the cache for the most part.
+            extra = 1.0 * products * (tiles * depth + tiles * columns + columns * depth)
+            ways.append(((products, tiles, columns, depth), extra))
+        return ways
+
+
+def is_depthwise(operation: Operation) -> bool:
+    """Whether each channel is convolved alone: then memory bounds it."""
+    groups = operation.attribute("groups", 1)
+    weights = [tensor.shape for tensor in operation.inputs if len(tensor.shape) >= 3]
+    return isinstance(groups, int) and groups > 1 and any(shape[1] == 1 for shape in weights[1:])
+
+
+def attention_sizes(operation: Operation) -> tuple[int, int, int, int] | None:
+    """Heads of all samples, queries, keys and width of a fused attention; None where its shapes do not tell."""
+    places = [tensor.shape for tensor in operation.inputs if len(tensor.shape) == 4]
+    first = 1 if operation.name.endswith("_backward") else 0
+    if len(places) < first + 2:
+        return None
+    query, key = places[first], places[first + 1]
+    return query[0] * query[1], query[2], key[2], query[3]
+
+
+Floats = NDArray[np.float64]
+
+_TILES = (
+    (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (32, 32),
+    (8, 128), (128, 8),
+)  # fmt: skip
+_SPLITS = (1, 2, 4, 8, 16)
+_LARGEST_AREA = 128 * 128
+_CHOICES = np.array(
+    [(*tile, split) for tile in _TILES for split in _SPLITS if split == 1 or tile[0] * tile[1] <= _LARGEST_AREA]
+)
+_DEPTH_STEP = 8
+"""Kernels go through the depth in steps of this many elements, so a depth of 65 costs as much as one of 72."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileShape:
+    """How tiles behave, the same on every device.
+
+    The efficiencies are of tiles (rows x columns) relative to 128 x 128 [fraction]. `prologue` is what filling and
+    draining a tile costs [elements of depth]. `resident` is how many 128 x 128 tiles a multiprocessor needs at once to
+    be busy. `tail` is how much of a started wave counts as if the others helped out [fraction]. `split_traffic` scales
+    the bytes that a split depth adds, `split_s` is what adding up costs [s]. `overlap` is the exponent of the norm that
+    joins arithmetic and memory: 1 would be their sum, infinity their maximum.
+    """
+
+    large: float
+    half_columns: float
+    half_rows: float
+    quarter: float
+    eighth: float
+    sixteenth: float
+    prologue: float
+    resident: float
+    tail: float
+    split_traffic: float
+    split_s: float
+    overlap: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device sustains: `flops` on large tiles [FLOP/s], `bytes_per_s` of memory, and its multiprocessors."""
+
+    flops: float
+    bytes_per_s: float
+    multiprocessors: int
+
+
+@functools.lru_cache(maxsize=64)
+def _efficiencies(shape: TileShape) -> Floats:
+    """Of every choice of tile and split, in the order of `_CHOICES`."""
+    by_tile = {
+        (256, 128): shape.large, (128, 256): shape.large, (128, 128): 1.0, (128, 64): shape.half_columns,
+        (64, 128): shape.half_rows, (64, 64): shape.quarter, (64, 32): shape.eighth, (32, 64): shape.eighth,
+        (32, 32): shape.sixteenth, (8, 128): shape.sixteenth, (128, 8): shape.sixteenth,
+    }  # fmt: skip
+    return np.array([by_tile[rows, columns] for rows, columns, _ in _CHOICES.tolist()])
+
+
+def product_seconds(sizes: Floats, element_bytes: float, shape: TileShape, rates: Rates) -> Floats:
+    """Time of each product [s], without what it takes to start it.
+
+    Args:
+        sizes: rows of (batch, rows, columns, depth), shape (n, 4).
+        element_bytes: size of an operand's element [bytes].
+        shape: how tiles behave.
+        rates: what the device sustains.
+    """
+    batch, rows, columns, depth = (sizes[:, [i]] for i in range(4))
+    tile_rows, tile_columns, splits = (_CHOICES[:, i].astype(float) for i in range(3))
+    area = tile_rows * tile_columns
+    tiles = batch * np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns) * splits
+    per_multiprocessor = tiles / rates.multiprocessors
+    waves = (1 - shape.tail) * np.ceil(per_multiprocessor) + shape.tail * np.maximum(per_multiprocessor, 1)
+    steps = np.ceil(np.ceil(depth / splits) / _DEPTH_STEP) * _DEPTH_STEP + shape.prologue
+    tile_s = 2 * area * steps / (rates.flops / rates.multiprocessors * _efficiencies(shape))
+    arithmetic = np.maximum(waves, np.maximum(1, shape.resident * _LARGEST_AREA / area)) * tile_s
+    operands = batch * (rows * depth + depth * columns + rows * columns) * element_bytes / rates.bytes_per_s
+    together = (arithmetic**shape.overlap + operands**shape.overlap) ** (1 / shape.overlap)
+    partial_sums = splits * batch * rows * columns * element_bytes / rates.bytes_per_s * shape.split_traffic
+    adding = np.where(splits > 1, partial_sums + shape.split_s, 0.0)
+    best: Floats = np.min(together + adding, axis=1)
+    return best
+
+
+_RESIDENT_THREADS = {"6.0": 2048, "6.1": 2048, "7.0": 2048, "7.5": 1024, "8.0": 2048, "9.0": 2048, "10.0": 2048}
+_OTHER_RESIDENT_THREADS = 1536
+"""Threads a multiprocessor holds. Source: CUDA programming guide, table "Technical Specifications"."""
+_L2_BEGINS_TO_MISS, _L2_ALWAYS_MISSES = 0.2, 0.6
+"""Share of the L2 cache that rows at hand may take before later passes miss it, and from which all do."""
+_DEFAULT_L2_BYTES = 4 * 2**20
+_WARP_SOFTMAX = 1024
+"""Columns up to which a warp holds a row of a softmax in registers."""
+_SECTOR_RATIO = 8
+"""A read of 4 bytes brings a sector of 32."""
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """A kernel over rows.
+
+    `passes` over the tensor when everything is cached, `again` how many cross memory anew when it is not, `threads` per
+    row.
+    """
+
+    passes: float
+    again: float
+    threads: int
+
+
+ROW_KERNELS = {
+    "native_layer_norm": RowKernel(2, 1, 128),
+    "native_layer_norm_backward": RowKernel(5, 2, 128),
+    "_fused_rms_norm": RowKernel(2, 1, 128),
+    "_fused_rms_norm_backward": RowKernel(5, 2, 128),
+    "_softmax": RowKernel(2, 2, 1024),
+    "_log_softmax": RowKernel(2, 2, 1024),
+    "_softmax_backward_data": RowKernel(3, 2, 1024),
+    "_log_softmax_backward_data": RowKernel(3, 2, 1024),
+    "native_group_norm": RowKernel(3, 0, 512),
+    "native_group_norm_backward": RowKernel(5, 0, 512),
+    "native_batch_norm": RowKernel(3, 0, 512),
+    "cudnn_batch_norm": RowKernel(3, 0, 512),
+    "native_batch_norm_backward": RowKernel(5, 0, 512),
+    "cudnn_batch_norm_backward": RowKernel(5, 0, 512),
+}
+"""By ATen's name."""
+
+
+def row_sizes(operation: Operation) -> tuple[int, int]:
+    """Rows and columns of a row kernel's tensor: what it normalises over are the columns."""
+    largest = max(operation.inputs, key=lambda tensor: tensor.numel)
+    if "layer_norm" in operation.name or "rms_norm" in operation.name:
+        weights = [tensor.numel for tensor in operation.inputs if 1 < tensor.numel < largest.numel]
+        columns = largest.shape[-1] if not weights else min(weights, key=lambda n: abs(n - largest.shape[-1]))
+    else:
+        dim = operation.attribute("dim", -1)
+        columns = largest.shape[dim if isinstance(dim, int) else -1] if largest.shape else 1
+    return max(1, largest.numel // max(1, columns)), max(1, columns)
+
+
+def row_bytes(operation: Operation, hardware: Hardware, element_bytes: float) -> float:
+    """Bytes that cross memory in a row kernel."""
+    kernel = ROW_KERNELS[operation.name]
+    rows, columns = row_sizes(operation)
+    is_softmax = "softmax" in operation.name
+    again = (
+        0.0
+        if is_softmax and columns <= _WARP_SOFTMAX
+        else kernel.again * _missing(kernel, columns, element_bytes, hardware)
+    )
+    # Blocks of a softmax are powers of two times four elements: other widths leave threads idle.
+    idle = 1.25 if is_softmax and _WARP_SOFTMAX < columns < 4096 and columns & (columns - 1) else 1.0
+    return rows * columns * element_bytes * (kernel.passes + again) * idle
+
+
+def _missing(kernel: RowKernel, columns: int, element_bytes: float, hardware: Hardware) -> float:
+    """Share of the later passes that miss the L2 cache."""
+    threads = _RESIDENT_THREADS.get(hardware.compute_capability or "", _OTHER_RESIDENT_THREADS)
+    at_hand = (hardware.multiprocessors or 1) * max(1, threads // kernel.threads) * columns * element_bytes
+    share = at_hand / (hardware.l2_bytes or _DEFAULT_L2_BYTES)
+    return min(1.0, max(0.0, (share - _L2_BEGINS_TO_MISS) / (_L2_ALWAYS_MISSES - _L2_BEGINS_TO_MISS)))
+
+
+def stream_bytes(operation: Operation, hardware: Hardware) -> float:
+    """Bytes that cross memory in an operation that goes over its tensors once.
+
+    Attribute `strided_bytes` are those of operands that lie in another order than the result, `strided_reach_bytes`
+    what is read until the rest of a sector is wanted: where the L2 cache holds less than that, each sector comes anew.
+    """
+    total = float(operation.bytes_read + operation.bytes_written)
+    strided, reach = (operation.attribute(f"strided_{what}") for what in ("bytes", "reach_bytes"))
+    is_known = isinstance(strided, int | float) and isinstance(reach, int | float)
+    if is_known and reach > (hardware.l2_bytes or _DEFAULT_L2_BYTES):
+        total += (_SECTOR_RATIO - 1) * strided
+    return total
+
+
+STEP_S = 5e-6
+"""Of each step, beside its product at full rate: two kernels that begin, and wait for each other [s]. A judgement."""
+_LAYERS = ("_cudnn_rnn", "_cudnn_rnn_backward")
+
+
+@dataclass(frozen=True)
+class RecurrentWork:
+    """Products of recurrent layers, each with how often it is made, and how many `steps` follow each other.
+
+    Steps are those of all layers and directions together; `batch` and `width` are those of a state.
+    """
+
+    products: tuple[tuple[Sizes, int], ...]
+    steps: int
+    batch: int
+    width: int
+
+
+def recurrent_work(operation: Operation) -> RecurrentWork | None:
+    """What recurrent layers compute; None of any other operation, and where its shapes do not tell."""
+    matrices = [tensor.shape for tensor in operation.inputs[1:] if len(tensor.shape) == 2]
+    states = [tensor.shape for tensor in operation.inputs[1:] if len(tensor.shape) == 3]
+    if operation.name not in _LAYERS or not matrices or not states:
+        return None
+    cells, batch, width = states[0]
+    rows = operation.inputs[0].numel // max(1, operation.inputs[0].shape[-1])
+    if not cells or not batch or not rows:
+        return None
+    length, each = rows // batch, len(matrices) // cells
+    products: list[tuple[Sizes, int]] = []
+    for place, (outputs, inputs) in enumerate(matrices):
+        # The first matrix of each cell is its inputs'.
+        at_once, times = (rows, 1) if place % each == 0 else (batch, length)
+        if operation.name.endswith("_backward"):
+            products += [((1, at_once, inputs, outputs), times), ((1, outputs, inputs, rows), 1)]
+        else:
+            products.append(((1, at_once, outputs, inputs), times))
+    return RecurrentWork(tuple(products), length * cells, batch, width)

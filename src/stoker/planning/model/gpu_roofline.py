@@ -1,0 +1,379 @@
+"""What bounds an operation on a GPU, and how long it takes at the rates given.
+
+What a GPU sustains of what its datasheet says, where nobody measured it.
+
+The shares are of the peak, fitted once on the public measurements of NeuSight (ASPLOS 2025: P4, P100, V100, T4, A100,
+L4, H100; fp32 outside of tensor cores), or, for tensor cores, as published by others. `bench/forecast/gpu_constants.py`
+fits them again with a device left out, and `bench/forecast/gpu_operations.py` tells how wrong they then are for it: a
+device that differs from all others is told wrong by as much as they differ among themselves.
+
+What a power limit does to the clock, and what a device draws.
+
+A product on large tiles draws `idle + energy per FLOP x rate`. Where that is above the limit the driver lowers clock
+and voltage together, and power falls with a power of the clock; the clock settles where the two meet. Boards of 70 W
+live there (an L4 sustains two fifths of its peak), boards of 300 W and more hardly ever.
+
+Energies per FLOP are in pJ, which is W per TFLOP/s. Where they come from: fp32 of capability 8.0 is what makes an A100
+of 250 W sustain 0.9 of what one of 300 W does; 6.1, 7.5 and 8.9 are what makes P4, T4 and L4 sustain 0.6, 0.55 and 0.4
+of their peaks, all in the public measurements of NeuSight (ASPLOS 2025); 6.0, 7.0 and 9.0 are not above what lets P100,
+V100 and H100 run unthrottled there; 10.0 and 12.0 are not above what lets B200 and RTX 5090 near their peaks. 8.6 is
+that of its process node. Tensor cores: A100 of 300 W, A100 of 400 W, H100 of 700 W and B200 of 1000 W then do what
+Bekman's "Maximum Achievable Matmul FLOPS" (2024) lists for them, within 10 %.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.planning.model import gpu_kernels
+from stoker.planning.model.gpu_kernels import (
+    ROW_KERNELS,
+    STEP_S,
+    Rates,
+    TileShape,
+    product_seconds,
+    recurrent_work,
+    row_bytes,
+    row_sizes,
+    stream_bytes,
+)
+from stoker.records.hardware import Hardware
+from stoker.records.trace import Operation
+
+Floats = NDArray[np.float64]
+Kind = Literal["product", "batched product", "convolution", "attention", "recurrent", "row", "stream"]
+
+_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
+_FUSED_SHARES = {"8.0": 0.83, "8.6": 0.80, "8.9": 0.80, "9.0": 0.45, "10.0": 0.40}
+"""What flash attention's forward pass reaches, of what products of its dtype reach. Source: Dao, FlashAttention-2
+(2023): 225 TFLOP/s on an A100, 335 to 400 on an H100, of 271 and 795 for products; 8.6 and 8.9 are taken from 8.0."""
+_OTHER_FUSED_SHARE = 0.6
+_BACKWARD_SHARE = 0.85
+"""The backward pass relative to the forward pass. Source: as above, 63 % of the peak against 73 %."""
+_SIMT_SHARE = 0.6
+"""Memory-efficient attention in fp32, outside of tensor cores; a judgement."""
+_DEPTHWISE_SHARE = 0.5
+"""Of the bandwidth, in a depthwise convolution; a judgement."""
+_WINOGRAD_SHARE, _WINOGRAD_S = 0.7, 3e-5
+"""What Winograd's products reach of single ones, and what its transforms take to start [s]. Fitted on 3 x 3
+convolutions of random sizes (NeuSight; P4, P100, V100, T4, A100): the median error is 18 to 33 %, by device."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What a micro-benchmark found of the datasheet's expectation: factors on arithmetic and on memory."""
+
+    flops: float = 1.0
+    bandwidth: float = 1.0
+
+
+def kind_of(operation: Operation) -> tuple[Kind, str]:
+    """What bounds it, and the dtype it computes in (rows and streams: none, their bytes say all)."""
+    name = operation.name
+    dtype = next((tensor.dtype for tensor in reversed(operation.inputs) if tensor.dtype in _BYTES), "fp32")
+    if name in gpu_kernels.SINGLE and gpu_kernels.product_sizes(operation):
+        return "product", dtype
+    if name in gpu_kernels.BATCHED and gpu_kernels.product_sizes(operation):
+        return "batched product", dtype
+    if (
+        "convolution" in name
+        and not gpu_kernels.is_depthwise(operation)
+        and gpu_kernels.convolution_products(operation)
+    ):
+        return "convolution", dtype
+    if "attention" in name and gpu_kernels.attention_sizes(operation):
+        return "attention", operation.inputs[0].dtype
+    if recurrent_work(operation) is not None:
+        return "recurrent", operation.inputs[0].dtype
+    if name in ROW_KERNELS and operation.inputs:
+        return "row", name.removesuffix("_backward").removesuffix("_backward_data").strip("_")
+    return "stream", ""
+
+
+def point_of(operation: Operation, kind: Kind) -> Floats:
+    """Where an operation lies among others of its kind, in doublings of its sizes."""
+    # Backward passes keep apart from forward passes by a factor of four, operations of two operands from those of one.
+    way = 4.0 if "backward" in operation.name else 1.0
+    if kind == "row":
+        sizes: tuple[float, ...] = (*row_sizes(operation), way)
+    elif kind == "attention":
+        sizes = (*(gpu_kernels.attention_sizes(operation) or ()), way)
+    elif kind == "recurrent":
+        work = recurrent_work(operation)
+        sizes = (work.steps, work.batch, work.width, way) if work is not None else (1.0,)
+    elif kind == "convolution":
+        ways = gpu_kernels.convolution_products(operation)
+        sizes = (*(ways[0][0][0] if ways else ()), way)
+    elif kind == "stream":
+        operands = sum(1 for tensor in operation.inputs if tensor.numel > 1)
+        sizes = (operation.bytes_read + operation.bytes_written, 1.0 if operands < 2 else 4.0)
+    else:
+        batch, rows, columns, depth = gpu_kernels.product_sizes(operation) or (1, 1, 1, 1)
+        # Operands that lie transposed, and rows of a length that four does not divide (they cannot be loaded 16 bytes
+        # at a time), have kernels of their own: what was measured of one kind says half as much of another.
+        layout = (operation.attribute("transpose_a"), operation.attribute("transpose_b"), depth % 4)
+        sizes = (batch, rows, columns, depth, *(4.0 if differs else 1.0 for differs in layout))
+    return np.log2(np.maximum(np.asarray(sizes, dtype=np.float64), 1.0)).astype(np.float64)
+
+
+def roof_seconds(operation: Operation, kind: Kind, dtype: str, sustained: Sustained, scales: Scales) -> float:
+    """Time at the sustained rates, times `scales` [s], without what it takes to start it."""
+    bandwidth = sustained.bandwidth * scales.bandwidth
+    if kind == "stream":
+        seconds = stream_bytes(operation, sustained.hardware) / bandwidth
+        if gpu_kernels.is_depthwise(operation):
+            seconds /= _DEPTHWISE_SHARE
+        return max(seconds, operation.flops / (sustained.flops("fp32") * scales.flops))
+    if kind == "row":
+        size = _BYTES.get(max(operation.inputs, key=lambda tensor: tensor.numel).dtype, 4.0)
+        return row_bytes(operation, sustained.hardware, size) / bandwidth
+    if kind == "attention":
+        return _attention_seconds(operation, dtype, sustained, scales)
+    rates = _scaled(sustained.rates(dtype), scales)
+    size = _BYTES[dtype]
+    if kind == "recurrent":
+        return _recurrent_seconds(operation, dtype, sustained, rates)
+    if kind == "convolution":
+        return _convolution_seconds(operation, dtype, sustained, rates)
+    sizes = np.array([gpu_kernels.product_sizes(operation)], dtype=float)
+    return float(product_seconds(sizes, size, sustained.tiles(dtype, is_batched=kind != "product"), rates)[0])
+
+
+def _scaled(rates: Rates, scales: Scales) -> Rates:
+    return Rates(
+        flops=rates.flops * scales.flops,
+        bytes_per_s=rates.bytes_per_s * scales.bandwidth,
+        multiprocessors=rates.multiprocessors,
+    )
+
+
+def _convolution_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
+    """The fastest way of each part. Winograd's is for fp32: on tensor cores implicit products are faster."""
+    size, seconds = _BYTES[dtype], 0.0
+    shapes = {is_batched: sustained.tiles(dtype, is_batched=is_batched) for is_batched in (False, True)}
+    for ways in gpu_kernels.convolution_products(operation) or []:
+        usable = ways if dtype == "fp32" else ways[:1]
+        seconds += min(
+            float(product_seconds(np.array([sizes], dtype=float), size, shapes[sizes[0] > 1 and not extra], rates)[0])
+            * (1 / _WINOGRAD_SHARE if extra else 1)
+            + (_WINOGRAD_S + extra * size / rates.bytes_per_s if extra else 0)
+            for sizes, extra in usable
+        )
+    return seconds
+
+
+def _recurrent_seconds(operation: Operation, dtype: str, sustained: Sustained, rates: Rates) -> float:
+    """Products of all steps at once and of one step after the other, and the time between steps."""
+    work = recurrent_work(operation)
+    assert work is not None, "its kind says that it is one"
+    sizes = np.array([sizes for sizes, _ in work.products], dtype=float)
+    times = np.array([times for _, times in work.products], dtype=float)
+    seconds = product_seconds(sizes, _BYTES[dtype], sustained.tiles(dtype, is_batched=False), rates)
+    return float(seconds @ times) + work.steps * STEP_S
+
+
+def _attention_seconds(operation: Operation, dtype: str, sustained: Sustained, scales: Scales) -> float:
+    """By FLOPs, or by bytes where the sequence is short."""
+    capability = sustained.hardware.compute_capability or ""
+    is_tensor = sustained.peak_flops(dtype)[1]
+    share = _FUSED_SHARES.get(capability, _OTHER_FUSED_SHARE) if is_tensor else _SIMT_SHARE
+    if operation.name.endswith("_backward"):
+        share *= _BACKWARD_SHARE
+    # Half of the scores are masked; of short sequences more, because tiles on the diagonal are done whole.
+    queries = (gpu_kernels.attention_sizes(operation) or (1, 1, 1, 1))[1]
+    done = 0.5 + 0.5 * min(1.0, 128 / max(1, queries)) if operation.attribute("is_causal") is True else 1.0
+    arithmetic = operation.flops * done / (sustained.flops(dtype) * scales.flops * share)
+    return max(arithmetic, (operation.bytes_read + operation.bytes_written) / (sustained.bandwidth * scales.bandwidth))
+
+
+PRODUCT = TileShape(
+    large=1.0, half_columns=1.0, half_rows=0.81, quarter=0.88, eighth=0.8, sixteenth=0.4, prologue=25.0, resident=0.08,
+    tail=0.39, split_traffic=0.05, split_s=0.3e-6, overlap=3.4,
+)  # fmt: skip
+"""One product at a time."""
+BATCHED = TileShape(
+    large=0.974, half_columns=0.855, half_rows=0.667, quarter=0.593, eighth=0.8, sixteenth=0.4, prologue=26.7,
+    resident=0.25, tail=0.01, split_traffic=1.6, split_s=3.1e-6, overlap=2.5,
+)  # fmt: skip
+"""Many equal products at once: the libraries have fewer kernels for them, and use large tiles where small would do."""
+
+_TENSOR_PROLOGUE = 128.0
+"""Depth that filling and draining a tile costs on tensor cores [elements]; not measured, from about 1.5 µs per tile."""
+_TENSOR_SHARES = {"8.0": 0.87, "8.6": 0.95, "8.9": 0.95, "9.0": 0.80, "10.0": 0.78, "10.3": 0.79, "12.0": 0.95}
+"""Of the dense bf16 peak on the best shapes. Source: Bekman, "Maximum Achievable Matmul FLOPS" (2024): A100 271 of 312
+TFLOP/s, H100 795 of 989, B200 1745 of 2250, B300 1769 of 2250. Smaller chips clock above what their sheets say: an RTX
+4090 was reported at 159 to 167 of 165 (github.com/mli/transformers-benchmarks, issue 4)."""
+_SEPARATE_INTEGERS = ("7.0", "7.2", "7.5", "8.0")
+"""Capabilities with integer units beside all fp32 units. In the others addresses are computed in the slots of the
+arithmetic, or twice as many fp32 units share the registers' ports. Source: NVIDIA's Volta and GA102 white papers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What is sustained of the peak [fraction].
+
+    Of fp32 products on large tiles where integer units are separate and where the slots are shared, and of the
+    bandwidth of stacked memory, of other memory with error correction, and of that without: an RTX 4090 was reported at
+    895 to 921 of 1008 GB/s (github.com/krrishnarraj/clpeak, issue 106; github.com/JuliaGPU/CUDA.jl, issue 1860).
+    """
+
+    separate: float = 0.935
+    shared: float = 0.77
+    stacked: float = 0.89
+    graphics: float = 0.77
+    unprotected: float = 0.90
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sustained:
+    """What a device is expected to sustain, by dtype, before anything was measured on it."""
+
+    hardware: Hardware
+    power: PowerModel
+    shares: Shares = Shares()
+    product: TileShape = PRODUCT
+    batched: TileShape = BATCHED
+
+    def groups(self) -> tuple[str, str]:
+        """Which of `Shares` hold for its arithmetic and for its memory."""
+        arithmetic = "separate" if self.hardware.compute_capability in _SEPARATE_INTEGERS else "shared"
+        if has_stacked_memory(self.hardware):
+            return arithmetic, "stacked"
+        names = f"{self.hardware.device.name} {self.hardware.device.model}".lower()
+        return arithmetic, "unprotected" if "rtx" in names or "geforce" in names else "graphics"
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that long streams reach."""
+        peak = self.hardware.bandwidth_bytes_per_s
+        assert peak is not None, "GpuTimes.of refuses devices without a bandwidth"
+        share: float = getattr(self.shares, self.groups()[1])
+        return peak * share
+
+    def peak_flops(self, dtype: str) -> tuple[float, bool]:
+        """Peak of a dtype's products [FLOP/s], and whether they run on tensor cores; fp32's where it has none."""
+        rates = self.hardware.dense_flops
+        if dtype in {"fp32", "fp64"} or dtype not in rates:
+            # Consumer and inference chips have fp64 units for tests only: 1/32 is the mildest ratio among them.
+            return rates["fp32"] * (
+                (0.5 if has_stacked_memory(self.hardware) else 1 / 32) if dtype == "fp64" else 1
+            ), False
+        return rates[dtype], True
+
+    def flops(self, dtype: str) -> float:
+        """FLOP/s on large tiles, at the clock that the power limit allows."""
+        peak, is_tensor = self.peak_flops(dtype)
+        capability = self.hardware.compute_capability or ""
+        share: float = _TENSOR_SHARES.get(capability, 0.8) if is_tensor else getattr(self.shares, self.groups()[0])
+        return peak * share * self.power.sustained_share(peak * share, dtype if is_tensor else "fp32")
+
+    def rates(self, dtype: str) -> Rates:
+        """For tiles."""
+        multiprocessors = self.hardware.multiprocessors
+        assert multiprocessors is not None, "GpuTimes.of refuses devices without a number of multiprocessors"
+        return Rates(flops=self.flops(dtype), bytes_per_s=self.bandwidth, multiprocessors=multiprocessors)
+
+    def tiles(self, dtype: str, *, is_batched: bool) -> TileShape:
+        """How tiles of this dtype behave."""
+        shape = self.batched if is_batched else self.product
+        if not self.peak_flops(dtype)[1]:
+            return shape
+        return TileShape(**{**_fields(shape), "prologue": _TENSOR_PROLOGUE})
+
+
+def _fields(shape: TileShape) -> dict[str, float]:
+    return {name: getattr(shape, name) for name in TileShape.__dataclass_fields__}
+
+
+_CLOCK_EXPONENT = 1.5
+"""Power above idle grows with this power of the clock: 1 at constant voltage, 3 where voltage follows the clock.
+Between what 1.2 and 2 would give for A100, T4 and L4 the measurements do not decide."""
+
+_FP32_PICOJOULE = {
+    "6.0": 22.0, "6.1": 23.0, "7.0": 14.5, "7.5": 20.0, "8.0": 13.9, "8.6": 9.0, "8.9": 10.0, "9.0": 9.5, "10.0": 6.0,
+    "10.3": 6.0, "12.0": 5.5,
+}  # fmt: skip
+_UNKNOWN_PICOJOULE = 10.0
+_TENSOR_SHARE = {"tf32": 0.16, "bf16": 0.08, "fp16": 0.08, "fp8": 0.045, "int8": 0.045}
+"""Energy per operation of tensor cores, as a share of fp32's outside of them on the same chip."""
+_DRAM_PICOJOULE_PER_BYTE = {"hbm": 40.0, "gddr": 90.0}
+"""Memory and its interface together. Source: O'Connor et al., "Fine-Grained DRAM" (MICRO 2017): HBM2 3.9 pJ/bit, GDDR5
+14 pJ/bit; here with what the way to it takes on the chip, and between GDDR5 and GDDR6."""
+_IDLE_SHARE = 0.15
+"""What a busy board draws besides arithmetic and memory traffic, as a share of its limit, where nobody measured it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerModel:
+    """What a device draws [W, J]. `limit_w` is None where nobody knows it: then nothing is throttled.
+
+    `dense_dtypes` are those whose products its datasheet rates; the others are computed as fp32.
+    """
+
+    limit_w: float | None
+    floor_w: float
+    capability: str
+    is_hbm: bool
+    dense_dtypes: frozenset[str]
+
+    @classmethod
+    def of(cls, hardware: Hardware) -> PowerModel:
+        """From the datasheet."""
+        limit = hardware.power_w
+        floor = max(hardware.idle_w or 0.0, _IDLE_SHARE * (limit or 100.0))
+        capability = hardware.compute_capability or ""
+        return cls(
+            limit_w=limit,
+            floor_w=floor,
+            capability=capability,
+            is_hbm=has_stacked_memory(hardware),
+            dense_dtypes=frozenset(hardware.dense_flops),
+        )
+
+    def joules_per_flop(self, dtype: str) -> float:
+        """Energy of a FLOP at full clock [J]."""
+        fp32 = _FP32_PICOJOULE.get(self.capability, _UNKNOWN_PICOJOULE)
+        return fp32 * (_TENSOR_SHARE.get(dtype, 1.0) if dtype in self.dense_dtypes else 1.0) * 1e-12
+
+    def joules_per_byte(self) -> float:
+        """Energy of a byte that crosses the device's memory interface [J]."""
+        return _DRAM_PICOJOULE_PER_BYTE["hbm" if self.is_hbm else "gddr"] * 1e-12
+
+    def sustained_share(self, full_flops: float, dtype: str) -> float:
+        """The clock under the limit, as a share of the full one, while `full_flops` [FLOP/s] would be done at that."""
+        if self.limit_w is None:
+            return 1.0
+        wanted = full_flops * self.joules_per_flop(dtype)
+        allowed = max(self.limit_w - self.floor_w, 0.1 * self.limit_w)
+        return min(1.0, (allowed / wanted) ** (1 / _CLOCK_EXPONENT)) if wanted > 0 else 1.0
+
+    def energy_j(self, seconds: float, flops: dict[str, float], num_bytes: float) -> float:
+        """Energy of some work [J]: `seconds` busy, `flops` by dtype, bytes across memory; never above the limit."""
+        arithmetic = sum(count * self.joules_per_flop(dtype) for dtype, count in flops.items())
+        wanted = self.floor_w * seconds + arithmetic + num_bytes * self.joules_per_byte()
+        return wanted if self.limit_w is None else min(wanted, self.limit_w * seconds)
+
+
+def flops_by_dtype(operations_with_counts: Iterable[tuple[Operation, float]]) -> dict[str, float]:
+    """FLOPs of operations, each as often as it runs, by the dtype in which the time model takes them to be computed."""
+    # noqa: PLC0415 - roofs need rates, which need this file's clock
+
+    flops: defaultdict[str, float] = defaultdict(float)
+    for operation, count in operations_with_counts:
+        if operation.flops:
+            kind, dtype = kind_of(operation)
+            # What memory bounds, such as a depthwise convolution, is computed outside of tensor cores.
+            flops["fp32" if kind in {"row", "stream"} else dtype] += operation.flops * count
+    return dict(flops)
+
+
+def has_stacked_memory(hardware: Hardware) -> bool:
+    """Whether its memory is HBM: NVIDIA's data-centre chips are those whose capability ends in 0, but for 12.0."""
+    capability = hardware.compute_capability or ""
+    return capability.endswith((".0", ".3")) and not capability.startswith("12")

@@ -1,0 +1,368 @@
+"""From traces at two micro-batch sizes to that at any other.
+
+Every size in an update is affine in the micro-batch, if no tensor has the batch in two of its dimensions: two traces
+with the same sequence of operations and of allocations fix each dimension, count of bytes and count of FLOPs. The
+result is replayed like any other trace, since peaks and fragmentation are not affine.
+
+From the trace of a shortened model to that of the whole one.
+
+Of N equal blocks, or time steps, a few are traced: the first and the last ones, which may be special, and two in
+between that are alike. What happens for the first of the two is written as often more as blocks are missing, between
+the two, in every sweep through the blocks; storages come in as many copies, each freed where the one it copies would
+be, counted from its own block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from stoker.records.trace import (
+    BlockPlace,
+    BlockRun,
+    Occurrence,
+    Operation,
+    Repetition,
+    Storage,
+    TensorShape,
+    Trace,
+    TraceItem,
+    TraceTimeline,
+    Widened,
+    prove,
+    renamed,
+)
+
+T = TypeVar("T")
+
+
+class NotDerivable(ValueError):
+    """Two traces do not tell what happens at a third micro-batch; one has to be made."""
+
+
+def derived(small: Trace, large: Trace, micro_batch: int) -> Trace:
+    """The trace at `micro_batch` samples, from those at two other sizes; equal to one made directly.
+
+    Not checked: that the batch does not change the sequence beyond the two sizes (a kernel chosen by its size).
+
+    Raises:
+        NotDerivable: the two differ in more than sizes, a tensor has the batch in two dimensions (such as similarities
+            of all pairs of samples), or a size at `micro_batch` is not a whole number or negative.
+    """
+    if micro_batch in (small.settings.micro_batch, large.settings.micro_batch):
+        return small if micro_batch == small.settings.micro_batch else large
+    _require_same_sequence(small, large)
+    line = _Line(small.settings.micro_batch, large.settings.micro_batch, micro_batch)
+    operations = _Operations(small, large, line)
+    pairs = zip(small.occurrences, large.occurrences, strict=True)
+    occurrences = tuple(operations.occurrence(one, other) for one, other in pairs)
+    storages = zip(small.storages, large.storages, strict=True)
+    return dataclasses.replace(
+        small,
+        settings=dataclasses.replace(small.settings, micro_batch=micro_batch),
+        occurrences=occurrences,
+        operations=tuple(operations.made),
+        storages=tuple(line.storage(one, other) for one, other in storages),
+        repetition=line.repetition(small.repetition, large.repetition),
+        took_s=small.took_s + large.took_s,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+    """The line through a value at `small` samples and one at `large` samples, at `wanted` samples."""
+
+    small: int
+    large: int
+    wanted: int
+
+    def at(self, one: int, other: int) -> int:
+        if one == other:
+            return one
+        more, rest = divmod((other - one) * (self.wanted - self.small), self.large - self.small)
+        if rest or one + more < 0:
+            raise NotDerivable(
+                f"{one:,} at {self.small} samples and {other:,} at {self.large} make no whole size at {self.wanted}"
+            )
+        return one + more
+
+    def shape(self, one: TensorShape, other: TensorShape) -> TensorShape:
+        if one == other:
+            return one
+        if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+            raise NotDerivable(f"{one} at {self.small} samples is {other} at {self.large}")
+        sizes = tuple(zip(one.shape, other.shape, strict=True))
+        if sum(a != b for a, b in sizes) > 1:
+            raise NotDerivable(f"more than one dimension of {list(one.shape)} goes with the micro-batch")
+        return TensorShape(shape=tuple(self.at(a, b) for a, b in sizes), dtype=one.dtype)
+
+    def operation(self, one: Operation, other: Operation) -> Operation:
+        if (one.name, one.attributes) != (other.name, other.attributes):
+            raise NotDerivable(f"{one.name} at {self.small} samples is not the same at {self.large}")
+        if len(one.inputs) != len(other.inputs) or len(one.outputs) != len(other.outputs):
+            raise NotDerivable(f"{one.name} takes more tensors at {self.large} samples than at {self.small}")
+        return Operation(
+            name=one.name,
+            inputs=tuple(map(self.shape, one.inputs, other.inputs)),
+            outputs=tuple(map(self.shape, one.outputs, other.outputs)),
+            flops=self.at(one.flops, other.flops),
+            bytes_read=self.at(one.bytes_read, other.bytes_read),
+            bytes_written=self.at(one.bytes_written, other.bytes_written),
+            attributes=one.attributes,
+        )
+
+    def storage(self, one: Storage, other: Storage) -> Storage:
+        if one == other:
+            return one
+        found = dataclasses.replace(one, num_bytes=self.at(one.num_bytes, other.num_bytes))
+        if dataclasses.replace(other, num_bytes=found.num_bytes) != found:
+            raise NotDerivable(f"a storage lives from {one.born} to {one.died}, and from {other.born} to {other.died}")
+        return found
+
+    def repetition(self, one: Repetition | None, other: Repetition | None) -> Repetition | None:
+        if one is None or other is None:
+            if one is not other:
+                raise NotDerivable("one of the two traces is of the whole model, the other is not")
+            return None
+        if dataclasses.replace(one, widened=(), grown=()) != dataclasses.replace(other, widened=(), grown=()):
+            raise NotDerivable("the two traces do not repeat alike")
+        widened = [
+            Widened(occurrence=a.occurrence, operation=self.operation(a.operation, b.operation))
+            for a, b in _zipped(one.widened, other.widened)
+        ]
+        grown = [(index, self.at(a, b)) for (index, a), (_, b) in _zipped(one.grown, other.grown)]
+        return dataclasses.replace(one, widened=tuple(widened), grown=tuple(grown))
+
+
+class _Operations:
+    """The operations of the trace that is made, in the order in which they are first executed."""
+
+    def __init__(self, small: Trace, large: Trace, line: _Line) -> None:
+        self._small, self._large, self._line = small, large, line
+        self.made: list[Operation] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def occurrence(self, one: Occurrence, other: Occurrence) -> Occurrence:
+        key = (one.operation, other.operation)
+        if key not in self._numbers:
+            here = self._line.operation(self._small.operations[key[0]], self._large.operations[key[1]])
+            if here not in self.made:  # two that are alike at one size only were told apart at the other
+                self.made.append(here)
+            self._numbers[key] = self.made.index(here)
+        return dataclasses.replace(one, operation=self._numbers[key])
+
+
+def _require_same_sequence(small: Trace, large: Trace) -> None:
+    """Raise NotDerivable unless the traces do the same in the same order; sizes are looked at later."""
+    if dataclasses.replace(large.settings, micro_batch=small.settings.micro_batch) != small.settings:
+        raise NotDerivable("the two traces differ in more settings than the micro-batch")
+    told: dict[str, Callable[[Trace], object]] = {
+        "executions": lambda trace: [
+            (o.phase, o.part, trace.modules[o.module], trace.sources[o.source]) for o in trace.occurrences
+        ],
+        "allocations": lambda trace: trace.events,
+        "storages": lambda trace: len(trace.storages),
+        "modules": lambda trace: (trace.modules, trace.sources),
+        "target": lambda trace: trace.is_fallback,
+    }
+    for what, part in told.items():
+        if part(small) != part(large):
+            raise NotDerivable(
+                f"{what} differ between {small.settings.micro_batch} and {large.settings.micro_batch} samples"
+            )
+
+
+def _zipped(one: tuple[T, ...], other: tuple[T, ...]) -> zip[tuple[T, T]]:
+    if len(one) != len(other):
+        raise NotDerivable("the two traces do not repeat alike")
+    return zip(one, other, strict=True)
+
+
+def expanded(trace: Trace) -> Trace:
+    """The trace of the whole model, equal to one made without shortening it; itself where nothing was left out.
+
+    Raises:
+        NotPeriodic: the blocks traced do not do the same; a tracer gives no such `repetition`.
+    """
+    if trace.repetition is None:
+        return trace
+    return _Expansion(trace, trace.repetition, prove(trace, trace.repetition)).made()
+
+
+class _Blocks:
+    """Numbers of blocks in the whole model, from numbers among those traced, and back."""
+
+    def __init__(self, repetition: Repetition) -> None:
+        self._copies = dict(repetition.copies)
+        self._origins = [
+            (block, copy) for block in range(repetition.traced) for copy in range(self.copies(block) + 1)
+        ]  # fmt: skip
+        self._numbers = {origin: number for number, origin in enumerate(self._origins)}
+
+    def copies(self, block: int) -> int:
+        """How many more like `block` there are."""
+        return self._copies.get(block, 0)
+
+    def number(self, block: int, copy: int = 0) -> int:
+        """The number in the whole model of a copy of `block` (0: itself)."""
+        return self._numbers[block, copy]
+
+    def origin(self, number: int) -> tuple[int, int]:
+        """The traced block that stands for block `number`, and which of its copies that is (0: itself)."""
+        return self._origins[number]
+
+
+class _Expansion:
+    """The whole model's trace while it is written."""
+
+    def __init__(self, trace: Trace, repetition: Repetition, timeline: TraceTimeline) -> None:
+        self._trace, self._repetition, self._timeline = trace, repetition, timeline
+        self._blocks = _Blocks(repetition)
+        self._born = timeline.births()
+        self._storage_at = {place: storage for storage, place in self._born.items()}
+        runs = zip(timeline.runs, timeline.sweeps, strict=True)
+        self._run_of = {(run.block, sweep): run for run, sweep in runs if sweep >= 0}
+        self._widened = {one.occurrence: one.operation for one in repetition.widened}
+        self._grown = dict(repetition.grown)
+        self._copies: dict[tuple[int, int], int] = {}  # (storage traced, which copy) -> storage written
+        self._operations: list[Operation] = []
+        self._numbers: dict[int, int] = {}  # of the traced operations, and of widened ones their occurrence, negative
+        self._modules: dict[str, int] = {}
+        self._renamed: dict[tuple[int, int | None], int] = {}
+        self._sources: dict[str, int] = {}
+        self._occurrences: list[Occurrence] = []
+        self._born_at: list[tuple[int, int, int | None]] = []  # of each storage: the one it copies, when, which block
+        self._deaths: dict[int, int] = {}
+        self._events: list[int] = []
+
+    def made(self) -> Trace:
+        """The whole trace."""
+        for run, sweep, copy in self._runs():
+            self._write(run, sweep, copy)
+        return dataclasses.replace(
+            self._trace,
+            operations=tuple(self._operations),
+            occurrences=tuple(self._occurrences),
+            storages=tuple(map(self._storage, range(len(self._born_at)))),
+            events=tuple(self._events),
+            modules=tuple(self._modules),
+            sources=tuple(self._sources),
+            repetition=None,
+        )
+
+    def _runs(self) -> Iterator[tuple[BlockRun, int, int]]:
+        """Runs in the order of the whole model, each with its sweep and which copy of its block it is for."""
+        runs, sweeps = self._timeline.runs, self._timeline.sweeps
+        for index, (run, sweep) in enumerate(zip(runs, sweeps, strict=True)):
+            copies = 0 if run.block is None or sweep < 0 else self._blocks.copies(run.block)
+            if not copies:
+                yield run, sweep, 0
+            elif runs[index + 1].block == run.block + 1:  # type: ignore[operator]  # a block with copies has a number
+                yield from ((run, sweep, copy) for copy in range(copies + 1))
+            else:
+                yield from ((run, sweep, copy) for copy in range(copies, -1, -1))
+
+    def _write(self, run: BlockRun, sweep: int, copy: int) -> None:
+        number = None if run.block is None else self._blocks.number(run.block, copy)
+        for offset, item in enumerate(self._timeline.items[run.start : run.stop]):
+            if item.kind == "execution":
+                self._execute(item.number, run.block, number)
+            elif item.kind == "birth":
+                self._bear(item, copy, number)
+            elif self._is_freed_with_copies(item, run, sweep):
+                self._free_with_copies(item)
+            else:
+                self._free(item, run, sweep, copy, offset)
+
+    def _execute(self, index: int, block: int | None, number: int | None) -> None:
+        one = self._trace.occurrences[index]
+        source = self._trace.sources[one.source]
+        self._occurrences.append(
+            Occurrence(
+                operation=self._operation(index, one.operation),
+                phase=one.phase,
+                part=one.part,
+                module=self._module(one.module, block, number),
+                source=self._sources.setdefault(source, len(self._sources)),
+            )
+        )
+
+    def _operation(self, occurrence: int, operation: int) -> int:
+        """The number of the operation of a traced occurrence."""
+        widened = self._widened.get(occurrence)
+        key = operation if widened is None else -1 - occurrence
+        if key not in self._numbers:
+            here = self._trace.operations[operation] if widened is None else widened
+            if widened is None or widened not in self._operations:
+                self._operations.append(here)
+            self._numbers[key] = self._operations.index(here)
+        return self._numbers[key]
+
+    def _module(self, module: int, block: int | None, number: int | None) -> int:
+        """The number of a traced module's name, that of its block changed."""
+        if (module, number) not in self._renamed:
+            name = self._trace.modules[module]
+            if block is not None and number is not None:
+                name = renamed(name, self._repetition.module, block, number)
+            self._renamed[module, number] = self._modules.setdefault(name, len(self._modules))
+        return self._renamed[module, number]
+
+    def _bear(self, item: TraceItem, copy: int, number: int | None) -> None:
+        self._copies[item.number, copy] = len(self._born_at)
+        self._born_at.append((item.number, self._now + item.lag, number))
+        self._events.append(len(self._born_at))
+
+    def _storage(self, index: int) -> Storage:
+        """A storage written, whose death is known by now."""
+        traced, born, block = self._born_at[index]
+        storage = self._trace.storages[traced]
+        return Storage(
+            num_bytes=self._grown.get(traced, storage.num_bytes),
+            category=storage.category,
+            born=born,
+            died=self._deaths.get(index),
+            block=block,
+        )
+
+    def _is_freed_with_copies(self, item: TraceItem, run: BlockRun, sweep: int) -> bool:
+        """Whether a storage is freed at once with those it stands for: by no block, or where there are no copies.
+
+        What was not born for a block stands for itself alone.
+        """
+        born = self._born.get(item.number)
+        if born is None or run.block is None or sweep < 0:
+            return True
+        return not self._blocks.copies(born.block) and not self._blocks.copies(run.block)
+
+    def _free_with_copies(self, item: TraceItem) -> None:
+        born = self._born.get(item.number)
+        copies = 0 if born is None else self._blocks.copies(born.block)
+        for index in sorted(self._copies[item.number, copy] for copy in range(copies + 1)):  # in the order of births
+            self._die(index, item)
+
+    def _free(self, item: TraceItem, run: BlockRun, sweep: int, copy: int, offset: int) -> None:
+        """Free what a block made for itself or a neighbour: in a copy, what lies as many blocks further on."""
+        born, own = self._born[item.number], run.block
+        assert own is not None
+        number = self._blocks.number(own, copy)
+        if copy and born.block < own:
+            # A copy frees of the block before it what the next block traced frees of this one: they are laid out alike.
+            like = self._timeline.items[self._run_of[own + 1, sweep].start + offset]
+            born, own = self._born[like.number], own + 1
+        self._die(self._copies[self._same_place(born, born.block + number - own)], item)
+
+    def _die(self, index: int, item: TraceItem) -> None:
+        assert index not in self._deaths, "a storage was freed twice"
+        self._deaths[index] = self._now + item.lag
+        self._events.append(-(index + 1))
+
+    def _same_place(self, place: BlockPlace, number: int) -> tuple[int, int]:
+        """The traced storage that stands for what block `number` makes at `place`, and which copy of it."""
+        block, copy = self._blocks.origin(number)
+        return self._storage_at[place._replace(block=block)], copy
+
+    @property
+    def _now(self) -> int:
+        """The number of the last occurrence."""
+        return len(self._occurrences) - 1

@@ -1,0 +1,236 @@
+"""A job made ready: its data, its identity, and whose fault it is when its code raises."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from stoker.devices.cpu import attached_cpu
+from stoker.errors import BadJob, DoesNotFit, StokerError
+from stoker.jobs import Entry, Job
+from stoker.jobs.batch_size import AutoBatch
+from stoker.jobs.code_digest import digests_by_text, is_installed
+from stoker.jobs.extent import Extent
+from stoker.jobs.job_description import describe_settings
+from stoker.jobs.local_imports import is_in_folder
+from stoker.loading.datasets import Datasets, datasets_of
+from stoker.loading.token_batches import with_batch_in_samples
+from stoker.planning.automatic_batch import with_batch
+from stoker.recipes import resolved
+from stoker.records import JobSpec
+from stoker.records.hyperparameters import BatchChoice
+from stoker.stepping.frozen_parameters import describe_trained_share, with_freeze_in_updates
+from stoker.stepping.model import build_model, bytes_of, meta_model, require_sizes, weights_digest
+from stoker.stepping.step_failures import held_out_set_in_words, ran_out_of_memory
+from stoker.units import format_bytes
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """A job made ready: its data, an outline of its model, and its identity when somebody asks."""
+
+    job: Job
+    entry: Entry | None
+    data: Datasets
+    model: nn.Module
+    """On PyTorch's meta device: sizes and types, no weights."""
+    batch_choice: BatchChoice | None = None
+    """How the batch and the learning rate came about, where the job left the batch open."""
+    warnings: tuple[str, ...] = ()
+    """What of the job is likely to learn badly, one sentence each."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how the job was made ready, one line each."""
+        frozen = describe_trained_share(self.job, self.model)
+        batch = None if self.batch_choice is None else self.batch_choice.in_words()
+        early = "Job(stop=…) may end the run before its time: what is forecast is the whole" if self.job.stop else None
+        return (*(note for note in (batch, frozen, early) if note is not None), *self.warnings)
+
+    @property
+    def extent(self) -> Extent:
+        """The shape of its run."""
+        return self.data.extent(self.job)
+
+    @property
+    def name(self) -> str:
+        """The job's name: its own, its file's, or its model's."""
+        stem = self.entry.path.stem if self.entry is not None else None
+        return self.job.name or stem or type(self.model).__name__
+
+    @functools.cached_property
+    def spec(self) -> JobSpec:
+        """Its identity, initial weights included: they are made here, once.
+
+        Raises:
+            DoesNotFit: not even the weights fit into this machine's memory.
+        """
+        require_room(self)
+        entry, data = self.entry, self.data
+        with users_code("making the job's data and model", entry):
+            return JobSpec(
+                name=self.name,
+                entry=None if entry is None else entry.path.name,
+                entry_digest=None if entry is None else entry.digest,
+                parameters={} if entry is None else entry.parameters,
+                settings=describe_settings(self.job),
+                data_class=data.train.data_class,
+                data_fingerprint=data.fingerprint(),
+                num_train=len(data.train),
+                weights_digest=weights_digest(build_model(self.job)),
+                functions={} if entry is None else entry.functions,
+            )
+
+    @functools.cached_property
+    def spec_by_text(self) -> JobSpec:
+        """Its identity as it was written before 2026-11-23: comments count. By it runs of then are known."""
+        text = None if self.entry is None else self.entry.text_digest
+        with digests_by_text():
+            return dataclasses.replace(
+                self.spec, entry_digest=text, settings=describe_settings(self.job), functions=None
+            )
+
+    def spec_like(self, other: JobSpec) -> JobSpec:
+        """Its identity in the form of another one, so that the two compare."""
+        return self.spec_by_text if other.functions is None else self.spec
+
+
+def resolve_job(job: Job, entry: Entry | None = None) -> ResolvedJob:
+    """The job's data and the outline of its model; its batch and learning rate as numbers, if they were left open.
+
+    Raises:
+        BadJob: it is no Job; its data or its model cannot be used, or no batch can be chosen for it.
+    """
+    if not isinstance(job, Job):
+        given = "a function" if callable(job) else f"{job!r}, of type {type(job).__name__}"
+        raise BadJob(
+            f"this takes a stoker.Job, got {given}",
+            remedy="Call the function that makes it: stoker.train(job()); of a job file: stoker train FILE.",
+        )
+    with users_code("making the job's data and model", entry):
+        job = resolved(job)
+        data, model = datasets_of(job), meta_model(job)
+        if not isinstance(model, nn.Module):
+            raise BadJob(f"Job(model=…) made a {type(model).__name__}, wanted a torch.nn.Module")
+        require_sizes(model)
+        job = with_freeze_in_updates(with_batch_in_samples(job, data.train), data.extent(job))
+    prepared = ResolvedJob(job, entry, data, model)
+    if not isinstance(job.batch, AutoBatch):
+        return _with_outer(prepared)
+    with users_code('choosing the batch (batch="auto")', entry):
+        job, choice = with_batch(job, data, prepared.spec.digest(), prepared.spec_by_text.digest())
+    return _with_outer(dataclasses.replace(prepared, job=job, batch_choice=choice))
+
+
+def _with_outer(prepared: ResolvedJob) -> ResolvedJob:
+    """With the outer optimiser of sites settled by how often they come together in the run.
+
+    Not where the run is so many seconds long: nobody knows yet how many updates that is.
+    """
+    job = prepared.job
+    if job.sync is None or job.until.unit == "seconds":
+        return prepared
+    sync, words = job.sync.for_run(job.batch, prepared.extent.updates_in(job.until))
+    return dataclasses.replace(
+        prepared, job=dataclasses.replace(job, sync=sync), warnings=() if words is None else (words,)
+    )
+
+
+def require_room(prepared: ResolvedJob) -> None:
+    """Refuse a job whose weights alone are more than this machine's memory.
+
+    Raises:
+        DoesNotFit: they are.
+    """
+    needed, there = bytes_of(prepared.model.parameters()), attached_cpu().memory_bytes
+    if there and needed > there:
+        raise DoesNotFit(
+            f"the weights of {prepared.name} take {format_bytes(needed)}; this machine has {format_bytes(there)}",
+            remedy="`stoker plan` says what it needs elsewhere: stoker plan JOB --on all",
+        )
+
+
+@contextmanager
+def users_code(what: str, entry: Entry | None, error: type[StokerError] = BadJob) -> Iterator[None]:
+    """Turn an exception out of the user's model, loss or data into an error that names the user's own line.
+
+    Memory that cannot be had is DoesNotFit where nothing was spent yet (`error` is BadJob).
+    """
+    try:
+        yield
+    except StokerError:
+        raise
+    except Exception as problem:
+        where = _users_line(problem, entry)
+        summary, which = str(problem).strip().splitlines(), held_out_set_in_words(problem)
+        if ran_out_of_memory(problem):
+            raise (DoesNotFit if error is BadJob else error)(
+                f"{what} ran out of memory{where}: {summary[0] if summary else 'no message'}",
+                remedy="Take a smaller batch, coupling_group or model, or a plan with a smaller micro_batch (--plan).",
+            ) from problem
+        raise error(
+            f"{what} raised {type(problem).__name__}{which}{where}: {summary[0] if summary else 'no message'}",
+            remedy=_remedy(problem) or "Run again with --debug for the whole traceback.",
+        ) from problem
+
+
+def _remedy(problem: Exception) -> str | None:
+    """What to do about the usual mistakes, told by PyTorch's and Python's words for them."""
+    said = str(problem)
+    modules = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(problem.__traceback__)]
+    layer = next((repr(one) for one in reversed(modules) if isinstance(one, nn.Module) and not list(one.children())),
+                 "a layer")  # fmt: skip
+    if found := re.search(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)", said):
+        return f"{layer} takes {found[2]} values, and is given {found[1]}: let both be one number, in model or data."
+    if found := re.search(r"expected input(\[.*?\]) to have (\d+) channels, but got (\d+)", said):
+        return (
+            f"{layer} takes {found[2]} channels, and is given {found[3]} in a batch of {found[1]}, of which the second "
+            "number is the channels: let both be one number, in model or data."
+        )
+    if "does not require grad" in said:
+        return (
+            "The loss does not depend on the weights by way of autograd: look for .detach(), .item(), .data, "
+            ".numpy(), argmax or torch.no_grad() between the model's weights and the loss."
+        )
+    if found := re.search(r"forward\(\) missing \d+ required positional arguments?: (.*)", said):
+        return (
+            f"The model also takes {found[1]}, and is given one input: name what goes into it, as by "
+            "Job(inputs=[0, 1]) of samples that are tuples, or give a loss of the form loss(model, batch)."
+        )
+    if re.search(r"takes \d+ positional arguments? but \d+ (was|were) given", said):
+        return (
+            "A loss is called as loss(output, target), or as loss(model, batch) if its first parameter is called "
+            "`model`; a model with one input, or with those that Job(inputs=…) names."
+        )
+    if found := re.search(r"same dtype, but got:? (\w+) and (\w+)", said):
+        return (
+            f"{layer} computes in one type, and is given {found[1].lower()} for {found[2].lower()}: give inputs as "
+            "float32 (.float(), .astype('float32')), or a model of theirs (.double())."
+        )
+    if "index out of range in self" in said:
+        return f"An index is not below the number of rows of {layer}: look at the largest in the data, and at padding."
+    return None
+
+
+def _users_line(problem: Exception, entry: Entry | None) -> str:
+    """` (train_me.py, line 12: `…`)` where the traceback passes through the user's files."""
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        path = Path(frame.filename)
+        if is_in_folder(path, entry.path.parent) if entry is not None else _is_users(path):
+            return f" ({path.name}, line {frame.lineno}: `{frame.line}`)"
+    return ""
+
+
+def _is_users(path: Path) -> bool:
+    """Whether a file is neither Stoker's, nor installed, nor Python's own, nor made up (`<string>`)."""
+    own, python = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
+    return path.is_absolute() and not (path.is_relative_to(own) or path.is_relative_to(python) or is_installed(path))

@@ -1,0 +1,188 @@
+"""How many rows to compute at once, and how many make a part: a short measurement, written down and kept to.
+
+Choosing the size of a batch by trying it on the data's own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.engines import Engine
+from stoker.errors import ServiceError
+from stoker.predicting.batched_inference import PredictionModel, stacked
+from stoker.predicting.input_conversion import Filled
+from stoker.predicting.job_identity import RequestedSettings
+from stoker.predicting.row_source import RowSource
+from stoker.records.prediction import PredictionPart
+from stoker.units import MIB
+
+CANDIDATES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Sizes of a batch that are tried [rows]."""
+
+_CLOSE = 0.97
+"""A smaller batch is taken if it has this share of the best rate: it needs less memory and pads less."""
+_HOPELESS = 0.8
+"""Larger batches are no longer tried once two in a row have less than this share of the best rate."""
+_LONG_S = 2.0
+"""Nor once one took so long [s]: what a call costs beside its rows is then long paid for."""
+_PART_S, _LEAST_PART_S = 5.0, 0.25
+_PARTS_OF_AN_INSTANCE = 8
+"""At least so many, so that no instance is idle for long at the end."""
+_PART_BYTES = 64 * MIB
+_MOST_PART_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class BatchSizeChoice:
+    """A size of batch [rows], the rate it reached [rows/s], and that of each size tried."""
+
+    batch_rows: int
+    rows_per_s: float
+    tried: dict[int, float]
+
+
+def choose_batch(seconds_of: Callable[[int], float], most_rows: int | None) -> BatchSizeChoice:
+    """The smallest batch that is about as fast as any.
+
+    `seconds_of(rows)` measures one batch; sizes are tried from small to large until it is clear that they get slower.
+    """
+    tried: dict[int, float] = {}
+    for rows in CANDIDATES:
+        if most_rows is not None and rows > most_rows:
+            break
+        seconds = seconds_of(rows)
+        tried[rows] = rows / seconds
+        best = max(tried.values())
+        if seconds > _LONG_S or max(list(tried.values())[-2:]) < _HOPELESS * best:
+            break
+    best = max(tried.values())
+    chosen = next(rows for rows, rate in tried.items() if rate >= _CLOSE * best)
+    return BatchSizeChoice(chosen, tried[chosen], tried)
+
+
+def rows_of_a_part(choice: BatchSizeChoice, *, row_bytes: float, num_rows: float, instances: int) -> int:
+    """Rows that make about five seconds of work and little memory, a whole number of batches.
+
+    Fewer where a job is short, for every instance to have several parts.
+
+    Args:
+        choice: rows of a batch, and how fast an instance is.
+        row_bytes: of a row's inputs and outputs.
+        num_rows: of the whole job, about.
+        instances: that compute parts at the same time.
+    """
+    shared = max(num_rows / (_PARTS_OF_AN_INSTANCE * instances), choice.rows_per_s * _LEAST_PART_S)
+    most = min(_MOST_PART_ROWS, choice.rows_per_s * _PART_S, shared, _PART_BYTES / max(1.0, row_bytes))
+    return max(1, round(most / choice.batch_rows)) * choice.batch_rows
+
+
+HEAD_ROWS = 256
+"""Rows looked at before a job is cut up."""
+
+_TEXT = frozenset({"csv", "tsv", "jsonl"})
+_TRIED_FOR_S, _MOST_TRIES = 0.15, 20
+_BEGINNING_BYTES = 64 * 1024
+_UNMEASURED_ROWS = 32
+_UNMEASURED_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class BatchAndPartSize:
+    """Rows of a batch and of a part, and how they were chosen."""
+
+    batch_rows: int
+    part_rows: int
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Rows that the model takes at once (None: any number), rows of the job (about), and instances of the engine."""
+
+    most_rows: int | None
+    num_rows: float
+    instances: int
+
+
+def head_of(source: RowSource) -> PredictionPart:
+    """The first rows of a source; a text file is not read to its end to find out how many it has."""
+    num_rows = HEAD_ROWS if source.format in _TEXT else min(HEAD_ROWS, source.extent(HEAD_ROWS).num_rows)
+    return PredictionPart(source=0, first_row=0, num_rows=num_rows)
+
+
+def about_rows(source: RowSource) -> float:
+    """How many rows a source has; of text about, by the lines of its beginning."""
+    if source.format not in _TEXT:
+        return source.extent(HEAD_ROWS).num_rows
+    with source.path.open("rb") as file:
+        beginning = file.read(_BEGINNING_BYTES)
+    return beginning.count(b"\n") * source.path.stat().st_size / max(1, len(beginning))
+
+
+def choose_sizes(
+    filled: Filled,
+    num_rows: int,
+    model: PredictionModel,
+    engine: Engine,
+    clock: Callable[[], float],
+    asked: RequestedSettings,
+    bounds: Bounds,
+) -> BatchAndPartSize:
+    """How to cut a job up: as asked, and where nothing was asked by what was measured on the head's rows."""
+    batch_rows, part_rows, most_rows = asked.batch_rows, asked.part_rows, bounds.most_rows
+    if batch_rows is not None and part_rows is not None:
+        return BatchAndPartSize(batch_rows, part_rows, "as asked")
+    trying = _Trying(filled, num_rows, model, engine, clock)
+    if trying.row is None:
+        rows = batch_rows or min(_UNMEASURED_ROWS, most_rows or _UNMEASURED_ROWS)
+        return BatchAndPartSize(
+            rows, part_rows or rows * _UNMEASURED_BATCHES, "not measured: no row of the beginning is good"
+        )
+    if batch_rows is not None:
+        rate = batch_rows / trying.seconds_of(batch_rows)
+        choice = BatchSizeChoice(batch_rows, rate, {batch_rows: rate})
+    else:
+        choice = choose_batch(trying.seconds_of, most_rows)
+    tried = ", ".join(f"{rows}: {rate:,.0f}" for rows, rate in choice.tried.items())
+    return BatchAndPartSize(
+        choice.batch_rows,
+        part_rows
+        or rows_of_a_part(choice, row_bytes=trying.row_bytes, num_rows=bounds.num_rows, instances=bounds.instances),
+        f"measured on one instance [rows/s]: {tried}",
+    )
+
+
+class _Trying:
+    """Batches of one row over and over: the one of middle size among the good rows of the head."""
+
+    def __init__(
+        self, filled: Filled, num_rows: int, model: PredictionModel, engine: Engine, clock: Callable[[], float]
+    ) -> None:
+        self._filled = filled
+        self._model = model
+        self._engine = engine
+        self._clock = clock
+        good = [row for row in range(num_rows) if row not in filled.bad]
+        by_size = sorted(good, key=self._size)
+        self.row = by_size[len(by_size) // 2] if by_size else None
+        self.row_bytes = 0.0
+
+    def seconds_of(self, rows: int) -> float:
+        """How long a batch takes [s]: the best try but the first, which may still allocate, of some that are short."""
+        assert self.row is not None
+        inputs = stacked(self._filled, [self.row] * rows, self._model)
+        seconds: list[float] = []
+        try:
+            while len(seconds) < _MOST_TRIES and (len(seconds) < 2 or sum(seconds) < _TRIED_FOR_S):
+                start = self._clock()
+                outputs = self._engine.run(inputs)
+                seconds.append(self._clock() - start)
+        except ServiceError:  # too large a batch for its memory, or a row it cannot compute: told where it happens
+            return float("inf")
+        size = sum(array.nbytes for array in (*inputs.values(), *outputs.values()))
+        self.row_bytes = max(self.row_bytes, size / rows)
+        return max(1e-9, min(seconds[1:]))
+
+    def _size(self, row: int) -> int:
+        return sum(samples[row].size for samples in self._filled.inputs.values())

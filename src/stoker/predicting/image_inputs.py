@@ -1,0 +1,103 @@
+"""Images as the numbers a model takes. What the signature does not tell has to be said; nothing is guessed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from stoker.artifacts.dtypes import dtype_of
+from stoker.data.reading.image_decoding import fitted, loaded, upright
+from stoker.data.reading.text_tables import BadImage
+from stoker.errors import BadJob
+from stoker.predicting.column_mapping import ImageShape, Input
+from stoker.records.prediction import PixelSettings
+
+_RANGE = re.compile(r"0\.\.(1|255)")
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pixels of 0 to 255 become (pixel / `divisor` − `mean`) / `std`, with one mean and std a channel or for all."""
+
+    divisor: float
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+def parse_pixels(text: str, one: Input) -> Pixels:
+    """What `--pixels` says: `0..255`, `0..1`, or `MEAN/STD` of pixels from 0 to 1, with commas between channels.
+
+    An input of UINT8 takes pixels as they are and needs none.
+
+    Raises:
+        BadJob: it says something else, or nothing for an input of another type.
+    """
+    remedy = "Say what the model was trained on: --pixels 0..255, --pixels 0..1, or --pixels MEAN/STD of 0 to 1."
+    if not text:
+        if one.datatype == "UINT8":
+            return Pixels(1.0)
+        raise BadJob(f"The input {one} does not tell what values pixels have", remedy=remedy)
+    if found := _RANGE.fullmatch(text):
+        return Pixels(1.0 if found[1] == "255" else 255.0)
+    mean, slash, std = text.partition("/")
+    try:
+        pixels = Pixels(255.0, tuple(map(float, mean.split(","))), tuple(map(float, std.split(","))))
+    except ValueError:
+        raise BadJob(f"--pixels {text} is not understood", remedy=remedy) from None
+    channels = (1, one.image.channels if one.image else 1)
+    if not slash or 0 in pixels.std or not {len(pixels.mean), len(pixels.std)} <= set(channels):
+        raise BadJob(f"--pixels {text} does not fit the input {one}", remedy=remedy)
+    return pixels
+
+
+def image_of(value: Any, one: Input, shape: ImageShape, settings: PixelSettings, folder: Path) -> NDArray[Any]:
+    """An image's numbers; `value` is its bytes, its path (from `folder`), or both in a mapping.
+
+    Raises:
+        ValueError: there is none, it cannot be decoded, or its size does not fit.
+    """
+    pixels_CHW: NDArray[Any] = _fitted(_opened(value, folder), shape, settings)
+    scale = parse_pixels(settings.values, one)
+    if (scale.divisor, scale.mean, scale.std) != (1.0, (0.0,), (1.0,)):
+        mean, std = (np.reshape(of_channels, (-1, 1, 1)) for of_channels in (scale.mean, scale.std))
+        pixels_CHW = (pixels_CHW / scale.divisor - mean) / std
+    values: NDArray[Any] = pixels_CHW.astype(dtype_of(one.datatype))
+    if not shape.has_channel_dim:
+        return values.reshape(values.shape[1:])
+    return np.ascontiguousarray(values.transpose(1, 2, 0)) if shape.channels_last else values
+
+
+def _opened(value: Any, folder: Path) -> Image.Image:
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if value is None or value in ("", b""):
+        raise ValueError("is null")
+    if not isinstance(value, str | bytes):
+        kind = type(value).__name__
+        raise ValueError(f"is a {kind}, wanted an image or its path")  # noqa: TRY004 - a bad row, like the others
+    try:
+        return upright(loaded(value if isinstance(value, bytes) else (folder / value).read_bytes()))
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.filename}: {error.strerror}") from None
+    except BadImage as error:
+        raise ValueError(f"cannot be decoded as an image: {error}") from None
+
+
+def _fitted(image: Image.Image, shape: ImageShape, settings: PixelSettings) -> NDArray[np.uint8]:
+    """The pixels [C, H, W], as training has them."""
+    height, width = shape.height or image.height, shape.width or image.width
+    if not settings.resize and (image.width, image.height) != (width, height):
+        raise ValueError(
+            f"has {image.width} × {image.height} pixels, wanted {width} × {height} (--resize stretch, crop or pad)"
+        )
+    try:
+        return fitted(image, shape.channels, (height, width), settings.resize or "stretch")
+    except BadImage as error:
+        raise ValueError(f"cannot be taken: {error}") from None

@@ -1,0 +1,408 @@
+"""From rows to the inputs of a model: every input of every row, or why the row is bad.
+
+From a column to what the model takes of each row, and the rows where that cannot be.
+
+Numbers as the element type a model takes; one that would not survive is refused, never bent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stoker.artifacts.dtypes import dtype_of
+from stoker.predicting.column_mapping import Columns, Input
+from stoker.predicting.image_inputs import image_of
+from stoker.predicting.row_source import Column, SourceRows
+from stoker.records import Datatype
+from stoker.records.prediction import PixelSettings
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Inputs of some rows, and the bad ones among them: the column and the reason."""
+
+    inputs: Mapping[str, InputSamples]
+    bad: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def sizes(self, row: int, inputs: Sequence[Input]) -> dict[str, int]:
+        """The sizes of the dimensions that vary, by name."""
+        return {
+            dim: size
+            for one in inputs
+            for dim, size in zip(one.shape, self.inputs[one.name][row].shape, strict=True)
+            if isinstance(dim, str)
+        }
+
+
+def fill(
+    rows: SourceRows, inputs: Sequence[Input], columns: Columns, pixels: PixelSettings, *, allow_nan: bool
+) -> Filled:
+    """The inputs of all rows."""
+    bad = {row: ("", reason) for row, reason in rows.broken.items()}
+    filled: dict[str, InputSamples] = {}
+    for one in inputs:
+        names = columns[one.name]
+        values = [rows.columns[name] for name in names]
+        if len(names) > 1:
+            samples = elements(values, names, one, allow_nan=allow_nan)
+        elif (shape := one.image) is not None and one.datatype != "BYTES" and _may_hold_images(values[0]):
+            folder = Path() if rows.names is not None else Path(rows.source).parent
+            image = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
+            plain = partial(of_value, one=one, allow_nan=allow_nan)
+            samples = collected(_objects(values[0]), one, partial(_either, image=image, plain=plain))
+        else:
+            samples = numbers(values[0], one, allow_nan=allow_nan)
+        filled[one.name] = samples
+        for row, reason in samples.bad.items():
+            bad.setdefault(row, (", ".join(names) if len(names) == 1 else "", reason))
+    found = Filled(filled, bad)
+    _check_sizes(found, rows.num_rows, inputs)
+    return found
+
+
+def _check_sizes(filled: Filled, num_rows: int, inputs: Sequence[Input]) -> None:
+    """Dimensions of one name have one size in a row."""
+    shared = [one for one in inputs if one.count is None]
+    if len(shared) < 2:
+        return
+    for row in range(num_rows):
+        if row in filled.bad:
+            continue
+        sizes: dict[str, int] = {}
+        for one in shared:
+            for dim, size in zip(one.shape, filled.inputs[one.name][row].shape, strict=True):
+                if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
+                    filled.bad[row] = (one.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
+
+
+def _may_hold_images(column: Column) -> bool:
+    """Whether values may be images or their paths: all of them by a column's type, or each by itself."""
+    if isinstance(column, pa.Array):
+        kind = column.type
+        return not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return True
+
+
+def _either(value: Any, image: Callable[[Any], NDArray[Any]], plain: Callable[[Any], NDArray[Any]]) -> NDArray[Any]:
+    """An image's numbers, or those of a list, also one that is written out; one bad value does not speak for others."""
+    is_list = isinstance(value, list) or (isinstance(value, str) and value.lstrip().startswith("["))
+    return plain(value) if is_list else image(value)
+
+
+def _objects(column: Column) -> list[Any]:
+    return list(column.to_pylist() if isinstance(column, pa.Array) else column)
+
+
+@dataclass
+class InputSamples:
+    """One array a row (a single one [rows, …] where all have one shape), and why rows are bad; those are zeros."""
+
+    values: NDArray[Any] | list[NDArray[Any]]
+    bad: dict[int, str] = field(default_factory=dict)
+
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        values = self.values
+        return values[row] if isinstance(values, list) else values[row, ...]
+
+
+def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
+    """A row's numbers from each value: a number, a list in row-major order, or nested lists of the input's shape."""
+    if isinstance(column, pa.Array):
+        flat = _flat(column)
+        if flat is None:
+            return numbers(column.to_pylist(), one, allow_nan=allow_nan)
+        return _from_flat(flat, len(column), one, allow_nan=allow_nan)
+    if one.count == 1 and one.datatype != "BYTES" and _is_text(column):
+        return _from_texts(column, one, allow_nan=allow_nan)
+    return collected(column, one, lambda value: of_value(value, one, allow_nan=allow_nan))
+
+
+def _is_text(column: Sequence[Any]) -> bool:
+    """Whether values are texts, as in CSV; lines of JSON may have numbers and texts in one column."""
+    kinds = set(map(type, column)) - {type(None)}
+    return kinds == {str}
+
+
+def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, allow_nan: bool) -> InputSamples:
+    """A row's numbers from one column for each element."""
+    scalar = replace(one, shape=())
+    parts = [numbers(column, scalar, allow_nan=allow_nan) for column in columns]
+    bad: dict[int, str] = {}
+    for name, part in zip(names, parts, strict=True):
+        for row, reason in part.bad.items():
+            bad.setdefault(row, f"{name} {reason}")
+    stacked = np.stack([np.asarray(part.values) for part in parts], axis=1)
+    return InputSamples(stacked.reshape(len(stacked), *one.shape), bad)
+
+
+def collected(values: Sequence[Any], one: Input, make: Callable[[Any], NDArray[Any]]) -> InputSamples:
+    """Samples made one by one; `make` raises ValueError with what is wrong with a value."""
+    found: list[NDArray[Any]] = []
+    bad: dict[int, str] = {}
+    blank = np.zeros(tuple(size if isinstance(size, int) else 0 for size in one.shape), dtype_of(one.datatype))
+    for row, value in enumerate(values):
+        try:
+            found.append(make(value))
+        except ValueError as error:
+            bad[row] = str(error)
+            found.append(blank)
+    return InputSamples(found if one.count is None or not found else np.stack(found), bad)
+
+
+def shaped(flat: NDArray[Any], one: Input) -> NDArray[Any]:
+    """Elements of one row, flat or of the input's number of dimensions, in the input's shape.
+
+    Raises:
+        ValueError: they are too few or too many.
+    """
+    if flat.ndim > 1:
+        if len(flat.shape) != len(one.shape):
+            raise ValueError(f"has {flat.ndim} levels of lists, wanted {len(one.shape)}")
+        shape = flat.shape
+    else:
+        shape = _shape_of(flat.size, one)
+    for size, wanted in zip(shape, one.shape, strict=True):
+        if isinstance(wanted, int) and size != wanted:
+            raise ValueError(f"has the shape {list(shape)}, wanted {list(one.shape)}")
+    for dim in one.dims:
+        size = shape[one.shape.index(dim.name)]
+        if size < dim.low or (dim.high is not None and size > dim.high):
+            raise ValueError(f"has {size} {dim.name}, the model takes {dim.low} to {dim.high or 'any number'}")
+    return flat.reshape(shape)
+
+
+def _shape_of(size: int, one: Input) -> tuple[int, ...]:
+    """The shape that so many elements have; at most one dimension can be found so."""
+    rest = math.prod(known for known in one.shape if isinstance(known, int))
+    unknown = sum(isinstance(known, str) for known in one.shape)
+    if unknown == 0 and size != rest:
+        raise ValueError(f"has {size} numbers, wanted {rest}")
+    if unknown > 1:
+        raise ValueError(f"is a flat list, wanted lists in lists of shape {list(one.shape)}")
+    if unknown and (rest == 0 or size % rest):
+        raise ValueError(f"has {size} numbers, wanted a multiple of {rest}")
+    return tuple(known if isinstance(known, int) else size // rest for known in one.shape)
+
+
+def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
+    """The numbers, or strings, of one Python value."""
+    if value is None:
+        raise ValueError("is null")
+    if one.datatype == "BYTES":
+        return shaped(_strings(value), one)
+    if isinstance(value, str):
+        value = _parsed(value)
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        raise ValueError("has lists of several lengths in one list") from None
+    if found.dtype.kind not in "biuf":
+        raise ValueError("holds something that is no number" if _has_values(value) else "is empty or null")
+    result, refused = cast(found, one.datatype, allow_nan=allow_nan)
+    if refused.any():
+        at = int(np.argmax(refused.reshape(-1)))
+        raise ValueError(_refusal(found.reshape(-1)[at], at, found.size, one))
+    return shaped(result, one)
+
+
+def _strings(value: Any) -> NDArray[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, str | bytes) for one in values):
+        raise ValueError("holds something that is no string")
+    result = np.empty(len(values), object)
+    result[:] = [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in values]
+    return result
+
+
+def _parsed(text: str) -> Any:
+    """A cell of CSV that stands for several numbers: a JSON array."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        shown = text if len(text) < 40 else f"{text[:39]}…"
+        raise ValueError(f"is {shown!r}, which is no number and no JSON array") from None
+
+
+def _has_values(value: Any) -> bool:
+    return not (value == [] or (isinstance(value, list) and None in value))
+
+
+def _refusal(value: Any, at: int, count: int, one: Input) -> str:
+    reason = why_refused(value, one.datatype)
+    return reason if count == 1 else f"element {at} {reason}"
+
+
+def _from_texts(column: Sequence[Any], one: Input, *, allow_nan: bool) -> InputSamples:
+    """Numbers that are written out, one a row: all at once, or one by one where one of them is none."""
+    kind = dtype_of(one.datatype).kind
+    bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
+    texts = ["0" if row in bad else text for row, text in enumerate(column)]
+    try:
+        if any("_" in text for text in texts):  # Python's own 1_000, which is no number where training reads it
+            raise ValueError
+        values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
+    except (ValueError, OverflowError):
+        values = np.zeros(len(texts))
+        if kind in "iu":
+            values = np.zeros(len(texts), object)
+        for row, text in enumerate(texts):
+            try:
+                values[row] = _number(text, is_whole=kind in "iu")
+            except ValueError:
+                bad[row] = f"is {text[:40]!r}, which is no number"
+    return _checked(values, bad, one, allow_nan=allow_nan)
+
+
+def _number(text: str, *, is_whole: bool) -> float | int:
+    if "_" in text:
+        raise ValueError(text)
+    try:
+        return int(text) if is_whole else float(text)
+    except ValueError:
+        return float(text)
+
+
+def _checked(values: NDArray[Any], bad: dict[int, str], one: Input, *, allow_nan: bool) -> InputSamples:
+    if values.dtype == object:
+        return collected([None if row in bad else value for row, value in enumerate(values)], one,
+                         lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
+    result, refused = cast(values, one.datatype, allow_nan=allow_nan)
+    for row in np.flatnonzero(refused):
+        bad.setdefault(int(row), why_refused(values[row], one.datatype))
+    return InputSamples(result.reshape(len(values), *one.shape), bad)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """The elements of all rows that are not null, one after the other; how many each has, and which are null.
+
+    `inner` are the sizes of the lists within a row's own, where it has any.
+    """
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    nulls: NDArray[np.bool_] | None
+    inner: tuple[int, ...]
+
+
+def _flat(column: pa.Array) -> _Flat | None:
+    """A column of numbers or of lists of them; None where lists hold lists of several lengths, or no numbers."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    found = column.drop_null()
+    lengths = np.ones(len(found), np.int64)
+    if _is_list(found.type):
+        lengths = pc.list_value_length(found).to_numpy(zero_copy_only=False).astype(np.int64)
+        found = found.flatten()
+    inner: tuple[int, ...] = ()
+    while _is_list(found.type):
+        if not pa.types.is_fixed_size_list(found.type) or found.null_count or not found.type.list_size:
+            return None
+        inner, found = (*inner, found.type.list_size), found.flatten()
+    if not (pa.types.is_integer(found.type) or pa.types.is_floating(found.type) or pa.types.is_boolean(found.type)):
+        return None
+    nulls = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
+    values = (found.fill_null(0) if found.null_count else found).to_numpy(zero_copy_only=False)
+    return _Flat(values, lengths * math.prod(inner), rows, nulls, inner)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _from_flat(flat: _Flat, num_rows: int, one: Input, *, allow_nan: bool) -> InputSamples:
+    bad = dict.fromkeys(sorted(set(range(num_rows)) - set(flat.rows.tolist())), "is null")
+    values, refused = cast(flat.values, one.datatype, allow_nan=allow_nan)
+    starts = np.concatenate([[0], np.cumsum(flat.lengths)])
+    for at in np.flatnonzero(refused if flat.nulls is None else refused | flat.nulls)[::-1]:
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        is_null = flat.nulls is not None and bool(flat.nulls[at])
+        element = int(at - starts[index])
+        bad[int(flat.rows[index])] = (
+            f"element {element} is null"
+            if is_null
+            else _refusal(flat.values[at], element, int(flat.lengths[index]), one)
+        )
+    has_shape = one.count is not None and flat.inner in ((), one.shape[1:])
+    if not bad and has_shape and bool((flat.lengths == one.count).all()):
+        return InputSamples(values.reshape(num_rows, *one.shape))
+    pieces: list[Any] = [None] * num_rows
+    for index, row in enumerate(flat.rows.tolist()):
+        piece = values[starts[index] : starts[index + 1]]
+        pieces[row] = piece.reshape(-1, *flat.inner) if flat.inner else piece
+    found = collected(
+        [None if row in bad else piece for row, piece in enumerate(pieces)], one, lambda piece: _piece(piece, one)
+    )
+    return InputSamples(found.values, found.bad | bad)
+
+
+def _piece(piece: NDArray[Any] | None, one: Input) -> NDArray[Any]:
+    if piece is None:
+        raise ValueError("is null")
+    return shaped(piece, one)
+
+
+def cast(values: NDArray[Any], datatype: Datatype, *, allow_nan: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The values as `datatype`, and which of them it cannot hold (those are 0 then).
+
+    Rounding to a shorter float is no reason to refuse; a fraction or too large a number for an integer is, and so are
+    NaN and infinities unless allowed.
+    """
+    dtype = dtype_of(datatype)
+    if datatype == "BOOL":
+        refused = ~((values == 0) | (values == 1))
+    elif dtype.kind in "iu":
+        refused = _no_integer(values, np.iinfo(dtype))
+    else:
+        return _as_float(values, dtype, allow_nan=allow_nan)
+    return np.where(refused, 0, values).astype(dtype), refused
+
+
+def why_refused(value: Any, datatype: Datatype) -> str:
+    """What to say of a value that `cast` refused."""
+    dtype = dtype_of(datatype)
+    number = float(value)
+    if not np.isfinite(number):
+        return f"is {number}"
+    if dtype.kind in "iu" and number != int(number):
+        return f"is {value}, which is no whole number ({datatype})"
+    return f"is {value}, which {datatype} cannot hold"
+
+
+def _no_integer(values: NDArray[Any], limits: np.iinfo[Any]) -> NDArray[np.bool_]:
+    if values.dtype.kind == "b":
+        return np.zeros(values.shape, np.bool_)
+    if values.dtype.kind == "f":  # limits as floats: 2**63 itself is no int64, and is the nearest float to its largest
+        values = values.astype(np.float64)
+        inside = (values >= float(limits.min)) & (values < float(limits.max) + (1.0 if limits.bits < 64 else 0.0))
+        return np.asarray(~(inside & (np.floor(values) == values)))
+    low, high = np.iinfo(values.dtype).min, np.iinfo(values.dtype).max
+    refused = np.zeros(values.shape, np.bool_)
+    if limits.min > low:
+        refused |= values < limits.min
+    if limits.max < high:
+        refused |= values > limits.max
+    return refused
+
+
+def _as_float(values: NDArray[Any], dtype: np.dtype[Any], *, allow_nan: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    with np.errstate(over="ignore"):
+        result = values.astype(dtype)
+    is_finite = np.isfinite(values)
+    refused = is_finite & ~np.isfinite(result)
+    if not allow_nan:
+        refused |= ~is_finite
+    if refused.any():
+        result[refused] = 0
+    return result, refused

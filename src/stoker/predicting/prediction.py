@@ -1,0 +1,182 @@
+"""`stoker predict`: rows from files through an exported model into Parquet, continued where it was cut off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stoker.artifacts import MANIFEST, Artifact, read, read_settings, versions
+from stoker.artifacts.directory import Listing
+from stoker.devices import attached_cpu
+from stoker.engines import Engine, load
+from stoker.errors import BadArtifact, BadRun, ServiceError, StokerError
+from stoker.predicting.job_identity import differences
+from stoker.predicting.prediction_output import OutputDirectory, next_free
+from stoker.predicting.prediction_request import PredictionRequest, PredictOptions, elsewhere, new_job, resolve_request
+from stoker.predicting.prediction_run import PredictionRun
+from stoker.records import ServiceSettings
+from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
+from stoker.serving.repository.discovery import versions_to_try
+from stoker.serving.repository.version_loader import check_answers
+from stoker.store import RunLock
+
+PredictionSink = Callable[[PredictionEvent], None]
+
+
+def predict(
+    model: str | Path,
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    options: PredictOptions | None = None,
+    *,
+    new: bool = False,
+    sink: PredictionSink = lambda _: None,
+) -> PredictionSummary:
+    """Answer every row of some files, and write the answers as Parquet into `out`; the same call continues.
+
+    Args:
+        model: directory of an exported model, or of one of its versions.
+        inputs: files, folders and patterns.
+        out: directory of the job; with `new`, the first of `out`, `out-2`, … that is free.
+        options: how.
+        new: start over even if the job could be continued.
+        sink: is told what happens.
+
+    Raises:
+        BadArtifact: the model cannot be used, or does not give here what it gave when it was exported.
+        BadJob: the files, or what was asked for, do not fit the model.
+        BadRun: `out` holds another job, or is in use.
+        RunFailed: it could not go on; what is done is kept.
+    """
+    place = next_free(Path(out)) if new else Path(out)
+    candidates, settings = _candidates(Path(model))
+    for path in candidates[:-1]:
+        try:
+            return _predicted(path, settings, inputs, place, options or PredictOptions(), sink)
+        except _Refused as error:
+            message = f"version {path.name} is passed over, as a server would: {error.reason}"
+            sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
+    try:
+        return _predicted(candidates[-1], settings, inputs, place, options or PredictOptions(), sink)
+    except _Refused as error:
+        raise error.reason from None
+
+
+class _Refused(Exception):
+    """A version that a server would not serve, and why."""
+
+    def __init__(self, reason: StokerError) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
+
+
+def _candidates(model: Path) -> tuple[tuple[Path, ...], ServiceSettings]:
+    """The versions to try, as a server tries them, and the model's settings; of a version that was named, it alone."""
+    if (model / MANIFEST).is_file():
+        return (model,), read_settings(model.absolute().parent)
+    settings = read_settings(model)
+    numbers = versions_to_try(versions(model), settings.versions)
+    if not numbers:
+        read(model)  # which says what it is instead
+    return tuple(model / str(number) for number in numbers), settings
+
+
+def _predicted(
+    path: Path,
+    settings: ServiceSettings,
+    inputs: Sequence[str | Path],
+    place: Path,
+    options: PredictOptions,
+    sink: PredictionSink,
+) -> PredictionSummary:
+    """Predict with one version, if it passes the checks that a server makes.
+
+    Raises:
+        _Refused: it does not.
+    """
+    try:
+        artifact = read(path)
+        verified = artifact.verify()
+    except BadArtifact as error:
+        raise _Refused(error) from error
+    asked = resolve_request(artifact, [str(name) for name in inputs], options)
+    with RunLock(place):
+        directory = OutputDirectory(place)
+        job = directory.read_job()
+        threads = asked.asked.threads or (job.threads if job else 1)
+        is_same = job is not None and not differences(job, asked.asked, asked.sources)
+        summary = directory.read_summary() if is_same else None
+        if summary is not None:
+            directory.finish(summary)
+            sink(PredictionEvent(kind="finished", at=time.time(), fields=asdict(summary) | {"computed_rows": 0}))
+            return summary
+        with _checked(artifact, verified, settings, threads) as engines:
+            return _compute(asked, _begun_job(directory, asked), directory, engines, threads, sink)
+
+
+@contextmanager
+def _checked(
+    artifact: Artifact, verified: Listing, settings: ServiceSettings, threads: int
+) -> Iterator[tuple[Engine, ...]]:
+    """As many engines as the cores hold, once the first has given the golden answers, also in the largest batch served.
+
+    Raises:
+        _Refused: it has not.
+    """
+    engines: tuple[Engine, ...] = ()
+    try:
+        try:
+            engines = load(artifact, instances=max(1, attached_cpu().cores // threads), threads=threads)
+            artifact.require_unchanged(verified)
+            check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=settings.max_batch_rows)
+        except (BadArtifact, ServiceError) as error:
+            raise _Refused(error) from error
+        yield engines
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def _begun_job(directory: OutputDirectory, asked: PredictionRequest) -> PredictionJob | None:
+    """The job to continue, if one was begun; another than what is asked for is an error."""
+    job = directory.read_job()
+    if job is None:
+        if not directory.is_fresh():
+            raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")
+        return None
+    if changed := differences(job, asked.asked, asked.sources):
+        raise BadRun(
+            f"{directory.path} was begun with something else: {'; '.join(changed)}",
+            remedy="Give what it was begun with to continue it, or start over beside it with --new.",
+        )
+    return job
+
+
+def _compute(
+    asked: PredictionRequest,
+    job: PredictionJob | None,
+    directory: OutputDirectory,
+    engines: Sequence[Engine],
+    threads: int,
+    sink: PredictionSink,
+) -> PredictionSummary:
+    """Begin the job if it was not, and compute what is not done."""
+    artifact = asked.artifact
+    begun = job is not None
+    if job is None:
+        job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
+    check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)
+    if not begun:
+        directory.begin(job)
+    elif changed := elsewhere(job, artifact.manifest.engine):
+        message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
+        sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
+    running = PredictionRun(
+        job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
+        schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
+    )  # fmt: skip
+    return running.run()

@@ -1,0 +1,300 @@
+"""Where a job's rows go: its record first, then each part as a whole or not at all.
+
+```
+out/job.json                            what decides every bit of the rest
+    predictions/part-00000.parquet      a part that is done
+    bad/part-00000.jsonl                its bad rows, until all is done
+    bad_rows.jsonl                      all of them
+    summary.json                        written last
+```
+
+Answers as a Parquet file: where each row came from, the columns kept, every output, and labels.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from stoker.artifacts.dtypes import dtype_of
+from stoker.errors import BadJob, BadRun, StokerError
+from stoker.predicting.batched_inference import RowOutputs, Values
+from stoker.predicting.column_mapping import sample_shape
+from stoker.predicting.row_source import Column, SourceColumn, SourceRows
+from stoker.records import Datatype, Manifest, digest, dumps, loads
+from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
+from stoker.store import disk_errors, read_lines, write_atomic
+from stoker.store.disk_errors import RUN_DIRECTORY
+from stoker.store.files import is_aside, make_directories, remove_leftovers, remove_tree
+from stoker.store.locks import HELD_FILE, LOCK_FILE
+
+JOB, SUMMARY, BAD_ROWS = "job.json", "summary.json", "bad_rows.jsonl"
+PREDICTIONS, BAD = "predictions", "bad"
+JOB_KEY, PART_KEY = "stoker.job", "stoker.part"
+"""Keys of a part's metadata: the digest of its job (`job_digest`), and its number."""
+
+
+class OutputDirectory:
+    """The directory of one job; one process at a time writes to it, which the caller sees to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.predictions = path / PREDICTIONS
+        self.bad_rows = path / BAD_ROWS
+        self._bad = path / BAD
+
+    def is_fresh(self) -> bool:
+        """Whether nothing is in it that could be lost."""
+        ours = {LOCK_FILE, HELD_FILE}
+        return not self.path.exists() or all(one.name in ours or is_aside(one) for one in self.path.iterdir())
+
+    def read_job(self) -> PredictionJob | None:
+        """The job that was begun here, if any.
+
+        Raises:
+            BadRun: it cannot be read, or there are other things.
+        """
+        try:
+            return loads((self.path / JOB).read_bytes(), PredictionJob)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise BadRun(f"{self.path / JOB} cannot be read: {error}", remedy="Start over with --new.") from error
+
+    def begin(self, job: PredictionJob) -> None:
+        """Write the job down."""
+        with _own_remedy(), disk_errors(self.path, "the predictions", error=BadRun):
+            make_directories(self.path)
+            write_atomic(self.path / JOB, dumps(job), error=BadRun)
+
+    def tidy(self) -> None:
+        """Make what is missing, and remove what a killed process left half-written."""
+        with _own_remedy(), disk_errors(self.path, "the predictions"):
+            for place in (self.path, self.predictions, self._bad):
+                make_directories(place)
+                remove_leftovers(place)
+
+    def done_parts(self, job: PredictionJob) -> list[int]:
+        """Parts that are there, whole, and of this job: each of its rows was answered, or is among its bad ones."""
+        wanted = job_digest(job)
+        return [number for number, part in enumerate(job.parts) if self._is_done(number, part.num_rows, wanted)]
+
+    def write_part(self, number: int, table: bytes, bad: Sequence[BadRow]) -> None:
+        """Keep a part: its bad rows first, so that where its table is, all of it is.
+
+        Raises:
+            RunFailed: the disk is full, or cannot be written.
+        """
+        what = f"part {number}"
+        with _own_remedy():
+            if bad:
+                lines = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in bad)
+                write_atomic(self._bad_path(number), lines.encode("utf-8", "surrogateescape"), what=what)
+            else:  # rows that an engine could not compute the last time, which was cut off, are bad no more
+                self._bad_path(number).unlink(missing_ok=True)
+            write_atomic(self._part_path(number), table, what=what)
+
+    def num_bad(self, parts: Iterable[int]) -> int:
+        """Bad rows in these parts."""
+        return sum(len(read_lines(self._bad_path(number))) for number in parts)
+
+    def common_reasons(self, parts: Iterable[int], most: int = 3) -> list[tuple[str, int]]:
+        """The commonest reasons, each with the column, and how often they occur."""
+        counts: Counter[str] = Counter()
+        for number in parts:
+            for line in read_lines(self._bad_path(number)):
+                row = json.loads(line)
+                counts[f"{row['column']} {row['reason']}".strip()] += 1
+        return counts.most_common(most)
+
+    def merge_bad_rows(self, num_parts: int) -> None:
+        """One file of all bad rows, in the order of the parts; empty where there are none."""
+        content = b"".join(
+            path.read_bytes() for number in range(num_parts) if (path := self._bad_path(number)).exists()
+        )
+        with _own_remedy():
+            write_atomic(self.bad_rows, content)
+
+    def finish(self, summary: PredictionSummary) -> None:
+        """Write the summary; the bad rows of single parts are in the whole file by now."""
+        with _own_remedy():
+            write_atomic(self.path / SUMMARY, dumps(summary))
+            with disk_errors(self._bad, "the predictions"):
+                if self._bad.exists():
+                    remove_tree(self._bad)
+
+    def read_summary(self) -> PredictionSummary | None:
+        """What came of a job that is done."""
+        try:
+            return loads((self.path / SUMMARY).read_bytes(), PredictionSummary)
+        except (OSError, ValueError):
+            return None
+
+    def _is_done(self, number: int, num_rows: int, job_digest: str) -> bool:
+        try:
+            found = pq.read_metadata(self._part_path(number))
+        except (OSError, pa.ArrowException):
+            return False
+        metadata = found.metadata or {}
+        is_ours = metadata.get(JOB_KEY.encode()) == job_digest.encode()
+        is_it = metadata.get(PART_KEY.encode()) == str(number).encode()
+        return is_ours and is_it and found.num_rows + self.num_bad([number]) == num_rows
+
+    def _part_path(self, number: int) -> Path:
+        return self.predictions / f"part-{number:05d}.parquet"
+
+    def _bad_path(self, number: int) -> Path:
+        return self._bad / f"part-{number:05d}.jsonl"
+
+
+def job_digest(job: PredictionJob) -> str:
+    """Digest (hex) of what decides the bits of a job's parts; when it was begun, and why it is cut up so, do not."""
+    sources = tuple(replace(source, stamp="") for source in job.sources)
+    return digest(replace(job, made_at="", basis="", sources=sources))
+
+
+def next_free(path: Path) -> Path:
+    """`path` if nothing is there, else the first of `path-2`, `path-3`, … of which that is true."""
+    candidates = _numbered(path)
+    return next(one for one in candidates if OutputDirectory(one).is_fresh())
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    number = 2
+    while True:
+        yield path.with_name(f"{path.name}-{number}")
+        number += 1
+
+
+@contextmanager
+def _own_remedy() -> Iterator[None]:
+    """The store's remedies name the options of a run that trains; here the place is chosen with -o."""
+    try:
+        yield
+    except StokerError as error:
+        error.remedy = str(error.remedy).replace(RUN_DIRECTORY, "-o DIR")
+        raise
+
+
+SOURCE, ROW, LABEL = "source", "row", "label"
+"""Columns of every table: the file, the row in it (from 0); and the class that was found."""
+
+
+def schema_of(manifest: Manifest, kept: Sequence[SourceColumn]) -> pa.Schema:
+    """The columns of the output; kept ones of JSON are strings, since each row may hold another type.
+
+    Raises:
+        BadJob: two of them would have one name.
+    """
+    fields = [pa.field(SOURCE, pa.string()), pa.field(ROW, pa.int64())]
+    fields += [pa.field(field.name, field.type or pa.string()) for field in kept]
+    for spec in manifest.outputs:
+        fields.append(pa.field(spec.name, _type_of(spec.datatype, sample_shape(spec, manifest))))
+    fields += [pa.field(column, pa.string()) for column in label_columns(manifest, [one.name for one in kept]).values()]
+    names = [field.name for field in fields]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadJob(
+            f"The output would have two columns {twice[0]!r}",
+            remedy=f"Leave it out of --keep; {SOURCE}, {ROW}, the outputs and their labels are always there.",
+        )
+    return pa.schema(fields)
+
+
+def label_columns(manifest: Manifest, kept: Sequence[str]) -> dict[str, str]:
+    """The outputs whose largest element names a class, and the column with its name.
+
+    That is `label` where there is one such output and no other column is called so, else `OUTPUT_label`.
+    """
+    outputs = {spec.name: sample_shape(spec, manifest) for spec in manifest.outputs}
+    labelled = [name for name, labels in manifest.labels.items() if outputs.get(name) == (len(labels),)]
+    is_plain = len(labelled) == 1 and LABEL not in {*outputs, *kept}
+    return {name: LABEL if is_plain else f"{name}_label" for name in labelled}
+
+
+def table_of(
+    rows: SourceRows, answers: RowOutputs, manifest: Manifest, schema: pa.Schema, keep: Sequence[str]
+) -> pa.Table:
+    """The table of a part, without its bad rows."""
+    arrays = dict(zip((SOURCE, ROW), _origins(rows, answers.rows), strict=True))
+    for name in keep:
+        arrays[name] = _kept(rows.columns[name], answers.rows, schema.field(name).type)
+    for name, outputs in answers.outputs.items():
+        arrays[name] = _output(outputs, schema.field(name).type)
+    for name, column in label_columns(manifest, keep).items():
+        arrays[column] = _labels(np.asarray(answers.outputs[name]), manifest.labels[name])
+    return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
+
+
+def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
+    """The table as a Parquet file; the same bytes for the same table and version of the library."""
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _type_of(datatype: Datatype, shape: Sequence[int | str]) -> pa.DataType:
+    """Vectors are lists of fixed size, dimensions that vary are lists; BF16, which Parquet has not, becomes FP32."""
+    if datatype == "BYTES":
+        kind = pa.binary()
+    else:
+        kind = pa.float32() if datatype == "BF16" else pa.from_numpy_dtype(dtype_of(datatype))
+    for size in reversed(shape):
+        kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
+    return kind
+
+
+def _origins(rows: SourceRows, chosen: Sequence[int]) -> tuple[pa.Array, pa.Array]:
+    """The file of each of these rows, and its number there; see `Rows.origin`."""
+    if rows.names is not None:
+        return pa.array([rows.names[row] for row in chosen], pa.string()), pa.array([0] * len(chosen), pa.int64())
+    numbers = rows.first_row + np.asarray(chosen, np.int64)
+    return pa.repeat(pa.scalar(rows.source, pa.string()), len(chosen)), pa.array(numbers)
+
+
+def _output(values: Values, kind: pa.DataType) -> pa.Array:
+    """An output of all rows as a column."""
+    if isinstance(values, list):
+        return pa.array([_storable(one).tolist() for one in values], kind)
+    column = pa.array(_storable(values).reshape(-1))
+    levels = []
+    while pa.types.is_fixed_size_list(kind):
+        levels.append(kind.list_size)
+        kind = kind.value_type
+    for size in reversed(levels):
+        column = pa.FixedSizeListArray.from_arrays(column, size)
+    return column
+
+
+def _labels(values: NDArray[Any], labels: Sequence[str]) -> pa.Array:
+    """The class with the largest output of each row; null where one of them is NaN, which nothing is larger than."""
+    by_row = _storable(values).reshape(-1, len(labels))
+    is_told = ~np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.ones(len(by_row), np.bool_)
+    pairs = zip(by_row.argmax(axis=1).tolist(), is_told.tolist(), strict=True)
+    return pa.array([labels[index] if told else None for index, told in pairs], pa.string())
+
+
+def _storable(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(np.float32) if values.dtype == dtype_of("BF16") else values
+
+
+def _kept(column: Column, rows: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """A column that is copied, at these rows."""
+    if isinstance(column, pa.Array):
+        return column.take(pa.array(rows, pa.int64())).cast(kind)
+    return pa.array([_as_text(column[row]) for row in rows], kind)
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

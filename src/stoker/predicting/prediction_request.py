@@ -1,0 +1,241 @@
+"""What one command asks for, held against the model and the files before anything is computed.
+
+How many bad rows a job bears.
+
+Writing a job down before its first row: how it is cut up, and where its bits can be expected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+import pyarrow as pa
+
+from stoker.artifacts import Artifact
+from stoker.devices import attached_cpu
+from stoker.engines import Engine
+from stoker.errors import BadJob
+from stoker.predicting.batch_size import BatchAndPartSize, Bounds, about_rows, choose_sizes, head_of
+from stoker.predicting.batched_inference import PredictionModel
+from stoker.predicting.column_mapping import Input, inputs_of, most_rows, parse_mapping, resolve
+from stoker.predicting.file_sources import NumpySource, find_sources
+from stoker.predicting.image_inputs import parse_pixels
+from stoker.predicting.input_conversion import fill
+from stoker.predicting.job_identity import RequestedSettings, cut, stamp_of
+from stoker.predicting.prediction_output import schema_of
+from stoker.predicting.row_source import RowSource, SourceColumn
+from stoker.records import EngineName, Manifest
+from stoker.records.prediction import PixelSettings, PredictionJob
+
+Resize = Literal["", "stretch", "crop", "pad"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """How to predict; what is None is chosen, and then kept to when the job is continued.
+
+    `columns` are words such as `x=pixels`; `pixels` and `resize` are for images (`stoker predict --help`);
+    `max_bad` is a share (`1%`) or a number of rows, and may change when the job is continued.
+    """
+
+    columns: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    pixels: str = ""
+    resize: Resize = ""
+    allow_nan: bool = False
+    max_bad: str = "1%"
+    batch_rows: int | None = None
+    part_rows: int | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class PredictionRequest:
+    """A model, the sources of its rows and their stamps when they were asked for, and how they go together."""
+
+    artifact: Artifact
+    sources: tuple[RowSource, ...]
+    stamps: tuple[str, ...]
+    inputs: tuple[Input, ...]
+    asked: RequestedSettings
+    schema: pa.Schema
+    most_bad: MostBad
+
+    def model(self, batch_rows: int) -> PredictionModel:
+        """The model, with batches of so many rows."""
+        return PredictionModel(self.artifact.manifest, self.inputs, batch_rows)
+
+
+def resolve_request(artifact: Artifact, names: Sequence[str], options: PredictOptions) -> PredictionRequest:
+    """What is asked for, or why it cannot be.
+
+    Raises:
+        BadJob: files that are not there or cannot be read, columns that do not fit, options that make no sense.
+    """
+    manifest = artifact.manifest
+    sources = find_sources(names)
+    if not manifest.is_batched:
+        sources = tuple(_of_whole_requests(source, manifest, options) for source in sources)
+    stamps = tuple(map(stamp_of, sources))
+    fields = {str(source.path): source.fields() for source in sources}
+    first = {field.name: field for field in next(iter(fields.values()))}
+    inputs = inputs_of(manifest)
+    limit = most_rows(manifest)
+    if options.batch_rows is not None and limit is not None and options.batch_rows > limit:
+        raise BadJob(f"--batch {options.batch_rows}: {manifest.name} takes at most {limit} rows at once")
+    asked = RequestedSettings(
+        model=manifest.name,
+        version=artifact.version,
+        model_digest=artifact.digest,
+        columns=resolve(inputs, fields, parse_mapping(options.columns), options.keep),
+        keep=options.keep,
+        pixels=PixelSettings(values=options.pixels, resize=options.resize),
+        allow_nan=options.allow_nan,
+        batch_rows=options.batch_rows,
+        part_rows=options.part_rows,
+        threads=options.threads,
+    )
+    _check_pixels(inputs, first, asked)
+    schema = schema_of(manifest, [first[name] for name in options.keep])
+    return PredictionRequest(artifact, sources, stamps, inputs, asked, schema, parse_most_bad(options.max_bad))
+
+
+def _of_whole_requests(source: RowSource, manifest: Manifest, options: PredictOptions) -> RowSource:
+    """A source whose arrays may be the whole inputs of one request, as of a model without a batch."""
+    if not isinstance(source, NumpySource):
+        return source
+    columns = parse_mapping(options.columns)
+    ranks = {columns.get(spec.name, (spec.name,))[0]: len(spec.shape) for spec in manifest.inputs}
+    if source.format == "npy" and len(manifest.inputs) == 1:
+        ranks = {source.path.stem: len(manifest.inputs[0].shape)}
+    return NumpySource(source.path, ranks=ranks)
+
+
+def _check_pixels(inputs: Sequence[Input], fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> None:
+    """Images whose numbers are not told are refused, and so is telling of them where there are no images."""
+    settings = asked.pixels
+    images = [one for one in inputs if one.image is not None and _may_be_image(one, fields, asked)]
+    for one in images:
+        if settings.values or fields[asked.columns[one.name][0]].holds_images:
+            parse_pixels(settings.values, one)
+    if not images and settings != PixelSettings():
+        raise BadJob("--pixels and --resize are for images, and no input is read from images")
+
+
+def _may_be_image(one: Input, fields: Mapping[str, SourceColumn], asked: RequestedSettings) -> bool:
+    """Whether an input is read from one column that has images or their paths, as far as can be told."""
+    names = asked.columns[one.name]
+    field = fields[names[0]]
+    is_open = field.type is None or field.is_text
+    return one.datatype != "BYTES" and len(names) == 1 and (is_open or field.holds_images)
+
+
+@dataclass(frozen=True)
+class MostBad:
+    """A number of rows, or a share of all."""
+
+    rows: int | None = None
+    share: float | None = None
+
+    def rows_of(self, num_rows: int) -> int:
+        """The most bad rows among `num_rows`."""
+        return self.rows if self.rows is not None else int((self.share or 0.0) * num_rows)
+
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return str(self.rows) if self.rows is not None else f"{100 * (self.share or 0.0):g}%"
+
+
+def parse_most_bad(text: str) -> MostBad:
+    """What `--max-bad` says: `1%` of the rows, or `100` of them.
+
+    Raises:
+        BadJob: it says something else.
+
+    >>> parse_most_bad("1%").rows_of(12_345), parse_most_bad("7").rows_of(12_345)
+    (123, 7)
+    """
+    problem = BadJob(f"--max-bad {text} is not understood", remedy="Give a share such as 1%, or a number of rows.")
+    number = text.removesuffix("%")
+    try:
+        found = MostBad(rows=int(number)) if number == text else MostBad(share=float(number) / 100)
+    except ValueError:
+        raise problem from None
+    if (found.rows or 0) < 0 or not 0 <= (found.share or 0.0) <= 1:
+        raise problem
+    return found
+
+
+def new_job(
+    request: PredictionRequest, engines: Sequence[Engine], threads: int, *, clock: Callable[[], float], now: datetime
+) -> PredictionJob:
+    """The job that a request begins; its sources are read once through, its first rows are measured.
+
+    Raises:
+        BadJob: there are no rows, or the sources cannot be read.
+    """
+    asked = request.asked
+    chosen = _chosen(request, engines, clock)
+    sources, parts = cut(request.sources, chosen.part_rows)
+    if not parts:
+        raise BadJob("There are no rows", remedy="Look into the files: they have a header or a footer alone.")
+    return PredictionJob(
+        model=asked.model,
+        version=asked.version,
+        model_digest=asked.model_digest,
+        columns=asked.columns,
+        keep=asked.keep,
+        pixels=asked.pixels,
+        allow_nan=asked.allow_nan,
+        batch_rows=chosen.batch_rows,
+        part_rows=chosen.part_rows,
+        threads=threads,
+        basis=chosen.basis,
+        sources=sources,
+        parts=parts,
+        made_on=attached_cpu().model,
+        made_at=now.isoformat(timespec="seconds"),
+        libraries=_libraries(request.artifact.manifest.engine),
+    )
+
+
+def elsewhere(job: PredictionJob, engine: EngineName) -> str:
+    """What is another here than where the job was begun; empty if the rest will have the same bits."""
+    here = {"CPU": attached_cpu().model, **_libraries(engine)}
+    before = {"CPU": job.made_on, **job.libraries}
+    changed = [f"{what} {before.get(what, 'none')} then, {now} now" for what, now in here.items()
+               if before.get(what) != now]  # fmt: skip
+    return "; ".join(changed)
+
+
+def _chosen(request: PredictionRequest, engines: Sequence[Engine], clock: Callable[[], float]) -> BatchAndPartSize:
+    """Rows of a batch and of a part: as asked, or by what the first rows of the first source take."""
+    asked, source = request.asked, request.sources[0]
+    part = head_of(source)
+    reader = source.open([name for names in asked.columns.values() for name in names])
+    try:
+        rows = reader.read(part)
+    finally:
+        reader.close()
+    filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
+    bounds = Bounds(
+        most_rows=most_rows(request.artifact.manifest),
+        num_rows=sum(map(about_rows, request.sources)),
+        instances=len(engines),
+    )
+    return choose_sizes(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
+
+
+def _libraries(engine: EngineName) -> dict[str, str]:
+    """Versions of what the bits of the answers, and of the files, depend on."""
+    found = {}
+    for name in ("stoker", "pyarrow", engine):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # ONNX Runtime has a package of another name for GPUs
+            found[name] = "unknown"
+    return found

@@ -1,0 +1,122 @@
+"""What a job is made of, as far as planning needs to know.
+
+What a model is made of, as far as dividing it among devices goes.
+
+What it takes to fetch samples one by one, before they are a batch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from torch import nn
+
+from stoker.jobs import Job
+from stoker.jobs.batch_size import TokenBatch
+from stoker.loading.datasets import Datasets
+from stoker.loading.lengths import has_one_shape
+from stoker.loading.samples import Samples
+from stoker.loading.token_batches import mean_samples
+from stoker.records import Coupling, Profile
+from stoker.records.profile import Division, ModelParts, Parameter
+from stoker.stepping.activation_checkpointing import num_blocks
+from stoker.stepping.blocks import repeated_blocks
+from stoker.stepping.chunked_loss import worthwhile_chunks
+from stoker.stepping.model import bytes_of, is_double, num_parameters
+from stoker.stepping.torch_optimizers import implementations
+
+
+def job_profile(job: Job, data: Datasets, coupling: Coupling, model: nn.Module, *, device_kind: str) -> Profile:
+    """The facts of `job` that planning rests on.
+
+    Args:
+        job: what is learned.
+        data: its samples.
+        coupling: how they influence each other.
+        model: its model, which may be an outline: nothing is computed.
+        device_kind: `cpu` or `cuda`; it decides which implementations of the optimiser there are.
+    """
+    return Profile(
+        num_train=len(data.train),
+        num_valid=sum(map(len, data.held_out.values())),
+        num_test=0 if data.test is None else len(data.test),
+        batch=job.batch,
+        parameters=num_parameters(model),
+        parameter_bytes=bytes_of(model.parameters()),
+        has_convolutions=any(isinstance(module, nn.Conv2d) for module in model.modules()),
+        is_in_memory=data.train.is_in_memory,
+        optimizer_implementations=implementations(job, model, device_kind),
+        coupling=coupling,
+        num_blocks=num_blocks(model),
+        is_double=is_double(model),
+        loss_chunks=worthwhile_chunks(job, model, data.train),
+        has_own_step=job.step is not None,
+        most_workers=None if data.train.data_class == "indexed" else 1,
+        data_bytes=data.train.num_bytes if device_kind == "cuda" else None,
+        mean_batch=mean_samples(job, data.train) if isinstance(job.batch, TokenBatch) else None,
+        has_one_shape=has_one_shape(job, data.train),
+    )
+
+
+def model_parts(model: nn.Module, dims: Mapping[str, int] | None = None) -> ModelParts:
+    """The parameters of `model`, which may be an outline, and its repeated blocks.
+
+    Args:
+        model: nothing of it is computed.
+        dims: along which of its dimensions a tensor-parallel layout divides a parameter, by name; the others are whole
+            (`stoker.stepping.layouts.tensor_plans.divided_dimensions`).
+    """
+    modules = dict(model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
+    blocks = tuple(names[id(block)] for block in repeated_blocks(model))
+    dims = dims or {}
+    divided = {
+        name.removesuffix(".weight"): _division(modules[name.removesuffix(".weight")], dim)
+        for name, dim in dims.items()
+        if name.endswith(".weight")
+    }
+    parameters = tuple(
+        Parameter(
+            name=name, shape=tuple(one.shape), item_bytes=one.element_size(), is_trained=one.requires_grad,
+            block=_block_of(name, blocks), division=dims.get(name),
+        )
+        for name, one in model.named_parameters()
+    )  # fmt: skip
+    return ModelParts(
+        name=type(model).__name__, parameters=parameters, blocks=blocks, buffer_bytes=bytes_of(model.buffers()),
+        divided=divided,
+    )  # fmt: skip
+
+
+def _block_of(name: str, blocks: tuple[str, ...]) -> int | None:
+    return next((number for number, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
+
+
+def _division(module: nn.Module, dim: int) -> Division:
+    """PyTorch keeps a linear layer's outputs in the first dimension of its weight, an embedding's words as well."""
+    if isinstance(module, nn.Embedding):
+        return "vocabulary"
+    return "columns" if dim == 0 else "rows"
+
+
+_AT_ONCE = 8
+_TURNS = 3
+
+
+def fetch_seconds(samples: Samples, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds that a process takes to fetch one sample; 0 where samples lie in memory, and a batch is one gathering.
+
+    The first turn, in which files are opened, does not count.
+    """
+    if samples.is_in_memory:
+        return 0.0
+    found: list[float] = []
+    for turn in range(_TURNS + 1):
+        indices = (np.arange(_AT_ONCE, dtype=np.int64) + turn * _AT_ONCE) % len(samples)
+        started = clock()
+        samples.fetch(indices, 0)
+        found.append((clock() - started) / _AT_ONCE)
+    return statistics.median(found[1:])

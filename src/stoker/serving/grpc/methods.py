@@ -1,0 +1,258 @@
+"""What each method answers, given its message: nothing of gRPC's in here but the messages.
+
+One call of gRPC: its caller, its deadline, its refusal, its line in the log.
+
+ModelInfer and ModelStreamInfer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import ParseDict
+from grpc.aio import ServicerContext
+
+from stoker.errors import StokerError
+from stoker.serving import protocol
+from stoker.serving.grpc import messages
+from stoker.serving.grpc.messages import Message, decode, encode, message, parameters_of
+from stoker.serving.protocol import classify
+from stoker.serving.refusals import Cancelled, Failed, NotFound, Refusal
+from stoker.serving.service import AccessEntry, ServerContext
+
+Answering = Callable[[ServerContext, Message], Awaitable[Message]]
+
+_Health = messages.response_class(messages.HEALTH.methods_by_name["Check"])
+
+
+def _document(kind: str, value: Any) -> Message:
+    """A message with the fields of a JSON document; what it has no fields for is left out."""
+    return ParseDict(value, messages.message(kind)(), ignore_unknown_fields=True)
+
+
+async def _live(_edge: ServerContext, _asked: Message) -> Message:
+    return _document("ServerLiveResponse", {"live": True})
+
+
+async def _ready(edge: ServerContext, _asked: Message) -> Message:
+    return _document("ServerReadyResponse", {"ready": edge.service.is_ready()})
+
+
+async def _model_ready(edge: ServerContext, asked: Message) -> Message:
+    return _document("ModelReadyResponse", {"ready": edge.service.is_model_ready(asked.name, asked.version)})
+
+
+async def _server_metadata(edge: ServerContext, _asked: Message) -> Message:
+    told = protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin)
+    return _document("ServerMetadataResponse", told)
+
+
+async def _model_metadata(edge: ServerContext, asked: Message) -> Message:
+    manifest = edge.service.manifest(asked.name, asked.version)
+    told = protocol.model_metadata(asked.name, manifest, edge.service.versions(asked.name))
+    return _document("ModelMetadataResponse", told)
+
+
+async def _config(edge: ServerContext, asked: Message) -> Message:
+    return _document("ModelConfigResponse", {"config": edge.service.config(asked.name, asked.version)})
+
+
+async def _statistics(edge: ServerContext, asked: Message) -> Message:
+    told = protocol.statistics_document(edge.service.statistics(asked.name, asked.version))
+    return _document("ModelStatisticsResponse", told)
+
+
+async def _index(edge: ServerContext, asked: Message) -> Message:
+    told = protocol.index_document(edge.service.index(ready_only=asked.ready))
+    return _document("RepositoryIndexResponse", {"models": told})
+
+
+async def _load(edge: ServerContext, asked: Message) -> Message:
+    await edge.service.load(asked.model_name, parameters_of(asked.parameters))
+    return _document("RepositoryModelLoadResponse", {})
+
+
+async def _unload(edge: ServerContext, asked: Message) -> Message:
+    await edge.service.unload(asked.model_name)
+    return _document("RepositoryModelUnloadResponse", {})
+
+
+async def _health(edge: ServerContext, asked: Message) -> Message:
+    """Of the server, where no service or the protocol's is named, else of the model of that name."""
+    if asked.service in {"", messages.INFERENCE.full_name}:
+        is_ready = edge.service.is_ready()
+    else:
+        is_ready = edge.service.is_model_ready(asked.service)
+    return _Health(status="SERVING" if is_ready else "NOT_SERVING")
+
+
+async def _only_for_admins(_edge: ServerContext, _asked: Message) -> Message:
+    raise NotFound("the repository's calls are not on this port; the admin port has them")
+
+
+UNARY_METHODS: dict[str, Answering] = {
+    "ServerLive": _live,
+    "ServerReady": _ready,
+    "ModelReady": _model_ready,
+    "ServerMetadata": _server_metadata,
+    "ModelMetadata": _model_metadata,
+    "ModelConfig": _config,
+    "ModelStatistics": _statistics,
+    "Check": _health,
+}
+_REPOSITORY: dict[str, Answering] = {
+    "RepositoryIndex": _index,
+    "RepositoryModelLoad": _load,
+    "RepositoryModelUnload": _unload,
+}
+WITHOUT_KEY = frozenset({"ServerLive", "ServerReady", "ModelReady", "Check"})
+
+
+def method_handlers(*, is_admin: bool) -> dict[str, Answering]:
+    """Every method by name, inference apart."""
+    return UNARY_METHODS | (_REPOSITORY if is_admin else dict.fromkeys(_REPOSITORY, _only_for_admins))
+
+
+_logger = logging.getLogger(__name__)
+
+
+def caller_of(edge: ServerContext, method: str, context: ServicerContext) -> str:
+    """The caller's name; empty where no key is needed.
+
+    Raises:
+        Unauthorized: its metadata has no key, or an unknown one.
+    """
+    if edge.authorize is None or method in WITHOUT_KEY:
+        return ""
+    metadata = context.invocation_metadata() or ()
+    return edge.authorize({name: value for name, value in metadata if isinstance(value, str)})
+
+
+def as_refusal(error: BaseException, method: str) -> Refusal:
+    """What to say of an error; one that nobody foresaw goes to the program's log and not to the caller."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, StokerError):
+        return Failed(str(error))
+    _logger.error("%s failed", method, exc_info=error)
+    return Failed("the server failed in answering this; its log says how")
+
+
+async def abort(context: ServicerContext, refused: Refusal) -> None:
+    """End the call with the refusal's status; when to try again is in the trailing metadata `retry-after` [s]."""
+    trailing: tuple[tuple[str, str], ...] = ()
+    if refused.retry_after_s is not None:
+        trailing = (("retry-after", str(max(1, math.ceil(refused.retry_after_s)))),)
+    await context.abort(grpc.StatusCode[refused.grpc_status], str(refused), trailing)
+
+
+class CallRecord:
+    """A line of the log that is being gathered, from the start of a request to its end."""
+
+    def __init__(self, edge: ServerContext, method: str) -> None:
+        self._edge = edge
+        self._method = method
+        self._started = edge.clock()
+        self.model = self.version = self.id = self.caller = ""
+        self.bytes_in = 0
+
+    def done(self, *, bytes_out: int = 0, refused: Refusal | None = None, status: str = "OK") -> None:
+        """Write it: what was answered, or why not."""
+        if self._edge.log is None:
+            return
+        self._edge.log(
+            AccessEntry(
+                protocol="grpc",
+                method=self._method,
+                path=f"/inference.GRPCInferenceService/{self._method}",
+                model=self.model,
+                version=self.version,
+                status=status if refused is None else refused.grpc_status,
+                bytes_in=self.bytes_in,
+                bytes_out=bytes_out,
+                seconds=self._edge.clock() - self._started,
+                caller=self.caller,
+                id=self.id,
+                reason="" if refused is None else refused.reason,
+                error="" if refused is None else str(refused),
+            )
+        )
+
+
+MOST_AT_ONCE = 256
+"""Requests of one stream that are under way or answered and not yet sent; further ones are not read meanwhile."""
+
+_FINAL, _WANTS_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+_StreamResponse = message("ModelStreamInferResponse")
+
+
+async def infer(edge: ServerContext, asked: Message, entry: CallRecord, *, time_left_s: float | None) -> Message:
+    """Answer one request.
+
+    Raises:
+        Refusal: it is malformed, does not fit the model, or cannot be answered in time.
+    """
+    entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
+    entry.bytes_in = entry.bytes_in or asked.ByteSize()
+    with edge.in_flight.taken(entry.bytes_in):
+        manifest = edge.service.manifest(asked.model_name, asked.model_version)
+        request = decode(asked, caller=entry.caller, time_left_s=time_left_s)
+        return encode(classify(await edge.service.infer(request), request, manifest.labels))
+
+
+class InferenceStream:
+    """Requests of a stream, answered in the order in which they are done, each with its id."""
+
+    def __init__(self, edge: ServerContext, context: ServicerContext, method: str) -> None:
+        self._edge = edge
+        self._context = context
+        self._method = method
+        self._caller = caller_of(edge, method, context)
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
+        self._done: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    async def answers(self, asked: AsyncIterator[Message]) -> AsyncIterator[Message]:
+        """One answer for each request; ends when the client sends no more and all are answered."""
+        reading = asyncio.create_task(self._read(asked))
+        try:
+            while (answer := await self._done.get()) is not None:
+                self._room.release()
+                yield answer
+            await reading
+        finally:
+            reading.cancel()
+
+    async def _read(self, asked: AsyncIterator[Message]) -> None:
+        """Start what comes in; in the end, however it comes, the queue ends."""
+        try:
+            async with asyncio.TaskGroup() as under_way:
+                async for one in asked:
+                    await self._room.acquire()
+                    under_way.create_task(self._answer(one))
+        finally:
+            self._done.put_nowait(None)
+
+    async def _answer(self, asked: Message) -> None:
+        entry = CallRecord(self._edge, self._method)
+        entry.caller = self._caller
+        try:
+            answer = await infer(self._edge, asked, entry, time_left_s=self._context.time_remaining())
+        except asyncio.CancelledError:
+            entry.done(refused=Cancelled("the stream was cancelled"))
+            raise
+        except Exception as error:  # noqa: BLE001 - one request's failure is not the stream's
+            refused = as_refusal(error, self._method)
+            entry.done(refused=refused)
+            reply = _StreamResponse(error_message=str(refused))
+            reply.infer_response.id = asked.id
+        else:
+            reply = _StreamResponse(infer_response=answer)
+            entry.done(bytes_out=answer.ByteSize())
+        if asked.parameters[_WANTS_FINAL].bool_param if _WANTS_FINAL in asked.parameters else False:
+            reply.infer_response.parameters[_FINAL].bool_param = True
+        self._done.put_nowait(reply)

@@ -1,0 +1,361 @@
+"""In which form a caller of REST wants its outputs: as binary data behind the JSON, or in it.
+
+Inference requests of REST: JSON, JSON with binary data behind it, or one tensor's bytes and nothing else.
+
+Source: Open Inference Protocol, "Inference" and its extensions "Binary Tensor Data", "Classification", "Parameters".
+
+Answers of REST: JSON, with the outputs that were wanted so as binary data behind it.
+
+Bodies compressed as gzip or deflate, both ways; what comes out of one is bounded while it comes out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import orjson
+
+from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
+from stoker.records import BATCH, Datatype, Manifest
+from stoker.serving import protocol
+from stoker.serving.refusals import BadRequest, TooLarge, WrongFormat, shortened
+from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
+from stoker.serving.tensor_codec import (
+    BINARY_ONLY,
+    LARGE_BYTES,
+    Buffer,
+    Numbers,
+    checked_shape,
+    cut_out,
+    datatype_named,
+    from_json_data,
+    from_raw,
+    to_json_data,
+    to_raw,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputForm:
+    """`binary` holds for all outputs (`binary_data_output`), `outputs` for those named in it (`binary_data`)."""
+
+    binary: bool = False
+    outputs: Mapping[str, bool] = field(default_factory=dict)
+
+    def is_binary(self, output: str) -> bool:
+        """Whether this output goes behind the JSON."""
+        return self.outputs.get(output, self.binary)
+
+
+def check_output_form(form: OutputForm, request: InferenceRequest, manifest: Manifest) -> None:
+    """See, before anything is computed, that JSON can carry what is wanted in it.
+
+    Raises:
+        BadRequest: an FP16 or BF16 output is wanted as JSON.
+    """
+    if form.binary and not form.outputs:
+        return
+    wanted = {one.name: one.classification for one in request.outputs}
+    for spec in manifest.outputs:
+        if spec.datatype not in BINARY_ONLY or form.is_binary(spec.name):
+            continue
+        if not wanted or wanted.get(spec.name) == 0:
+            raise BadRequest(
+                f"output {spec.name!r} of {manifest.name!r} is {spec.datatype}, which JSON does not carry; ask for it "
+                "with the parameter binary_data, or for all with binary_data_output"
+            )
+
+
+_ALL_JSON, _ALL_BINARY = OutputForm(), OutputForm(binary=True)
+_MOST_KNOWN_BYTES = 4096
+"""The JSON before binary data is remembered up to this length: who asks with tensors of one shape sends the same again
+and again, and reading it takes longer than finding it."""
+
+
+class _Described(NamedTuple):
+    """An input as the JSON has it; without `num_bytes` its elements are in `data`."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    num_bytes: int | None
+    data: object
+
+
+class _Head(NamedTuple):
+    """All that a request's JSON says. It is shared by the requests that say it, and never changed."""
+
+    id: str
+    inputs: tuple[_Described, ...]
+    outputs: tuple[RequestedOutput, ...]
+    form: OutputForm
+    urgency: protocol.Urgency
+    parameters: Mapping[str, Any]
+
+
+def decode(
+    body: bytes, *, json_bytes: int | None, model: str, version: str = "", caller: str = ""
+) -> tuple[InferenceRequest, OutputForm]:
+    """The request in a body, and in which form it wants its answer; inputs are views of the body where they can be.
+
+    Args:
+        body: not compressed any more.
+        json_bytes: length of the JSON at its start (`Inference-Header-Content-Length`); None: all of it.
+        model: as the path names it, like `version`.
+        version: empty where the path names none.
+        caller: name of the API key.
+
+    Raises:
+        BadRequest: it is malformed; whether it fits the model is not looked at.
+        Unsupported: it needs shared memory or sequences.
+    """
+    view = memoryview(body).toreadonly()
+    if json_bytes is None:
+        json_bytes = len(view)
+    elif json_bytes > len(view):
+        raise BadRequest(
+            f"Inference-Header-Content-Length is {json_bytes}, more than the {len(view)} bytes of the body"
+        )
+    is_short = json_bytes < len(view) and json_bytes <= _MOST_KNOWN_BYTES
+    head = _known_head(bytes(view[:json_bytes])) if is_short else _head(view[:json_bytes])
+    request = InferenceRequest(
+        model=model,
+        version=version,
+        id=head.id,
+        inputs=_inputs(head.inputs, view[json_bytes:]),
+        outputs=head.outputs,
+        deadline_s=head.urgency.deadline_s,
+        priority=head.urgency.priority,
+        caller=caller,
+        num_bytes=len(view),
+        parameters=head.parameters,
+    )
+    return request, head.form
+
+
+def decode_raw(
+    body: bytes, *, manifest: Manifest, model: str, version: str = "", caller: str = ""
+) -> tuple[InferenceRequest, OutputForm]:
+    """The request in a body that is one tensor's bytes and nothing else (`Inference-Header-Content-Length: 0`).
+
+    Its shape is the model's, with one sample; one other dimension may vary, and follows from the number of bytes.
+
+    Raises:
+        BadRequest: the model has several inputs or dimensions that vary, or the bytes do not divide.
+    """
+    if len(manifest.inputs) != 1:
+        raise BadRequest(
+            f"{manifest.name!r} has {len(manifest.inputs)} inputs; a body without JSON is for models of one"
+        )
+    spec = manifest.inputs[0]
+    shape = [1 if size == BATCH else size for size in spec.shape]
+    varying = [axis for axis, size in enumerate(shape) if isinstance(size, str)]
+    if len(varying) > 1 or (varying and spec.datatype == "BYTES"):
+        raise BadRequest(
+            f"input {spec.name!r} has dimensions that vary; a body without JSON cannot say how large they are"
+        )
+    if varying:
+        fixed = dtype_of(spec.datatype).itemsize
+        for size in shape:
+            fixed *= size if isinstance(size, int) else 1
+        shape[varying[0]] = len(body) // max(1, fixed)
+    array = from_raw(
+        memoryview(body).toreadonly(), spec.datatype, cast("tuple[int, ...]", tuple(shape)), f"input {spec.name!r}"
+    )
+    request = InferenceRequest(
+        model=model, version=version, inputs={spec.name: array}, caller=caller, num_bytes=len(body)
+    )
+    return request, _ALL_BINARY
+
+
+def _head(text: bytes | memoryview) -> _Head:
+    """What the JSON of a request says."""
+    long: Mapping[str, Numbers] = {}
+    if len(text) > LARGE_BYTES:
+        text, long = cut_out(bytes(text))
+    document = _document(text)
+    parameters = protocol.checked_parameters(document.get("parameters"), "the request")
+    urgency = protocol.urgency(parameters)
+    outputs, form = _outputs(document.get("outputs"), parameters)
+    identity = _identity(document.get("id"))
+    return _Head(identity, _described(document.get("inputs"), long), outputs, form, urgency, parameters)
+
+
+_known_head = lru_cache(maxsize=256)(_head)
+
+
+def _document(text: bytes | memoryview) -> dict[str, Any]:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadRequest("the body must be a JSON object with `inputs`")
+    return document
+
+
+def _identity(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadRequest(f"the request's id must be a string, got {value!r}")
+    return value
+
+
+def _described(inputs: object, long: Mapping[str, Numbers]) -> tuple[_Described, ...]:
+    """Each input as it is described, with its `data` or the length of its binary data."""
+    if not isinstance(inputs, list) or not inputs:
+        raise BadRequest("the request needs `inputs`: a list of tensors, each with name, shape, datatype and data")
+    described: dict[str, _Described] = {}
+    for one in inputs:
+        name = _name(one, "input")
+        tensor = f"input {name!r}"
+        if name in described:
+            raise BadRequest(f"{tensor} is given twice")
+        datatype, shape = datatype_named(one.get("datatype"), tensor), checked_shape(one.get("shape"), tensor)
+        parameters = protocol.checked_parameters(one.get("parameters"), tensor)
+        protocol.refuse_shared_memory(parameters, tensor)
+        is_binary = "binary_data_size" in parameters
+        if is_binary and "data" in one:
+            raise BadRequest(f"{tensor} has both `data` and binary_data_size; one of them has to go")
+        size = protocol.whole_parameter(parameters, "binary_data_size", tensor) if is_binary else None
+        described[name] = _Described(name, datatype, shape, size, _data(one.get("data"), long))
+    return tuple(described.values())
+
+
+def _data(value: object, long: Mapping[str, Numbers]) -> object:
+    """An input's `data`; where it was cut out, what stood there."""
+    return long.get(value, value) if long and isinstance(value, str) else value
+
+
+def _inputs(described: tuple[_Described, ...], tail: memoryview) -> Arrays:
+    """Each input by name: from its `data`, or from the bytes that follow those of the inputs before it."""
+    arrays: Arrays = {}
+    at = 0
+    for name, datatype, shape, num_bytes, data in described:
+        tensor = f"input {name!r}"
+        if num_bytes is None:
+            arrays[name] = from_json_data(data, datatype, shape, tensor)
+            continue
+        end = at + num_bytes
+        if end > len(tail):
+            raise BadRequest(f"{tensor} ends at byte {end} of the binary data, of which there are {len(tail)} bytes")
+        arrays[name] = from_raw(tail[at:end], datatype, shape, tensor)
+        at = end
+    if at != len(tail):
+        raise BadRequest(f"{len(tail)} bytes of binary data follow the JSON; its inputs claim {at} of them")
+    return arrays
+
+
+def _outputs(described: object, parameters: dict[str, Any]) -> tuple[tuple[RequestedOutput, ...], OutputForm]:
+    """Which outputs are wanted, and in which form."""
+    binary = protocol.flag_parameter(parameters, "binary_data_output", "the request", default=False)
+    if described is None or described == []:
+        return (), _ALL_BINARY if binary else _ALL_JSON
+    if not isinstance(described, list):
+        raise BadRequest("`outputs` must be a list of objects, each with a name")
+    wanted: dict[str, RequestedOutput] = {}
+    forms: dict[str, bool] = {}
+    for one in described:
+        name = _name(one, "output")
+        if name in wanted:
+            raise BadRequest(f"output {name!r} is asked for twice")
+        where = f"output {name!r}"
+        own = protocol.checked_parameters(one.get("parameters"), where)
+        protocol.refuse_shared_memory(own, where)
+        wanted[name] = RequestedOutput(name=name, classification=protocol.whole_parameter(own, "classification", where))
+        forms[name] = protocol.flag_parameter(own, "binary_data", where, default=binary)
+    return tuple(wanted.values()), OutputForm(binary=binary, outputs=forms)
+
+
+def _name(described: object, what: str) -> str:
+    name = described.get("name") if isinstance(described, dict) else None
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"each {what} must be an object with a name")
+    return name
+
+
+class Encoded(NamedTuple):
+    """A body, and the length of the JSON at its start where binary data follow it (else None)."""
+
+    body: bytes
+    json_bytes: int | None
+
+
+def encode(response: InferenceResponse, form: OutputForm) -> Encoded:
+    """An answer in the form that was wanted; every byte of a row-major output is copied once, into the body."""
+    tail: list[Buffer] = []
+    outputs = []
+    for name, array in response.outputs.items():
+        output: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape}
+        if form.is_binary(name):
+            raw = to_raw(array)
+            output["parameters"] = {"binary_data_size": len(raw)}
+            tail.append(raw)
+        else:
+            output["data"] = to_json_data(array)
+        outputs.append(output)
+    document: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        document["id"] = response.id
+    document["outputs"] = outputs
+    text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Encoded(b"".join((text, *tail)), len(text)) if tail else Encoded(text, None)
+
+
+LEAST_BYTES = 1024
+"""Below this an answer is not compressed: it fits into one packet as it is."""
+
+_WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+_FASTEST = 1
+
+
+def decompress(body: bytes, encoding: str, *, most_bytes: int) -> bytes:
+    """The body without its `Content-Encoding`; deflate is zlib's format, as HTTP defines it.
+
+    Raises:
+        BadRequest: it is damaged, cut off, or something follows it.
+        TooLarge: it would have more than `most_bytes`; no more than these were ever held.
+        WrongFormat: another encoding.
+    """
+    encoding = encoding.strip().lower()
+    if encoding in {"", "identity"}:
+        return body
+    if encoding not in _WINDOW_BITS:
+        raise WrongFormat(f"Content-Encoding {shortened(encoding)} is not known; gzip and deflate are")
+    stream = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        whole = stream.decompress(body, most_bytes + 1)
+    except zlib.error as error:
+        raise BadRequest(f"the body is no {encoding}: {error}") from error
+    if len(whole) > most_bytes:
+        raise TooLarge(f"the body has more than {most_bytes} bytes once decompressed")
+    if not stream.eof:
+        raise BadRequest(f"the {encoding} body is cut off: {len(body)} bytes came")
+    if stream.unused_data:
+        raise BadRequest(f"{len(stream.unused_data)} bytes follow the {encoding} body")
+    return whole
+
+
+def accepted_encoding(accept_encoding: str) -> str:
+    """The encoding of the answer: the only one that `Accept-Encoding` names, or empty.
+
+    A list such as `gzip, deflate` is what HTTP libraries send unasked, and compressing tensors costs more than it
+    saves near the server; who names one alone wants it.
+    """
+    if not accept_encoding:
+        return ""
+    name, _, weight = accept_encoding.strip().lower().partition(";")
+    if weight.replace(" ", "") in {"q=0", "q=0.0"}:
+        return ""
+    return name.strip() if name.strip() in {"gzip", "deflate"} else ""
+
+
+def compress(body: bytes, encoding: str) -> bytes:
+    """The body as `gzip` or `deflate`, quickly rather than small."""
+    stream = zlib.compressobj(_FASTEST, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    return stream.compress(body) + stream.flush()

@@ -1,1 +1,0 @@
-"""What a service tells of itself: metrics, statistics, and a line for every request."""

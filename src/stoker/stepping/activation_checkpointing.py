@@ -1,0 +1,237 @@
+"""Activation checkpointing: blocks that keep their inputs alone, and compute the rest again in the backward pass.
+
+What: the first `count` of a model's repeated blocks go through `torch.utils.checkpoint` (not reentrant). Random draws
+are repeated, and buffers that a pass changes, such as running statistics, are changed once: same mathematics.
+Use when: activations are most of the memory. Costs: a second forward pass of those blocks, about a third of a step.
+Does not combine with: blocks that hide state in Python, whose inputs are changed in place later, or that begin to
+change a large buffer in place after their first pass; each is refused where it shows.
+Source: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174,
+section 3; https://docs.pytorch.org/docs/stable/checkpoint.html.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+from stoker.errors import BadJob, DoesNotFit
+from stoker.loading.fields import map_tensors
+from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.blocks import repeated_blocks
+
+_REMEDY = "Use a plan with checkpointed_blocks 0."
+_SMALL = 4096
+"""Scalars up to which a buffer is copied before every pass, although it never changed so far: a counter may start."""
+
+
+def num_blocks(model: nn.Module) -> int:
+    """How many blocks can be checkpointed: the most that a plan may ask for."""
+    return len(repeated_blocks(model))
+
+
+def checkpoint(
+    model: nn.Module,
+    count: int,
+    conditions: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> None:
+    """Checkpoint the first `count` of `repeated_blocks(model)`, in place; names and identity of modules stay.
+
+    Args:
+        model: its blocks' `forward` is wrapped; a copy of the model is checkpointed as well.
+        count: how many blocks; 0 changes nothing.
+        conditions: what the second forward pass must run under besides autocast, which PyTorch restores itself.
+
+    Raises:
+        BadJob: the model has fewer blocks.
+    """
+    if count == 0:
+        return
+    blocks = repeated_blocks(model)
+    if count > len(blocks):
+        have = f"{len(blocks)} repeated blocks" if blocks else "no repeated blocks"
+        raise BadJob(
+            f"the plan checkpoints {count} blocks, but {type(model).__name__} has {have}",
+            remedy=f"Use a plan with checkpointed_blocks of 0 to {len(blocks)}." if blocks else _REMEDY,
+        )
+    names = {id(module): name for name, module in model.named_modules()}
+    for block in blocks[:count]:
+        block.forward = Checkpointed(block, block.forward, names[id(block)], conditions)
+
+
+def not_repeatable(problem: CheckpointError) -> DoesNotFit:
+    """What to raise for PyTorch's error on a second pass unlike the first one."""
+    return DoesNotFit(
+        "a checkpointed block did something else in its second forward pass than in its first (does it keep a "
+        f"cache, or other state hidden in Python?): {str(problem).splitlines()[0]}",
+        remedy=_REMEDY,
+    )
+
+
+@dataclass(eq=False)
+class Checkpointed:
+    """A block's forward pass that keeps its inputs alone wherever gradients are recorded.
+
+    Raises:
+        DoesNotFit: where a large buffer is changed in place for the first time after the first pass; in the backward
+            pass, where an input has been changed in place, or the second pass changes a buffer that the first did not.
+    """
+
+    block: nn.Module
+    forward: Callable[..., Any]
+    name: str
+    conditions: Callable[[], contextlib.AbstractContextManager[Any]]
+    changing: frozenset[str] | None = field(default=None, init=False)
+    """Names of the block's buffers, batch norms' apart, that a pass has changed; None before the first pass."""
+
+    def must_keep(self, name: str, buffer: torch.Tensor) -> bool:
+        """Whether a copy of `buffer` is needed before a pass, since the pass may change it."""
+        return self.changing is None or name in self.changing or buffer.numel() <= _SMALL
+
+    def _is_trained_through(self, *inputs: Any) -> bool:
+        """Whether a gradient passes; frozen blocks before the first trained layer keep nothing, and are left alone."""
+        if any(parameter.requires_grad for parameter in self.block.parameters()):
+            return True
+        need: list[bool] = []
+        map_tensors(inputs, lambda tensor: need.append(tensor.requires_grad))
+        return any(need)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The block's output."""
+        if not torch.is_grad_enabled() or not self._is_trained_through(args, kwargs):
+            return self.forward(*args, **kwargs)
+        if torch.compiler.is_compiling():  # the compiler repeats operations, not passes: nothing happens twice
+            return checkpointed(self.forward, *args, use_reentrant=False, **kwargs)
+        # Inputs go in as one structure, so that PyTorch keeps them as they are and `_Passes` can tell what was changed.
+        kept = _as_it_is_now((args, kwargs))
+        return checkpointed(_Passes(self, args, kwargs), kept, use_reentrant=False, preserve_rng_state=True)
+
+
+class _Passes:
+    """A block's forward pass over one input, and the second one, which must leave no trace."""
+
+    def __init__(self, block: Checkpointed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._block = block
+        self._given: tuple[tuple[Any, ...], dict[str, Any]] | None = (args, kwargs)
+        self._versions: list[int] = []
+        self._before: dict[str, torch.Tensor] = {}
+
+    def __call__(self, kept: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """The block's output for what it was given and, the second time, for what was kept of it."""
+        if self._given is not None:
+            (args, kwargs), self._given = self._given, None
+            self._versions = _versions(kept)
+            return self._first(args, kwargs)
+        if _versions(kept) != self._versions:
+            raise DoesNotFit(
+                f"an input of the checkpointed block {self._block.name!r} was changed in place after the block had "
+                "read it, so that it cannot be computed again",
+                remedy=f"{_REMEDY} Or take the operation that is not in place (`x = x + y` for `x += y`).",
+            )
+        args, kwargs = kept
+        with self._block.conditions(), _buffers_untouched(self._block, self._before):
+            return self._block.forward(*args, **kwargs)
+
+    def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first pass; keeps copies of the buffers that it changes, since the second one must begin with those."""
+        block = self._block
+        held = _buffers_but_of_norms(block.block)
+        copies = {name: buffer.clone() for name, buffer in held.items() if block.must_keep(name, buffer)}
+        versions = _versions_of(held)
+        output = block.forward(*args, **kwargs)
+        changed = _changed(block.block, held, versions)
+        for name in changed - copies.keys():
+            if held[name]._version != versions[name]:  # noqa: SLF001 - autograd's own count of changes
+                raise _changed_unexpectedly(block, name, "changed in place for the first time after the first pass")
+            copies[name] = held[name].clone()  # replaced by a new tensor: the old one is what was before
+        block.changing = (block.changing or frozenset()) | changed
+        self._before = {name: copies[name] for name in block.changing & held.keys()}
+        return output
+
+
+@contextlib.contextmanager
+def _buffers_untouched(block: Checkpointed, before: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Within the block, changing buffers are copies: of what was before the first pass, or of running statistics.
+
+    In training a batch norm only writes its statistics, so that theirs need not be those of before.
+
+    Raises:
+        DoesNotFit: another buffer was changed.
+    """
+    module = block.block
+    held = dict(module.named_buffers())
+    copied = before.keys() | _buffers_of_norms(module)
+    others = {name: buffer for name, buffer in held.items() if name not in copied}
+    versions, changed = _versions_of(others), set[str]()
+    try:
+        for name in copied:
+            _put(module, name, (before[name] if name in before else held[name]).clone())
+        yield
+    finally:
+        changed = _changed(module, others, versions)
+        for name, buffer in held.items():
+            _put(module, name, buffer)
+        if changed:  # told even where PyTorch ends the pass early, which it does by raising
+            raise _changed_unexpectedly(block, min(changed), "changed by the second forward pass and not by the first")
+
+
+def _buffers_but_of_norms(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers whose changes have to be found out."""
+    of_norms = _buffers_of_norms(module)
+    return {name: buffer for name, buffer in module.named_buffers() if name not in of_norms}
+
+
+def _versions_of(buffers: dict[str, torch.Tensor]) -> dict[str, int]:
+    """How often each has been changed in place."""
+    return {name: buffer._version for name, buffer in buffers.items()}  # noqa: SLF001 - autograd's own count
+
+
+def _changed(module: nn.Module, held: dict[str, torch.Tensor], versions: dict[str, int]) -> set[str]:
+    """Names of the buffers in `held` that were changed in place since, or replaced."""
+    now, counts = dict(module.named_buffers()), _versions_of(held)
+    return {name for name, buffer in held.items() if now.get(name) is not buffer or counts[name] != versions[name]}
+
+
+def _changed_unexpectedly(block: Checkpointed, name: str, how: str) -> DoesNotFit:
+    return DoesNotFit(
+        f"buffer {name!r} of the checkpointed block {block.name!r} was {how}: the block cannot be computed again from "
+        "what it began with",
+        remedy=_REMEDY,
+    )
+
+
+def _buffers_of_norms(block: nn.Module) -> set[str]:
+    """Names of the running statistics that a pass of `block` updates."""
+    norms = {id(module) for module in batch_norms(block) if module.training}
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, module in block.named_modules()
+        if id(module) in norms
+        for buffer, _ in module.named_buffers(recurse=False)
+    }
+
+
+def _put(block: nn.Module, name: str, buffer: torch.Tensor) -> None:
+    """Make `buffer` the block's buffer of that dotted name."""
+    owner, _, own = name.rpartition(".")
+    setattr(block.get_submodule(owner), own, buffer)
+
+
+def _as_it_is_now(content: Any) -> Any:
+    """The same tensors in new lists, tuples and dicts: a list may grow from block to block, as in a DenseNet."""
+    if type(content) in {list, tuple}:
+        return type(content)(map(_as_it_is_now, content))
+    return {key: _as_it_is_now(item) for key, item in content.items()} if type(content) is dict else content
+
+
+def _versions(content: Any) -> list[int]:
+    """How often each tensor in `content` has been changed in place."""
+    versions: list[int] = []
+    map_tensors(content, lambda tensor: versions.append(tensor._version))  # noqa: SLF001 - autograd's own count
+    return versions

@@ -1,0 +1,176 @@
+"""Attention of bf16 on a CPU, by batched products of matrices in place of PyTorch's fused kernel.
+
+What: within a block, `scaled_dot_product_attention` multiplies queries and keys, takes the softmax and multiplies with
+the values, each in one call, and keeps the attention weights for the backward pass. Same mathematics; as close to exact
+gradients as the fused kernel, whose backward pass in bf16 takes up to six times as long (docs/log.md, 2026-11-22).
+Use when: training in bf16 on a CPU, with up to about a thousand keys; with more, the weights outgrow the caches.
+Costs: 2 bytes for each query, key and head until the backward pass.
+Does not combine with: dropout within attention, masks of numbers, heads that share keys, compiled code, or transforms
+of functions. These, and passes without gradients, go to the fused kernel as before.
+Source: A. Vaswani et al., "Attention Is All You Need", arXiv:1706.03762, section 3.2.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from stoker.stepping.distributed_tensors import is_spread
+
+MOST_KEYS = 1024
+"""With 1024 keys products take 0.8 of the fused kernel's time, with 64 to 256 from 0.3 to 0.5."""
+
+
+@contextlib.contextmanager
+def attention_by_products() -> Iterator[None]:
+    """Within the block, attention of bf16 tensors on a CPU is computed by products where gradients are recorded."""
+    fused = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = functools.partial(_attention, fused)
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = fused
+
+
+def _attention(  # noqa: PLR0913, PLR0917 - PyTorch's own signature
+    fused: Callable[..., torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - as above
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> torch.Tensor:
+    """As `torch.nn.functional.scaled_dot_product_attention`, for which it stands."""
+    operands = (query, key, value)
+    is_plain = not (dropout_p or enable_gqa or (is_causal and attn_mask is not None))
+    if not (is_plain and _is_for_products(*operands) and _is_mask(attn_mask)):
+        return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    query, key, value = (operand.to(torch.bfloat16) for operand in operands)  # as autocast does
+    mixed: torch.Tensor = _Products.apply(query, key, value, attn_mask, is_causal, factor)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+def _is_for_products(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether attention of these is in bf16 on a CPU, with gradients, and has a shape and a size that suit."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # noqa: SLF001 - no public way
+        return False
+    operands = (query, key, value)
+    return (
+        torch.is_grad_enabled()
+        and any(operand.requires_grad for operand in operands)
+        and all(operand.device.type == "cpu" and _is_computed_in_bf16(operand) for operand in operands)
+        and not any(operand.is_nested or is_spread(operand) for operand in operands)
+        and query.dim() > 2
+        and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+        and 0 < key.shape[-2] <= MOST_KEYS
+        and query.numel() > 0
+    )
+
+
+def _is_computed_in_bf16(operand: torch.Tensor) -> bool:
+    if operand.dtype == torch.bfloat16:
+        return True
+    is_cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return is_cast and operand.dtype == torch.float32
+
+
+def _is_mask(mask: torch.Tensor | None) -> bool:
+    return mask is None or (mask.dtype == torch.bool and not is_spread(mask))
+
+
+class _Products(torch.autograd.Function):
+    """softmax(query @ key.T * factor + mask) @ value, with leading dimensions of any number.
+
+    The mask says which keys each query sees, with dimensions that are stretched to the weights'; or causality does.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,  # noqa: FBT001 - arguments of a Function have no names
+        factor: float,
+    ) -> torch.Tensor:
+        q_NTD, k_NSD, v_NSE = (_flat(operand) for operand in (query, key, value))
+        added = _hidden(_causal(query, key)) if is_causal else None
+        scores_NTS = _scaled(q_NTD, k_NSD.transpose(1, 2), factor, added)
+        if mask is not None:
+            scores_NTS.view(*query.shape[:-1], -1).add_(_hidden(mask))
+        weights_NTS = torch._softmax(scores_NTS, -1, False)  # noqa: SLF001 - what its derivative goes with
+        mixed = torch.bmm(weights_NTS, v_NSE).view(*query.shape[:-1], -1)
+        ctx.save_for_backward(query, key, value, mask, weights_NTS)
+        ctx.is_causal, ctx.factor = is_causal, factor
+        return _of_those_that_see(mixed, mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, mask, weights_NTS = ctx.saved_tensors
+        operands = (query, key, value)
+        if torch.is_grad_enabled():  # these gradients are to be differentiated themselves
+            seen = _causal(query, key) if ctx.is_causal else mask
+            mixed = _mixed(query, key, value, seen, ctx.factor)
+            wanted = [operand for operand in operands if operand.requires_grad]
+            again = iter(torch.autograd.grad(mixed, wanted, grads, create_graph=True))
+            return (*(next(again) if operand.requires_grad else None for operand in operands), None, None, None)
+        q_NTD, k_NSD, v_NSE = (_flat(operand) for operand in operands)
+        grad_NTE = _flat(_of_those_that_see(grads[0], mask))
+        grad_v = torch.bmm(weights_NTS.transpose(1, 2), grad_NTE)
+        grad_weights = torch.bmm(grad_NTE, v_NSE.transpose(1, 2))
+        grad_scores = torch._softmax_backward_data(grad_weights, weights_NTS, -1, weights_NTS.dtype)  # noqa: SLF001 - as above
+        grad_q = _scaled(grad_scores, k_NSD, ctx.factor)
+        grad_k = _scaled(grad_scores.transpose(1, 2), q_NTD, ctx.factor)
+        found = (grad_q, grad_k, grad_v)
+        return (*(grad.view_as(operand) for grad, operand in zip(found, operands, strict=True)), None, None, None)
+
+
+def _mixed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None, factor: float
+) -> torch.Tensor:
+    """The same, by operations that are differentiated by themselves."""
+    scores = query @ key.transpose(-1, -2) * factor
+    weights = torch.softmax(scores if seen is None else scores + _hidden(seen), -1)
+    return _of_those_that_see(weights @ value, seen)
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Which keys each query sees: those up to its own place. (queries, keys)."""
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+
+
+def _of_those_that_see(mixed: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+    """Nothing for a query that sees no key, as from the fused kernel."""
+    return mixed if seen is None else mixed * seen.any(-1, keepdim=True)
+
+
+def _flat(operand: torch.Tensor) -> torch.Tensor:
+    """With one leading dimension."""
+    return operand.reshape(math.prod(operand.shape[:-2]), *operand.shape[-2:])
+
+
+def _scaled(a: torch.Tensor, b: torch.Tensor, factor: float, added: torch.Tensor | None = None) -> torch.Tensor:
+    """`factor * (a @ b) + added` of batches of matrices, rounded once."""
+    start = a.new_zeros(()) if added is None else added
+    return torch.baddbmm(
+        start.expand(a.shape[0], a.shape[1], b.shape[2]), a, b, beta=0 if added is None else 1, alpha=factor
+    )
+
+
+def _hidden(seen: torch.Tensor) -> torch.Tensor:
+    """What is added to scores: 0 where a key is seen, else so little that its weight is 0.
+
+    It is finite, since a row of minus infinity has no softmax.
+    """
+    return torch.zeros_like(seen, dtype=torch.bfloat16).masked_fill_(~seen, torch.finfo(torch.bfloat16).min)

@@ -1,0 +1,343 @@
+"""What sites tell each other in one exchange, and the exchange itself: every site sends the same bytes to every other.
+
+A message is a note (float64), in which are also the signals that processes else tell each other with every update; the
+running statistics of batch norms (as the parameters' dtype); and the encoded pseudo-gradient. Bytes over the link for
+each site: its message to each of the others, which is less than a ring's reduction of decoded values while there are
+fewer than eight sites, and needs no decoding under way.
+
+Numbers as bytes for a slow link: integers of 8 or 4 bits with a scale for each chunk, or as they are.
+
+What: an element is rounded to one of 255 multiples of the largest of its chunk over 127, to even where in between; of
+4 bits to one of 15 multiples of the largest over 7. Use when: the link is what limits. Costs: an error of at most 1/254
+(1/14) of the chunk's largest element, once an exchange; it is not carried over to the next.
+Source: block-wise quantisation as in Dettmers et al. 2021, https://arxiv.org/abs/2110.02861, section 2.1, here linear;
+int8 pseudo-gradients as in Jaghouar et al. 2024 (INTELLECT-1), https://arxiv.org/abs/2412.01152; of 4 bits, there
+floating ones, in Douillard et al. 2025, https://arxiv.org/abs/2501.18512, section 3.3.
+
+A model's trained parameters as one long row of numbers, cut into equal fragments.
+
+Running statistics of batch norms, which each site gathers over its own samples, as one row of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs.sync import Compression
+from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.world import SIGNALS, World
+
+
+@dataclass(frozen=True)
+class SiteNote:
+    """What a site did since it last sent this fragment: samples, their summed losses, seconds at work; its signals."""
+
+    samples: float
+    loss_sum: float
+    seconds: float
+    signals: tuple[float, ...]
+
+    @property
+    def speed(self) -> float:
+        """Samples a second; 0 if nothing was done."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+
+NOTE_BYTES = 8 * (3 + len(SIGNALS))
+
+
+@dataclass(frozen=True)
+class SiteProgress:
+    """What a site did so far: samples, seconds at work, and the sum of the samples' losses (float64, on its device)."""
+
+    samples: int
+    seconds: float
+    loss_sum: torch.Tensor
+
+    def since(self, before: SiteProgress) -> torch.Tensor:
+        """What was done since then: samples, summed losses, seconds (float64 [3])."""
+        parts = (self.samples - before.samples, self.loss_sum - before.loss_sum, self.seconds - before.seconds)
+        device = self.loss_sum.device
+        return torch.stack([torch.as_tensor(one, dtype=torch.float64, device=device) for one in parts])
+
+    def state(self) -> list[Any]:
+        """As numbers and a tensor."""
+        return [self.samples, self.seconds, self.loss_sum.clone()]
+
+    @classmethod
+    def of(cls, state: list[Any], device: torch.device) -> SiteProgress:
+        """What `state` gave."""
+        samples, seconds, loss_sum = state
+        return cls(samples, seconds, loss_sum.to(device))
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """How a message is laid out: of so many statistics and encoded values, both of `dtype` before."""
+
+    codec: Codec
+    num_statistics: int
+    num_values: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a message."""
+        statistics = self.num_statistics * self.dtype.itemsize
+        return NOTE_BYTES + statistics + self.codec.num_bytes(self.num_values, self.dtype)
+
+    def pack(self, note: torch.Tensor, statistics: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """A message (uint8) of a note (float64 [3 + signals]), statistics and values, on their device."""
+        return torch.cat([note.view(torch.uint8), statistics.view(torch.uint8), self.codec.encode(values)])
+
+    def note(self, message: torch.Tensor) -> SiteNote:
+        """The note at a message's head."""
+        samples, loss_sum, seconds, *signals = message[:NOTE_BYTES].clone().view(torch.float64).tolist()
+        return SiteNote(samples, loss_sum, seconds, tuple(signals))
+
+    def statistics(self, message: torch.Tensor) -> torch.Tensor:
+        """The statistics in a message."""
+        end = NOTE_BYTES + self.num_statistics * self.dtype.itemsize
+        return message[NOTE_BYTES:end].clone().view(self.dtype)
+
+    def values(self, message: torch.Tensor) -> torch.Tensor:
+        """The values in a message, decoded."""
+        start = NOTE_BYTES + self.num_statistics * self.dtype.itemsize
+        return self.codec.decode(message[start:], self.num_values, self.dtype)
+
+
+class PendingExchange:
+    """One message of each site on its way to all, in the background."""
+
+    def __init__(self, message: torch.Tensor, world: World) -> None:
+        self.message = message
+        self._work: dist.Work | None = None
+        self._received = [message]
+        if world.data is not None:
+            self._received = [torch.empty_like(message) for _ in range(world.layout.data_size)]
+            self._work = dist.all_gather(self._received, message, group=world.data, async_op=True)
+
+    def received(self) -> Sequence[torch.Tensor]:
+        """The messages by site, as soon as all are here.
+
+        Raises:
+            RuntimeError: a site did not answer in time, or is gone.
+        """
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._received
+
+
+_SCALE_BYTES = 4
+
+
+class Codec(Protocol):
+    """Turns a flat tensor into bytes and back."""
+
+    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
+        """Bytes that `count` elements of `dtype` come to."""
+        ...
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Floating values [N] as bytes (uint8), on their device."""
+        ...
+
+    def decode(self, encoded: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """The `count` values that were encoded."""
+        ...
+
+
+@dataclass(frozen=True)
+class IntegerCodec:
+    """See the head of this file. Layout: float32 scales, one for each chunk, then the integers, of 4 bits two a byte.
+
+    Args:
+        bits: 8 or 4.
+        chunk: elements that share a scale; an even number.
+    """
+
+    bits: int
+    chunk: int
+
+    @property
+    def largest(self) -> int:
+        """The largest of the integers."""
+        return (1 << (self.bits - 1)) - 1
+
+    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
+        """As `Codec.num_bytes`."""
+        return _SCALE_BYTES * self._chunks(count) + -(-count * self.bits // 8)
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """As `Codec.encode`. A chunk with a value that is not finite has a scale that is not."""
+        count = values.numel()
+        chunks = F.pad(values, (0, self._chunks(count) * self.chunk - count)).view(-1, self.chunk)
+        scales = (chunks.abs().amax(1) / self.largest).to(torch.float32)
+        divisors = scales.to(values.dtype).masked_fill(scales == 0, 1).unsqueeze(1)
+        rounded = (chunks / divisors).round_().clamp_(-self.largest, self.largest).nan_to_num_()
+        integers = rounded.to(torch.int8).view(-1)[:count]
+        return torch.cat(
+            [scales.view(torch.uint8), _packed(integers) if self.bits == 4 else integers.view(torch.uint8)]
+        )
+
+    def decode(self, encoded: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """As `Codec.decode`."""
+        split = _SCALE_BYTES * self._chunks(count)
+        scales = encoded[:split].clone().view(torch.float32).to(dtype)  # a copy lies where float32 may
+        integers = _unpacked(encoded[split:], count) if self.bits == 4 else encoded[split:].view(torch.int8)
+        padded = F.pad(integers.to(dtype), (0, len(scales) * self.chunk - count)).view(-1, self.chunk)
+        return (padded * scales.unsqueeze(1)).view(-1)[:count]
+
+    def _chunks(self, count: int) -> int:
+        return -(-count // self.chunk)
+
+
+def _packed(integers: torch.Tensor) -> torch.Tensor:
+    """Integers from -7 to 7 [N] as 4 bits each, two a byte [ceil(N / 2)], the first one in the lower half."""
+    nibbles = F.pad((integers + 8).to(torch.uint8), (0, len(integers) % 2)).view(-1, 2)
+    return nibbles[:, 0] | (nibbles[:, 1] << 4)
+
+
+def _unpacked(encoded: torch.Tensor, count: int) -> torch.Tensor:
+    nibbles = torch.stack([encoded & 15, encoded >> 4], dim=1).view(-1)[:count]
+    return nibbles.to(torch.int8) - 8
+
+
+class ExactCodec:
+    """Every byte."""
+
+    def num_bytes(self, count: int, dtype: torch.dtype) -> int:
+        """As `Codec.num_bytes`."""
+        return count * dtype.itemsize
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """As `Codec.encode`."""
+        return values.contiguous().view(torch.uint8)
+
+    def decode(self, encoded: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """As `Codec.decode`."""
+        return encoded.clone().view(dtype)  # a copy lies where `dtype` may
+
+
+CODECS: dict[Compression, Codec] = {"int8": IntegerCodec(8, 1024), "int4": IntegerCodec(4, 128), "none": ExactCodec()}
+"""By a job's setting. Of few bits fewer elements share a scale: what is small beside the largest of them is lost."""
+
+
+def codec_of(compress: Compression) -> Codec:
+    """The codec of a job's setting."""
+    return CODECS[compress]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Elements start..stop of a parameter."""
+
+    parameter: torch.Tensor
+    start: int
+    stop: int
+
+
+class Fragment:
+    """A run of elements of several parameters, in the model's order; read and written as one tensor of `dtype`."""
+
+    def __init__(self, pieces: Sequence[_Piece], dtype: torch.dtype) -> None:
+        self._pieces, self._dtype = tuple(pieces), dtype
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(piece.stop - piece.start for piece in self._pieces)
+
+    def read(self) -> torch.Tensor:
+        """A copy of the elements."""
+        rows = [piece.parameter.detach().reshape(-1)[piece.start : piece.stop] for piece in self._pieces]
+        return torch.cat([row.to(self._dtype) for row in rows])
+
+    def write(self, values: torch.Tensor) -> None:
+        """Put `values` in their places."""
+        for piece, part in zip(self._pieces, self._parted(values), strict=True):
+            parameter = piece.parameter.detach()
+            row = parameter.reshape(-1)  # of another memory format than rows of rows: a copy
+            row[piece.start : piece.stop] = part
+            if not parameter.is_contiguous():
+                parameter.copy_(row.view(parameter.shape))
+
+    def into(self, tensors: dict[int, torch.Tensor], values: torch.Tensor) -> None:
+        """Put `values` in the places of tensors [N] that stand for parameters, by the parameters' ids."""
+        for piece, part in zip(self._pieces, self._parted(values), strict=True):
+            tensors[id(piece.parameter)][piece.start : piece.stop] = part
+
+    def _parted(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts: tuple[torch.Tensor, ...] = values.split([piece.stop - piece.start for piece in self._pieces])
+        return parts
+
+
+def fragments_of(parameters: Iterable[nn.Parameter], count: int) -> tuple[Fragment, ...]:
+    """All elements of the parameters in `count` fragments, which differ by one element at most.
+
+    Their common dtype is float64 where one of the parameters has it, else float32.
+
+    Raises:
+        BadJob: there are fewer elements than fragments.
+    """
+    every = list(parameters)
+    total = sum(p.numel() for p in every)
+    if total < count:
+        raise BadJob(f"{total} trained parameters cannot be cut into {count} fragments that are exchanged in turn")
+    dtype = torch.float64 if any(p.dtype == torch.float64 for p in every) else torch.float32
+    edges = [total * number // count for number in range(count + 1)]
+    return tuple(Fragment(_between(every, first, last), dtype) for first, last in pairwise(edges))
+
+
+def _between(parameters: Sequence[nn.Parameter], first: int, last: int) -> list[_Piece]:
+    """The pieces of elements first..last of all of them."""
+    pieces, offset = [], 0
+    for parameter in parameters:
+        start, stop = max(first - offset, 0), min(last - offset, parameter.numel())
+        if start < stop:
+            pieces.append(_Piece(parameter, start, stop))
+        offset += parameter.numel()
+    return pieces
+
+
+_NAMES = ("running_mean", "running_var")
+
+
+class RunningStatistics:
+    """The running means and variances of a model's batch norms."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        self._norms = [norm for norm in batch_norms(model) if getattr(norm, _NAMES[0], None) is not None]
+        self._dtype, self._device = dtype, device
+
+    def read(self) -> torch.Tensor:
+        """A copy of all of them, one after the other."""
+        rows = [tensor.detach().reshape(-1).to(self._dtype) for tensor in self._tensors()]
+        return torch.cat(rows) if rows else torch.empty(0, dtype=self._dtype, device=self._device)
+
+    def write(self, values: torch.Tensor) -> None:
+        """Put values in their places."""
+        tensors = self._tensors()
+        rows = self.parted(values)
+        for tensor in tensors:
+            tensor.copy_(rows[id(tensor)].view(tensor.shape))
+
+    def parted(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Values such as `read` gives, cut into one row for each buffer, by the buffers' ids."""
+        tensors = self._tensors()
+        rows = values.split([one.numel() for one in tensors])
+        return {id(tensor): row for tensor, row in zip(tensors, rows, strict=True)}
+
+    def _tensors(self) -> list[torch.Tensor]:
+        # Asked for anew each time: a model may replace the tensor of a buffer.
+        return [getattr(norm, name) for norm in self._norms for name in _NAMES]

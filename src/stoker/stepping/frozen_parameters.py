@@ -1,0 +1,193 @@
+"""Parameters that are left as they are, and thawed when their update has come; settings in `stoker.jobs.freezing`.
+
+What: a model is made with everything trained that ever will be, since memory, layouts and the probe have to stand the
+end of a run; what thaws later is frozen again before each update that comes too early. That depends on the number of
+the update alone, so that a resumed or rolled-back run needs no state for it. Use when: `Job(freeze=…)`. Costs: nothing;
+alone, a process spares the gradients of what is frozen, several processes compute them and forget them, since their
+sums wait for every parameter.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeGuard
+
+import torch
+from torch import nn
+
+from stoker.errors import BadJob, nearest
+from stoker.jobs import Job
+from stoker.jobs.extent import Extent
+from stoker.jobs.freezing import Freeze
+from stoker.stepping.batch_norm import batch_norms
+from stoker.units import format_count
+
+_NAMED_AT_MOST = 8
+_NEXT_TO_ALL = 0.99
+
+
+def freeze_for_good(model: nn.Module, freeze: Freeze) -> nn.Module:
+    """`model` with what is never trained frozen, in place, and the batch norms there in evaluation mode, if asked for.
+
+    Raises:
+        BadJob: a pattern matches no parameter, or all are frozen at first.
+    """
+    _require_matches(model, freeze)
+    releases = _releases(model, freeze)
+    if all(release for parameter, release in releases if parameter.requires_grad):
+        raise BadJob(f"Job(freeze=…) leaves nothing of {type(model).__name__} to train at first",
+                     remedy="Let at least the last layer be trained from the first update on.")  # fmt: skip
+    frozen = [parameter for parameter, release in releases if math.isinf(release)]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    if freeze.statistics == "kept":
+        if norms := getattr(model, "keras_norms", None):
+            raise BadJob(
+                f"Job(freeze=…): {norms[0]!r} is a batch norm of Keras, which would go on moving its statistics",
+                remedy="Set `layer.trainable = False` where the model is made, or freeze with statistics='moving'.",
+            )
+        known = set(map(id, frozen))
+        for norm, parameters in _governed(model):
+            if all(id(parameter) in known for parameter in parameters):
+                norm.eval()
+    return model
+
+
+def with_all_unfrozen(job: Job) -> Job:
+    """The job as it is once everything has thawed that will: what has to be measured, and to fit."""
+    return replace(job, freeze=job.freeze.at_the_end) if _is_gradual(job.freeze) else job
+
+
+def with_freeze_in_updates(job: Job, extent: Extent) -> Job:
+    """The job with the time until parameters thaw in updates of a run of that shape."""
+    return replace(job, freeze=job.freeze.in_updates(extent)) if _is_gradual(job.freeze) else job
+
+
+def describe_trained_share(job: Job, model: nn.Module) -> str | None:
+    """How much of a model, which may be an outline, is trained, in words; None where it is next to all of it."""
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    later = ""
+    if _is_gradual(job.freeze):
+        dates = [f"{pattern} after {duration}" for pattern, duration in job.freeze.durations.items() if duration]
+        later = f"; of these are trained {', '.join(dates)}"
+    if trained > _NEXT_TO_ALL * whole and not later:
+        return None
+    share = f"{format_count(trained)} of {format_count(whole)} parameters are trained ({100 * trained / whole:.3g} %)"
+    return f"{share}{later}"
+
+
+class GradualUnfreezing:
+    """The part of a model that is frozen at first; made of the model as it is at the end.
+
+    Args:
+        model: its parameters may be this process's parts of them.
+        freeze: with durations in updates.
+        is_alone: no other process waits for gradients.
+
+    Raises:
+        BadJob: durations are not in updates yet.
+    """
+
+    def __init__(self, model: nn.Module, freeze: Freeze, *, is_alone: bool) -> None:
+        for pattern, duration in freeze.durations.items():
+            if duration is not None and duration.unit != "updates":
+                raise BadJob(f"Job(freeze=…): {pattern!r} is frozen for {duration}, and nobody counted its updates",
+                             remedy="Give it in updates; `stoker train` counts epochs and samples itself.")  # fmt: skip
+        self._is_alone = is_alone
+        self._releases = [(p, at) for p, at in _releases(model, freeze) if p.requires_grad and at]
+        known = {id(parameter): at for parameter, at in self._releases}
+        self._norms = [
+            (norm, max(known[id(parameter)] for parameter in parameters))
+            for norm, parameters in (_governed(model) if freeze.statistics == "kept" else ())
+            if norm.training and all(id(parameter) in known for parameter in parameters)
+        ]
+        self._dates = sorted({at for _, at in self._releases})
+        self._num_thawed: int | None = None
+        self._frozen: list[nn.Parameter] = []
+
+    @classmethod
+    def of(
+        cls, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_alone: bool
+    ) -> GradualUnfreezing | None:
+        """What `job` freezes for a time, `optimizer` made ready for it; None where it is nothing."""
+        if not _is_gradual(job.freeze):
+            return None
+        thawing = cls(model, job.freeze, is_alone=is_alone)
+        thawing.divide(optimizer)
+        return thawing
+
+    def at(self, update: int) -> bool:
+        """Let the model be as it is in update number `update` (from 0); whether something froze or thawed."""
+        num_thawed = sum(date <= update for date in self._dates)
+        if num_thawed == self._num_thawed:
+            return False
+        self._num_thawed = num_thawed
+        self._frozen = [parameter for parameter, release in self._releases if release > update]
+        if self._is_alone:
+            for parameter, release in self._releases:
+                parameter.requires_grad_(release <= update)
+        for norm, release in self._norms:
+            norm.train(release <= update)
+        return True
+
+    def forget_gradients(self) -> None:
+        """Drop what the processes together found for parameters that are frozen now."""
+        if not self._is_alone:
+            for parameter in self._frozen:
+                parameter.grad = None
+
+    def divide(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let what thaws together be a group of `optimizer`: the kernel of a fused SGD takes momenta of all or none."""
+        if type(optimizer) is torch.optim.SGD:
+            optimizer.param_groups[:] = [
+                {**group, "params": parameters}
+                for group in optimizer.param_groups
+                for parameters in self._together(group["params"])
+            ]
+
+    def _together(self, parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+        known = {id(parameter): release for parameter, release in self._releases}
+        found: dict[float, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            found.setdefault(known.get(id(parameter), 0.0), []).append(parameter)
+        return [found[release] for release in sorted(found)]
+
+
+def _is_gradual(freeze: object) -> TypeGuard[Freeze]:
+    return isinstance(freeze, Freeze) and freeze.is_gradual
+
+
+def _releases(model: nn.Module, freeze: Freeze) -> list[tuple[nn.Parameter, float]]:
+    """Each parameter with the update that thaws it; of several names that share one, the latest counts."""
+    found: dict[nn.Parameter, float] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found[parameter] = max(found.get(parameter, 0.0), freeze.release(name))
+    return list(found.items())
+
+
+def _governed(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    """Batch norms, each with the parameters it is frozen with: its own, or those of the module around it."""
+    modules = dict(model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
+    for norm in batch_norms(model):
+        name, parameters = names[id(norm)], list(norm.parameters())
+        while not parameters and name:
+            name = name.rpartition(".")[0]
+            parameters = list(modules[name].parameters())
+        if parameters:
+            yield norm, parameters
+
+
+def _require_matches(model: nn.Module, freeze: Freeze) -> None:
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    for pattern in (*freeze.durations, *freeze.but):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            few = [*names[: _NAMED_AT_MOST - 1], names[-1]] if len(names) > _NAMED_AT_MOST else names
+            raise BadJob(
+                f"Job(freeze=…): {pattern!r} matches none of the {len(names)} parameters of {type(model).__name__}",
+                remedy=f"Patterns are of whole names, such as 'encoder.*'. {nearest(pattern, few)}",
+            )

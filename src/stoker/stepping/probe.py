@@ -1,0 +1,573 @@
+"""Some of a job's samples at hand, from which the probe puts batches together row by row.
+
+The probe: losses of chosen batches on throw-away copies of a job's model, compared with each other.
+
+Everything is computed on the CPU in float64, where rounding lies nine orders below any coupling that matters; in fp32
+where the model insists. Weights are the initial ones and, because layers that begin as zero hide what lies behind them,
+the initial ones with noise added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import Job
+from stoker.loading.batches import Batch, InputPipeline
+from stoker.loading.fields import Content, Fields, map_tensors, take
+from stoker.loading.order import Indices, KeyedPermutation
+from stoker.loading.randomness import RandomStream, key_of, seed_generators
+from stoker.loading.samples import BadSample, Samples
+from stoker.stepping.distributed_tensors import as_real
+from stoker.stepping.losses import LossForm, TrainingObjective, normalised_twice, require_scalar
+from stoker.stepping.model import build_model, default_dtype, in_dtype
+from stoker.stepping.python_state import is_shared, python_state
+from stoker.stepping.random_draws import HAS_ENDS, RandomDraws
+
+_MOST_IN_MEMORY, _MOST_FETCHED, _MOST_BYTES = 512, 64, 2**28
+
+
+@dataclass(frozen=True)
+class HalvesAndSubstitutes:
+    """Rows of a pool for two halves of a batch, and for other samples to put in their place."""
+
+    first: Indices
+    second: Indices
+    other_first: Indices
+    other_second: Indices
+
+
+@dataclass(frozen=True)
+class ProbeSamples:
+    """Samples that were fetched and collated together, still raw; `pipeline` makes batches of them ready."""
+
+    content: Content
+    indices: Indices
+    pipeline: InputPipeline
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.indices)
+
+    def batch(self, *rows: Indices) -> Batch:
+        """The batch of these rows, one after the other."""
+        chosen = np.concatenate(rows)
+        return Batch(take(self.content, chosen.tolist(), len(self)), self.indices[chosen], 0, self.pipeline)
+
+    def quads(self, sizes: tuple[int, int], seed: int) -> Iterator[HalvesAndSubstitutes]:
+        """Rows for ever new comparisons of halves of these sizes.
+
+        The first sets the samples that differ most against each other, such as those with most and least padding. In
+        every second one the others are copies of one sample, which overflow a capacity that samples seldom reach.
+        """
+        turn = 0
+        while True:
+            picked = [self._rows(size, seed, turn, place) for place, size in enumerate((*sizes, *sizes))]
+            if turn % 2:
+                picked[2:] = [np.repeat(picked[2][:1], size) for size in sizes]
+            elif turn == 0:
+                low, high = self._unlike()
+                picked = [np.resize(rows, size) for rows, size in zip((low, high, high, low), 2 * sizes, strict=True)]
+            for place in (0, 1):
+                if np.array_equal(picked[place], picked[place + 2]):
+                    picked[place + 2] = (picked[place + 2] + 1) % len(self)
+            yield HalvesAndSubstitutes(*picked)
+            turn += 1
+
+    def _rows(self, size: int, seed: int, turn: int, place: int) -> Indices:
+        order = KeyedPermutation(len(self), key_of(RandomStream.PROBE, seed, turn, place))
+        return order(np.arange(size, dtype=np.int64) % len(self))
+
+    def _unlike(self) -> tuple[Indices, Indices]:
+        """Rows that hold an entry's lowest and highest values least and most often, such as padding."""
+        low: list[int] = []
+        high: list[int] = []
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.dim() > 0 and tensor.shape[0] == len(self) and tensor.numel() and not tensor.is_complex():
+                flat = tensor.reshape(len(self), -1)
+                for extreme in (flat.min(), flat.max()):
+                    times = (flat == extreme).sum(1)
+                    low.append(int(times.argmin()))
+                    high.append(int(times.argmax()))
+            return tensor
+
+        map_tensors(self.content, note)
+        return np.array(low or [0], np.int64), np.array(high or [1], np.int64)
+
+
+def probe_samples(job: Job, samples: Samples, dtype: torch.dtype) -> ProbeSamples:
+    """A pool of up to 512 of the job's samples, the same ones every time.
+
+    Raises:
+        BadJob: a sample cannot be fetched, or samples do not collate.
+    """
+    order = KeyedPermutation(samples.num_at_hand, key_of(RandomStream.PROBE, job.seed))
+    try:
+        bytes_each = _num_bytes(samples.fetch(order(np.arange(1, dtype=np.int64)), 0))
+        most = min(samples.num_at_hand, _MOST_IN_MEMORY if samples.is_in_memory else _MOST_FETCHED)
+        indices = order(np.arange(min(most, max(2, _MOST_BYTES // max(1, bytes_each))), dtype=np.int64))
+        content = samples.fetch(indices, 0)
+        map_tensors(content, _require_computable)
+    except BadSample as problem:
+        raise BadJob(str(problem)) from problem
+    fields = Fields(job.inputs, job.target)
+    pipeline = InputPipeline(torch.device("cpu"), fields, samples.prepare, job.augment, job.seed, dtype=dtype)
+    return ProbeSamples(content, indices, pipeline)
+
+
+def _require_computable(tensor: torch.Tensor) -> None:
+    """Refuse a type that PyTorch stores, and has next to no operations for."""
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        raise BadJob(
+            f"samples hold {str(tensor.dtype).removeprefix('torch.')}, with which PyTorch does not compute",
+            remedy="Give int32, int64 or floats: .astype('int32') or .to(torch.int32) in the dataset.",
+        )
+
+
+def _num_bytes(content: Content) -> int:
+    found: list[int] = []
+    map_tensors(content, lambda tensor: found.append(tensor.nbytes))
+    return sum(found)
+
+
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Differences up to this [relative to the losses compared] are taken for rounding, by the coarsest type in use."""
+_HALF, _ROUNDS = 4, 8
+_HALF_IF_SLOW, _ROUNDS_IF_SLOW = 1, 2
+_SLOW_S, _VERY_SLOW_S = 0.1, 2.0
+_NOISE = 0.05
+_SEEDS = 9
+_PYTHONS = "draws of Python or NumPy"
+
+
+Where = tuple[nn.Module, HalvesAndSubstitutes]
+"""The weights and the samples of a comparison."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A loss's sum and count, as plain numbers."""
+
+    sum: float
+    count: float
+
+    def __add__(self, other: Value) -> Value:
+        """Both together."""
+        return Value(self.sum + other.sum, self.count + other.count)
+
+    @property
+    def mean(self) -> float:
+        """Sum over count; NaN where nothing was counted."""
+        return self.sum / self.count if self.count else math.nan
+
+
+def gap(one: Value, other: Value, *scale: Value) -> float:
+    """The larger of the differences of sums and of counts, relative to the largest of `scale`; NaN if not finite."""
+    sums = abs(one.sum - other.sum) / max(1e-12, *(abs(value.sum) for value in scale))
+    counts = abs(one.count - other.count) / max(1e-12, *(abs(value.count) for value in scale))
+    return float(np.maximum(sums, counts))
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How many numbers a pass drew: by operation of PyTorch, and where it left Python's and NumPy's generators."""
+
+    elements: Mapping[str, int]
+    generators: tuple[object, ...]
+
+    @property
+    def are_pythons(self) -> bool:
+        """Whether it drew from the generators of Python or NumPy."""
+        seed_generators(key_of(RandomStream.PROBE, 0))
+        return self.generators != _python_generators()
+
+
+@dataclass(frozen=True)
+class CarriedPythonState:
+    """Python state that one pass hands to the next: where it is, in words, and what of it no checkpoint holds."""
+
+    places: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    unsaved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CouplingProbe:
+    """A job's model and samples, ready to be asked for losses; halves of its batches have `sizes` samples."""
+
+    job: Job
+    samples: Samples
+    objective: TrainingObjective
+    pool: ProbeSamples
+    models: tuple[nn.Module, nn.Module]
+    dtype: torch.dtype
+    sizes: tuple[int, int]
+    rounds: int
+    tolerance: float = 0.0
+    drawn: frozenset[str] = frozenset()
+    differentiates: bool = False
+    """Whether the loss takes derivatives itself, by its inputs or by the weights, so that every pass needs a graph."""
+    first: Value | None = None
+    """The loss of the first round's samples, once it is known."""
+    drew: Draws | None = None
+    """What that pass drew."""
+    leaves_no_trace: bool = False
+    """Whether a pass was seen to change nothing in the model, so that the next one needs no fresh copy."""
+    notice: str | None = None
+    """What is probably a mistake in how the model's output meets the loss."""
+    few: tuple[int, float] = (0, 0.0)
+    """A number of samples, and what one loss of them takes [s of CPU]."""
+    carried: CarriedPythonState = field(default_factory=CarriedPythonState)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with noise in its weights."""
+        return self.models[0]
+
+    def describe(self) -> str:
+        """How much was looked at: `8 rounds of 8 samples, float64`."""
+        return f"{self.rounds} rounds of {sum(self.sizes)} samples, {str(self.dtype).removeprefix('torch.')}"
+
+    def quads(self) -> Iterator[Where]:
+        """The weights and samples of every round: at first the noisy weights, then both in turns of three."""
+        quads = self.pool.quads(self.sizes, self.job.seed)
+        for turn, quad in enumerate(itertools.islice(quads, self.rounds)):
+            yield self.models[turn // 3 % 2], quad
+
+    def value(self, model: nn.Module, *rows: Indices, seed: int = 0) -> Value:
+        """The loss of the batch of these rows, on `model` as it is now."""
+        return self.value_of(self.fresh(model), self.pool.batch(*rows), 0, sum(map(len, rows)), seed=seed)
+
+    def fresh(self, model: nn.Module) -> nn.Module:
+        """A copy of `model` for a pass or several; `model` itself where passes leave no trace."""
+        return model if self.leaves_no_trace else fresh(model)
+
+    def value_of(self, model: nn.Module, batch: Batch, start: int, stop: int, *, seed: int = 0) -> Value:
+        """The loss of samples start..stop of `batch` on `model` itself, which keeps what the pass leaves in it."""
+        with torch.set_grad_enabled(self.differentiates):
+            total, count = self._loss(model, batch, start, stop, seed)
+        return Value(float(total.detach()), count)
+
+    def gradient_of(self, model: nn.Module, batch: Batch, start: int, stop: int) -> tuple[Value, list[torch.Tensor]]:
+        """The loss of samples start..stop of `batch` and the gradient of its sum, by trainable parameter."""
+        total, count = self._loss(model, batch, start, stop, seed=0)
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(total, trainable, materialize_grads=True, allow_unused=True)
+        return Value(float(total.detach()), count), [gradient.detach() for gradient in found]
+
+    def mixed_difference(self, model: nn.Module, quad: HalvesAndSubstitutes) -> float:
+        """f(A, B) + f(A', B') - f(A', B) - f(A, B') relative to the largest of the four; NaN where one is not finite.
+
+        With f the sum, and likewise the count, of a batch of two halves. It vanishes for all halves only where each
+        adds its own share. All four have one shape and one seed, so that dropout draws the same masks in each.
+        """
+        ab = self.value(model, quad.first, quad.second)
+        other_ab = self.value(model, quad.other_first, quad.other_second)
+        other_a = self.value(model, quad.other_first, quad.second)
+        other_b = self.value(model, quad.first, quad.other_second)
+        return gap(ab + other_ab, other_a + other_b, ab, other_ab, other_a, other_b)
+
+    def largest_mixed_difference(self) -> tuple[float, Where | None]:
+        """The first one over the tolerance, else the largest one, and where it was; (0, None) if none was finite."""
+        largest, where = 0.0, None
+        for model, quad in self.quads():
+            difference = self.mixed_difference(model, quad)
+            if difference >= largest:  # never so for NaN
+                largest, where = difference, (model, quad)
+            if largest > self.tolerance:
+                break
+        return largest, where
+
+    def repeated(self) -> tuple[bool, CouplingProbe]:
+        """Whether the same batch, seed and state give the same loss again; and the probe with what passes carry on.
+
+        Python state is carried on where a pass changes it to the same from the same state, and where from the changed
+        state the same batch changes it again, or has another loss. What is only noted, such as the last activations or
+        a time, is not.
+        """
+        model, quad = next(self.quads())
+        batch, loss = self.pool.batch(quad.first, quad.second), self.objective.loss_object
+        before, copy_ = python_state(model, loss), fresh(model)
+        value = self.value_of(copy_, batch, 0, batch.size)
+        first = value if self.first is None else self.first
+        is_same = not gap(first, value, first) > self.tolerance
+        after = python_state(copy_, loss)
+        if not (changed := after.changed_since(before)):
+            buffers = zip(copy_.buffers(), model.buffers(), strict=True)
+            is_traceless = copy_ is not model and all(torch.equal(mine, initial) for mine, initial in buffers)
+            return is_same, replace(self, leaves_no_trace=is_traceless)
+        twin = fresh(model)
+        self.value_of(twin, batch, 0, batch.size)
+        at_twin = python_state(twin, loss)
+        with torch.no_grad():
+            for buffer, initial in zip(copy_.buffers(), model.buffers(), strict=False):
+                buffer.copy_(initial)
+        next_value = self.value_of(copy_, batch, 0, batch.size)
+        again = python_state(copy_, loss)
+        is_moving = gap(value, next_value, value) > self.tolerance
+        not_copied = {place for place in changed if is_shared(place[0]) or twin is model}
+        steady = (changed - not_copied) - at_twin.changed_since(after)
+        each_time = again.changed_since(at_twin) & at_twin.changed_since(after) & not_copied
+        carried = each_time | (steady if is_moving else steady & again.changed_since(after))
+        words = {place: after.in_words(place) for place in sorted(carried)}
+        unsaved = tuple(word for place, word in words.items() if not after.is_plain(place))
+        return is_same, replace(self, carried=CarriedPythonState(words, unsaved))
+
+    def hidden_difference(self, one: nn.Module, other: nn.Module) -> str | None:
+        """The first Python state that is carried on and differs between two models, or lies outside them; in words."""
+        if not self.carried.places:
+            return None
+        changed = python_state(one).changed_since(python_state(other))
+        return next((words for place, words in self.carried.places.items()
+                     if place in changed or is_shared(place[0])), None)  # fmt: skip
+
+    def is_same_with(self, *, seed: int, first: Value | None = None) -> bool:
+        """Whether a batch's loss under seed 0, which is `first` if that is known, is the same under `seed`."""
+        model, quad = next(self.quads())
+        one = self.value(model, quad.first, quad.second) if first is None else first
+        return not gap(one, self.value(model, quad.first, quad.second, seed=seed), one) > self.tolerance
+
+    def shared_draw(self) -> str | None:
+        """What draws at random once for all samples of a batch, and moves their loss; None where nothing is seen to.
+
+        Draws for each sample grow with the batch. Of those that do not, PyTorch's are set to either end of what they
+        can give, and Python's and NumPy's are drawn again; layers that draw for a chance of nothing pass.
+        """
+        if self.drew is None or not (self.drawn or self.drew.are_pythons):
+            return None
+        model, quad = next(self.quads())
+        few, many = len(quad.first), sum(self.sizes)
+        try:
+            fewer = self._draws(model, quad.first)
+        except Exception:  # noqa: BLE001 - such as batch statistics of one sample
+            few, many, fewer = many, 2 * many, None
+        if fewer is not None and not _unscaled(fewer, self.drew, few, many):
+            return None
+        one = quad.first[:1]  # copies of one sample draw alike, whatever the numbers depend on
+        drew = [self._draws(model, np.repeat(one, count)) for count in (few, many)]
+        operations = _unscaled(drew[0], drew[1], few, many)
+        moving = [name for name in operations if name != _PYTHONS and self._is_moved_by(name, quad.first)]
+        if moving:
+            return f"a random draw that a batch shares ({moving[0]}{self._drawing(model, one, few, many, moving[0])})"
+        with RandomDraws(silenced=True):
+            if _PYTHONS in operations and not all(self.is_same_with(seed=seed) for seed in range(1, _SEEDS)):
+                return "a random draw from Python's or NumPy's generator that a batch shares"
+        return None
+
+    def _draws(self, model: nn.Module, rows: Indices) -> Draws:
+        with RandomDraws() as draws:
+            self.value(model, rows)
+        return Draws(dict(draws.elements), _python_generators())
+
+    def _is_moved_by(self, operation: str, rows: Indices) -> bool:
+        """Whether the loss depends on what an operation draws."""
+        if operation.removesuffix("_").removesuffix("_like") not in HAS_ENDS:
+            return True
+        model = self.model
+        plain, values = self.value(model, rows), []
+        for end in (0, 1):
+            with RandomDraws(pushed=(operation,), end=end):
+                values.append(self.value(model, rows))
+        return not all(gap(plain, value, plain) <= self.tolerance for value in values)
+
+    def _drawing(self, model: nn.Module, one: Indices, few: int, many: int, operation: str) -> str:
+        """` in Drop '1'`: the innermost module that draws so; empty where it is the loss."""
+        counts: list[dict[str, int]] = []
+        for count in (few, many):
+            copied, drawn = fresh(model), dict[str, int]()
+            with RandomDraws() as draws:
+                handles = [
+                    handle
+                    for name, module in copied.named_modules()
+                    for handle in (
+                        module.register_forward_pre_hook(_noting(drawn, name, draws.elements, operation, -1)),
+                        module.register_forward_hook(_noting(drawn, name, draws.elements, operation, 1)),
+                    )
+                ]
+                self.value_of(copied, self.pool.batch(np.repeat(one, count)), 0, count)
+            for handle in handles:
+                handle.remove()
+            counts.append(drawn)
+        names = [name for name, number in counts[0].items() if number * many != counts[1].get(name, 0) * few]
+        if not names:
+            return ""
+        innermost = max(names, key=lambda name: (len(name.split(".")) if name else 0, name))
+        kind = type(model.get_submodule(innermost)).__name__
+        return f" in {kind} {innermost!r}" if innermost else f" in {kind}"
+
+    def form(self) -> LossForm:
+        """What the loss function returns."""
+        quad = next(self.quads())[1]
+        batch = self.pool.batch(quad.first, quad.second)
+        with torch.set_grad_enabled(self.differentiates), default_dtype(self.dtype):
+            return self.objective.form(fresh(self.model), batch.cut(0, batch.size))
+
+    def require_by_sample(self) -> None:
+        """Refuse a loss of one's own that compares every sample with every target, and does not say so.
+
+        Raises:
+            BadJob: it does.
+        """
+        if isinstance(self.job.loss, str):
+            return  # named losses look at shapes themselves
+        model, quad = next(self.quads())
+        batch = self.pool.batch(quad.first, quad.second)
+        seed_generators(key_of(RandomStream.PROBE, 0))
+        with torch.set_grad_enabled(self.differentiates), default_dtype(self.dtype):
+            self.objective.require_by_sample(fresh(model), batch.cut(0, batch.size))
+
+    def with_frozen(self, modules: list[nn.Module]) -> CouplingProbe:
+        """The same probe with these modules of `model` in evaluation mode."""
+        names = {name for name, module in self.model.named_modules() if any(module is one for one in modules)}
+        return replace(self, models=(_frozen(self.models[0], names), _frozen(self.models[1], names)), first=None)
+
+    def _loss(self, model: nn.Module, batch: Batch, start: int, stop: int, seed: int) -> tuple[torch.Tensor, float]:
+        seed_generators(key_of(RandomStream.PROBE, seed))
+        content = batch.cut(start, stop)
+        with default_dtype(self.dtype):
+            loss = require_scalar(self.objective.loss(model, content, stop - start), "loss")
+        return loss.sum, float(loss.count)
+
+
+def working_probe(job: Job, samples: Samples) -> CouplingProbe:
+    """A probe of as many samples as are quick; in fp32, or of the real batch, where the model insists.
+
+    Raises:
+        BadJob: the samples or the loss cannot be used. Whatever the model raises at every attempt is passed on.
+    """
+    model = build_model(job)
+    few = (min(_HALF_IF_SLOW, job.batch // 2),) * 2
+    real = (job.batch // 2, job.batch - job.batch // 2)
+    for dtype, sizes in ((torch.float64, few), (torch.float32, few), (torch.float64, real)):
+        with contextlib.suppress(Exception):  # the last attempt, below, shows what is wrong
+            return _calibrated(_quick(_probe(job, samples, model, dtype, sizes), model))
+    return _calibrated(_warm(_probe(job, samples, model, torch.float32, real))[0])
+
+
+def _quick(probe: CouplingProbe, model: nn.Module) -> CouplingProbe:
+    """The probe with more samples and rounds where one loss is quick, in fp32 where it takes very long."""
+    probe, seconds = _warm(probe)
+    half = min(_HALF, probe.job.batch // 2)
+    if seconds > _VERY_SLOW_S and probe.dtype is torch.float64:
+        slow = _probe(probe.job, probe.samples, model, torch.float32, probe.sizes)
+        probe = replace(slow, differentiates=probe.differentiates, few=probe.few, notice=probe.notice)
+    if seconds > _SLOW_S:
+        return replace(probe, rounds=_ROUNDS_IF_SLOW)
+    return probe if sum(probe.sizes) == probe.job.batch else replace(probe, sizes=(half, half))
+
+
+def _warm(probe: CouplingProbe) -> tuple[CouplingProbe, float]:
+    """The probe with a graph if its loss needs one, and how long one loss takes, not counting the first call [s]."""
+    model, quad = next(probe.quads())
+    with_graph = replace(probe, differentiates=True)
+    watched, outputs = fresh(model), list[Any]()
+    handle = watched.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    batch = probe.pool.batch(quad.first, quad.second)
+    value = with_graph.value_of(watched, batch, 0, batch.size)
+    handle.remove()
+    notice = normalised_twice(probe.job.loss, outputs[-1]) if outputs else None
+    for tried in (probe, with_graph):
+        started, cpu_started_s = time.perf_counter(), time.process_time()
+        try:
+            again = tried.value(model, quad.first, quad.second)
+        except Exception:  # "does not require grad", from wherever the loss asks for a derivative
+            if tried is with_graph:
+                raise
+            continue
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started_s
+        if tried is with_graph or not gap(value, again, value) > ROUNDING[torch.float32]:
+            break
+    return replace(tried, few=(sum(probe.sizes), cpu_s), notice=notice), seconds
+
+
+def fresh(model: nn.Module) -> nn.Module:
+    """A copy that shares the parameters of `model` and nothing else; the model itself where it cannot be copied."""
+    shared = {id(parameter): parameter for parameter in model.parameters()}
+    with contextlib.suppress(Exception):  # a generator, a lock or a result of a pass among the model's attributes
+        return copy.deepcopy(model, shared)
+    return model
+
+
+def _probe(job: Job, samples: Samples, model: nn.Module, dtype: torch.dtype, sizes: tuple[int, int]) -> CouplingProbe:
+    """A probe of copies of `model`, which has the job's initial weights."""
+    initial, noisy = (in_dtype(_copied(model, job), dtype) for _ in range(2))
+    _add_noise(noisy, key_of(RandomStream.PROBE, job.seed))
+    pool = probe_samples(job, samples, dtype)
+    return CouplingProbe(
+        job, samples, TrainingObjective(job, dtype=dtype), pool, (noisy, initial), dtype, sizes, _ROUNDS
+    )
+
+
+def _copied(model: nn.Module, job: Job) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # noqa: BLE001 - as in `fresh`
+        return build_model(job)
+
+
+def _calibrated(probe: CouplingProbe) -> CouplingProbe:
+    """The probe with its tolerance and what draws at random; with the initial weights alone if noise breaks it."""
+    _, quad = next(probe.quads())
+    with RandomDraws() as draws:
+        value: Value | None = probe.value(probe.model, quad.first, quad.second)
+    drew = Draws(dict(draws.elements), _python_generators())
+    assert value is not None
+    if not np.isfinite(value.sum):
+        probe, value = replace(probe, models=(probe.models[1], probe.models[1])), None
+    coarse = probe.dtype is torch.float32 or draws.coarsest > torch.finfo(torch.float64).eps
+    tolerance = ROUNDING[torch.float32 if coarse else torch.float64]
+    return replace(probe, tolerance=tolerance, drawn=frozenset(draws.drawn), first=value, drew=drew)
+
+
+def _python_generators() -> tuple[object, ...]:
+    """Where Python's and NumPy's generators are."""
+    numbers = np.random.get_state(legacy=False)  # noqa: NPY002 - the generator that users' code shares
+    return random.getstate(), numbers["state"]["key"].tobytes(), numbers["state"]["pos"]
+
+
+def _unscaled(fewer: Draws, more: Draws, few: int, many: int) -> list[str]:
+    """What drew numbers that did not grow from `few` samples to `many` as these did."""
+    found = [name for name, number in fewer.elements.items() if number * many != more.elements.get(name, 0) * few]
+    return [*found, _PYTHONS] if fewer.generators == more.generators and fewer.are_pythons else found
+
+
+def _noting(drawn: dict[str, int], name: str, elements: Mapping[str, int], operation: str, sign: int) -> Any:
+    """A hook that adds up what is drawn within a module: taken off before it, added after."""
+
+    def hook(*_: Any) -> None:
+        drawn[name] = drawn.get(name, 0) + sign * elements.get(operation, 0)
+
+    return hook
+
+
+def _add_noise(model: nn.Module, seed: int) -> None:
+    """Add noise to the trainable weights: 5 % of each tensor's own spread, or of 1 / sqrt(fan) where that is more."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    with torch.no_grad():
+        trained = [p for p in model.parameters() if p.requires_grad and p.numel()]
+        real = [as_real(p) for p in trained]
+        for parameter in filter(torch.is_floating_point, real):
+            fan = max(1, parameter[0].numel()) if parameter.dim() > 1 else 1
+            spread = max(float(parameter.std(correction=0)), fan**-0.5)
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(_NOISE * spread * noise.to(parameter.dtype))
+
+
+def _frozen(model: nn.Module, names: set[str]) -> nn.Module:
+    frozen = fresh(model)
+    for name, module in frozen.named_modules():
+        if name in names:
+            module.eval()
+    return frozen

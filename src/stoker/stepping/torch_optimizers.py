@@ -1,0 +1,269 @@
+"""From optimiser settings to PyTorch's optimisers.
+
+First moments that have become too small to be normal numbers, set to 0 now and then.
+
+What: an exponential average that gets no gradient any more, as of a pixel at the border, shrinks until it is denormal
+(fp32: below 1.2e-38), where rounding keeps it for good. Adam's and SGD's are set to 0 then, every 128 updates. Use
+when: on a CPU; several compute with denormals through microcode, and one value in a hundred made AdamW's step a third
+slower on an Intel Xeon (docs/log.md, 2026-11-23). Costs: reading and writing them once in 128 updates. Changes: a
+moment by less than 1.2e-38, of which no weight hears. Second moments stay: what is divided by their roots would hear of
+it where epsilon is tiny; and so does Muon's momentum, which it divides by its norm. Keyed by the number of the update,
+so that a run that was interrupted and one that was not do the same; flushing in the CPU's own registers is a thread's
+affair, and depends on how many there are.
+Source: https://docs.pytorch.org/docs/stable/generated/torch.set_flush_denormal.html.
+
+What a schedule makes of the learning rates, looked at before it is used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from stoker.errors import BadJob, nearest
+from stoker.jobs import SGD, Adam, AdamW, Job, Muon, Optimizer
+from stoker.jobs.optimizers import (
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adamax,
+    Group,
+    NAdam,
+    RAdam,
+    RMSprop,
+    ScheduleFreeAdamW,
+    ScheduleFreeSGD,
+    group_name,
+)
+from stoker.records import Plan
+from stoker.stepping import muon, schedule_free
+from stoker.stepping.distributed_tensors import local
+from stoker.stepping.own_step import own_optimizers
+
+_CLASSES: dict[type[Optimizer], type[torch.optim.Optimizer]] = {
+    SGD: torch.optim.SGD,
+    Adam: torch.optim.Adam,
+    AdamW: torch.optim.AdamW,
+    Adagrad: torch.optim.Adagrad,
+    RMSprop: torch.optim.RMSprop,
+    Adadelta: torch.optim.Adadelta,
+    Adamax: torch.optim.Adamax,
+    NAdam: torch.optim.NAdam,
+    RAdam: torch.optim.RAdam,
+    Adafactor: torch.optim.Adafactor,
+    ScheduleFreeSGD: schedule_free.ScheduleFreeOptimizer,
+    ScheduleFreeAdamW: schedule_free.ScheduleFreeOptimizer,
+}
+_FUSED = (SGD, Adam, AdamW, Adagrad, Muon)
+"""Those that PyTorch has one kernel for; of Muon that is its rest."""
+_OURS = (ScheduleFreeSGD, ScheduleFreeAdamW)
+"""Those with one implementation, over lists of tensors."""
+
+
+def build_optimizer(job: Job, model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    """The job's optimiser over the model's trainable parameters, in the plan's implementation.
+
+    Raises:
+        BadJob: a group matches no parameter, its predicate raises, a user's function returns no optimiser, or one of
+            Stoker's own would have complex weights.
+    """
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if isinstance(job.optimizer, Optimizer):
+        if isinstance(job.optimizer, (*_OURS, Muon)):
+            _require_real(
+                type(job.optimizer).__name__,
+                trainable,
+                "Use stoker.AdamW or SGD, or hold its real and imaginary parts apart.",
+            )
+        elif plan.optimizer_implementation == "fused":
+            _require_real("a fused optimiser", trainable, 'Set optimizer_implementation of the plan to "foreach".')
+        chosen = _arguments_of(plan, job.optimizer)
+        if isinstance(job.optimizer, Muon):
+            return _build_muon(job.optimizer, model, plan, chosen)
+        groups = parameter_groups(job.optimizer, trainable)
+        return _CLASSES[type(job.optimizer)](groups, **job.optimizer.settings(), **chosen)
+    if job.optimizer is None:
+        raise BadJob(f"the job's recipe {job.recipe!r} has not set its optimiser yet",
+                     remedy="Pass it through stoker.recipes.resolved(job) first.")  # fmt: skip
+    if job.step is not None:
+        return own_optimizers(job, model)
+    optimizer = job.optimizer(list(trainable.values()))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadJob(f"Job(optimizer=…) made a {type(optimizer).__name__}, wanted a torch.optim.Optimizer")
+    return optimizer
+
+
+def _require_real(what: str, named: dict[str, nn.Parameter], remedy: str) -> None:
+    """Refuse complex weights: squares and transposes are taken as of real ones, and fused kernels lack them."""
+    if complex_ones := [name for name, parameter in named.items() if parameter.is_complex()]:
+        raise BadJob(f"{what} is for real weights, and {complex_ones[0]} is complex", remedy=remedy)
+
+
+def _arguments_of(plan: Plan, settings: Optimizer) -> dict[str, Any]:
+    """What PyTorch's optimisers are told of the plan's implementation.
+
+    Raises:
+        BadJob: this optimiser has no such implementation.
+    """
+    wanted, name = plan.optimizer_implementation, type(settings).__name__
+    if wanted == "default":
+        return {}
+    if isinstance(settings, _OURS) or (wanted == "fused" and not isinstance(settings, _FUSED)):
+        raise BadJob(f"the plan asks for a {wanted} implementation, and {name} has none",
+                     remedy='Set optimizer_implementation of the plan to "default".')  # fmt: skip
+    # Lists of tensors cannot hold DTensors beside plain ones: there each parameter has its turn.
+    is_spread = plan.layout.shards * plan.layout.tensor > 1
+    return {} if wanted == "foreach" and is_spread else {wanted: True}
+
+
+def _build_muon(settings: Muon, model: nn.Module, plan: Plan, chosen: dict[str, Any]) -> torch.optim.Optimizer:
+    """Muon for the model's hidden matrices, its `rest` in the implementation `chosen` for all else that is trained."""
+    matrices, others = muon.divided(model, settings)
+    rest = settings.rest
+    groups = parameter_groups(settings, matrices)
+    beside = _CLASSES[type(rest)](parameter_groups(rest, others), **rest.settings(), **chosen) if others else None
+    # In reduced precision the products are what the plan reduces; momenta and weights stay as they are.
+    is_bf16 = plan.precision == "bf16" and all(p.dtype == torch.float32 for p in matrices.values())
+    return muon.MuonOptimizer(groups, beside, products_in=torch.bfloat16 if is_bf16 else None, **settings.settings())
+
+
+def parameter_groups(settings: Optimizer, named: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
+    """Parameters by the first group of `settings.groups` that they belong to; the rest first.
+
+    Raises:
+        BadJob: a group is left without parameters, or its predicate raises.
+    """
+    members: dict[Group, list[nn.Parameter]] = {group: [] for group in settings.groups}
+    rest: list[nn.Parameter] = []
+    for name, parameter in named.items():
+        group = group_of(settings, name, parameter)
+        (rest if group is None else members[group]).append(parameter)
+    for group, parameters in members.items():
+        if not parameters:
+            hint = nearest(group, named) if isinstance(group, str) else f"It was asked about {', '.join(named)}."
+            raise BadJob(f"optimiser group {group_name(group)} matches no parameter that is left. {hint}")
+    groups = [{"params": rest}] if rest else []
+    return groups + [{"params": parameters, **settings.groups[group]} for group, parameters in members.items()]
+
+
+def group_of(settings: Optimizer, name: str, parameter: nn.Parameter) -> Group | None:
+    """The first group that a parameter belongs to, None if none.
+
+    Raises:
+        BadJob: a predicate raises.
+    """
+    return next((group for group in settings.groups if _belongs(group, name, parameter)), None)
+
+
+def _belongs(group: Group, name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter matches a group's pattern, or its predicate says so."""
+    if isinstance(group, str):
+        return fnmatch.fnmatchcase(name, group)
+    try:
+        return bool(group(name, parameter))
+    except Exception as error:
+        raise BadJob(
+            f"optimiser group {group_name(group)} raised {type(error).__name__} for {name}: {error}",
+            remedy="It may look at the name, the shape, the dtype and other attributes of a parameter, and not at its "
+            "values: planning may make the optimiser without any.",
+        ) from error
+
+
+def implementations(job: Job, model: nn.Module, device_kind: str) -> tuple[str, ...]:
+    """Implementations of the job's optimiser, for the weights of `model`, that a plan may choose among on this device.
+
+    PyTorch's fused kernels are for real weights.
+    """
+    if not isinstance(job.optimizer, Optimizer) or isinstance(job.optimizer, _OURS):
+        return ("default",)
+    is_real = all(p.is_floating_point() for p in model.parameters() if p.requires_grad)
+    if isinstance(job.optimizer, _FUSED) and is_real:
+        return ("fused", "default") if device_kind in ("cpu", "cuda") else ("default",)
+    return ("foreach", "default")
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step` must be given a function that recomputes the loss, as in L-BFGS."""
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def use_implementation(
+    optimizer: torch.optim.Optimizer, implementation: Literal["default", "foreach", "fused"]
+) -> str | None:
+    """Let an optimiser that is there already compute by another of PyTorch's implementations, from its next step on.
+
+    Its settings stay, and its state, which goes where its parameters are and is laid out like them.
+
+    Returns:
+        None where it is done; else why not, and the implementation has not changed.
+    """
+    chosen = {"default": {}, "foreach": {"foreach": True, "fused": False}, "fused": {"foreach": False, "fused": True}}
+    problem = None if implementation == "default" else _has_none(optimizer, implementation)
+    for group in optimizer.param_groups:
+        group.update({} if problem else chosen[implementation])
+    if optimizer.state:
+        optimizer.load_state_dict(optimizer.state_dict())  # moves what is there to where the implementation wants it
+        for parameter, values in optimizer.state.items():
+            values.update({name: _laid_out_like(parameter, value) for name, value in values.items()})
+    return problem
+
+
+def _has_none(optimizer: torch.optim.Optimizer, implementation: str) -> str | None:
+    """Why an optimiser cannot be computed by that implementation, if so."""
+    name = type(optimizer).__name__
+    groups = optimizer.param_groups
+    if not type(optimizer).__module__.startswith("torch.optim") or implementation not in optimizer.defaults:
+        return f"{name} has no {implementation} implementation"
+    if any(group.get("differentiable") or group.get("capturable") for group in groups):
+        return f"{name} was made differentiable or capturable, and stays as it is"
+    if not all(p.is_floating_point() for group in groups for p in group["params"]):
+        return f"{name} has parameters that are not real numbers, for which there is no {implementation} implementation"
+    return None
+
+
+def _laid_out_like(parameter: torch.Tensor, value: Any) -> Any:
+    """`value` with the strides of its parameter, where it has an element for each of the parameter's."""
+    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+FLUSH_EVERY = 128
+"""Updates between two sweeps: in fewer a moment that is halfway there hardly becomes denormal (0.9^128 = 1e-6)."""
+
+
+_FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
+"""PyTorch's names of them, Adam's and SGD's."""
+
+
+@torch.no_grad()
+def flush_denormals(optimizer: torch.optim.Optimizer) -> None:
+    """Set first moments on a CPU that are denormal to 0, in place; the smallest normal number goes with them."""
+    for state in optimizer.state.values():
+        for value in map(state.get, _FIRST_MOMENTS):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.device.type == "cpu":
+                part = local(value)
+                torch.hardshrink(part, torch.finfo(part.dtype).tiny, out=part)
+
+
+def factor_at(schedule: Callable[[float], float], progress: float) -> float:
+    """The factor of the learning rates at `progress`, the share of the run in [0, 1].
+
+    Raises:
+        BadJob: it is negative, which climbs the loss, or no number.
+    """
+    factor = schedule(progress)
+    if not 0 <= factor < math.inf:
+        raise BadJob(
+            f"the schedule gives {factor} at {100 * progress:.4g} % of the run, wanted a factor of the learning rate, "
+            "0 or more",
+            remedy="A schedule takes the share of the run that is done, from 0 to 1: lambda progress: 1 - progress.",
+        )
+    return factor

@@ -1,0 +1,130 @@
+"""Averages of a model's weights: the exponential moving one, and the one in which points of a run count alike.
+
+Which average of its weights a job keeps, if any.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs import EMA, Job
+from stoker.jobs.averages import SWA
+from stoker.records import Coupling, Plan
+from stoker.stepping.distributed_tensors import all_local
+from stoker.stepping.schedule_free import ScheduleFreeAverage, ScheduleFreeOptimizer
+
+
+class ExponentialAverage:
+    """A second set of weights that follows the model's, and lies where they lie; see `stoker.jobs.EMA`."""
+
+    is_apart = True
+    """It takes memory of its own."""
+
+    def __init__(self, settings: EMA, model: nn.Module) -> None:
+        self.settings = settings
+        self._model = model
+        self._live = model.state_dict(keep_vars=True)
+        self.weights = {name: tensor.detach().clone() for name, tensor in self._live.items()}
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}  # a module may have two names
+        self._averaged = [name for name, one in self.weights.items() if _has_a_mean(one) and name not in buffers]
+        self._copied = [name for name in self.weights if name not in self._averaged]
+
+    @torch.no_grad()
+    def update(self, update: int) -> None:
+        """Move towards the model's weights after update number `update` (from 0)."""
+        decay = min(self.settings.decay, (1 + update) / (10 + update))
+        mine = [self.weights[name] for name in self._averaged]
+        theirs = [self._live[name].detach() for name in self._averaged]
+        torch._foreach_lerp_(all_local(mine), all_local(theirs), 1 - decay)
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))  # a model may replace the tensor of a buffer
+        for name in self._copied:
+            self.weights[name].copy_(buffers.get(name, self._live[name]))
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take over saved averages."""
+        for name, tensor in weights.items():
+            self.weights[name].copy_(tensor)
+
+
+class EqualAverage:
+    """The mean of the weights at some points of a run; see `stoker.SWA`. Until the first, the model's own weights.
+
+    `count` says how many weights it is the mean of; whoever restores it sets that too. `statistics` are running
+    statistics of batch norms at the mean, by name; until there are any, the model's are taken.
+    """
+
+    is_apart = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._mean = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self._trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self.count = 0
+        self.statistics: dict[str, torch.Tensor] = {}
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The mean, with the model's buffers as they were at the last point, and its own statistics."""
+        if not self.count:
+            return self._model.state_dict()
+        return self._mean | self.statistics
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it is another model than the one that running statistics were gathered of."""
+        return self.count > 0
+
+    def update(self, update: int) -> None:
+        """Nothing: the points are chosen by whoever knows how long the run is."""
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Add the model's present weights to the mean."""
+        self.count += 1
+        live = self._model.state_dict()
+        averaged = [name for name, mean in self._mean.items() if name in self._trained and _has_a_mean(mean)]
+        mine = all_local(self._mean[name] for name in averaged)
+        torch._foreach_lerp_(mine, all_local(live[name].detach() for name in averaged), 1 / self.count)
+        for name in self._mean.keys() - set(averaged):
+            self._mean[name].copy_(live[name])
+
+    @torch.no_grad()
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        """Take over a saved mean."""
+        for name, tensor in weights.items():
+            self._mean[name].copy_(tensor)
+
+
+def _has_a_mean(tensor: torch.Tensor) -> bool:
+    """Whether it holds real or complex numbers, and not whole ones."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+KeptAverage = ExponentialAverage | EqualAverage | ScheduleFreeAverage
+
+
+def average_of(
+    job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, coupling: Coupling, plan: Plan
+) -> KeptAverage | None:
+    """The second set of weights that is evaluated and kept in place of the model's; None where there is none.
+
+    Raises:
+        BadJob: running statistics would have to be found for it, and no process holds the model whole.
+    """
+    if isinstance(job.ema, EMA):
+        return ExponentialAverage(job.ema, model)
+    average: KeptAverage | None = None
+    if isinstance(job.swa, SWA):
+        average = EqualAverage(model)
+    elif isinstance(optimizer, ScheduleFreeOptimizer):
+        average = ScheduleFreeAverage(model, optimizer)
+    if average is not None and coupling.kind == "batch_norm" and not plan.layout.is_replicated:
+        raise BadJob(
+            "the averaged weights need running statistics of their own for each batch norm, which takes whole models; "
+            f"{plan.layout.in_words()} hold parts of one",
+            remedy="Use a layout of replicas, another norm, or ema in place of this average.",
+        )
+    return average

@@ -1,0 +1,251 @@
+"""Which directory a command means: the rules of run identity.
+
+A run's identity is the digest of its JobSpec, and what it was forked from. The same command continues the newest
+unfinished run of that identity; if all are finished it starts another one next to them, in `DIR-2`, `DIR-3`, ….
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from stoker.errors import BadRun, nearest, told_in_part
+from stoker.records import JobSpec, Run
+from stoker.store.disk_errors import read_errors
+from stoker.store.locks import is_locked
+from stoker.store.run_directory import RunDirectory
+from stoker.units import format_count
+
+LATEST = "latest"
+_MOST_DIFFERENCES = 12
+
+
+@dataclass(frozen=True)
+class RunChoice:
+    """The directory to work in, whether a run there is continued, and what people should know about it, if anything."""
+
+    directory: RunDirectory
+    continues: bool
+    because: str | None
+
+
+def list_runs(root: Path) -> tuple[RunDirectory, ...]:
+    """All runs directly in `root`, newest first; those whose record cannot be read too. No `root`, no runs.
+
+    Raises:
+        BadRun: `root` cannot be read.
+    """
+    with read_errors(root):
+        directories = [RunDirectory(entry) for entry in root.iterdir() if entry.is_dir()] if root.exists() else []
+        return tuple(sorted((d for d in directories if d.is_run), key=_age, reverse=True))
+
+
+def find_run(root: Path, word: str) -> RunDirectory:
+    """The run a user means: the name of one in `root`, the start of just one name, `latest`, or a path, also in `root`.
+
+    Raises:
+        BadRun: there is none, or the start of a name fits several; the near ones are named.
+    """
+    by_name = {directory.name: directory for directory in list_runs(root)}
+    if word in by_name:
+        return by_name[word]
+    if word == LATEST and by_name:
+        return next(iter(by_name.values()))
+    if word and RunDirectory(Path(word)).is_run:
+        return RunDirectory(Path(word))
+    if "/" in word and RunDirectory(root / word).is_run:
+        return RunDirectory(root / word)
+    fitting = [name for name in by_name if word and name.startswith(word)]
+    if len(fitting) == 1:
+        return by_name[fitting[0]]
+    if fitting:
+        several = f"{len(fitting)} runs: {told_in_part(fitting, word)}"
+        raise BadRun(f"{word!r} is the start of {several}.", remedy="Write more of it.")
+    if word and Path(word).is_dir():
+        raise BadRun(f"{word} is not a run: it has no run.json.", remedy=nearest(word, by_name))
+    if not by_name:
+        raise BadRun(f"There is no run {word!r}: there are no runs in {root}.", remedy="Make one with `stoker train`.")
+    raise BadRun(f"There is no run {word!r} in {root}.",
+                 remedy=f"{nearest(word, [*by_name, LATEST])} `stoker runs` lists them.")  # fmt: skip
+
+
+def name_in(root: Path, directory: RunDirectory) -> str:
+    """The word by which `find_run` finds a run again: its name, its path in `root`, or its whole path elsewhere."""
+    path = directory.path.resolve()
+    if path.is_relative_to(root.resolve()):
+        return path.relative_to(root.resolve()).as_posix()
+    return str(path)
+
+
+def choose_directory(
+    root: Path,
+    spec: JobSpec,
+    *,
+    run_dir: Path | None = None,
+    new: bool = False,
+    job_name: str,
+    forked_from: str | None = None,
+    earlier: JobSpec | None = None,
+) -> RunChoice:
+    """Where to train `spec`; nothing is made yet.
+
+    Args:
+        root: Where runs are made; see `runs_root`.
+        spec: What is to be learned.
+        run_dir: The user's directory; by default `{job_name}-{first 6 of the digest}` in `root`.
+        new: Start another run even if one could be continued.
+        job_name: For the default directory's name.
+        forked_from: Name of the run this one starts from; only a run with the same origin is continued.
+        earlier: The same job's spec as an earlier version of Stoker wrote it; an unfinished run of it is continued too.
+
+    Raises:
+        BadRun: `run_dir` holds a run of another spec (what differs is listed), or something that is no run; or a run
+            that might have to be continued cannot be read.
+    """
+    base = run_dir if run_dir is not None else _default(root, job_name, spec)
+    with read_errors(base):
+        if run_dir is not None:
+            _require_usable(RunDirectory(run_dir))
+        members = _family(base)
+        free = _next_free(base, members)
+    runs = [(directory, directory.read_run()) for directory in members if directory.is_run]
+    if new:
+        return RunChoice(free, continues=False, because=None)
+    if earlier is not None and run_dir is None:
+        with read_errors(root):
+            before = _family(_default(root, job_name, earlier))
+        runs = [(directory, directory.read_run()) for directory in before if directory.is_run] + runs
+    digests = {spec.digest(), *([] if earlier is None else [earlier.digest()])}
+    own = [pair for pair in runs if pair[1].spec_digest in digests and pair[1].forked_from == forked_from]
+    unfinished = [pair for pair in own if pair[1].status != "finished"]
+    if unfinished:
+        return _continued(*unfinished[-1])
+    if run_dir is not None and runs and runs[0][0].path == base:
+        require_same_spec(runs[0][0], spec, earlier)
+    if own:
+        return RunChoice(free, continues=False, because=f"{own[-1][0].name} is finished; {free.name} starts anew.")
+    return RunChoice(free, continues=False, because=None)
+
+
+def require_same_spec(directory: RunDirectory, spec: JobSpec, earlier: JobSpec | None = None) -> None:
+    """Nothing if the run in `directory` is of `spec`, or of `earlier`, the same as earlier versions wrote it.
+
+    Raises:
+        BadRun: it is of another one, with what changed since it began; or it cannot be read.
+    """
+    if directory.read_run().spec_digest in {spec.digest(), *([] if earlier is None else [earlier.digest()])}:
+        return
+    theirs = directory.read_spec()
+    mine = earlier if earlier is not None and theirs.functions is None else spec
+    raise BadRun(
+        f"{directory.path} holds a run of another job; what changed since it began:\n  "
+        + "\n  ".join(describe_changes(mine, theirs)),
+        remedy=f"Undo that to continue it, go on from its last checkpoint under the job as it is now with "
+        f"--fork {directory.name}, or start another run with --new or in another --run-dir.",
+    )
+
+
+def describe_changes(spec: JobSpec, before: JobSpec, most: int = _MOST_DIFFERENCES) -> list[str]:
+    """What changed in a job since `before`, one line each, at most so many; never nothing."""
+    lines = spec.changes(before) or ("its digest only",)
+    return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
+
+
+def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, JobSpec]]:
+    """Unfinished runs in `root` of the same job file as `spec` was, newest first, which no process works in.
+
+    Runs that cannot be read, and those without a checkpoint, are left out.
+    """
+    found = []
+    for directory in list_runs(root) if spec.entry is not None else ():
+        with suppress(BadRun):
+            run, theirs = directory.read_headway(), directory.read_spec()
+            is_left = run.status == "unfinished" and run.samples > 0 and theirs.entry == spec.entry
+            if is_left and theirs.digest() != spec.digest() and not is_locked(directory.path):
+                found.append((directory, theirs))
+    return found
+
+
+def _default(root: Path, job_name: str, spec: JobSpec) -> Path:
+    return root / f"{_slug(job_name)}-{spec.digest()[:6]}"
+
+
+def _continued(directory: RunDirectory, run: Run) -> RunChoice:
+    done = headway_of(directory.read_headway())
+    if run.status == "failed":
+        failure = f" ({run.failure})" if run.failure else ""
+        because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
+    else:
+        because = f"{directory.name} is unfinished, {done}, and is continued."
+    return RunChoice(directory, continues=True, because=because)
+
+
+def headway_of(run: Run) -> str:
+    """`at 25,600 of 102,400 samples`."""
+    return f"at {format_count(run.samples)} of {format_count(run.total_samples)} samples"
+
+
+def _require_usable(directory: RunDirectory) -> None:
+    """Nothing if the user's directory holds a run or is vacant."""
+    if directory.is_run or directory.is_vacant:
+        return
+    if directory.path.is_dir() and directory.checkpoints.exists():
+        raise BadRun(
+            f"{directory.path} has checkpoints but no run.json.",
+            remedy="Restore run.json from a copy, or choose another --run-dir.",
+        )
+    raise BadRun(
+        f"{directory.path} is not a run: {directory.in_the_way()}.", remedy="Choose an empty or a new --run-dir."
+    )
+
+
+def _family(base: Path) -> list[RunDirectory]:
+    """What is at `base`, `base-2`, `base-3`, …, in that order."""
+    numbers = {1} if base.exists() else set[int]()
+    if base.parent.is_dir():
+        found = (re.fullmatch(rf"{re.escape(base.name)}-([1-9]\d*)", entry.name) for entry in base.parent.iterdir())
+        numbers |= {int(match[1]) for match in found if match is not None and int(match[1]) > 1}
+    return [_member(base, number) for number in sorted(numbers)]
+
+
+def _next_free(base: Path, members: list[RunDirectory]) -> RunDirectory:
+    """The directory after the last that is taken."""
+    taken = [directory for directory in members if not directory.is_vacant]
+    if not taken:
+        return RunDirectory(base)
+    return _member(base, _number(base, taken[-1]) + 1)
+
+
+def _member(base: Path, number: int) -> RunDirectory:
+    return RunDirectory(base if number == 1 else base.with_name(f"{base.name}-{number}"))
+
+
+def _number(base: Path, member: RunDirectory) -> int:
+    suffix = member.path.name.removeprefix(base.name)
+    return int(suffix[1:]) if suffix else 1
+
+
+def _age(directory: RunDirectory) -> tuple[float, int, str]:
+    """When the run was made [s since 1970]; among runs of one moment the higher number is the newer."""
+    number = re.search(r"-(\d+)$", directory.name)
+    try:
+        made = datetime.fromisoformat(directory.read_run().created_at).timestamp()
+    except (BadRun, ValueError):  # damaged: still listed, by the age of its file
+        made = _written_at(directory)
+    return made, int(number[1]) if number else 1, directory.name
+
+
+def _written_at(directory: RunDirectory) -> float:
+    """When the file of the run's record was written [s since 1970]; 0 if somebody removed it just now."""
+    try:
+        return (directory.path / "run.json").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _slug(name: str) -> str:
+    """`name` as part of a directory's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job"

@@ -1,0 +1,133 @@
+"""Averaged weights in a run: when weights are taken, and running statistics of batch norms at their mean.
+
+What: batch norms of an average never saw data. Their statistics are found from whole groups of training samples, in
+training order from the beginning of epoch 0 and augmented as there, passed through the model as the job's loss does,
+with the averaged weights in place and all else in evaluation mode; they are plain means over these groups, unlike the
+decaying ones of training.
+Use when: `stoker.SWA` and schedule-free optimisers; nothing happens for models without batch norms, or other averages.
+Costs: so many forward passes before each evaluation. Every process makes all of them, each group in one piece.
+Does not combine with: models of which no process holds all.
+Source: Izmailov et al. 2018, https://arxiv.org/abs/1803.05407, section 3.2; `torch.optim.swa_utils.update_bn` passes
+over all data, with dropout on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.errors import BadJob
+from stoker.jobs.averages import SWA
+from stoker.jobs.extent import Extent
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.randomness import RandomStream, generator_states, key_of, restore_generators, seed_generators
+from stoker.records import Position
+from stoker.stepping.batch_norm import batch_norms
+from stoker.stepping.model import in_evaluation
+from stoker.stepping.precision import autocasting, products_in
+from stoker.stepping.step import Step
+from stoker.stepping.torch_compile import uncompiled
+from stoker.stepping.weight_averaging import ExponentialAverage
+
+_BATCHES = 50
+"""Of training data, where the job does not say."""
+
+
+def average_is_due(settings: SWA, extent: Extent, total_updates: int, before: Position, after: Position) -> bool:
+    """Whether the weights after the update that led from `before` to `after` go into the mean."""
+    if after.updates == total_updates:
+        return True
+    has_begun = after.samples >= settings.start * extent.position(total_updates).samples
+    return has_begun and extent.intervals(settings.every, before) < extent.intervals(settings.every, after)
+
+
+def require_renewable(step: Step, source: BatchSource) -> None:
+    """Refuse data of which statistics cannot be found at will.
+
+    Raises:
+        BadJob: the averaged weights will need some, and the data are read in a stream.
+    """
+    is_of_training = step.average is None or isinstance(step.average, ExponentialAverage)
+    if is_of_training or not _tracking(step.model) or source.samples.data_class == "indexed":
+        return
+    raise BadJob(
+        f"the averaged weights need running statistics of their own for each batch norm, from the first training "
+        f"batches, and {source.samples.name} is a {source.samples.data_class} that is read once",
+        remedy="Use indexed data, another norm, or ema in place of this average.",
+    )
+
+
+def renew_statistics(step: Step, source: BatchSource) -> None:
+    """Find the running statistics of the step's averaged weights, where they need some of their own."""
+    average, norms = step.average, _tracking(step.model)
+    if average is None or isinstance(average, ExponentialAverage) or not average.needs_statistics or not norms:
+        return
+    settings, plan = step.job.swa, step.plan
+    num_batches = _BATCHES if settings is None else settings.statistics
+    precision = autocasting(plan.precision, step.device, dtype=step.dtype, draws=step.dropout)
+    with (
+        _own_draws(step), step.with_kept_weights(), _gathering(step.model, norms), torch.no_grad(),
+        products_in(plan.precision, step.device), precision,
+    ):  # fmt: skip
+        for batch in _groups(step, source, num_batches):
+            step.objective.run(step.model, batch.cut(0, batch.size))
+        average.statistics = {name: buffer.clone() for name, buffer in _buffers(step.model, norms).items()}
+
+
+@contextlib.contextmanager
+def _own_draws(step: Step) -> Iterator[None]:
+    """Within the block generators are evaluation's own: what is drawn, training does not miss."""
+    states = generator_states()
+    with torch.random.fork_rng(devices=[step.device.index or 0] if step.device.type == "cuda" else []):
+        seed_generators(key_of(RandomStream.EVALUATION, step.job.seed), step.device)
+        try:
+            yield
+        finally:
+            restore_generators(states)
+
+
+def _tracking(model: nn.Module) -> list[Any]:
+    """Batch norms whose statistics run; those of a frozen part stay as they are."""
+    return [norm for norm in batch_norms(model) if norm.training and getattr(norm, "running_mean", None) is not None]
+
+
+def _buffers(model: nn.Module, norms: list[Any]) -> dict[str, torch.Tensor]:
+    meant = {id(norm) for norm in norms}
+    return {
+        f"{name}.{key}" if name else key: buffer
+        for name, module in model.named_modules(remove_duplicate=False)
+        if id(module) in meant
+        for key, buffer in module.named_buffers(recurse=False)
+    }
+
+
+def _groups(step: Step, source: BatchSource, num_batches: int) -> Iterator[Batch]:
+    """The first whole groups of coupled samples of epoch 0; one that is not whole where there is no other."""
+    num_train = source.extent.num_train
+    size = min(step.coupling.group or step.job.batch, num_train)
+    for start in range(0, min(num_batches * size, num_train - num_train % size), size):
+        indices = source.order.indices(0, start, start + size)
+        yield Batch(source.samples.fetch(indices, 0), indices, 0, source.pipeline)
+
+
+@contextlib.contextmanager
+def _gathering(model: nn.Module, norms: list[Any]) -> Iterator[None]:
+    """Within the block, batch norms take plain means of each group's statistics; all else is in evaluation mode."""
+    kept = [(norm.momentum, norm.__dict__.pop("forward", None)) for norm in norms]
+    with in_evaluation(model), uncompiled():
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, (momentum, forward) in zip(norms, kept, strict=True):
+                norm.momentum = momentum
+                norm.eval()
+                if forward is not None:  # divides the batch norm over groups or processes
+                    norm.forward = forward

@@ -1,0 +1,331 @@
+"""Looking on while a held-out set is evaluated: which samples have the largest losses, and which classes are confused.
+
+What: of outputs that are scores of classes, and of outputs shaped like their targets, each sample's own loss
+(cross-entropy, mean squared error), the samples with the largest ones, the first ones, and the counts of a confusion
+matrix. Use when: once, at the end of a run. Costs: a loss per sample, and a copy of a few of them.
+Does not combine with: targets of other forms, of which only the first samples are shown. What goes wrong here is told,
+and costs the run nothing.
+
+An image tensor as a PNG file, by the standard library alone.
+
+Source: W3C, "Portable Network Graphics (PNG) Specification (Third Edition)", sections 5 (chunks) and 11.2 (IHDR, IDAT).
+
+The samples that a run shows of its held-out sets: kept beside its report, which is made of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from stoker.errors import first_line
+from stoker.loading.batches import Batch
+from stoker.loading.fields import Content, Fields, map_tensors
+from stoker.records import dumps, loads
+from stoker.records.codec import from_json, to_json
+from stoker.records.run import Example, ExampleSet, ExampleSets
+from stoker.stepping.world import World
+from stoker.store import RunDirectory, write_atomic
+from stoker.training.rank_messages import gather_from_ranks
+
+NUM_EXAMPLES = 12
+MOST_CLASSES = 64
+"""Of more classes no confusion matrix is drawn: nobody could read it."""
+
+_IGNORED = -100
+_MOST_VALUES = 16
+_LARGEST_SIDE = 96
+"""Of a picture [pixels]; larger ones are shown smaller."""
+
+Counts = list[list[int]]
+
+
+def _nameless(_index: int) -> str:
+    return ""
+
+
+@dataclass
+class ExampleWatcher:
+    """Collects examples of one split in this process; see `stoker.training.evaluate`.
+
+    `name_of` gives a sample's name by its index. `problem` is what went wrong, after which it looks no more.
+    """
+
+    split: str
+    fields: Fields
+    classes: tuple[str, ...] = ()
+    name_of: Callable[[int], str] = _nameless
+    problem: str | None = None
+    num_samples: int = 0
+    _worst: list[Example] = field(default_factory=list)
+    _first: list[Example] = field(default_factory=list)
+    _confusion: torch.Tensor | None = None
+    _pictures: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    _range: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def see(self, output: Any, target: Any, content: Content, batch: Batch) -> None:
+        """As `Watcher.see`."""
+        if self.problem is not None:
+            return
+        try:
+            self._see(output, target, content, [int(index) for index in batch.indices])
+        except Exception as error:  # noqa: BLE001 - a picture must not cost a run its result
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def miss(self, problem: Exception) -> None:
+        """As `Watcher.miss`."""
+        self.problem = (
+            f"the model cannot be called as named losses do: {type(problem).__name__}: {first_line(problem)}. "
+            "Job(inputs=…) names what goes into it"
+        )
+
+    @property
+    def values(self) -> Scale | None:
+        """The lowest and the highest value of all pictures seen here; None if there were none."""
+        return None if self._range is None else (float(self._range[0]), float(self._range[1]))
+
+    def collected(self, world: World, scale: Scale | None) -> ExampleSet | None:
+        """What all processes found together, in each of them, pictures on `scale`; None if there is nothing to show."""
+        counts = None if self._confusion is None else self._confusion.tolist()
+        worst, first = ([self._drawn(one, scale) for one in some] for some in (self._worst, self._first))
+        mine = (world.data_rank, self.num_samples, to_json(worst), to_json(first), counts)
+        # Of processes that share a part of the batch one has seen it, or all have.
+        by_part = {told[0]: told for told in gather_from_ranks(world, mine) if told[1]}
+        if not by_part:
+            return None
+        parts = [by_part[rank] for rank in sorted(by_part)]
+        worst, first = ([from_json(one, Example) for part in parts for one in part[kind]] for kind in (2, 3))
+        worst = sorted(worst, key=lambda one: (-(one.loss or 0.0), one.index))
+        first = sorted(first, key=lambda one: one.index)
+        matrices = [part[4] for part in parts if part[4] is not None]
+        return ExampleSet(
+            split=self.split, num_samples=sum(part[1] for part in parts), worst=tuple(worst[:NUM_EXAMPLES]),
+            first=tuple(first[:NUM_EXAMPLES]), confusion=_summed(matrices), classes=self.classes, scale=scale,
+        )  # fmt: skip
+
+    def _drawn(self, one: Example, scale: Scale | None) -> Example:
+        """With its picture, where it has one."""
+        if scale is None:
+            return one
+        pictures = self._pictures.get(one.index, {})
+        pngs = {name: base64.b64encode(png_of(image, scale)).decode("ascii") for name, image in pictures.items()}
+        return replace(one, **pngs)  # type: ignore[arg-type]  # names of its pictures
+
+    def _see(self, output: Any, target: Any, content: Content, indices: list[int]) -> None:
+        self.num_samples += len(indices)
+        losses = losses_by_sample(output, target)
+        if losses is not None and are_classes(output, target):
+            self._count(output, target)
+        inputs = _first_tensor(self.fields, content)
+        if inputs is not None and inputs.shape[:1] == (len(indices),) and _is_picture(inputs[0]):
+            self._widen(inputs)
+        missing = NUM_EXAMPLES - len(self._first)
+        self._first += [self._example(row, indices, inputs, output, target, losses)
+                        for row in range(min(missing, len(indices)))]  # fmt: skip
+        if losses is not None:
+            self._keep_worst(indices, inputs, output, target, losses)
+        kept = {one.index for one in (*self._worst, *self._first)}
+        self._pictures = {index: picture for index, picture in self._pictures.items() if index in kept}
+
+    def _keep_worst(
+        self, indices: list[int], inputs: torch.Tensor | None, output: Any, target: Any, losses: torch.Tensor
+    ) -> None:
+        least = self._worst[-1].loss if len(self._worst) == NUM_EXAMPLES else None
+        top = losses.topk(min(NUM_EXAMPLES, len(losses)))
+        for loss, row in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if least is None or loss > least:
+                self._worst.append(self._example(row, indices, inputs, output, target, losses))
+        self._worst = sorted(self._worst, key=lambda one: (-(one.loss or 0.0), one.index))[:NUM_EXAMPLES]
+
+    def _widen(self, inputs: torch.Tensor) -> None:
+        """Take pictures [B, C, H, W] into the range of values."""
+        finite = inputs[inputs.isfinite()].float()
+        if not finite.numel():
+            return
+        low, high = finite.aminmax()
+        if self._range is not None:
+            low, high = torch.minimum(low, self._range[0]), torch.maximum(high, self._range[1])
+        self._range = (low, high)
+
+    def _count(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        classes = output.shape[1]
+        if classes > MOST_CLASSES:
+            return
+        valid = target != _IGNORED
+        pairs = target[valid] * classes + output.argmax(1)[valid]
+        counts = torch.bincount(pairs, minlength=classes**2).view(classes, classes).cpu()
+        self._confusion = counts if self._confusion is None else self._confusion + counts
+
+    def _example(
+        self, row: int, indices: Sequence[int], inputs: torch.Tensor | None, output: Any, target: Any,
+        losses: torch.Tensor | None,
+    ) -> Example:  # fmt: skip
+        sample = None if inputs is None or inputs.shape[:1] != (len(indices),) else inputs[row].detach()
+        is_picture = sample is not None and _is_picture(sample)
+        made: dict[str, torch.Tensor] = {}
+        if sample is not None and is_picture:
+            made = _pictures_like(sample, output_picture=output, target_picture=target, row=row, batch=len(indices))
+            drawn = {name: image for name, image in made.items() if name != "target_picture" or not image.equal(sample)}
+            pictures = {"picture": sample, **drawn}
+            self._pictures[indices[row]] = {name: thinned(image, _LARGEST_SIDE) for name, image in pictures.items()}
+        return Example(
+            index=indices[row],
+            target="" if "target_picture" in made else self._told_target(target, row),
+            output="" if "output_picture" in made else self._told_output(output, target, row),
+            loss=None if losses is None else float(losses[row]),
+            values=() if sample is None or is_picture else _values(sample),
+            name=self.name_of(indices[row]),
+        )
+
+    def _told_target(self, target: Any, row: int) -> str:
+        if not isinstance(target, torch.Tensor) or not target.dim():
+            return ""
+        one = target[row]
+        return self._class(int(one)) if one.numel() == 1 and not one.is_floating_point() else _numbers(one)
+
+    def _told_output(self, output: Any, target: Any, row: int) -> str:
+        if not isinstance(output, torch.Tensor) or not output.dim():
+            return ""
+        if not are_classes(output, target):
+            return _numbers(output[row])
+        share, best = output[row].softmax(0).max(0)
+        return f"{self._class(int(best))} ({100 * float(share):.0f} %)"
+
+    def _class(self, number: int) -> str:
+        return self.classes[number] if 0 <= number < len(self.classes) else str(number)
+
+
+def collect_examples(watchers: Sequence[ExampleWatcher], world: World) -> tuple[ExampleSet, ...]:
+    """What all processes found in several sets, the pictures of all of them on one scale; every process calls this.
+
+    On scales of their own, pictures that differ in brightness alone would look alike.
+    """
+    ranges = [one for told in gather_from_ranks(world, [watcher.values for watcher in watchers]) for one in told if one]
+    scale = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
+    found = [watcher.collected(world, scale) for watcher in watchers]
+    return tuple(one for one in found if one is not None)
+
+
+def are_classes(output: Any, target: Any) -> bool:
+    """Whether outputs are scores of classes [B, classes] and targets labels [B]."""
+    is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    return is_both and output.dim() == 2 and output.shape[1] > 1 and target.shape == output.shape[:1] \
+        and output.is_floating_point() and not target.is_floating_point()  # fmt: skip
+
+
+def losses_by_sample(output: Any, target: Any) -> torch.Tensor | None:
+    """The loss of each sample [B]; None where output and target are of other forms."""
+    if are_classes(output, target):
+        return F.cross_entropy(output.float(), target, reduction="none", ignore_index=_IGNORED)
+    is_both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not (is_both and output.shape == target.shape and output.dim() and output.is_floating_point()):
+        return None
+    squares: torch.Tensor = (output.float() - target.float()).square()
+    return squares.flatten(1).mean(1) if squares.dim() > 1 else squares
+
+
+def _first_tensor(fields: Fields, content: Content) -> torch.Tensor | None:
+    """The first tensor that goes into the model."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    fields.map_inputs(content, lambda entry: map_tensors(entry, note))
+    return found[0] if found else None
+
+
+def _pictures_like(sample: torch.Tensor, *, row: int, batch: int, **made: Any) -> dict[str, torch.Tensor]:
+    """Those of outputs and targets [B, …] that are pictures of the sample's shape [C, H, W], flat ones included.
+
+    Of several outputs, such as a reconstruction with its mean and variance, the first counts.
+    """
+    pictures: dict[str, torch.Tensor] = {}
+    for name, value in made.items():
+        first = value[0] if isinstance(value, tuple | list) and value else value
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point() or first.shape[:1] != (batch,):
+            continue
+        if first[row].numel() == sample.numel():
+            pictures[name] = first[row].detach().reshape(sample.shape)
+    return pictures
+
+
+def _is_picture(sample: torch.Tensor) -> bool:
+    """Whether a sample is an image [1 or 3, H, W] of more than a few pixels."""
+    return sample.dim() == 3 and sample.shape[0] in (1, 3) and min(sample.shape[1:]) >= 4
+
+
+def _values(sample: torch.Tensor) -> tuple[float, ...]:
+    return tuple(float(value) for value in sample.flatten()[:_MOST_VALUES].tolist())
+
+
+def _numbers(tensor: torch.Tensor) -> str:
+    """The first few values of a tensor."""
+    flat = tensor.detach().float().flatten()
+    words = ", ".join(f"{value:.4g}" for value in flat[:4].tolist())
+    return f"{words}, … ({flat.numel():,})" if flat.numel() > 4 else words
+
+
+def _summed(matrices: Sequence[Counts]) -> tuple[tuple[int, ...], ...] | None:
+    if not matrices:
+        return None
+    return tuple(tuple(sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*matrices, strict=True))
+
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _RGB = 0, 2
+
+Scale = tuple[float, float]
+"""The value that is black, and the one that is white."""
+
+
+def thinned(image: torch.Tensor, largest_side: int) -> torch.Tensor:
+    """Every n-th pixel of an image [C, H, W], so that no side is longer; a float32 copy on the CPU."""
+    stride = max(1, -(-max(image.shape[1:]) // largest_side))
+    return image[:, ::stride, ::stride].detach().to("cpu", torch.float32, copy=True)
+
+
+def png_of(image: torch.Tensor, scale: Scale) -> bytes:
+    """A PNG of an image [1 or 3, H, W]; what lies beyond the scale, or is no number, is cut to it."""
+    low, high = scale
+    share = ((image.float() - low) / max(high - low, 1e-12)).nan_to_num(0.0).clamp(0, 1)
+    rows_HWC = (share * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+    height, width, channels = rows_HWC.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, _RGB if channels == 3 else _GREY, 0, 0, 0)
+    unfiltered = b"".join(b"\0" + row.tobytes() for row in rows_HWC)
+    data = zlib.compress(unfiltered, 9)
+    return _SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+EXAMPLES = "examples.json"
+"""Where they are, in the run's directory."""
+
+
+def write_examples(directory: RunDirectory, sets: tuple[ExampleSet, ...]) -> None:
+    """Keep them; nothing is written where there are none.
+
+    Raises:
+        RunFailed: they cannot be written.
+    """
+    if sets:
+        write_atomic(directory.path / EXAMPLES, dumps(ExampleSets(sets=sets), indent=None) + "\n", what="the examples")
+
+
+def read_examples(directory: RunDirectory) -> tuple[ExampleSet, ...]:
+    """Those of a run; empty if it has none, or they cannot be read, which costs a report nothing else."""
+    try:
+        return loads((directory.path / EXAMPLES).read_bytes(), ExampleSets).sets
+    except (OSError, ValueError):
+        return ()

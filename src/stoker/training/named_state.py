@@ -1,0 +1,266 @@
+"""A training state as named tensors and a JSON skeleton, and back: what makes checkpoints free of pickle.
+
+The skeleton is the nested state with every tensor replaced by its name; a tensor that is there several times is stored
+once, and strides are kept, so that what comes back is laid out like what was saved.
+
+An optimiser's state under the names of its parameters, so that it fits whatever part of a model a process holds.
+
+```
+state     name of a parameter -> its state
+beside    what an optimiser keeps that is of no parameter
+groups    its groups: names of parameters, and settings
+```
+The name is the parameter's in the whole model; one that is not the model's goes by its number, and one that several
+optimisers of a job's own step keep a state for gets a prime for each further one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from stoker.errors import RunFailed
+from stoker.records.codec import JSON
+from stoker.stepping.distributed_tensors import is_spread, local
+from stoker.stepping.step import Step
+
+Tensors = dict[str, torch.Tensor]
+
+
+def pack(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
+    """The skeleton of `tree` and its tensors, copied to the CPU under names that begin with `prefix`.
+
+    Raises:
+        RunFailed: the tree holds something that is neither a tensor, a number, a text, nor a dict, list or tuple.
+    """
+    skeleton, tensors = named(tree, prefix)
+    return skeleton, {name: copied(tensor) for name, tensor in tensors.items()}
+
+
+def named(tree: Any, prefix: str) -> tuple[JSON, Tensors]:
+    """As `pack`, with the tensors that are in the tree, not copies."""
+    tensors: Tensors = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    return _pack(tree, prefix, tensors, seen), tensors
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, laid out alike, that training does not change."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def unpack(skeleton: JSON, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """What `pack` was given; KeyError if a tensor is missing."""
+    return rebuilt(skeleton, lambda name, strides: laid_out(tensors[name], strides))
+
+
+def rebuilt(skeleton: JSON, tensor: Callable[[str, list[int]], torch.Tensor]) -> Any:
+    """What `pack` was given, with `tensor(name, strides)` in the place of tensors."""
+    if not isinstance(skeleton, dict):
+        return skeleton
+    kind, content = skeleton["is"], skeleton["of"]
+    if kind == "tensor":
+        return tensor(content, skeleton["strides"])
+    if kind == "float":
+        return float(content)
+    if kind == "dict":
+        return {key: rebuilt(item, tensor) for key, item in content}
+    items = [rebuilt(item, tensor) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def entries(skeleton: JSON) -> dict[str, JSON]:
+    """The skeletons of a packed dict's values, by key."""
+    return dict(skeleton["of"])
+
+
+def _pack(value: Any, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> JSON:
+    if isinstance(value, torch.Tensor):
+        return {"is": "tensor", "of": _name(value, path, tensors, seen), "strides": list(value.stride())}
+    if isinstance(value, dict):
+        items = [[_key(key, path), _pack(item, f"{path}.{key}", tensors, seen)] for key, item in value.items()]
+        return {"is": "dict", "of": items}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {"is": kind, "of": [_pack(item, f"{path}.{at}", tensors, seen) for at, item in enumerate(value)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"is": "float", "of": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise RunFailed(f"the state holds a {type(value).__name__} at {path}, which a checkpoint cannot keep")
+
+
+def _name(tensor: torch.Tensor, path: str, tensors: Tensors, seen: dict[tuple[Any, ...], str]) -> str:
+    """What `tensor` is stored under: the name it has already, or a new one like `path`."""
+    here = local(tensor.detach())
+    memory = (here.device, here.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    if here.numel() and memory in seen:
+        return seen[memory]
+    name = path
+    while name in tensors:  # {"a": {"b": …}} and {"a.b": …} have one path
+        name += "'"
+    seen[memory] = name
+    tensors[name] = tensor
+    return name
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, str | int):
+        return key
+    raise RunFailed(f"the state has a {type(key).__name__} as a key at {path}, which a checkpoint cannot keep")
+
+
+def laid_out(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """The tensor with these strides, where each of its elements then has memory of its own."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+    if list(tensor.stride()) == strides or reach < tensor.numel():  # expanded: comes back with memory for each element
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+_STANDARD = ("state", "param_groups")
+
+
+def names_of(step: Step) -> list[str | int]:
+    """The name of each parameter of the step's optimiser, in its order."""
+    known = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    names: dict[str | int, None] = {}
+    for number, parameter in enumerate(parameters_of(step.optimizer)):
+        name: str | int = known.get(id(parameter), number)
+        while name in names:
+            name = f"{name}'"
+        names[name] = None
+    return list(names)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """An optimiser's parameters in the order in which it counts them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def tree_of(step: Step) -> dict[str, Any]:
+    """The optimiser's state under names.
+
+    Raises:
+        RunFailed: it keeps parts of tensors as if they were whole ones.
+    """
+    names, saved = names_of(step), step.optimizer.state_dict()
+    state: dict[Any, Any] = saved["state"]
+    for number, parameter in enumerate(parameters_of(step.optimizer)):
+        _require_spread_alike(names[number], parameter, state.get(number, {}))
+    return {
+        "state": {names[key]: value for key, value in state.items() if isinstance(key, int)},
+        "beside": {key: value for key, value in state.items() if not isinstance(key, int)},
+        "groups": [{**group, "params": [names[number] for number in group["params"]]}
+                   for group in saved["param_groups"]],
+        **{key: value for key, value in saved.items() if key not in _STANDARD},
+    }  # fmt: skip
+
+
+def _require_spread_alike(name: str | int, parameter: torch.Tensor, state: Any) -> None:
+    """Refuse a part of a tensor that does not say which part it is, as an optimiser of a user's may keep it."""
+    if not is_spread(parameter) or not isinstance(state, dict):
+        return
+    sizes = local(parameter).shape
+    for key, value in state.items():
+        is_whole = not isinstance(value, torch.Tensor) or is_spread(value) or value.shape != sizes
+        if not is_whole and sizes != parameter.shape:
+            raise RunFailed(
+                f"the optimiser keeps {key!r} of {name}, of which this process holds a part, as a tensor of its own "
+                f"of shape {list(sizes)}; a checkpoint could not tell which part it is",
+                remedy="Make it by torch.zeros_like(parameter), or train with replicas.",
+            )
+
+
+def numbered(step: Step, tree: dict[str, Any]) -> dict[str, Any]:
+    """A state under names as the step's optimiser loads it.
+
+    Raises:
+        ValueError: it is of other groups of parameters.
+    """
+    names = names_of(step)
+    groups = _lined_up(step, names, tree["groups"])
+    state = {number: tree["state"][name] for number, name in enumerate(names) if name in tree["state"]}
+    others = {key: value for key, value in tree.items() if key not in ("state", "beside", "groups")}
+    return {"state": {**tree["beside"], **state}, "param_groups": groups, **others}
+
+
+def renamed(skeleton: JSON, step: Step) -> JSON:
+    """The skeleton of a state under names, also of one that was kept under numbers (version 1 of manifests).
+
+    Raises:
+        ValueError: it was kept under numbers, and is of other parameters, or this process has only some of them.
+    """
+    kept = entries(skeleton)
+    if "groups" in kept:
+        return skeleton
+    names, groups = names_of(step), [entries(group) for group in kept["param_groups"]["of"]]
+    numbers = [number for group in groups for number in group["params"]["of"]]
+    if step.world.layout.stages > 1:
+        raise ValueError("it was written by an earlier Stoker, and a stage cannot tell which of it is its own; "
+                         "resume it once without stages")  # fmt: skip
+    if sorted(set(numbers)) != list(range(len(names))):
+        raise ValueError(f"it is of {len(set(numbers))} parameters, the job's is of {len(names)}")
+    state: list[tuple[Any, JSON]] = [(key, value) for key, value in kept["state"]["of"]]
+    by_name = [[names[key], value] for key, value in state if isinstance(key, int)]
+    beside = [[key, value] for key, value in state if not isinstance(key, int)]
+    for group in groups:
+        group["params"] = {"is": "list", "of": [names[number] for number in group["params"]["of"]]}
+    return _dict({
+        "state": {"is": "dict", "of": by_name},
+        "beside": {"is": "dict", "of": beside},
+        "groups": {"is": "list", "of": [_dict(group) for group in groups]},
+        **{key: value for key, value in kept.items() if key not in _STANDARD},
+    })  # fmt: skip
+
+
+def united(skeletons: list[JSON]) -> JSON:
+    """One skeleton of the optimisers' of several stages.
+
+    Groups of different stages that have the same settings are one.
+    """
+    trees = [entries(skeleton) for skeleton in skeletons]
+    groups: list[tuple[dict[str, JSON], list[JSON]]] = []
+    for tree in trees:
+        free = list(groups)
+        for group in map(entries, tree["groups"]["of"]):
+            names = group.pop("params")["of"]
+            twin = next((one for one in free if one[0] == group), None)
+            if twin is None:
+                groups.append((group, list(names)))
+            else:
+                free.remove(twin)
+                twin[1].extend(names)
+    whole = [_dict({**settings, "params": {"is": "list", "of": names}}) for settings, names in groups]
+    state = [item for tree in trees for item in tree["state"]["of"]]
+    return _dict({**trees[0], "state": {"is": "dict", "of": state}, "groups": {"is": "list", "of": whole}})
+
+
+def _lined_up(step: Step, names: list[str | int], saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The saved settings of each of the optimiser's groups, with the numbers of its parameters."""
+    own = step.optimizer.param_groups
+    is_part = step.world.layout.stages > 1
+    if len(own) > len(saved) or (len(own) < len(saved) and not is_part):
+        raise ValueError(f"it has {len(saved)} groups of parameters, the job's {len(own)}")
+    found, first, left = [], 0, list(saved)
+    for group in own:
+        size = len(group["params"])
+        mine = names[first : first + size]
+        if not mine:
+            found.append({**group, "params": []})
+            continue
+        twin = next((one for one in left if set(mine) <= set(one["params"])), None)
+        if twin is None or not (is_part or len(mine) == len(twin["params"])):
+            raise ValueError(f"its groups are of other parameters: no group of it is that of {mine[0]!r} "
+                             f"and {len(mine) - 1} more")  # fmt: skip
+        left.remove(twin)
+        found.append({**twin, "params": list(range(first, first + size))})
+        first += size
+    return found
+
+
+def _dict(values: dict[str, JSON]) -> JSON:
+    return {"is": "dict", "of": [[key, value] for key, value in values.items()]}

@@ -1,0 +1,224 @@
+"""How a run ends: finished with its metrics, weights, record, report and calibration; or stopped; or failed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+import safetensors.torch
+
+from stoker import records
+from stoker.errors import BadRun, StokerError
+from stoker.loading.datasets import sample_name
+from stoker.loading.samples import Samples
+from stoker.planning.run_bottleneck import bottleneck_of
+from stoker.records import Estimate, Event
+from stoker.records.codec import JSON
+from stoker.reporting.run_page import render_html
+from stoker.stepping.step_failures import evaluating
+from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_root, write_atomic
+from stoker.training.checkpoints import kept_weights
+from stoker.training.evaluation import evaluate, evaluation_batch
+from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, read_examples, write_examples
+from stoker.training.recovery import Recovery
+from stoker.training.run_handle import WEIGHTS, Run
+from stoker.training.run_setup import emit_event, with_plan
+from stoker.training.session import TrainingSession
+from stoker.training.snapshots import load_weights
+from stoker.training.telemetry import Sink, Telemetry
+
+_DIVERGED = 3.0
+"""A loss that rose by so many times what it began with diverged; one that only went up overfits, or is noisy."""
+
+
+def final_metrics(session: TrainingSession) -> dict[str, float]:
+    """Metrics of the weights worth keeping, which are left in the step's model; the test set is used here, once."""
+    job, data, step = session.prepared.job, session.prepared.data, session.step
+    # What the run is judged by is the plan that its training ended under: it may have begun under another, and the
+    # evaluations below may need still smaller batches.
+    session.decision = with_plan(session.decision, step.plan)
+    best = session.store.best() if job.select != "last" and data.valid is not None else None
+    if best is not None:
+        weights = kept_weights(*best)
+    else:
+        weights = {name: tensor.clone() for name, tensor in step.kept_weights().items()}
+    step.average = step.outer = None  # from here on the weights worth keeping are the model's own
+    load_weights(step.model, weights, session.directory.path, world=step.world)
+    found: dict[str, float] = {}
+    watchers: list[ExampleWatcher] = []
+    for split, samples in (*data.held_out.items(), ("test", data.test)):
+        if samples is None:
+            continue
+        started = time.perf_counter()
+        metrics, watcher = _evaluated(session, samples, split)
+        watchers.append(watcher)
+        found |= {f"{split}/{name}": value for name, value in metrics.items()}
+        if split == "test":
+            took_s = time.perf_counter() - started
+            at = session.position.samples if best is None else best[1].position.samples
+            session.loop.telemetry.emit(
+                "evaluated", split=split, samples=at, metrics=dict(metrics), took_s=took_s, best=False
+            )
+    session.examples = collect_examples(watchers, step.world)
+    return found
+
+
+def _evaluated(session: TrainingSession, samples: Samples, split: str) -> tuple[dict[str, float], ExampleWatcher]:
+    """The final weights' metrics, in smaller batches where memory is short; and who looked on."""
+    step, emit = session.step, session.loop.telemetry.emit
+    recovery = session.loop.recovery or Recovery(step, tell=emit)
+    classes = tuple(getattr(session.prepared.job.data, "classes", ()))
+
+    def evaluated() -> tuple[dict[str, float], ExampleWatcher]:
+        watcher = ExampleWatcher(split, step.objective.fields, classes, functools.partial(sample_name, samples))
+        return evaluate(step, samples, evaluation_batch(step), watcher=watcher), watcher
+
+    with evaluating(split):
+        metrics, watcher = recovery.without_weights(evaluated, session.position)
+    if watcher.problem is not None:
+        emit("warned", message=f"samples of {split} cannot be shown in the report: {watcher.problem}")
+    return metrics, watcher
+
+
+def finish_run(session: TrainingSession, metrics: dict[str, float], peak_bytes: int) -> Run:
+    """Write weights and report, then the record: a run is finished once all of it is there."""
+    directory, telemetry = session.directory, session.loop.telemetry
+    first, last = session.loop.losses
+    if first is not None and last is not None and last - first > _DIVERGED * abs(first):
+        words = f"the loss rose from {first:.4g} to {last:.4g}: the run diverged. Lower the learning rate first"
+        telemetry.emit("warned", message=words)
+    state = session.step.model.state_dict() if session.weights is None else session.weights
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+    write_atomic(directory.path / WEIGHTS, safetensors.torch.save(weights), what="the trained weights")
+    done = dataclasses.replace(
+        directory.read_run(),
+        status="finished",
+        metrics=metrics,
+        samples=session.position.samples,
+        updates=session.position.updates,
+        wall_s=telemetry.wall_s,
+        failure=None,
+        ended_early=session.loop.course.verdict,
+    )
+    fields: dict[str, JSON] = {
+        "run": directory.name, "metrics": dict(metrics), "loss": last, "samples": done.samples, "updates": done.updates,
+        "wall_s": done.wall_s, "ended_early": done.ended_early,
+        "report": str(directory.report_path), "peak_bytes": peak_bytes,
+        "bottleneck": records.to_json(_bottleneck(session, done)),
+        "profile": _profile(directory) if session.is_profiled else None,
+    }  # fmt: skip
+    with _warn_on_error(telemetry, "the samples that the report shows"):
+        write_examples(directory, session.examples)
+    with _warn_on_error(telemetry, f"the report (`stoker report {directory.path}` writes it later)"):
+        _write_report(directory, done, Event(kind="finished", at=time.time(), fields=fields))
+    with _warn_on_error(telemetry, "how the forecast compares, for the next plan,"):
+        _calibrate(session, done, peak_bytes)
+    directory.write_run(done)
+    telemetry.emit("finished", **fields)
+    return Run(directory, session.prepared.job)
+
+
+@contextmanager
+def _warn_on_error(telemetry: Telemetry, what: str) -> Iterator[None]:
+    """Warn where something beside the training itself goes wrong: the weights are kept whatever it is."""
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training either
+        telemetry.emit("warned", message=f"{what} could not be written: {problem}")
+
+
+def _profile(directory: RunDirectory) -> dict[str, JSON] | None:
+    """Where the files of `--profile` are."""
+    kernels = directory.read_kernels()
+    return None if kernels is None else {"folder": str(directory.profile_path), "files": dict(kernels.files)}
+
+
+def _bottleneck(session: TrainingSession, done: records.Run) -> records.Bottleneck | None:
+    """What bounded the run, kept beside it; figures that cannot be true are said aloud."""
+    directory, telemetry = session.directory, session.loop.telemetry
+    with _warn_on_error(telemetry, "what held the run back"):
+        report = dataclasses.replace(directory.read_report(), run=done, decision=session.decision)
+        found = bottleneck_of(session.prepared, report)
+        if found is None:
+            return None
+        directory.write_bottleneck(found)
+        for problem in found.problems:
+            telemetry.emit("warned", message=problem)
+        return found
+    return None
+
+
+def _write_report(directory: RunDirectory, done: records.Run, finished: Event) -> None:
+    """The report, as of when the run is finished: whoever is told so finds it."""
+    report = directory.read_report()
+    whole = dataclasses.replace(report, run=done, events=(*report.events, finished))
+    page = render_html(whole, read_examples(directory))
+    write_atomic(directory.report_path, page, what="the report")
+
+
+def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> None:
+    """Store forecast beside measured, for the next plan; a run in pieces, or profiled, was not what was forecast."""
+    events, environment = session.directory.read_events(), session.directory.read_environment()
+    if environment is None or session.is_profiled or any(event.kind in ("resumed", "replanned") for event in events):
+        return
+    chosen = session.decision.chosen
+    store = CalibrationStore(cache_root() / "calibration")
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def append(quantity: records.Quantity, expected: Estimate, measured: float) -> None:
+        store.append(
+            records.Calibration(
+                device_model=environment.device_model,
+                torch_version=environment.torch_version,
+                run=run.name,
+                quantity=quantity,
+                forecast=expected.value,
+                measured=measured,
+                at=at,
+                basis=expected.basis,
+            )
+        )
+
+    for forecast in (chosen.forecast, chosen.untried):
+        if forecast is not None:
+            if run.ended_early is None:
+                append("total_s", forecast.total_s, run.wall_s)
+            append("peak_bytes", forecast.peak_bytes, float(peak_bytes))
+
+
+def leave_unfinished(session: TrainingSession, reason: str) -> Run:
+    """Leave the run to be continued."""
+    directory, position, telemetry = session.directory, session.position, session.loop.telemetry
+    telemetry.emit("stopped", reason=reason, samples=position.samples)
+    run = directory.read_run()
+    directory.write_run(
+        dataclasses.replace(
+            run, status="unfinished", failure=None, samples=position.samples, updates=position.updates,
+            wall_s=telemetry.wall_s,
+        )
+    )  # fmt: skip
+    return Run(directory, session.prepared.job)
+
+
+def record_failure(directory: RunDirectory, error: StokerError, sinks: Sequence[Sink]) -> None:
+    """Record the failure as far as the disk allows; a run that kept nothing leaves nothing."""
+    names: tuple[str, ...] = ()
+    samples, has_dumps = 0, False
+    with suppress(StokerError):  # the first error is the one to tell
+        names = CheckpointStore(directory.checkpoints).names()
+        has_dumps = directory.dumps.exists()
+        if not (names or has_dumps):
+            directory.discard()
+            return
+        if isinstance(error, BadRun):
+            return  # what is in the directory cannot be used, and is left as it was found
+        samples = int(names[-1].split(".")[0]) if names else 0
+        record = dataclasses.replace(directory.read_run(), status="failed", failure=error.message, samples=samples)
+        directory.write_run(record)
+    for sink in sinks if names or has_dumps else ():
+        with suppress(StokerError):
+            emit_event([sink], "stopped", reason=error.message, samples=samples)

@@ -1,0 +1,360 @@
+"""Runs as people use them: metrics, model, report.
+
+A run's job, made again where the run was first started: from its job file, or from the run's own copy of it.
+
+Paths in a job are relative to the working directory, or to the job file (`Path(__file__).parent`). So `job()` runs in
+the folder of the first start; and it is the job file itself that runs, as long as it and the modules beside it are what
+the run has copies of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from stoker import records
+from stoker.errors import BadJob, BadRun, StokerError
+from stoker.jobs import Entry, Job, load_job
+from stoker.records.codec import JSON
+from stoker.records.compression import Cut, Pruning
+from stoker.records.run import Started
+from stoker.reporting.display import run_html
+from stoker.reporting.figures import plot_report
+from stoker.reporting.run_page import render_html
+from stoker.stepping.model import build_model
+from stoker.store import RunDirectory, disk_errors, find_run, runs_root, write_atomic
+from stoker.store.files import make_directories
+from stoker.training.checkpoints import KEPT_AT
+from stoker.training.evaluation_examples import read_examples
+from stoker.training.snapshots import load_weights
+from stoker.units import Duration
+
+WEIGHTS = "model.safetensors"
+"""The weights a finished run keeps, in its directory."""
+
+PRUNING = "pruning.json"
+"""What was taken out of its model before a run trained it, in its directory; runs of whole models have none."""
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """Weights that a run kept for good: their file, and where training was."""
+
+    path: Path
+    samples: int
+    updates: int
+    epochs: float
+    since_samples: int
+    since_epochs: float
+
+    @classmethod
+    def of(cls, path: Path) -> KeptWeights:
+        """The weights in a file, by what it says of them.
+
+        Raises:
+            BadRun: it cannot be read, or does not say.
+        """
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                said = json.loads((file.metadata() or {})[KEPT_AT])
+            return cls(
+                path, int(said["samples"]), int(said["updates"]), float(said["epochs"]), int(said["since_samples"]),
+                float(said["since_epochs"]),
+            )  # fmt: skip
+        except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise BadRun(f"{path} cannot be read as weights that a run kept: {error}") from error
+
+    def is_at(self, at: Duration) -> bool:
+        """Whether training reached `at` in the update that led to these weights."""
+        if at.unit == "updates":
+            return self.updates == at.value
+        since, until = (self.since_epochs, self.epochs) if at.unit == "epochs" else (self.since_samples, self.samples)
+        return since < at.value - _ROUNDING and at.value <= until + _ROUNDING
+
+
+_ROUNDING = 1e-6
+"""Epochs are whole to within this."""
+
+
+class Run:
+    """A run on disk: its record, its metrics, its model."""
+
+    def __init__(self, directory: RunDirectory, job: Job | None = None) -> None:
+        self.directory = directory
+        self.record = directory.read_run()
+        self._job = job
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self.directory.path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.record.name
+
+    @property
+    def status(self) -> records.RunStatus:
+        """`finished`, `unfinished` or `failed`."""
+        return self.record.status
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Final metrics, such as `test/accuracy`; empty until the run is finished."""
+        return self.record.metrics
+
+    @property
+    def report_path(self) -> Path:
+        """The run's report, an HTML file."""
+        return self.directory.report_path
+
+    def kept(self) -> tuple[KeptWeights, ...]:
+        """The weights that `Job(keep_every=…)` kept so far, oldest first.
+
+        Raises:
+            BadRun: a file of them cannot be read.
+        """
+        paths = sorted(self.directory.kept_weights.glob("*.safetensors"))
+        return tuple(sorted((KeptWeights.of(path) for path in paths), key=lambda kept: kept.updates))
+
+    def weights(self, at: Duration | None = None) -> dict[str, torch.Tensor]:
+        """The weights the run kept, by name; no code of the job runs.
+
+        Args:
+            at: those of a moment for which `Job(keep_every=…)` kept them, such as `stoker.epochs(5)`, also of a run
+                that is not finished (default: the final ones).
+
+        Raises:
+            BadRun: the run is not finished, kept none at that moment, or its weights cannot be read.
+        """
+        path = self.path / WEIGHTS if at is None else self._kept(at).path
+        if not path.is_file():
+            raise BadRun(f"{self.name} has no final weights: it is {self.status}",
+                         remedy="Run the same `stoker train` command again to finish it.")  # fmt: skip
+        try:
+            return safetensors.torch.load_file(path)
+        except safetensors.SafetensorError as error:
+            raise BadRun(f"{path} cannot be read: {error}") from error
+
+    def model(self, job: Job | None = None, *, at: Duration | None = None) -> torch.nn.Module:
+        """The trained model, in evaluation mode; with the weights of a moment `at` which they were kept, if given.
+
+        The architecture comes from `job`, from the job this run was trained with, or from the run's own copy of its
+        job file, which then runs as code: load only runs you trust. What pruning took out of it is taken out again.
+        Data are read only if `job()` itself reads them.
+
+        Raises:
+            BadJob: the model was pruned, and the job makes another one than that; or the job cannot be made again.
+            BadRun: the run has no weights yet, or they do not fit the model.
+        """
+        model = build_model(job or self.job())
+        if cuts := self.cuts:
+            from stoker.training.pruned_network import rebuild_pruned  # noqa: PLC0415 - few runs need compression
+
+            for cut in cuts:
+                model = rebuild_pruned(model, cut)
+        load_weights(model, self.weights(at), self.path / WEIGHTS)
+        return model.eval()
+
+    def job(self) -> Job:
+        """The job this run was trained with, or that of the run's own copy of its job file, which then runs as code.
+
+        It runs in the folder of the run's first start, so that paths to data are those of then. For a run that trained
+        what pruning left of another's model it is that one's job: with the whole model.
+
+        Raises:
+            BadJob: the job cannot be made again, as where it reads data that are gone.
+            BadRun: it was made in Python, without a job file; or the run whose model was pruned is gone.
+        """
+        return self._job or (self._job_from_copy() if self.pruning is None else self._job_before(self.pruning))
+
+    def where_it_started(self) -> AbstractContextManager[None]:
+        """Within it the working directory is that of the run's first start, if its job comes from a job file."""
+        return nullcontext() if self._job is not None else in_start_directory(self.directory)
+
+    @property
+    def pruning(self) -> Pruning | None:
+        """What was taken out of the model before this run trained it; None of a whole one.
+
+        Raises:
+            BadRun: the record of it cannot be read.
+        """
+        path = self.path / PRUNING
+        if not path.is_file():
+            return None
+        try:
+            return records.loads(path.read_text(encoding="utf-8"), Pruning)
+        except (OSError, ValueError) as error:
+            raise BadRun(f"{path} cannot be read: {error}") from error
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """What makes this run's model of the one that its job has, cut by cut; nothing of a whole one."""
+        pruning = self.pruning
+        return () if pruning is None else (*pruning.before, pruning.cut)
+
+    def plot(self) -> Any:
+        """A plotly figure of the run's losses and metrics over samples: `run.plot().show()`; a notebook shows it.
+
+        Raises:
+            BadRun: its log cannot be read.
+        """
+        return plot_report(self.directory.read_report())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return run_html(self.directory.read_report())
+
+    def __repr__(self) -> str:
+        """Name, status and metrics."""
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
+        return f"<Run {self.name}: {self.status}{', ' if metrics else ''}{metrics}>"
+
+    def _kept(self, at: Duration) -> KeptWeights:
+        kept = self.kept()
+        match = next((one for one in kept if one.is_at(at)), None)
+        if match is None:
+            known = ", ".join(f"{one.epochs:g}" for one in kept)
+            raise BadRun(
+                f"{self.name} kept no weights at {at}; "
+                + (f"it kept those of epochs {known}" if kept else "it kept none"),
+                remedy="Job(keep_every=…) says how often weights are kept; run.kept() lists them.",
+            )
+        return match
+
+    def _job_before(self, pruning: Pruning) -> Job:
+        try:
+            return load(pruning.source.name).job()
+        except StokerError as error:
+            raise BadRun(
+                f"{self.name} trained what pruning left of {pruning.source.name}, whose job cannot be had: "
+                f"{error.message}",
+                remedy="Give the job that the pruned run was made with: load(RUN, job=…).",
+            ) from error
+
+    def _job_from_copy(self) -> Job:
+        spec = self.directory.read_spec()
+        if spec.entry is None:
+            raise BadRun(f"{self.name} was made in Python, without a job file", remedy="Give it: run.model(job=…).")
+        return reload_job(self.directory, spec.entry, spec.parameters)
+
+
+def load(where: str | Path, job: Job | None = None) -> Run:
+    """The run in a directory, or of that name.
+
+    Raises:
+        BadRun: there is none, or it is damaged.
+    """
+    return Run(find_run(runs_root(), str(where)), job)
+
+
+def report(where: str | Path) -> Path:
+    """Write a run's report anew; returns the HTML file.
+
+    Raises:
+        BadRun: there is no such run, or it is damaged.
+    """
+    directory = find_run(runs_root(), str(where))
+    page = render_html(directory.read_report(), read_examples(directory))
+    write_atomic(directory.report_path, page, what="the report")
+    return directory.report_path
+
+
+JOB_COPY = "job"
+"""The run's copy of its job file and local imports, in its directory."""
+
+STARTED = "started.json"
+"""Where the run was first started, in its directory; runs of before 2026-11-22 have none."""
+
+
+def keep_sources(directory: RunDirectory, entry: Entry | None) -> None:
+    """Put the job file, its local imports and where they were into the run, as far as they are not there."""
+    if entry is None:
+        return
+    for name, text in entry.sources.items():
+        copy = directory.path / JOB_COPY / name
+        if not copy.exists():
+            with disk_errors(copy, "the copy of the job file"):
+                make_directories(copy.parent)
+                write_atomic(copy, text)
+    if not (directory.path / STARTED).exists():
+        started = Started(folder=str(Path.cwd()), job_file=str(entry.path))
+        write_atomic(directory.path / STARTED, records.dumps(started) + "\n", what="where the run was started")
+
+
+def reload_job(directory: RunDirectory, entry: str, parameters: Mapping[str, JSON]) -> Job:
+    """The job that a run was trained with; its code runs.
+
+    Args:
+        directory: the run's.
+        entry: the job file's name.
+        parameters: what `job` was called with.
+
+    Raises:
+        BadJob: the job cannot be made, as when it reads data that are gone.
+    """
+    path = _job_file(directory, entry)
+    settings = {name: _as_text(value) for name, value in parameters.items()}
+    with in_start_directory(directory):
+        try:
+            return load_job(path, settings)[0]
+        except BadJob as error:
+            name = directory.name
+            raise BadJob(
+                f"the job of {name} cannot be made again: {error.message}",
+                remedy="If it reads data, put them back where it looks for them; or give the job: "
+                f"stoker.load({name!r}, job=…). The weights need neither: stoker.load({name!r}).weights().",
+            ) from error
+
+
+@contextlib.contextmanager
+def in_start_directory(directory: RunDirectory) -> Iterator[None]:
+    """Work in the folder of the run's first start, if it is known and there; relative paths of one's own change too."""
+    started = _started(directory)
+    if started is None or not Path(started.folder).is_dir():
+        yield
+        return
+    with contextlib.chdir(started.folder):
+        yield
+
+
+def _job_file(directory: RunDirectory, entry: str) -> Path:
+    """The job file where it was, if all that it consists of is still what was copied; else the copy."""
+    copies = (directory.path / JOB_COPY).absolute()
+    started = _started(directory)
+    if started is None:
+        return copies / entry
+    original = Path(started.job_file)
+    names = [copy.relative_to(copies) for copy in copies.rglob("*.py")]
+    are_same = names and all(_is_same(copies / name, original.parent / name) for name in names)
+    return original if are_same and original.name == entry else copies / entry
+
+
+def _is_same(copy: Path, original: Path) -> bool:
+    try:
+        return copy.read_text(encoding="utf-8") == original.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):  # it is gone, or not what it was
+        return False
+
+
+def _started(directory: RunDirectory) -> Started | None:
+    try:
+        return records.loads((directory.path / STARTED).read_text(encoding="utf-8"), Started)
+    except (OSError, ValueError):  # an older run, or one that was damaged: its job runs here, then
+        return None
+
+
+def _as_text(value: JSON) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)

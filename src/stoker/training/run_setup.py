@@ -1,0 +1,310 @@
+"""A run's directory, new or continued: which one, what is put into it, which plan it goes by.
+
+Training on through what can be mended: changes of plan written down, runs taken up from their last checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker import records
+from stoker.devices import attached_devices
+from stoker.errors import BadRun, RunFailed, StokerError
+from stoker.jobs import Job
+from stoker.planning.plan_history import memory_identity
+from stoker.planning.resolved_job import ResolvedJob
+from stoker.profiling.environment import environment
+from stoker.records import ONE_PROCESS, Coupling, Decision, Device, Event, Layout, Plan
+from stoker.records.plan import OutOfMemory
+from stoker.stepping.layouts.compatibility import micro_batch_problem
+from stoker.store import (
+    RunDirectory,
+    cache_root,
+    choose_directory,
+    describe_changes,
+    find_run,
+    headway_of,
+    name_in,
+    require_same_spec,
+    runs_root,
+    unfinished_before,
+)
+from stoker.store.record_caches import OutOfMemoryStore
+from stoker.training.recovery import Replanned, RollBack, emit_replanned
+from stoker.training.session import TrainingSession
+from stoker.training.telemetry import Sink
+from stoker.units import Duration
+
+
+def choose_run_directory(
+    prepared: ResolvedJob, run_dir: str | Path | None, resume: str | None, parent: RunDirectory | None, *, new: bool
+) -> tuple[RunDirectory, str | None]:
+    """The directory to train in, and what the user should know about the choice."""
+    if resume is None:
+        choice = choose_directory(
+            runs_root(),
+            prepared.spec,
+            run_dir=None if run_dir is None else Path(run_dir),
+            new=new,
+            job_name=prepared.spec.name,
+            forked_from=None if parent is None else name_in(runs_root(), parent),
+            earlier=prepared.spec_by_text,
+        )
+        because = choice.because
+        if not (choice.continues or new or run_dir or parent):
+            because = "\n".join(filter(None, (because, _left_unfinished(prepared)))) or None
+        return choice.directory, because
+    directory = find_run(runs_root(), resume)
+    run = directory.read_run()
+    require_same_spec(directory, prepared.spec, prepared.spec_by_text)
+    if run.status == "finished":
+        raise BadRun(f"{run.name} is finished: there is nothing to resume",
+                     remedy=f"Train on from it under a longer job with --fork {run.name}.")  # fmt: skip
+    return directory, f"{run.name} is continued, as asked."
+
+
+def _left_unfinished(prepared: ResolvedJob) -> str | None:
+    """What to know where the job file was changed while a run of it is unfinished: the run, the change, the ways on."""
+    left = unfinished_before(runs_root(), prepared.spec)
+    if not left:
+        return None
+    directory, theirs = left[0]
+    changes = "; ".join(describe_changes(prepared.spec_like(theirs), theirs, most=4))
+    others = f" {len(left) - 1} more of this job file are unfinished (`stoker runs`)." if len(left) > 1 else ""
+    return (
+        f"{directory.name} is unfinished, {headway_of(directory.read_headway())}, and is not continued, since the job "
+        f"has changed: {changes}. This run starts at 0. To go on from the other one's last checkpoint under the job as "
+        f"it is now: --fork {directory.name}; to continue it, undo the change, then --resume {directory.name}.{others}"
+    )
+
+
+def require_same_plan(directory: RunDirectory, given: Plan | None) -> None:
+    """Nothing if no plan was asked for, or the one the run began with."""
+    decision = directory.read_decision()
+    if given is None or decision is None:
+        return
+    began = decision.chosen.plan
+    alike = dataclasses.replace(
+        given, checkpoint_every_s=began.checkpoint_every_s, device_mtbf_h=began.device_mtbf_h
+    )  # fmt: skip
+    if alike != began:
+        raise BadRun(
+            f"{directory.name} began under another plan and goes on under it: {began.in_words()}",
+            remedy="Drop --plan to continue it, or start another run with --new.",
+        )
+
+
+def saving_every(interval: Duration | None, device_mtbf_h: float | None, decision: Decision) -> Decision:
+    """The decision with this time between checkpoints in its plan, or what it follows from; as it is without either."""
+    if interval is None and device_mtbf_h is None:
+        return decision
+    plan = decision.chosen.plan
+    if interval is not None:
+        plan = dataclasses.replace(plan, checkpoint_every_s=interval.value, device_mtbf_h=None)
+    else:
+        plan = dataclasses.replace(plan, device_mtbf_h=device_mtbf_h)
+    candidates = (dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
+    return dataclasses.replace(decision, candidates=candidates)
+
+
+def create_run(
+    directory: RunDirectory,
+    prepared: ResolvedJob,
+    device: Device,
+    decision: Decision,
+    coupling: Coupling,
+    parent: RunDirectory | None,
+) -> None:
+    """Make the run on disk."""
+    run = records.Run(
+        name=directory.name,
+        status="unfinished",
+        created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+        spec_digest=prepared.spec.digest(),
+        total_samples=decision.chosen.forecast.total_samples,
+        forked_from=None if parent is None else name_in(runs_root(), parent),
+    )
+    RunDirectory.create(
+        directory.path, run, prepared.spec, decision=decision, device=device, coupling=coupling,
+        environment=environment(device, decision.chosen.plan),
+    )  # fmt: skip
+
+
+@contextmanager
+def discard_on_error(directory: RunDirectory) -> Iterator[None]:
+    """Take the run away again if what belongs to it cannot be written."""
+    try:
+        yield
+    except StokerError:
+        with suppress(StokerError):  # the first error is the one to tell
+            directory.discard()
+        raise
+
+
+def device_of(directory: RunDirectory, asked: Device, on: str) -> Device:
+    """The attached device that the run began on.
+
+    Raises:
+        BadRun: it is not attached, or another one was asked for by name.
+    """
+    decision = directory.read_decision()
+    began = asked.torch_name if decision is None else decision.chosen.plan.device
+    found = next((device for device in attached_devices() if device.torch_name == began), None)
+    if found is None or (on != "here" and asked.torch_name != began):
+        why = "is not attached to this machine" if found is None else f"is not {on}"
+        raise BadRun(
+            f"{directory.name} began on {began}, which {why}, and goes on where it began",
+            remedy=f"Start another run with --new, or from this one's state with --fork {directory.name}.",
+        )
+    return found
+
+
+def chosen_plan(
+    directory: RunDirectory, checkpoint_every: Duration | None, device_mtbf_h: float | None = None
+) -> tuple[Decision, Coupling]:
+    """What the run was begun under, with checkpoints as often as asked for now, which other processes read there."""
+    decision, coupling = directory.read_decision(), directory.read_coupling()
+    if decision is None or coupling is None:
+        raise BadRun(f"{directory.path} has lost its plan", remedy="Start another run with --new.")
+    found = decision_in_force(directory, decision)
+    asked = saving_every(checkpoint_every, device_mtbf_h, found)
+    if asked != found:
+        directory.write_changed_plan(asked.chosen.plan)
+    return asked, coupling
+
+
+def plan_for_layout(layout: Layout, plan: Plan, coupling: Coupling, job: Job) -> Plan:
+    """The plan over other processes, with its micro-batch, or the least that is legal for them.
+
+    Of a group of coupled samples each process takes a part in one pass: the fewer they are, the larger the part.
+    """
+    sharing = layout if job.sync is None else ONE_PROCESS
+    size = plan.micro_batch
+    if coupling.group is not None and micro_batch_problem(coupling, size, job.batch, sharing) is not None:
+        size = math.ceil(min(coupling.group, job.batch) / sharing.data_size)
+    return dataclasses.replace(plan, layout=layout, micro_batch=size)
+
+
+def fit_plan_to_ranks(
+    directory: RunDirectory,
+    job: Job,
+    chosen: tuple[Decision, Coupling],
+    count: int,
+    device: Device,
+    sinks: Sequence[Sink],
+) -> tuple[Decision, Coupling]:
+    """What a run goes on under, in so many processes: where they were others before, the change is written down.
+
+    Raises:
+        BadRun: the layout it began with cannot be spread over so many.
+    """
+    decision, coupling = chosen
+    old = decision.chosen.plan
+    if old.layout.world_size == count:
+        return chosen
+    began = directory.read_decision()
+    first = old.layout if began is None else began.chosen.plan.layout  # `old` may have lost processes, or been one
+    layout = ONE_PROCESS if count == 1 else first.resized(count)
+    if layout is None:
+        raise BadRun(
+            f"{directory.name} was spread over {first.in_words()}, which {count} processes cannot take over",
+            remedy=f"Use a multiple of {first.stages * first.tensor} processes, one (`--on here`), or start "
+            "another run with --new.",
+        )
+    threads = max(1, device.cores // count) if device.kind == "cpu" else old.threads
+    new = plan_for_layout(layout, dataclasses.replace(old, threads=threads, captured=False), coupling, job)
+    directory.write_changed_plan(new)
+    change = Replanned(old=old, new=new, why=f"{count} processes go on where {old.layout.world_size} stopped")
+    emit_replanned(lambda kind, **fields: emit_event(sinks, kind, **fields), change, directory.read_run().samples)
+    return with_plan(decision, new), coupling
+
+
+def emit_event(sinks: Sequence[Sink], kind: records.EventKind, **fields: Any) -> None:
+    """Send an event that happened now."""
+    event = Event(kind=kind, at=time.time(), fields=fields)
+    for sink in sinks:
+        sink(event)
+
+
+def decision_in_force(directory: RunDirectory, decision: Decision) -> Decision:
+    """The decision with the plan that the run goes on under: the one it began with, or what that gave way to."""
+    changed = directory.read_changed_plan()
+    return decision if changed is None else with_plan(decision, changed)
+
+
+def with_plan(decision: Decision, plan: Plan) -> Decision:
+    """The decision with another plan in the chosen one's place; its forecast stays what was forecast."""
+    return dataclasses.replace(
+        decision, candidates=(dataclasses.replace(decision.chosen, plan=plan), *decision.candidates[1:])
+    )
+
+
+def train_with_rollbacks(
+    begin: Callable[[Decision], TrainingSession], decision: Decision, note: Callable[[Replanned], None]
+) -> TrainingSession:
+    """Train to the end, or until asked to stop; where a session asks to be rolled back, another takes its place.
+
+    Each of them changes the plan in a direction in which there are few steps (fewer samples at once, then fp32), so
+    that this ends.
+
+    Args:
+        begin: makes a session from what the run's directory holds.
+        decision: what it begins under.
+        note: writes a change of plan down.
+    """
+    while True:
+        session = begin(decision)
+        try:
+            session.position = session.loop.run(session.position)
+        except RollBack as request:
+            change = request.change
+        else:
+            return session
+        telemetry, samples = session.loop.telemetry, session.loop.reached.samples
+        # Whatever holds the old model is let go of before a new one is made.
+        del session
+        gc.collect()
+        if change.new.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+        note(change)
+        emit_replanned(telemetry.emit, change, samples)
+        telemetry.emit("recovered", samples=samples, what="rolled back", why=change.why)
+        decision = with_plan(decision, change.new)
+
+
+def plan_change_recorder(
+    prepared: ResolvedJob, directory: RunDirectory, device: Device, decision: Decision
+) -> Callable[[Replanned], None]:
+    """A function that writes a change of plan into the run, for a resume, and into the cache, for the next plan."""
+
+    def note(change: Replanned) -> None:
+        directory.write_changed_plan(change.new)
+        if change.old.micro_batch == change.new.micro_batch:
+            return
+        is_forecast = change.old == decision.chosen.plan
+        failure = OutOfMemory(
+            device_model=device.model,
+            torch_version=torch.__version__,
+            job=memory_identity(prepared),
+            plan=change.old,
+            run=directory.name,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+            forecast_bytes=decision.chosen.forecast.peak_bytes.value if is_forecast else None,
+            reachable_bytes=change.reachable_bytes,
+        )
+        try:
+            OutOfMemoryStore(cache_root() / "calibration").append(failure)
+        except RunFailed:  # a cache that cannot be written costs the next run one update done twice
+            return
+
+    return note

@@ -1,0 +1,360 @@
+"""Which part of the state a process holds, who else holds the same, and which of them writes it. No communication.
+
+A tensor is whole in every process of a stage, or a DTensor, whose placements say which part of it is here. Processes
+that hold the same part are counted from the layout, so all of them know alike which one writes it: the one that has
+least to write so far.
+
+Tensors of a checkpoint, read block by block, whichever processes wrote them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors
+import torch
+
+from stoker.errors import BadRun, RunFailed
+from stoker.records import CheckpointManifest, Layout, StoredPiece, StoredTensor
+from stoker.stepping.distributed_tensors import is_spread, local
+from stoker.stepping.world import World
+from stoker.training.named_state import Tensors, laid_out
+
+Sizes = tuple[int, ...]
+Runs = tuple[tuple[int, int], ...]
+"""Where the indices held of a dimension start and stop, run after run."""
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class TensorShard:
+    """What a process holds of a tensor of `shape`: the indices `runs` of each dimension, laid together in `local`.
+
+    `holders` are the processes that hold the same, ascending.
+    """
+
+    shape: Sizes
+    runs: tuple[Runs, ...]
+    local: torch.Tensor
+    holders: tuple[int, ...]
+
+    def blocks(self) -> Iterator[tuple[Sizes, Sizes, Index]]:
+        """The blocks of the tensor that are here: offsets, sizes, and the index in `local`."""
+        runs_with_places = [_placed(runs) for runs in self.runs]
+        for block in itertools.product(*runs_with_places):
+            offsets, sizes = tuple(start for start, _, _ in block), tuple(stop - start for start, stop, _ in block)
+            if math.prod(sizes) or not math.prod(self.shape):
+                yield offsets, sizes, region(tuple(at for _, _, at in block), sizes)
+
+
+def shard_of(tensor: torch.Tensor, world: World) -> TensorShard:
+    """What this process holds of `tensor`.
+
+    Raises:
+        RunFailed: its placements do not say so.
+    """
+    here, shape = local(tensor).detach(), tuple(tensor.shape)
+    if not is_spread(tensor):
+        return TensorShard(shape, tuple(((0, size),) for size in shape), here, _stage(world.layout, world.rank))
+    spread: Any = tensor
+    mesh, placements = spread.device_mesh, tuple(spread.placements)
+    if any(placement.is_partial() for placement in placements):
+        raise RunFailed(f"the state holds a tensor of shape {list(shape)} that is still to be added up over processes",
+                        remedy="An optimiser's state is to be whole, or spread as its parameters.")  # fmt: skip
+    runs = _runs(mesh, tuple(mesh.get_coordinate()), placements, shape)
+    if tuple(sum(stop - start for start, stop in each) for each in runs) != tuple(here.shape):
+        raise RunFailed(
+            f"of a tensor of shape {list(shape)}, spread as {placements} over {mesh.size()} processes, a part of shape "
+            f"{list(here.shape)} is here, which these placements do not explain, so that no checkpoint can hold it",
+            remedy="Use a number of shards and of tensor processes whose product divides the model's sizes.",
+        )
+    return TensorShard(shape, runs, here, _holders(mesh, placements, world.layout, world.rank))
+
+
+def shards_to_write(tensors: Tensors, world: World) -> dict[str, TensorShard]:
+    """What this process writes of the tensors it holds, by name: each part is written by one of its holders.
+
+    All holders of a part have to name the same tensors in the same order.
+    """
+    written: defaultdict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+    mine: dict[str, TensorShard] = {}
+    for name, tensor in tensors.items():
+        part = shard_of(tensor, world)
+        loads = written[part.holders]
+        writer = min(part.holders, key=lambda rank: (loads.get(rank, 0), rank))
+        loads[writer] = loads.get(writer, 0) + part.local.nbytes
+        if writer == world.rank and (part.local.numel() or not math.prod(part.shape)):
+            mine[name] = part
+    return mine
+
+
+def filled_like(target: torch.Tensor, block: Callable[[Sizes, Sizes], torch.Tensor], world: World) -> torch.Tensor:
+    """A tensor spread and laid out like a DTensor `target`, made of the blocks that `block(offsets, sizes)` gives."""
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes time to import, and is there already
+
+    spread: Any = target
+    part = shard_of(target, world)
+    found: torch.Tensor | None = None
+    for offsets, sizes, index in part.blocks():
+        one = block(offsets, sizes)
+        found = torch.empty_like(part.local, dtype=one.dtype) if found is None else found
+        found[index] = one
+    if found is None:  # nothing of it is here, but its dtype
+        found = torch.empty_like(part.local, dtype=block((0,) * len(part.shape), (0,) * len(part.shape)).dtype)
+    return DTensor.from_local(
+        found, spread.device_mesh, spread.placements, run_check=False, shape=target.shape, stride=target.stride()
+    )
+
+
+def region(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    """The index of a block in its tensor."""
+    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+
+
+def _stage(layout: Layout, rank: int) -> tuple[int, ...]:
+    """The processes of the same stage."""
+    stage = layout.coordinates(rank)[0]
+    return tuple(other for other in range(layout.world_size) if layout.coordinates(other)[0] == stage)
+
+
+@functools.lru_cache(maxsize=1024)
+def _runs(mesh: Any, coordinate: Sizes, placements: tuple[Any, ...], shape: Sizes) -> tuple[Runs, ...]:
+    """The indices of each dimension that the process at `coordinate` of the mesh holds.
+
+    Placements cut one after the other, except that a shard of a layer that was divided among tensor processes cuts what
+    they left: FSDP2 calls it a `_StridedShard` by as many as they are.
+    """
+    held: dict[int, torch.Tensor] = {}
+    later = [dim for dim in range(len(placements)) if _is_of_divided(mesh, placements, dim)]
+    for dim in [*(dim for dim in range(len(placements)) if dim not in later), *later]:
+        placement = placements[dim]
+        if placement.is_replicate():
+            continue
+        axis, count, at = placement.dim, mesh.size(dim), coordinate[dim]
+        indices = held.get(axis, torch.arange(shape[axis]))
+        held[axis] = _cut(indices, 1 if dim in later else getattr(placement, "split_factor", 1), count, at)
+    return tuple(_runs_in(held[axis]) if axis in held else ((0, size),) for axis, size in enumerate(shape))
+
+
+def _is_of_divided(mesh: Any, placements: tuple[Any, ...], dim: int) -> bool:
+    """Whether a dimension of the mesh shards what others, further in, have divided before."""
+    factor = getattr(placements[dim], "split_factor", 1)
+    if factor == 1:
+        return False
+    inner = [mesh.size(other) for other in range(dim + 1, len(placements))
+             if not placements[other].is_replicate() and placements[other].dim == placements[dim].dim]  # fmt: skip
+    return bool(factor == math.prod(inner))
+
+
+def _cut(indices: torch.Tensor, factor: int, count: int, at: int) -> torch.Tensor:
+    """Part number `at` of `count` of each of `factor` parts, as `torch.chunk` cuts: earlier ones are the larger."""
+    return torch.cat([_chunks(whole, count)[at] for whole in _chunks(indices, factor)])
+
+
+def _chunks(indices: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """`count` parts; the last ones may be empty."""
+    size = max(1, math.ceil(len(indices) / count))
+    return [indices[start * size : (start + 1) * size] for start in range(count)]
+
+
+def _runs_in(indices: torch.Tensor) -> Runs:
+    if not len(indices):
+        return ((0, 0),)
+    ends = (indices[1:] != indices[:-1] + 1).nonzero().flatten()
+    firsts, lasts = [0, *(ends + 1).tolist()], [*ends.tolist(), len(indices) - 1]
+    return tuple((int(indices[a]), int(indices[b]) + 1) for a, b in zip(firsts, lasts, strict=True))
+
+
+def _placed(runs: Runs) -> list[tuple[int, int, int]]:
+    """Start and stop of each run, and where it lies in the local tensor."""
+    places = itertools.accumulate((stop - start for start, stop in runs), initial=0)
+    return [(start, stop, at) for (start, stop), at in zip(runs, places, strict=False)]
+
+
+@functools.lru_cache(maxsize=64)
+def _holders(mesh: Any, placements: tuple[Any, ...], layout: Layout, rank: int) -> tuple[int, ...]:
+    """The processes whose block of a DTensor is that of process `rank`.
+
+    Its mesh is a part of the world's: processes that differ only in axes of the world that it lacks hold the same, as
+    do those that differ only along dimensions of the mesh over which the tensor is replicated.
+    """
+    cut = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    at: dict[Sizes, Sizes] = {layout.coordinates(other): index for index, other in _indexed(mesh.mesh)}
+    mine = layout.coordinates(rank)
+    is_spanned = [len({coordinates[axis] for coordinates in at}) > 1 for axis in range(len(mine))]
+    holders = []
+    for other in _stage(layout, rank):
+        theirs = layout.coordinates(other)
+        twin: Sizes = tuple(them if spans else me for them, me, spans in zip(theirs, mine, is_spanned, strict=True))
+        if all(at[twin][dim] == at[mine][dim] for dim in cut):
+            holders.append(other)
+    return tuple(holders)
+
+
+def _indexed(ranks: torch.Tensor) -> list[tuple[tuple[int, ...], int]]:
+    """Index and value of each element."""
+    return [(tuple(int(i) for i in index), int(ranks[tuple(index)])) for index in torch.ones_like(ranks).nonzero()]
+
+
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "BOOL": "bool",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+    "F8_E4M3": "float8_e4m3fn", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""PyTorch's names of dtypes by safetensors' own."""
+
+
+Give = Callable[[str, list[int]], torch.Tensor]
+"""Gives the tensor of this name, with these strides."""
+
+
+class TensorSource(Protocol):
+    """Named tensors, on disk or in memory."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor; KeyError if there is none of that name."""
+        ...
+
+    def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+        """A block of a tensor, on the CPU, in memory of its own."""
+        ...
+
+
+class InMemory:
+    """Whole tensors that were copied."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As `Source.shape`."""
+        return tuple(self._tensors[name].shape)
+
+    def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+        """As `Source.block`."""
+        return self._tensors[name][region(offsets, sizes)].clone()
+
+
+class OnDisk:
+    """The tensors of a checkpoint; made by `opened`, which closes its files."""
+
+    def __init__(self, path: Path, manifest: CheckpointManifest) -> None:
+        self._path = path
+        self._files: dict[str, Any] = {}
+        self._tensors = manifest.tensors or self._whole_ones(manifest)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As `Source.shape`."""
+        return self._tensors[name].shape
+
+    def block(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
+        """As `Source.block`.
+
+        As they are read tensors lie at any address; kernels add in another order there, which showed as other bits in
+        L-BFGS. So each comes back in memory that PyTorch allocated.
+
+        Raises:
+            BadRun: a file cannot be read, or the pieces are not all of the block.
+        """
+        stored = self._tensors[name]
+        dtype = getattr(torch, stored.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise BadRun(f"{self._path} states {stored.dtype!r} as the type of {name}, which is none")
+        found = torch.empty(sizes, dtype=dtype)
+        num_filled = 0
+        for piece in stored.pieces:
+            if (overlap := _overlap(piece, offsets, sizes)) is not None:
+                within, here = overlap
+                part = self._read(piece.file, piece.key(name), within)
+                found[here] = part
+                num_filled += part.numel()
+        if num_filled != found.numel():
+            raise BadRun(f"{self._path} holds {num_filled:,} of {found.numel():,} elements of {name}",
+                         remedy="The checkpoint is damaged; use another one.")  # fmt: skip
+        return found
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files.values():
+            file.__exit__(None, None, None)
+        self._files.clear()
+
+    def _read(self, file_name: str, name: str, within: tuple[slice, ...]) -> torch.Tensor:
+        try:
+            file = self._open(file_name)
+            found: torch.Tensor = file.get_slice(name)[within] if within else file.get_tensor(name)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise BadRun(f"{self._path / file_name} cannot be read: {error}") from error
+        return found
+
+    def _open(self, file_name: str) -> Any:
+        if file_name not in self._files:
+            file: Any = safetensors.safe_open(self._path / file_name, framework="pt", device="cpu")
+            self._files[file_name] = file.__enter__()
+        return self._files[file_name]
+
+    def _whole_ones(self, manifest: CheckpointManifest) -> dict[str, StoredTensor]:
+        """What one process wrote: each tensor whole, in the file of its part, which says its shape and dtype."""
+        found: dict[str, StoredTensor] = {}
+        for name in (file.name for file in manifest.files if file.name.endswith(".safetensors")):
+            try:
+                file = self._open(name)
+                for key in file.keys():  # noqa: SIM118 - it is no dict
+                    header = file.get_slice(key)
+                    shape, dtype = tuple(header.get_shape()), _DTYPES.get(header.get_dtype(), header.get_dtype())
+                    piece = StoredPiece(file=name, offsets=(0,) * len(shape), sizes=shape)
+                    found[key] = StoredTensor(shape=shape, dtype=dtype, pieces=(piece,))
+            except (OSError, safetensors.SafetensorError) as error:
+                raise BadRun(f"{self._path / name} cannot be read: {error}") from error
+        return found
+
+
+@contextmanager
+def opened(path: Path, manifest: CheckpointManifest) -> Iterator[OnDisk]:
+    """The tensors of a checkpoint.
+
+    Raises:
+        BadRun: a file of it cannot be read.
+    """
+    disk = OnDisk(path, manifest)
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+def whole_from(source: TensorSource) -> Give:
+    """Gives whole tensors, laid out as they were; one that is there twice is one."""
+    known: Tensors = {}
+
+    def whole(name: str, strides: list[int]) -> torch.Tensor:
+        if name not in known:
+            shape = source.shape(name)
+            known[name] = source.block(name, (0,) * len(shape), shape)
+        return laid_out(known[name], strides)
+
+    return whole
+
+
+def _overlap(
+    piece: StoredPiece, offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Where a piece meets a block: as index into the piece, and into the block; None where they do not meet."""
+    within, here = [], []
+    for at, length, offset, size in zip(piece.offsets, piece.sizes, offsets, sizes, strict=True):
+        start, stop = max(at, offset), min(at + length, offset + size)
+        if stop <= start:
+            return None
+        within.append(slice(start - at, stop - at))
+        here.append(slice(start - offset, stop - offset))
+    return tuple(within), tuple(here)

@@ -1,0 +1,264 @@
+"""Studies on disk: `study.json`, `forecast.json`, `study.db`, `study.html`, and a run for each trial in `trials/`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker import records
+from stoker.errors import BadRun, RunFailed, first_line, nearest
+from stoker.records.codec import JSON
+from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
+from stoker.store import RunLock, disk_errors, write_atomic
+from stoker.store.disk_errors import read_errors
+from stoker.store.files import is_aside, make_directories
+from stoker.store.locks import HELD_FILE, LOCK_FILE
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import RDBStorage
+
+    from stoker.training.run_handle import Run
+
+
+FILE = "study.json"
+_FORECAST, _PAGE = "forecast.json", "study.html"
+_BEFORE = (LOCK_FILE, HELD_FILE, _FORECAST)
+"""What may be there before a study is, as a kill leaves it."""
+
+_MARK = "stoker"
+"""The attribute of a study in its storage that holds its settings."""
+
+R = TypeVar("R")
+
+
+class StudyDirectory:
+    """A study's directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The study's name."""
+        return self.path.name
+
+    @property
+    def is_study(self) -> bool:
+        """Whether a study was begun here."""
+        return (self.path / FILE).exists()
+
+    @property
+    def page_path(self) -> Path:
+        """The study's page, if it was written."""
+        return self.path / _PAGE
+
+    def read_settings(self) -> StudySettings:
+        """What the study is.
+
+        Raises:
+            BadRun: it is missing, damaged or of another version.
+        """
+        return self._read(FILE, StudySettings)
+
+    def read_forecast(self) -> StudyForecast | None:
+        """What it was expected to take; None if that was not asked for; raises as `read_settings`."""
+        return self._read(_FORECAST, StudyForecast) if (self.path / _FORECAST).exists() else None
+
+    def begin(self, settings: StudySettings, forecast: StudyForecast | None) -> None:
+        """Write down what the study is, the first time; its lock must be held.
+
+        Raises:
+            BadRun: something else is in the directory, or it cannot be written.
+        """
+        if self.is_study:
+            return
+        others = sorted(one.name for one in self.path.iterdir() if one.name not in _BEFORE and not is_aside(one))
+        if others:
+            raise BadRun(
+                f"{self.path} is no study: it holds {', '.join(others[:3])}.", remedy="Choose another --study NAME."
+            )
+        if forecast is not None:
+            write_atomic(self.path / _FORECAST, records.dumps(forecast) + "\n", what="the forecast", error=BadRun)
+        write_atomic(self.path / FILE, records.dumps(settings) + "\n", what="the study's settings", error=BadRun)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the study's directory for this process; another machine has a directory of its own.
+
+        Raises:
+            BadRun: another process holds it.
+        """
+        with disk_errors(self.path, "the study's directory", error=BadRun):
+            make_directories(self.path)
+        lock = RunLock(self.path)
+        try:
+            lock.acquire()
+        except BadRun as error:
+            raise BadRun(
+                error.message.replace("The run ", "The study ", 1),
+                remedy="It goes on there. To work on one study from several places at once, give each its own "
+                "STOKER_RUNS and all the same --storage URL and --study NAME.",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def opened(self, settings: StudySettings) -> tuple[RDBStorage, optuna.Study]:
+        """The study in its storage, with its pruner; made if it is not there.
+
+        Raises:
+            BadRun: the storage cannot be used, or has another study of that name.
+        """
+        from stoker.tuning.search_algorithms import pruner_for, rungs_of  # noqa: PLC0415 - Optuna
+        from stoker.tuning.study_database import open_storage, open_study  # noqa: PLC0415 - Optuna
+
+        storage = open_storage(settings.storage, self.path)
+        study = open_study(storage, settings.name, higher_is_better=settings.higher_is_better)
+        study.pruner = pruner_for(settings.pruner, rungs_of(settings.first_samples, settings.total_samples))
+        mine, theirs = _comparable(settings), study.user_attrs.get(_MARK)
+        if theirs is None:
+            study.set_user_attr(_MARK, mine)
+        elif different := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
+            raise BadRun(
+                f"{settings.storage or self.path} has another study called {settings.name}: "
+                f"its {', '.join(different)} differs.",
+                remedy="Give the same options to work on that one, or choose another --study NAME.",
+            )
+        return storage, study
+
+    def read_result(self) -> StudyResult:
+        """The study as it stands.
+
+        Raises:
+            BadRun: it cannot be read.
+        """
+        from stoker.tuning.study_database import importance, read_trials  # noqa: PLC0415 - Optuna
+
+        settings = self.read_settings()
+        _, study = self.opened(settings)
+        mattered = {} if settings.members else importance(study)  # a member's last settings are not what made it good
+        return StudyResult(
+            settings=settings, trials=read_trials(study), importance=mattered, forecast=self.read_forecast()
+        )
+
+    def _read(self, name: str, record: type[R]) -> R:
+        path = self.path / name
+        try:
+            with read_errors(path):
+                return records.loads(path.read_bytes(), record)
+        except ValueError as problem:
+            raise BadRun(f"{path} cannot be used: {problem}.", remedy="Restore it from a copy.") from problem
+
+
+class Study:
+    """A study as people use it: its trials, the best of them, its page."""
+
+    def __init__(self, directory: StudyDirectory, result: StudyResult) -> None:
+        self.directory, self.result = directory, result
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.directory.name
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.directory.path
+
+    @property
+    def page_path(self) -> Path:
+        """Its page, an HTML file."""
+        return self.directory.page_path
+
+    @property
+    def forecast(self) -> StudyForecast | None:
+        """What it was expected to take."""
+        return self.result.forecast
+
+    @property
+    def trials(self) -> tuple[StudyTrial, ...]:
+        """All trials, best first."""
+        return self.result.ranked
+
+    @property
+    def best(self) -> StudyTrial:
+        """The finished trial with the best value.
+
+        Raises:
+            BadRun: none is finished.
+        """
+        if self.result.best is None:
+            raise BadRun(f"{self.name} has no finished trial yet", remedy="Continue it with the same command.")
+        return self.result.best
+
+    def run(self, number: int | None = None) -> Run:
+        """The run of a trial, the best one's by default: metrics, weights, model, report.
+
+        Raises:
+            BadRun: there is none, or it is on another machine.
+        """
+        from stoker.training.run_handle import load  # noqa: PLC0415 - PyTorch
+
+        trial = self.best.number if number is None else number
+        found = next((one for one in self.result.trials if one.number == trial), None)
+        if found is None:
+            raise BadRun(f"{self.name} has no trial {trial}: it has {len(self.result.trials)}")
+        return load(self.path / found.run)
+
+    def __repr__(self) -> str:
+        """Name, trials and the best."""
+        best = self.result.best
+        words = (
+            "" if best is None else f", best {self.result.settings.objective} {best.value:.4g} (trial {best.number})"
+        )
+        return f"<Study {self.name}: {len(self.result.trials)} trials{words}>"
+
+
+def find_study(root: Path, word: str) -> StudyDirectory:
+    """The study a user means: the name of one in `root`, the start of just one, or a path.
+
+    Raises:
+        BadRun: there is none, or several fit.
+    """
+    with read_errors(root):
+        entries = sorted(root.iterdir()) if root.is_dir() else []
+    names = {entry.name: StudyDirectory(entry) for entry in entries if StudyDirectory(entry).is_study}
+    if word in names:
+        return names[word]
+    if word and StudyDirectory(Path(word)).is_study:
+        return StudyDirectory(Path(word))
+    fitting = [name for name in names if word and name.startswith(word)]
+    if len(fitting) == 1:
+        return names[fitting[0]]
+    if fitting:
+        raise BadRun(
+            f"{word!r} is the start of {len(fitting)} studies: {', '.join(fitting)}.", remedy="Write more of it."
+        )
+    raise BadRun(f"There is no study {word!r} in {root}. {nearest(word, names)}")
+
+
+def write_page(directory: StudyDirectory, result: StudyResult) -> str | None:
+    """Write the study's page; returns what went wrong, which costs no study, and None if nothing did."""
+    from stoker.reporting.study_page import render_study  # noqa: PLC0415 - plotly
+
+    try:
+        write_atomic(directory.page_path, render_study(result), what="the study's page", error=RunFailed)
+    except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training
+        return f"the study's page could not be written: {first_line(problem)}"
+    return None
+
+
+def _comparable(settings: StudySettings) -> dict[str, JSON]:
+    """What must be equal for two processes to work on one study.
+
+    Not what names files and their times, which are others on another machine.
+    """
+    shared = dataclasses.replace(settings, made_at="", storage="", job="", data_fingerprint="")
+    document: dict[str, Any] = records.to_json(shared)
+    return document

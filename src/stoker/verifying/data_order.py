@@ -1,0 +1,138 @@
+"""Are batches the same from any position on, whoever fetches them and however they are cut?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.fields import Content, map_tensors
+from stoker.records import Position, Verdict
+from stoker.stepping.step import Step
+from stoker.verifying.subject import Subject, Timebox, same_bits
+
+_QUESTION = "Is the order of the data fixed?"
+_GUARANTEES = {
+    "indexed": "indexed: the order is computed from (seed, epoch, position), so training resumes at any sample at once",
+    "seekable": "seekable: the reader's position is saved and restored",
+    "stream": "stream: what was read before is read again on resume",
+}
+_FEWEST, _MOST = 4, 16
+_MOST_ORDERED = 2**20
+
+
+def check_order(subject: Subject, timebox: Timebox) -> Verdict:
+    """Compare batches from a middle position with those of an uninterrupted stream, bit for bit."""
+    step = Step(subject.job, subject.plan, subject.coupling)
+    stream = _straight(subject, step, timebox)
+    middle = len(stream) // 2
+    problem = (
+        _problem_with_order(subject)
+        or _problem_with_batches(subject, step, stream, middle)
+        or _problem_with_cutting(stream[0], subject.plan.micro_batch)
+    )
+    loader = f"{subject.plan.num_workers} loader workers" if subject.plan.num_workers else "this process"
+    examined = (
+        f"batches {middle + 1} to {len(stream)} fetched by {loader} after a start in the middle, against those of one "
+        f"stream fetched in this process: indices and bytes; {_order_in_words(subject)}"
+        "the first batch made ready whole and in parts"
+    )
+    guarantee = _GUARANTEES[subject.data.train.data_class]
+    return Verdict(
+        question=_QUESTION,
+        answer=f"Yes, {guarantee}." if problem is None else f"No: {problem}",
+        passed=problem is None,
+        level="bit-equal" if problem is None else "none",
+        evidence=examined,
+    )
+
+
+def _straight(subject: Subject, step: Step, timebox: Timebox) -> list[Batch]:
+    """The first batches of one stream, at least four, up to sixteen as time allows."""
+    plan = replace(subject.plan, loader=subject.plain_loader, num_workers=0)
+    source = replace(subject.source(step), plan=plan)
+    batches: list[Batch] = []
+    for batch in source.batches(Position(), _MOST):
+        batches.append(batch)
+        if len(batches) >= _FEWEST and timebox.is_over:
+            break
+    return batches
+
+
+def _ordered(subject: Subject) -> int:
+    return min(len(subject.data.train), _MOST_ORDERED)
+
+
+def _order_in_words(subject: Subject) -> str:
+    is_computed = subject.data.train.data_class == "indexed"
+    return f"the order of {_ordered(subject)} samples of two epochs; " if is_computed else ""
+
+
+def _problem_with_order(subject: Subject) -> str | None:
+    """Whether an epoch's order holds every sample once, is not the next one's, and is the same from its middle."""
+    train, seed, count = subject.data.train, subject.job.seed, _ordered(subject)
+    if train.data_class != "indexed":
+        return None  # it comes as it is read
+    size, order = len(train), train.order(seed)
+    first, second = (order.indices(epoch, 0, count) for epoch in (0, 1))
+    if len(np.unique(first)) != count:
+        return "an epoch's order holds a sample twice."
+    if not np.array_equal(train.order(seed).indices(0, count // 2, count), first[count // 2 :]):
+        return "an epoch's order depends on where it is begun."
+    if size > 8 and np.array_equal(first, second):
+        return "two epochs have the same order."
+    return None
+
+
+def _problem_with_batches(subject: Subject, step: Step, stream: list[Batch], middle: int) -> str | None:
+    resumed: BatchSource = subject.source(step)
+    with closing(resumed.batches(subject.extent.position(middle), len(stream))) as batches:
+        for number, (ours, theirs) in enumerate(itertools.zip_longest(batches, stream[middle:]), middle + 1):
+            if ours is None or theirs is None or not np.array_equal(ours.indices, theirs.indices):
+                return f"batch {number} holds other samples when training resumes."
+            if not _same_content(ours.content, theirs.content):
+                return (
+                    f"batch {number} holds the same samples with other content when it is fetched again. Does the "
+                    "dataset draw from a generator of its own, or read something that changes? Random draws in "
+                    "__getitem__ are keyed if they come from random, numpy.random or torch."
+                )
+    return None
+
+
+def _problem_with_cutting(batch: Batch, micro_batch: int) -> str | None:
+    """Whether samples are made ready alike in the whole batch and in parts, up to rounding at the ends of vectors."""
+    if batch.size == 1:
+        return None
+    at = micro_batch if micro_batch < batch.size else batch.size // 2
+    first, last = _tensors(batch.cut(0, at)), _tensors(batch.cut(at, batch.size))
+    for whole, *parts in zip(_tensors(batch.cut(0, batch.size)), first, last, strict=True):
+        if whole.dim() and whole.shape[0] == batch.size and not _is_close(whole, torch.cat(parts)):
+            return (
+                "augmentation or preparation gives a sample other content when the batch is cut otherwise. Let it "
+                "draw from its second argument, draw.uniform() and draw.integers(low, high), and treat each sample by "
+                "itself."
+            )
+    return None
+
+
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_floating_point() and one.shape == other.shape:
+        return torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+    return same_bits(one, other)
+
+
+def _same_content(one: Content, other: Content) -> bool:
+    mine, theirs = _tensors(one), _tensors(other)
+    return len(mine) == len(theirs) and all(map(same_bits, mine, theirs))
+
+
+def _tensors(content: Content) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    keep: Callable[[torch.Tensor], None] = found.append
+    map_tensors(content, keep)
+    return found
