@@ -256,7 +256,22 @@ def test_the_reference_has_every_argument_of_a_verb() -> None:
         names = [_ONE_OF_TWO.get((verb, name), name) for name in map(ast.unparse, call.args)]
         told.setdefault(verb, {}).update(dict.fromkeys(names, ""))
         told[verb].update({word.arg: ast.unparse(word.value) for word in call.keywords if word.arg is not None})
-    assert set(told) == {name for name in stoker.__all__ if name in flow.__all__ and name != "Run"}
+    packages = {
+        "training",
+        "compressing",
+        "exporting",
+        "planning",
+        "predicting",
+        "profiling",
+        "serving",
+        "tuning",
+        "verifying",
+    }
+    functions = {name: thing for name in stoker.__all__ if inspect.isfunction(thing := getattr(stoker, name))}
+    verbs = {
+        name for name, function in functions.items() if function.__module__.split(".")[1] in {*packages, "training"}
+    }
+    assert set(told) == verbs - {"on"}
     for verb, arguments_told in told.items():
         wanted = inspect.signature(getattr(stoker, verb)).parameters.values()
         known = {one.name: one.default for one in wanted if one.name != "entry" and one.kind is not one.VAR_KEYWORD}

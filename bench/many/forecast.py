@@ -39,8 +39,7 @@ from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import datasets_of
 from stoker.planning.model.layout_forecast import LayoutForecasts
 from stoker.planning.model.run_forecast import Extents
-from stoker.profiling import job_profile
-from stoker.profiling.job_profile import job_profile
+from stoker.profiling.job_profile import job_profile, model_parts
 from stoker.profiling.links import measure_links
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.profiling.tracing.repetition import trace_with_repetition
@@ -205,7 +204,7 @@ def forecast_of(case: Case, layout: Layout, benchmark: MicroBenchmark, links: Li
         model = job.model()  # type: ignore[operator]  # it is a function
     if layout.tensor > 1 and tensor_plan_problem(model, layout) is not None:
         return None
-    parts = job_profile.model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
+    parts = model_parts(model, divided_dimensions(model, layout.tensor) if layout.tensor > 1 else None)
     if layout.stages > max(1, len(parts.blocks)):
         return None
     data = datasets_of(job)

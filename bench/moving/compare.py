@@ -38,7 +38,7 @@ from stoker.loading.order import EpochOrder
 from stoker.records import Plan
 from stoker.records.codec import JSON
 from stoker.stepping.model import build_model
-from stoker.training.telemetry import Telemetry
+from stoker.training import session
 
 LIMIT = 1e-5
 """The largest difference of two losses at the same update."""
@@ -142,7 +142,7 @@ def _theirs(case: Case, job: stoker.Job, folder: Path) -> Curve:
 
 def by_stoker(job: stoker.Job, plan: Plan, folder: Path) -> Curve:
     """`stoker.train`, its telemetry telling the loss of each update."""
-    curve, usual = Curve(), Telemetry
+    curve, usual = Curve(), session.Telemetry
 
     class Recorded(usual):  # type: ignore[valid-type,misc]  # what it is, is known only now
         """Keeps the loss of each update."""
@@ -153,11 +153,11 @@ def by_stoker(job: stoker.Job, plan: Plan, folder: Path) -> Curve:
             curve.at_s.append(time.perf_counter())
             return super().updated(loss, num_samples)
 
-    Telemetry = Recorded  # type: ignore[misc]  # where flow/starting.py takes it from
+    session.Telemetry = Recorded  # type: ignore[misc]
     try:
         stoker.train(job, plan=plan, run_dir=folder, new=True, sink=lambda _: None)
     finally:
-        Telemetry = usual  # type: ignore[misc]  # as it was
+        session.Telemetry = usual  # type: ignore[misc]
     return curve
 
 

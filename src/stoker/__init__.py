@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.api import *
+    from stoker.api import *  # noqa: F403 - the names themselves, for type checkers
 
 
 def __getattr__(name: str) -> Any:

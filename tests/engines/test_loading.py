@@ -65,7 +65,8 @@ def test_an_engine_that_is_not_installed_is_told_with_the_extra(
 def test_engines_and_artifacts_do_not_load_torch(tmp_path: Path) -> None:
     """A server of exported models starts without it, and runs them without it."""
     code = (
-        "import sys; from stoker.engines import load; from stoker.testing.tiny_models import tiny_artifact, tiny_inputs\n"
+        "import sys; from stoker.engines import load\n"
+        "from stoker.testing.tiny_models import tiny_artifact, tiny_inputs\n"
         f"for name in ('openvino', 'onnxruntime'):\n"
         f"    load(tiny_artifact({str(tmp_path)!r}, engine=name))[0].run(tiny_inputs())\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"

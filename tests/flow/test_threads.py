@@ -43,9 +43,9 @@ def test_a_plan_has_no_more_threads_than_allowed(monkeypatch) -> None:
     """On a machine of two cores: all plans tried have one thread under a limit of one, and two without a limit."""
     monkeypatch.setattr("stoker.planning.decision.attached_cpu", lambda: CPU)
     seen = []
-    real = planner.profiling.try_plan
+    real = planner.try_plan
     monkeypatch.setattr(
-        planner.profiling,
+        planner,
         "try_plan",
         lambda job, plan, *rest, **more: seen.append(plan) or real(job, plan, *rest, **more),
     )
@@ -69,15 +69,15 @@ def test_trials_compute_with_the_threads_that_other_processes_leave(monkeypatch)
     monkeypatch.setattr("stoker.planning.planner.sample_cpu", sample)
     monkeypatch.setattr("stoker.planning.plan_history.sample_cpu", sample)
     for module in ("decision", "planner"):
-        monkeypatch.setattr(f"stoker.flow.{module}.attached_cpu", lambda: CPU)
+        monkeypatch.setattr(f"stoker.planning.{module}.attached_cpu", lambda: CPU)
     seen = []
-    real = planner.profiling.try_plan
+    real = planner.try_plan
 
     def noted(job, plan, *rest, **more):
         seen.append((plan.threads, more["most_threads"]))
         return real(job, plan, *rest, **more)
 
-    monkeypatch.setattr(planner.profiling, "try_plan", noted)
+    monkeypatch.setattr(planner, "try_plan", noted)
     decision, _ = decide(resolve_job(_job()), CPU, threads=2)
     assert {most for _, most in seen} == {1}
     assert decision.others_share == pytest.approx(0.9)

@@ -59,9 +59,9 @@ def run(material: Material, pacer: Pacer) -> None:
 
 
 def without_reports() -> None:
-    """Let modules of `stoker.flow` be imported where what its reports need is not installed."""
+    """Let modules of `stoker.planning` be imported where what reports need is not installed."""
     if all(importlib.util.find_spec(name) for name in ("rich", "plotly", "safetensors")):
         return
-    package = types.ModuleType("stoker.flow")
-    package.__path__ = [str(Path(stoker.__file__).parent / "flow")]
-    sys.modules["stoker.flow"] = package
+    package = types.ModuleType("stoker.planning")
+    package.__path__ = [str(Path(stoker.__file__).parent / "planning")]
+    sys.modules["stoker.planning"] = package

@@ -19,6 +19,7 @@ from bench.train.material import Material
 from bench.train.pacing import Pacer
 from stoker import records
 from stoker.jobs.job_file import load_job
+from stoker.training import session
 from stoker.training.telemetry import Telemetry
 
 _NEVER_S = 1e7
@@ -61,4 +62,4 @@ def paced_telemetry(pacer: Pacer) -> None:
             rested_s += pacer.updated(num_samples, loss.item)
             return is_due
 
-    Telemetry = Paced  # type: ignore[misc]  # where flow/starting.py takes it from
+    session.Telemetry = Paced  # type: ignore[misc]

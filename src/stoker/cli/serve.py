@@ -73,9 +73,8 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve exported models over the Open Inference Protocol, HTTP and gRPC, until stopped."""
-    with reported(debug=debug):
-        with announce_changes():
-            api.serve(
+    with reported(debug=debug), announce_changes():
+        api.serve(
                 models,
                 announce=lambda started: announce(started, as_json=as_json),
                 host=host, http_port=door(http_port), grpc_port=door(grpc_port), admin_host=admin_host,

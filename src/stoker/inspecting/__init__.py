@@ -11,7 +11,7 @@ for _module in ("pyarrow", "PIL"):
 from stoker.inspecting.data_kinds import check  # noqa: E402 - likewise
 from stoker.inspecting.findings import (  # noqa: E402 - after what they need is known to be there
     Checked,
-    CheckOptions,  # noqa: E402 - likewise
+    CheckOptions,
     Tell,
     clean_list,
 )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -19,11 +19,7 @@ from torch import nn
 
 from stoker.errors import BadJob, BadSetting
 
-if TYPE_CHECKING:
-    import torch
-
-
-WeightsSource = str | os.PathLike[str] | Mapping[str, "torch.Tensor"]
+WeightsSource = str | os.PathLike[str] | Mapping[str, torch.Tensor]
 """A safetensors file, a folder of them, or tensors by name."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -224,7 +224,8 @@ class Job:
         if _is_duration(self.until):
             object.__setattr__(self, "schedule", _made("schedule", lambda one: bound(one, self.until), self.schedule))
         checks = (*_parts(self), *_amounts(self), *_choices(self), *_fields(self), *_own_step(self), *_sync(self),
-                  *_thawing(self), *_validation(self), *selection_checks(self), *training_control_checks(self), *token_checks(self),
+                  *_thawing(self), *_validation(self), *selection_checks(self), *training_control_checks(self),
+                  *token_checks(self),
                   *(("mix", False, problem) for problem in problems_with_mix(self)))  # fmt: skip
         if wrong := problem_with(self.sampling, self.lengths, self.batch, self.collate):
             raise BadJob(f"Job({wrong[0]}=…): {wrong[1]}")

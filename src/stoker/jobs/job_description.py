@@ -1,9 +1,9 @@
 """Describing a Job as data, for its JobSpec: values as they are, functions and objects by what they do.
 
-A function is its name, the digest of its source (`stoker.jobs.code_digest`), its defaults and what it closes over; an object
-that can be called is its class, the digest of that class's source, and its attributes; arrays are a digest of their
-content. Code of installed packages is named only: its version belongs to the Environment. What a function reads from
-its module is not looked at: for a job file, the digest of what is executed of it and its local imports covers it.
+A function is its name, the digest of its source (`stoker.jobs.code_digest`), its defaults and what it closes over; an
+object that can be called is its class, the digest of that class's source, and its attributes; arrays are a digest of
+their content. Code of installed packages is named only: its version belongs to the Environment. What a function reads
+from its module is not looked at: for a job file, the digest of what is executed of it and its local imports covers it.
 """
 
 from __future__ import annotations

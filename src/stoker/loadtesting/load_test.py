@@ -231,10 +231,7 @@ def _served(
     directory: Path, artifact: Artifact, settings: ServiceSettings, load: Load, objective: Objective | None
 ) -> Iterator[LoadTarget]:
     """The model behind a server of its own on a free port of this machine alone."""
-    from stoker.serving.server import (
-        ServerOptions,  # noqa: PLC0415 - its libraries are an extra of their own
-        run,  # noqa: PLC0415 - likewise
-    )
+    from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - its libraries are an extra of their own
 
     name = directory.resolve().name
     options = ServerOptions(

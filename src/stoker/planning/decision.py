@@ -82,7 +82,7 @@ def plan(  # noqa: PLR0913 - what the command line offers
         objective: what should be least: `time`, `money` or `energy` (default: time; money where there is a deadline).
         memory: the most of a device's memory that may be used [bytes]; a number, or `6GB`.
         threads: the most that compute on a CPU (default: OMP_NUM_THREADS if it is set, else one for each core).
-        device_mtbf_h: mean time of one device between two failures [h]; None: as stated in `stoker.devices.failure_rates`.
+        device_mtbf_h: mean time of one device between two failures [h]; None: that of `devices.failure_rates`.
         entry: the job file it came from.
 
     Raises:

@@ -87,8 +87,9 @@ class PredictionRun:
         self._check_bad(state, done)
         todo = sorted(set(range(len(self.job.parts))) - set(done))
         counter, reading = Counter(), _Reading(self.job, self.sources, self.stamps, self._columns())
-        line = PartPipeline(reading.read, lambda part, rows, engine: self._part(part, rows, engine, counter), self.engines,
-                    self.ahead)  # fmt: skip
+        line = PartPipeline(
+            reading.read, lambda part, rows, engine: self._part(part, rows, engine, counter), self.engines, self.ahead
+        )
         with closing(reading), closing(line.results(todo, counter)) as results:
             for result in results:
                 if result is not None:

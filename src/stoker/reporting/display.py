@@ -167,8 +167,6 @@ def choose_display(*, as_json: bool = False, stdout: TextIO = sys.stdout, consol
     """
     if as_json:
         return JsonDisplay(stdout)
-    # noqa: PLC0415 - it is a display itself
-
     if console is None and (found := notebook_display()) is not None:
         return found
     console = Console(stderr=True) if console is None else console

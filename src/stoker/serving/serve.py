@@ -50,10 +50,7 @@ def _serve(
     options: dict[str, Any],
 ) -> None:
     require_libraries()
-    from stoker.serving.server import (
-        ServerOptions,  # noqa: PLC0415 - needs the libraries just looked for
-        run,  # noqa: PLC0415 - likewise
-    )
+    from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - needs the libraries just looked for
 
     places = (models,) if isinstance(models, str | PathLike) else models
     run(ServerOptions(places=tuple(Path(place) for place in places), **options), announce)

@@ -537,7 +537,7 @@ class SiteSplit(Split):
     Unlike other parts of a batch, sites do nothing together within an update, so they need not pass equally often.
     """
 
-    site_shares: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
     """Each site's samples of a whole batch; empty: equal ones."""
 
     def spans(self, size: int) -> tuple[range, ...]:

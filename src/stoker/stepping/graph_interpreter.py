@@ -191,7 +191,6 @@ def _meant(overload: Any) -> set[str]:
     return {str(getattr(packet, one)._schema) for one in names if one in packet.overloads()}  # noqa: SLF001 - as above
 
 
-_native: Any = torch._C  # noqa: SLF001 - the one place that does
 below_autograd: Callable[[], AbstractContextManager[Any]] = getattr(
     _native, "_AutoDispatchBelowAutograd", torch.no_grad
 )

@@ -1,7 +1,7 @@
 """Checkpoints of a run: copied between two updates, written in the background, restored exactly.
 
-Of several processes each writes its share (`stoker.training.snapshots`), and the first one completes the checkpoint once
-all shares are durable. Whether to go on is agreed where the next one is saved, and at the end.
+Of several processes each writes its share (`stoker.training.snapshots`), and the first one completes the checkpoint
+once all shares are durable. Whether to go on is agreed where the next one is saved, and at the end.
 
 From a checkpoint on disk back into a step, or into whole weights, whichever processes wrote it.
 """

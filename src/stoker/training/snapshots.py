@@ -12,9 +12,10 @@ number of them, or processes that train in lockstep, from the shared weights.
 
 What each process writes of a checkpoint, and how a manifest comes of all of it.
 
-A process writes the blocks that are its turn (`stoker.training.sharded_tensors`), into files of its own: `model.safetensors` of
-one process, `model.0-of-4.safetensors` of several. Of several it tells the first one which files those are and which
-block of which tensor lies where; the first one in each stage adds the skeletons, which are alike within a stage.
+A process writes the blocks that are its turn (`stoker.training.sharded_tensors`), into files of its own:
+`model.safetensors` of one process, `model.0-of-4.safetensors` of several. Of several it tells the first one which files
+those are and which block of which tensor lies where; the first one in each stage adds the skeletons, which are alike
+within a stage.
 """
 
 from __future__ import annotations

@@ -383,7 +383,8 @@ class WorkerListener:
                 emit_event(
                     sinks, "recovered", samples=self._samples,
                     what="one process goes on" if count == 1 else f"{count} processes go on",
-                    why="another one is back" if fields["why"] == RENDEZVOUS_REQUESTED else fields["why"], took_s=fields["seconds"],
+                    why="another one is back" if fields["why"] == RENDEZVOUS_REQUESTED else fields["why"],
+                    took_s=fields["seconds"],
                 )  # fmt: skip
 
 

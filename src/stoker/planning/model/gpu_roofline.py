@@ -362,8 +362,6 @@ class PowerModel:
 
 def flops_by_dtype(operations_with_counts: Iterable[tuple[Operation, float]]) -> dict[str, float]:
     """FLOPs of operations, each as often as it runs, by the dtype in which the time model takes them to be computed."""
-    # noqa: PLC0415 - roofs need rates, which need this file's clock
-
     flops: defaultdict[str, float] = defaultdict(float)
     for operation, count in operations_with_counts:
         if operation.flops:

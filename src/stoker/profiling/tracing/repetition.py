@@ -438,7 +438,7 @@ def _configuration(module: nn.Module) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, part in module.named_modules():
         found[f"{name}:class"] = type(part)
-        for own, tensor in (*part._parameters.items(), *part._buffers.items()):  # noqa: SLF001 - those that are None too
+        for own, tensor in (*part._parameters.items(), *part._buffers.items()):
             found[f"{name}:{own}"] = None if tensor is None else _form(tensor)
         for own, value in vars(part).items():
             if own not in _PLUMBING:

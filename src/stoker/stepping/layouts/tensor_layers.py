@@ -361,11 +361,8 @@ class ParallelOutput:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Logits [..., V], or the DTensor of them divided by V."""
-        group = self._group
-        if self._has_parts:
-            x = gather_from_group(x, SEQUENCE, group, is_shared=True)
-        else:
-            x = copy_to_group(x, group)
+        group, is_divided = self._group, self._has_parts
+        x = gather_from_group(x, SEQUENCE, group, is_shared=True) if is_divided else copy_to_group(x, group)
         logits = F.linear(x, own_part(self._module.weight), own_part(self._module.bias))
         if self.keeps_divided:
             divided: torch.Tensor = DTensor.from_local(logits, self._mesh, [Shard(logits.dim() - 1)], run_check=False)

@@ -25,16 +25,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # missing from the stubs
+from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]  # missing from the stubs
 
 from stoker.errors import BadJob, RunFailed
 from stoker.store.locations import cache_root
-
-if TYPE_CHECKING:
-    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # missing from the stubs
-
 
 LOOPBACK = "127.0.0.1"
 """Workers of a supervisor are on its machine; nobody else is to reach their store."""
