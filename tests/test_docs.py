@@ -43,14 +43,11 @@ PAGES = [README, EXAMPLES / "README.md", *sorted(DOCS.rglob("*.md"))]
 STAGES = sorted((DOCS / "stages").glob("*.md"))
 
 # Pages that stand for a folder of another name, or for several; design.md tells of the rest.
-FOLDERS = {"command-line": ("cli",), "data": ("data", "zoo"), "store": ("store", "testing")}
-ON_THE_DESIGN_PAGE = {"flow", "records"}
 
 # What the reference calls an argument that may be one of two things.
 _ONE_OF_TWO = {("profile", "job"): "job_or_step", ("profile", "step_fn"): "job_or_step"}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-every_stage = pytest.mark.parametrize("page", STAGES, ids=lambda page: page.stem)
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -298,34 +295,6 @@ def test_glossary_terms_are_used() -> None:
     others = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page != glossary).lower()
     assert [term for term in terms if not re.search(rf"\b{re.escape(term.lower())}", others)] == []
     assert terms == sorted(set(terms), key=str.lower)
-
-
-@every_stage
-def test_files_of_a_stage_exist(page: Path) -> None:
-    """Each file named on a stage's page is in the folder it tells of."""
-    folders = FOLDERS.get(page.stem, (page.stem,))
-    there = {path.name for folder in folders for path in (PACKAGE / folder).iterdir()}
-    elsewhere = {path.name for path in [*ROOT.glob("examples/*"), *(PACKAGE / "flow").iterdir()]}
-    rows = [line.split("|")[1] for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    named = set(re.findall(r"`([\w-]+\.(?:py|json))`", "\n".join(rows)))
-    assert named
-    assert named - elsewhere <= there
-
-
-@every_stage
-def test_a_stage_tells_of_all_its_files(page: Path) -> None:
-    """Each module of its folder stands on the page, by its own name or by that of a folder within."""
-    text = page.read_text(encoding="utf-8")
-    for folder in (PACKAGE / name for name in FOLDERS.get(page.stem, (page.stem,))):
-        modules = [path for path in folder.rglob("*.py") if path.name != "__init__.py" and path.name not in text]
-        assert [path.name for path in modules if path.parent == folder or f"{path.parent.name}/" not in text] == []
-
-
-def test_every_folder_has_a_page() -> None:
-    """Each folder of the package has its page among the stages, or its section in the design."""
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    told = {folder for page in STAGES for folder in FOLDERS.get(page.stem, (page.stem,))}
-    assert folders == told | ON_THE_DESIGN_PAGE
 
 
 def test_the_events_page_knows_every_kind_and_field() -> None:

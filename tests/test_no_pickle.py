@@ -41,6 +41,6 @@ def problems(path: Path) -> list[str]:
 def test_nothing_from_outside_is_unpickled() -> None:
     """No object collective, no module that unpickles, anywhere but between a parent and its children."""
     files = {str(path.relative_to(SOURCE)): problems(path) for path in sorted(SOURCE.rglob("*.py"))}
-    assert len(files) > 500
+    assert len(files) > 300
     assert {name: found for name, found in files.items() if found and name not in OWN_CHILDREN} == {}
     assert all(files[name] for name in OWN_CHILDREN)

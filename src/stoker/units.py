@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.errors import BadSetting
+from stoker.errors import BadJob, BadSetting
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
+_BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+_SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 DurationUnit = Literal["epochs", "samples", "updates", "seconds"]
 
@@ -65,6 +68,50 @@ def require_duration(name: str, value: object) -> None:
     """
     if not isinstance(value, Duration):
         raise BadSetting(f"{name} is a length such as stoker.epochs(5), got {value!r}")
+
+
+def parse_money(text: str) -> float:
+    """US dollars.
+
+    >>> [parse_money(text) for text in ("20usd", "$3.50", "7")]
+    [20.0, 3.5, 7.0]
+    """
+    match = re.fullmatch(r"\$?\s*(\d+(?:\.\d+)?)\s*(?:usd|\$)?", text.strip().lower())
+    if not match:
+        raise BadJob(f"--max-cost {text}: wanted US dollars, such as 20usd", remedy="Other currencies are not known.")
+    return _positive(float(match.group(1)), f"--max-cost {text}", "20usd")
+
+
+def parse_memory(text: str) -> float:
+    """Bytes.
+
+    >>> [parse_memory(text) for text in ("6GB", "512 MiB")]
+    [6000000000.0, 536870912.0]
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if not match or match.group(2) not in _BYTES:
+        raise BadJob(f"--memory {text}: wanted an amount with its unit (MB, GB, TB, MiB, GiB or TiB), such as 6GB")
+    return _positive(float(match.group(1)) * _BYTES[match.group(2)], f"--memory {text}", "6GB")
+
+
+def parse_duration(text: str, option: str = "--deadline") -> float:
+    """Seconds; `option` is what the text was given for.
+
+    >>> [parse_duration(text) for text in ("12h", "90 min", "1d", "2h30min")]
+    [43200.0, 5400.0, 86400.0, 9000.0]
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smhd])", text.strip().lower())
+    rest = re.sub(r"(\d+(?:\.\d+)?)\s*(min|[smhd])", "", text.strip().lower()).strip()
+    total = sum(float(value) * _SECONDS[unit] for value, unit in parts)
+    if rest or not parts:
+        raise BadJob(f"{option} {text}: wanted a time with its unit (s, min, h or d), such as 12h or 90min")
+    return _positive(total, f"{option} {text}", "12h")
+
+
+def _positive(value: float, what: str, example: str) -> float:
+    if not value > 0:
+        raise BadJob(f"{what}: wanted more than nothing, such as {example}")
+    return value
 
 
 def format_bytes(num_bytes: float) -> str:

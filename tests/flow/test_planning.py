@@ -15,10 +15,10 @@ from stoker.devices import Place, attached_cpu, planned_devices
 from stoker.errors import BadJob, DoesNotFit, NoDevice
 from stoker.jobs import load_job
 from stoker.planning import decision, planner
-from stoker.planning.model.objectives import parse_memory
 from stoker.planning.plan_ranking import least_demanding
 from stoker.planning.resolved_job import resolve_job
 from stoker.records import Candidate, Device, Estimate, Measurement, Plan
+from stoker.units import parse_memory
 from tests.flow.builders import blobs, blobs_job
 from tests.flow.command import stoker_here
 

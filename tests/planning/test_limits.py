@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import BadJob
-from stoker.planning.model.objectives import PlanLimits, parse_duration, parse_memory, parse_money
+from stoker.planning.model.objectives import PlanLimits
+from stoker.units import parse_duration, parse_memory, parse_money
 from tests.planning.trials import candidate
 
 

@@ -21,11 +21,10 @@ from rich.text import Text
 from stoker import api
 from stoker.cli.terminal import AsJson, Debug, Place, Settings, output, print_document, reported
 from stoker.errors import BadJob
-from stoker.planning.model.objectives import parse_duration
 from stoker.records import Estimate, from_json, to_json
 from stoker.records.codec import JSON
 from stoker.records.study import PlannedTrial, StudyEvent, StudyResult, StudyTrial
-from stoker.units import format_bytes, format_count, format_seconds
+from stoker.units import format_bytes, format_count, format_seconds, parse_duration
 
 
 def tune(

@@ -41,9 +41,6 @@ from stoker.planning.model.objectives import (
     co2_kg,
     cost_assumptions,
     cost_usd,
-    parse_duration,
-    parse_memory,
-    parse_money,
     rental_advice,
 )
 from stoker.planning.model.run_forecast import complete_breakdown
@@ -54,6 +51,7 @@ from stoker.planning.plan_ranking import least_demanding
 from stoker.planning.planner import Planner, describe_errors, describe_failures, losers_of, may_give_up_threads
 from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.records import Breakdown, Candidate, Coupling, Decision, Device, Plan, Price, Rejection
+from stoker.units import parse_duration, parse_memory, parse_money
 
 STARTING_S = 120.0
 """Until a rented machine is there, with Python, data and device started [s]: a judgement."""
