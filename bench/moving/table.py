@@ -1,4 +1,4 @@
-"""The table of docs/moving/README.md, from the results of `bench.moving.compare`: `python -m bench.moving.table`."""
+"""The table of docs/migrating.md, from the results of `bench.moving.compare`: `python -m bench.moving.table`."""
 
 from __future__ import annotations
 

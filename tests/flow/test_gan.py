@@ -83,7 +83,7 @@ def test_verify_says_what_it_cannot_promise() -> None:
 
 
 def test_the_page_shows_the_example() -> None:
-    """The step in docs/own-loop.md is that of examples/gan.py, word for word."""
+    """The step in docs/custom-loop.md is that of examples/gan.py, word for word."""
     source = EXAMPLE.read_text(encoding="utf-8")
     own = source[source.index("def step(") : source.index("def job(")].strip()
     assert own in (EXAMPLE.parents[1] / "docs" / "own-loop.md").read_text(encoding="utf-8")

@@ -206,7 +206,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 def test_the_page_runs_and_four_lines_make_the_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    """The loop of docs/own-loop.md runs before and after, and the second has at most four lines more."""
+    """The loop of docs/custom-loop.md runs before and after, and the second has at most four lines more."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     before, after = blocks[:2]
     losses = []

@@ -101,7 +101,7 @@ class Job:
             a `torch.optim.Optimizer`; it may be left to the recipe.
             Beside `step`: a function from the model to one, or to a list or dict of them, handed to `step` like that.
         step: `step(model, optimizers, batch)`, a whole update of the job's own, for what is not one loss and one
-            optimiser; it returns a scalar loss, or a dict of scalars, the loss first. See docs/own-loop.md.
+            optimiser; it returns a scalar loss, or a dict of scalars, the loss first. See docs/custom-loop.md.
         batch: the optimiser batch [samples]: what one update averages over; `stoker.tokens(16_384)` for as many samples
             as have that many tokens; or `stoker.auto(base=64)`, to have it chosen by the gradient's noise and the
             learning rate, stated for the base, scaled with it ("auto" is short for that).
@@ -138,7 +138,7 @@ class Job:
         sampling: which samples an epoch is made of: `stoker.sampling.balanced()`, `weighted(…)` or `stratified()`
             (default: every one once, in a keyed order). See docs/sampling.md.
         lengths: how samples of different lengths are put together: `stoker.lengths.bucketed()` or `packed(…)`. See
-            docs/lengths.md.
+            docs/sampling.md.
         evaluate_every: how often `valid` is evaluated; always at the end too.
         select: which weights the run keeps: those "best" on `valid` by the first metric, the "last", or those best by
             the measure named here, such as "valid/unseen/accuracy".

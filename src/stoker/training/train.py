@@ -93,7 +93,7 @@ def train(  # noqa: PLR0913 - what the command line offers, from top to bottom
             no more. Of several processes those of the first one are called.
         track: trackers that follow the run: `tensorboard`, `mlflow=http://host:5000`, `wandb=project`, `trackio`,
             `csv`; see
-            docs/tracking.md.
+            docs/experiment-tracking.md.
 
     Returns:
         The run; its status is `unfinished` if it was asked to stop.

@@ -7,7 +7,7 @@ over its key and content; one that was written without the session's key is refu
 the keys, so that a value of one cannot be replayed in another. Waits end as soon as the generation is broken.
 Use when: processes meet. Costs: a hash of each value at the start; a wait asks every few milliseconds.
 Does not see: who reads; counters (`add`), and whether a key was deleted: a stranger at the port can make processes
-wait or fail, not believe it. See docs/trusted-networks.md.
+wait or fail, not believe it. See docs/trust.md.
 Source: RFC 2104 (HMAC); M. Bellare, P. Rogaway, "Entity authentication and key distribution" (1993), for `agreed_key`.
 """
 
