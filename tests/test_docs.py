@@ -40,7 +40,6 @@ ROOT = Path(__file__).resolve().parents[1]
 README, DOCS, PACKAGE = ROOT / "README.md", ROOT / "docs", ROOT / "src" / "stoker"
 EXAMPLES = ROOT / "examples"
 PAGES = [README, EXAMPLES / "README.md", *sorted(DOCS.rglob("*.md"))]
-STAGES = sorted((DOCS / "stages").glob("*.md"))
 
 # Pages that stand for a folder of another name, or for several; design.md tells of the rest.
 
@@ -179,13 +178,13 @@ def test_names_of_stoker_exist(page: Path) -> None:
 
 
 def test_the_readme_shows_the_example() -> None:
-    """The job file in the README is examples/train_me.py, word for word."""
-    example = (ROOT / "examples" / "train_me.py").read_text(encoding="utf-8")
-    assert example in _blocks(README, "python")
+    """The job file in the README is examples/digits.py, that of the quickstart examples/train_me.py, word for word."""
+    for page, name in ((README, "digits"), (DOCS / "quickstart.md", "train_me")):
+        assert (EXAMPLES / f"{name}.py").read_text(encoding="utf-8") in _blocks(page, "python")
 
 
 def test_the_example_makes_a_job() -> None:
-    """The README's job file loads with the settings of its commands; nothing is read or trained."""
+    """The quickstart's job file loads with the settings of its commands; nothing is read or trained."""
     job, entry = load_job(ROOT / "examples" / "train_me.py", {"lr": "0.02", "epochs": "10"})
     assert isinstance(job, Job)
     assert (job.until, job.batch) == (stoker.epochs(10), 512)
@@ -200,11 +199,10 @@ def test_every_example_is_listed() -> None:
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:
-    """Each page of docs/ is linked from docs/README.md, but for those of the stages, which the design lists."""
+    """Each page of docs/ is linked from docs/README.md."""
     linked = re.findall(r"\]\(([^)#]+)", (DOCS / "README.md").read_text(encoding="utf-8"))
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
-    assert {page for page in pages if not page.startswith("stages/")} <= set(linked)
-    assert all(f"(stages/{page.name})" in (DOCS / "design.md").read_text(encoding="utf-8") for page in STAGES)
+    assert pages <= set(linked)
 
 
 def test_every_public_name_is_documented() -> None:
@@ -315,11 +313,11 @@ def test_the_events_page_knows_every_kind_and_field() -> None:
     ("page", "words"),
     [
         ("contract.md", f"bf16 is not used above {100 * LARGEST_GRADIENT_ERROR:g} %"),
-        ("stages/planning.md", f"more than {100 * LARGEST_GRADIENT_ERROR:g} % from fp32's"),
-        ("stages/planning.md", f"faster by more than {100 * LEAST_GAIN:g} %"),
-        ("stages/planning.md", f"{LEAST_PLANNING_S:g} s or {100 * PLANNING_SHARE:g} % of the forecast total"),
-        ("stages/planning.md", f"fits with a probability of at least {100 * SURE_ENOUGH:g} %"),
-        ("stages/verifying.md", f"at most {100 * LARGEST_GRADIENT_ERROR:g} %"),
+        ("planning.md", f"more than {100 * LARGEST_GRADIENT_ERROR:g} % from fp32's"),
+        ("planning.md", f"faster by more than {100 * LEAST_GAIN:g} %"),
+        ("planning.md", f"{LEAST_PLANNING_S:g} s or {100 * PLANNING_SHARE:g} % of the forecast total"),
+        ("planning.md", f"fits with a probability of at least {100 * SURE_ENOUGH:g} %"),
+        ("contract.md", f"at most {100 * LARGEST_GRADIENT_ERROR:g} %"),
         ("quickstart.md", f"by default one every {Plan(device='cpu', micro_batch=1).checkpoint_every_s:g} s"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The tables of training speed in the README and in docs/training-speed.md, made of the committed results.
+"""The tables of training speed in docs/training-speed.md, made of the committed results.
 
     python -m bench.train.table [--check]
 
@@ -22,7 +22,7 @@ from stoker.records.codec import JSON
 
 BEGIN, END = "<!-- bench-train -->", "<!-- /bench-train -->"
 ROOT = Path(__file__).parents[2]
-DETAILS, README = ROOT / "docs" / "training-speed.md", ROOT / "README.md"
+DETAILS = ROOT / "docs" / "training-speed.md"
 
 Content = Mapping[str, JSON]
 
@@ -187,7 +187,7 @@ def pages(folder: Path = RESULTS) -> dict[Path, list[str]]:
     """What belongs between the markers of each page."""
     cases = {name: found for name in CASES if (found := newest(f"train_{name}", folder)) is not None}
     if not cases:
-        return {DETAILS: ["Not measured yet."], README: ["Not measured yet."]}
+        return {DETAILS: ["Not measured yet."]}
     machine = next(iter(cases.values()))
     where = f"{machine['machine']['cpu']}, {machine['machine']['cores']} cores, torch {machine['machine']['torch']}"
     told = [
@@ -202,7 +202,7 @@ def pages(folder: Path = RESULTS) -> dict[Path, list[str]]:
         *startup_lines(newest("train_startup_resnet9_w32", folder)),
         *gpu_table({one["case"]["name"]: one for one in gpus}),
     ]  # fmt: skip
-    return {DETAILS: details, README: [*told, *ratios_table(cases, ["bf16"])]}
+    return {DETAILS: details}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
