@@ -29,7 +29,7 @@ def serve(
 
     Args:
         models: a model (`models/digits`), a directory of models (`models`), or several of either.
-        announce: is told what is up (`stoker.serving.server.Started`) before requests are awaited.
+        announce: is told what is up (`stoker.serving.server.ServerStarted`) before requests are awaited.
         options: fields of `stoker.serving.server.ServerOptions`.
 
     Raises:

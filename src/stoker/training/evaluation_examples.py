@@ -53,7 +53,7 @@ def _nameless(_index: int) -> str:
 
 @dataclass
 class ExampleWatcher:
-    """Collects examples of one split in this process; see `stoker.training.evaluate`.
+    """Collects examples of one split in this process; see `stoker.training.evaluation.evaluate`.
 
     `name_of` gives a sample's name by its index. `problem` is what went wrong, after which it looks no more.
     """

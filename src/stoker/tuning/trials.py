@@ -99,7 +99,7 @@ def _space_parameters_note(parameters: Mapping[str, JSON]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTrial:
-    """Trains a trial in this process; see `stoker.tuning.RunTrial`. It is pickled on its way there."""
+    """Trains a trial in this process; see `stoker.tuning.conductor.RunTrial`. It is pickled on its way there."""
 
     source: JobSource
     plan: Plan | Path | None = None
