@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.devices import catalogue, price_list
-from stoker.records import Candidate, Decision, Forecast, Plan, Share
+from stoker.records import Candidate, Decision, Plan, Share
 from stoker.reporting.event_text import ERRORS_SO_FAR
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval, plan_in_difference
@@ -126,25 +126,23 @@ def plan_in_brief(plan: Plan) -> str:
 def _figures(candidate: Candidate) -> dict[str, str]:
     """What a candidate needs, by the title of the column."""
     forecast, cost = candidate.forecast, candidate.forecast.cost_usd
+    messages = (
+        "–"  # what processes exchange in an update, and how much of its time shows: `41 MiB · 9 ms + 21 ms hidden`
+    )
+    if forecast.exposed_s is not None and forecast.communication_bytes is not None:
+        messages = f"{format_bytes(forecast.communication_bytes)} · {format_seconds(forecast.exposed_s.value)}"
+        if forecast.hidden_s is not None and forecast.hidden_s.value != 0:
+            messages += f" + {format_seconds(forecast.hidden_s.value)} hidden"
     taken = forecast.reserved_bytes or forecast.peak_bytes  # on a GPU what its allocator holds
     return {
         "memory": f"{taken.value / GIB:.1f} / {_room(candidate.memory_bytes)} GiB",
-        "messages": _messages(forecast),
+        "messages": messages,
         "exposed": "–" if forecast.exposed_s is None else format_seconds(forecast.exposed_s.value),
         "step": format_seconds(forecast.step_s.value),
         "to finish": format_seconds(forecast.total_s.value),
         "energy": "–" if forecast.energy_kwh is None else format_energy(forecast.energy_kwh.value),
         "cost": format_money(cost.value) if cost is not None else "yours" if candidate.is_here else "unknown",
     }
-
-
-def _messages(forecast: Forecast) -> str:
-    """What processes exchange in an update, and how much of its time shows: `41 MiB · 9 ms + 21 ms hidden`."""
-    if forecast.exposed_s is None or forecast.communication_bytes is None:
-        return "–"
-    words = f"{format_bytes(forecast.communication_bytes)} · {format_seconds(forecast.exposed_s.value)}"
-    hidden = forecast.hidden_s
-    return words if hidden is None or hidden.value == 0 else f"{words} + {format_seconds(hidden.value)} hidden"
 
 
 def format_energy(kwh: float) -> str:
