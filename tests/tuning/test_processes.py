@@ -138,7 +138,7 @@ def test_when_time_is_up_trials_save_and_stop(tmp_path: Path) -> None:
 STUDY = """
 import sys
 from pathlib import Path
-from stoker.tuning.processes import TrialTrialSlot
+from stoker.tuning.processes import TrialSlot
 from stoker.tuning.processes import Processes
 from tests.tuning import children
 from tests.tuning.test_processes import Plain

@@ -7,7 +7,6 @@ import inspect
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -218,8 +217,7 @@ def tune(
     if asked.sampler == "gp" and asked.rule != "none":
         learns = f"the Gaussian process learns from finished trials only: until {startup_trials(wanted)} are finished"
         sink(_event("warned", message=f"{learns}, it proposes at random; --pruner none lets all finish"))
-    with ExitStack() as stack:
-        stack.enter_context(directory.locked())
+    with directory.locked():
         directory.begin(settings, forecast)
         return _conducted(directory, settings, asked, source, packing, sink, began)
 
@@ -229,29 +227,28 @@ def _conducted(
     sink: Sink, began: float,
 ) -> Study:  # fmt: skip
     """Run what is left of the study, and write its page, whatever it ended by; its time runs since `began`."""
-    from stoker.tuning import conductor as conducting  # noqa: PLC0415 - Optuna, which may be missing at import
-    from stoker.tuning import study_database  # noqa: PLC0415 - likewise
+    from stoker.tuning import conductor, study_database  # noqa: PLC0415 - Optuna, which may be missing at import
 
     storage, study = study_database.opened(directory, settings)
     left_s = None if asked.seconds is None else max(0.0, asked.seconds - (time.monotonic() - began))
-    work = conducting.StudyWorker(
+    work = conductor.StudyWorker(
         directory=directory.path.resolve(), worker=f"{platform.node()}:{directory.path.resolve()}",
         trials=asked.trials, parallel=len(packing.slots), seconds=left_s,
     )  # fmt: skip
-    conductor = conducting.Conductor(storage, study, settings, work, sink)
+    conducting = conductor.Conductor(storage, study, settings, work, sink)
     run_trial = TrainTrial(source=source, plan=asked.plan)
     try:
         if asked.in_processes:
-            Processes(run_trial, packing.slots).run(conductor)
+            Processes(run_trial, packing.slots).run(conducting)
         else:
-            run_here(conductor, run_trial, TrialSlot(on=asked.on))
+            run_here(conducting, run_trial, TrialSlot(on=asked.on))
     finally:
         result = study_database.read_result(directory)
         if (unwritten := write_page(directory, result)) is not None:
             sink(_event("warned", message=unwritten))
-    if conductor.problem is not None:
-        raise conductor.problem
-    if conductor.seconds_left == 0.0:
+    if conducting.problem is not None:
+        raise conducting.problem
+    if conducting.seconds_left == 0.0:
         ended = sum(trial.state != "running" for trial in result.trials)
         text = f"the time is up: {ended} of {_all_trials(settings, asked)} trials have ended; the same command goes on"
         sink(_event("warned", message=text))
