@@ -30,7 +30,7 @@ from stoker.loading.datasets import Datasets
 from stoker.planning.model.trace_extrapolation import derived, expanded
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings
-from stoker.store.trace_cache import packed, unpacked
+from stoker.store.trace_format import packed, unpacked
 
 DATE = "2026-11-22"
 ROOT = Path(__file__).parents[2]

@@ -37,9 +37,10 @@ from stoker.records.study import PrunerName, SamplerName, StudySettings, StudyTr
 from stoker.tuning.conductor import Conductor, StudyWorker
 from stoker.tuning.optuna_import import require_optuna
 from stoker.tuning.processes import Judge, RunTrial, TrialReading, TrialRequest, TrialResult, TrialSlot, run_here
-from stoker.tuning.search_algorithms import pruner_for, rungs_of
+from stoker.tuning.search_algorithms import pruner_for
 from stoker.tuning.space import parse_space
 from stoker.tuning.study_database import open_study, read_trials
+from stoker.tuning.study_forecast import rungs_of
 from stoker.tuning.trials import JobSource, TrainTrial
 
 ROOT = Path(__file__).parents[2]

@@ -70,9 +70,22 @@ if TYPE_CHECKING:  # stoker.NAME
     from stoker.verifying.exactness_contract import verify as verify
 
 if TYPE_CHECKING:  # further verbs and records
+    from stoker.exporting import About as About
+    from stoker.inspecting import CheckOptions as CheckOptions
     from stoker.inspecting.data_check import check_data as check_data
+    from stoker.jobs import load_job as load_job
+    from stoker.loadtesting import load_test as load_test
+    from stoker.loadtesting.inference_requests import sizes_of as sizes_of
     from stoker.loadtesting.load_test import bench_serve as bench_serve
+    from stoker.planning.multi_device import links_between as links_between
     from stoker.planning.step_profile import StepProfile as StepProfile
+    from stoker.predicting.prediction_request import PredictOptions as PredictOptions
+    from stoker.reporting.comparison_page import render_side_by_side as render_side_by_side
+    from stoker.reporting.data_page import FAULTS as FAULTS
+    from stoker.reporting.display import choose_display as choose_display
+    from stoker.reporting.summary import summary_lines as summary_lines
+    from stoker.serving.access_log import LineWriter as LineWriter
+    from stoker.serving.serve import require_libraries as require_libraries
     from stoker.serving.serve import rollback as rollback
     from stoker.tracking.run_tracking import Sent as Sent
     from stoker.tracking.run_tracking import track as track

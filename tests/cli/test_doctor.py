@@ -102,6 +102,6 @@ def test_the_document_is_json_and_its_records_can_be_read_back():
 
 def test_the_page_never_imports_torch():
     """A cached result is shown at once: rendering loads no torch."""
-    code = "import sys, stoker.cli.doctor, stoker.cli.doctor as s; s.look_around(); print('torch' in sys.modules)"
+    code = "import sys, stoker.cli.doctor as s; s.inspect_machine(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stoker.cli.models import describe_prediction_event, prediction_display, prediction_options
+from stoker.cli.predictions import describe_prediction_event, prediction_display, prediction_options
 from stoker.errors import BadJob
 from stoker.records.prediction import PredictionEvent, PredictionEventKind, PredictionSummary
 

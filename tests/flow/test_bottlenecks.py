@@ -16,7 +16,7 @@ from stoker.planning.model.bottleneck import WORTH_TELLING, UpdateBounds, find_b
 from stoker.planning.resolved_job import resolve_job
 from stoker.planning.run_bottleneck import bottleneck_of
 from stoker.records import Bottleneck, Ceilings, from_json
-from stoker.store import CeilingsCache, cache_root
+from stoker.store import cache_root, ceilings_cache
 from tests.flow.builders import PLAN, Heard, blobs, blobs_job
 
 
@@ -42,7 +42,7 @@ def keep_ceilings(flops_per_s: float) -> None:
         fresh_copy_bytes_per_s=5e9, host_to_device_bytes_per_s=None, took_s=1.0,
         measured_at="2026-11-21T00:00:00+00:00", torch_version=torch.__version__,
     )  # fmt: skip
-    CeilingsCache(cache_root() / "ceilings").write(cache_key(device, torch.__version__), ceilings)
+    ceilings_cache(cache_root()).write(ceilings, cache_key(device, torch.__version__))
 
 
 def test_slow_samples_bound_a_run() -> None:

@@ -11,7 +11,7 @@ from stoker.devices import attached_devices, cache_key, planned_devices
 from stoker.planning import planner
 from stoker.planning.planner import describe_errors, measured_hardware
 from stoker.records import MicroBenchmark
-from stoker.store import MicroBenchmarkCache
+from stoker.store import operations_cache
 from stoker.testing import fake_device
 
 TIMED = MicroBenchmark(
@@ -61,9 +61,9 @@ def test_what_is_planned_here_is_planned_at_the_pace_of_now(
     [place] = planned_devices("here", attached_devices())
     assert measured_hardware(place, 1).slowdown == 1.0
     key = cache_key(place.device, torch.__version__)
-    cache = MicroBenchmarkCache(tmp_path / "operations")
-    cache.write(key, replace(TIMED, device=place.device), 1)
-    cache.write(key, replace(TIMED, device=place.device, threads=place.device.cores))
+    cache = operations_cache(tmp_path)
+    cache.write(replace(TIMED, device=place.device), key, "1 threads")
+    cache.write(replace(TIMED, device=place.device, threads=place.device.cores), key)
     assert measured_hardware(place, 1).slowdown == pytest.approx(3.0)
     [line] = describe_errors(place)
     assert "3.00 times as long" in line

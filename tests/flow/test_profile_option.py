@@ -14,7 +14,7 @@ from torch import nn
 import stoker
 from stoker.profiling import torch_profile
 from stoker.records import Plan
-from stoker.store import CalibrationStore, cache_root
+from stoker.store import cache_root, calibration_log
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
 
@@ -101,7 +101,7 @@ def test_the_time_that_the_profile_takes_is_told_apart() -> None:
     heard = Heard()
     stoker.train(blobs_job(), plan=PLAN, profile=True, sink=heard)
     assert sum(fields["split_s"].get("profiling", 0.0) for fields in heard.of("progress")) > 0
-    assert CalibrationStore(cache_root() / "calibration").read() == ()
+    assert calibration_log(cache_root()).read() == ()
 
 
 def test_a_trace_that_cannot_be_read_costs_the_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from stoker.planning.resolved_job import resolve_job
 from stoker.records import Event, Layout, Plan
 from stoker.records.plan import OutOfMemory
 from stoker.store import cache_root
-from stoker.store.record_caches import OutOfMemoryStore
+from stoker.store.record_caches import out_of_memory_log
 from tests.flow.builders import PLAN, Heard, Stopping, assert_equal_weights, blobs, blobs_job
 
 
@@ -310,10 +310,10 @@ def test_what_ran_out_in_one_of_several_processes_says_nothing_of_one_process() 
         device_model=place.device.model, torch_version=torch.__version__, job=memory_identity(prepared),
         plan=dataclasses.replace(PLAN, layout=Layout(replicas=2)), run="run", at="2026-11-22T00:00:00+00:00",
     )  # fmt: skip
-    store = OutOfMemoryStore(cache_root() / "calibration")
-    store.append(failed)
+    log = out_of_memory_log(cache_root())
+    log.append(failed)
     assert known_failures(prepared, place) == ()
-    store.append(dataclasses.replace(failed, plan=PLAN))
+    log.append(dataclasses.replace(failed, plan=PLAN))
     assert [one.plan for one in known_failures(prepared, place)] == [PLAN]
 
 

@@ -277,11 +277,11 @@ def test_a_log_that_nobody_reads_holds_up_neither_requests_nor_signals(tmp_path:
     """Standard error is a full pipe, for the access log and for news of models; the server ends all the same."""
     tiny_artifact(tmp_path, name="digits")
     body = (
-        "from stoker.cli.serve import changes_told\n"
-        "from stoker.serving.observing import access_log\n"
+        "from stoker.cli.serve import announce_changes\n"
+        "from stoker.serving import access_log\n"
         "access_log.MOST_WAITING = 20\n"
-        "told = changes_told()\n"
-        "told.__enter__()\n"
+        "changes = announce_changes()\n"
+        "changes.__enter__()\n"
         "def up(started): print(started.http, started.admin, flush=True)"
     )
     command = script_of(tmp_path, body, access_log="-", admin_port=0, grace_s=2.0)

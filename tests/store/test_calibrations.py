@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import RunFailed
 from stoker.records import Calibration, Ceilings, MicroBenchmark, Operation, TensorShape, Timing
-from stoker.store import CalibrationStore, CeilingsCache, MicroBenchmarkCache
+from stoker.store import calibration_log, ceilings_cache, operations_cache
 from stoker.testing import FaultyDisk, fake_device
 
 
@@ -32,36 +32,36 @@ CEILINGS = Ceilings(
 
 def test_calibrations_come_back_in_order_and_by_device(tmp_path: Path) -> None:
     """All of them, or those of one device model."""
-    store = CalibrationStore(tmp_path / "calibration")
-    assert store.read() == ()
+    log = calibration_log(tmp_path)
+    assert log.read() == ()
     for run, device in (("1", "A"), ("2", "B"), ("3", "A")):
-        store.append(calibration(run, device))
-    assert [c.run for c in CalibrationStore(tmp_path / "calibration").read()] == ["1", "2", "3"]
-    assert [c.run for c in store.read(device_model="A")] == ["1", "3"]
+        log.append(calibration(run, device))
+    assert [c.run for c in calibration_log(tmp_path).read()] == ["1", "2", "3"]
+    assert [c.run for c in log.read(device_model="A")] == ["1", "3"]
 
 
 def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     """Damaged lines, those of another version, and a torn end: the rest still counts."""
-    store = CalibrationStore(tmp_path)
-    store.append(calibration("1"))
-    line = store.path.read_bytes()
-    store.path.write_bytes(line + b"{\n\xff\n" + line.replace(b'"schema": 1', b'"schema": 2') + line[:30])
-    assert [c.run for c in store.read()] == ["1"]
-    store.append(calibration("2"))
-    assert [c.run for c in store.read()] == ["1", "2"]
+    log = calibration_log(tmp_path)
+    log.append(calibration("1"))
+    line = log.path.read_bytes()
+    log.path.write_bytes(line + b"{\n\xff\n" + line.replace(b'"schema": 1', b'"schema": 2') + line[:30])
+    assert [c.run for c in log.read()] == ["1"]
+    log.append(calibration("2"))
+    assert [c.run for c in log.read()] == ["1", "2"]
 
 
 def test_ceilings_are_kept_by_key(tmp_path: Path) -> None:
     """Any string is a key; nothing, or something damaged, reads as nothing."""
-    cache = CeilingsCache(tmp_path / "ceilings")
+    cache = ceilings_cache(tmp_path)
     assert cache.read("cpu/2 threads") is None
-    cache.write("cpu/2 threads", CEILINGS)
+    cache.write(CEILINGS, "cpu/2 threads")
     assert cache.read("cpu/2 threads") == CEILINGS
     assert cache.read("cpu/4 threads") is None
     [path] = (tmp_path / "ceilings").iterdir()
     path.write_bytes(path.read_bytes()[:50])
     assert cache.read("cpu/2 threads") is None
-    cache.write("cpu/2 threads", CEILINGS)
+    cache.write(CEILINGS, "cpu/2 threads")
     assert cache.read("cpu/2 threads") == CEILINGS
 
 
@@ -82,12 +82,12 @@ def test_times_of_operations_are_kept_by_key_and_threads(tmp_path: Path) -> None
         measured_at="2025-03-01T00:00:00+00:00", torch_version="2", host_s={"forward": 2e-6},
     )  # fmt: skip
     on_all = replace(on_one, threads=2)
-    cache = MicroBenchmarkCache(tmp_path / "operations")
+    cache = operations_cache(tmp_path)
     assert cache.read("cpu") is None
-    cache.write("cpu", on_one, 1)
-    assert (cache.read("cpu", 1), cache.read("cpu", 2), cache.read("cpu")) == (on_one, None, None)
-    cache.write("cpu", on_all)
-    assert (cache.read("cpu", 1), cache.read("cpu")) == (on_one, on_all)
+    cache.write(on_one, "cpu", "1 threads")
+    assert (cache.read("cpu", "1 threads"), cache.read("cpu", "2 threads"), cache.read("cpu")) == (on_one, None, None)
+    cache.write(on_all, "cpu")
+    assert (cache.read("cpu", "1 threads"), cache.read("cpu")) == (on_one, on_all)
     for path in (tmp_path / "operations").iterdir():
         path.write_text("{}")
     assert cache.read("cpu") is None
@@ -97,6 +97,6 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     """The caller may go on without it."""
     with FaultyDisk.read_only(tmp_path):
         with pytest.raises(RunFailed, match=r"a calibration.*read-only"):
-            CalibrationStore(tmp_path / "a").append(calibration("1"))
+            calibration_log(tmp_path / "a").append(calibration("1"))
         with pytest.raises(RunFailed, match=r"measured ceilings.*read-only"):
-            CeilingsCache(tmp_path / "a").write("key", CEILINGS)
+            ceilings_cache(tmp_path / "a").write(CEILINGS, "key")

@@ -26,10 +26,10 @@ with RunLock(Path(sys.argv[1])):
 """
 
 WITHOUT_FLOCK = """
-from stoker.store import flock
+from stoker.store import files
 def none(*_):
-    raise flock.LocksUnsupported
-flock.try_lock = none
+    raise files.LocksUnsupported
+files.try_lock = none
 """
 
 HOLD_AND_FORK = """

@@ -9,7 +9,7 @@ import pytest
 from stoker.errors import RunFailed
 from stoker.records import Plan
 from stoker.records.plan import OutOfMemory
-from stoker.store.record_caches import OutOfMemoryStore
+from stoker.store.record_caches import out_of_memory_log
 from stoker.testing import FaultyDisk
 
 
@@ -23,14 +23,14 @@ def failure(device_model: str = "A", job: str = "j", micro_batch: int = 8) -> Ou
 
 def test_failures_come_back_by_device_and_job(tmp_path: Path) -> None:
     """Oldest first; lines that cannot be read are passed over."""
-    store = OutOfMemoryStore(tmp_path / "calibration")
-    assert store.read(device_model="A", job="j") == ()
+    log = out_of_memory_log(tmp_path)
+    assert log.read(device_model="A", job="j") == ()
     for one in (failure(), failure("B"), failure(job="k"), failure(micro_batch=4)):
-        store.append(one)
-    with store.path.open("a") as file:
+        log.append(one)
+    with log.path.open("a") as file:
         file.write("{}\n")
-    store.append(failure(micro_batch=2))
-    found = OutOfMemoryStore(tmp_path / "calibration").read(device_model="A", job="j")
+    log.append(failure(micro_batch=2))
+    found = out_of_memory_log(tmp_path).read(device_model="A", job="j")
     assert [one.plan.micro_batch for one in found] == [8, 4, 2]
     assert found[0] == failure()
 
@@ -38,4 +38,4 @@ def test_failures_come_back_by_device_and_job(tmp_path: Path) -> None:
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     """As an error that whoever trains may pass over."""
     with FaultyDisk(tmp_path, room_bytes=0), pytest.raises(RunFailed):
-        OutOfMemoryStore(tmp_path / "calibration").append(failure())
+        out_of_memory_log(tmp_path).append(failure())

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.records import Coupling, Decision
 from stoker.records.plan import KeptDecision
-from stoker.store.record_caches import LONGEST_KEPT_S, PlanCache
+from stoker.store.record_caches import LONGEST_KEPT_S, RecordCache, plan_cache
 
 KEPT = KeptDecision(
     decision=Decision(device="cpu", candidates=(), rejected=(), explanation=("a line",), took_s=1.5),
@@ -19,22 +19,22 @@ KEPT = KeptDecision(
 
 
 @pytest.fixture
-def cache(tmp_path) -> PlanCache:
+def cache(tmp_path) -> RecordCache[KeptDecision]:
     """Empty, in a directory of its own."""
-    return PlanCache(tmp_path / "plans")
+    return plan_cache(tmp_path)
 
 
 def test_what_was_kept_comes_back_under_its_key_alone(cache) -> None:
     """The decision with its coupling, as it was."""
     assert cache.read("job") is None
-    cache.write("job", KEPT)
+    cache.write(KEPT, "job")
     assert cache.read("job") == KEPT
     assert cache.read("another job") is None
 
 
 def test_an_old_decision_is_made_anew(cache) -> None:
     """A machine changes within a month."""
-    cache.write("job", KEPT)
+    cache.write(KEPT, "job")
     (path,) = cache.directory.iterdir()
     then = time.time() - LONGEST_KEPT_S - 60
     os.utime(path, (then, then))
@@ -43,7 +43,7 @@ def test_an_old_decision_is_made_anew(cache) -> None:
 
 def test_a_damaged_file_is_passed_over(cache) -> None:
     """Half a file, or one of another version, costs the planning it would have saved, and no more."""
-    cache.write("job", KEPT)
+    cache.write(KEPT, "job")
     (path,) = cache.directory.iterdir()
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert cache.read("job") is None
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_passed_over(cache) -> None:
 @pytest.mark.parametrize("theirs", ["owner", "mode"])
 def test_what_another_user_put_there_is_not_believed(cache, monkeypatch: pytest.MonkeyPatch, theirs: str) -> None:
     """How samples are coupled decides what is learned, and a cache may be shared."""
-    cache.write("job", KEPT)
+    cache.write(KEPT, "job")
     (path,) = cache.directory.iterdir()
     if theirs == "mode":
         path.chmod(0o666)

@@ -18,7 +18,8 @@ from stoker.records.trace import (
     TraceSettings,
     Widened,
 )
-from stoker.store.trace_cache import TraceCache, packed, unpacked
+from stoker.store import trace_cache
+from stoker.store.trace_format import packed, unpacked
 
 X = TensorShape(shape=(4, 8), dtype="bf16")
 W = TensorShape(shape=(8, 8), dtype="fp32")
@@ -55,8 +56,8 @@ EMPTY = dataclasses.replace(
 @pytest.mark.parametrize("trace", [TRACE, EMPTY, dataclasses.replace(TRACE, repetition=None)])
 def test_what_is_read_is_what_was_written(tmp_path, trace):
     """Every field of every part survives, also where there is nothing to survive."""
-    cache = TraceCache(tmp_path / "traces")
-    cache.write("job", trace)
+    cache = trace_cache(tmp_path)
+    cache.write(trace, "job")
     assert cache.read("job") == trace
 
 
@@ -81,10 +82,10 @@ def test_the_same_trace_gives_the_same_bytes():
 
 def test_another_key_has_another_trace(tmp_path):
     """Keys are told apart, and what was written last under one counts."""
-    cache = TraceCache(tmp_path)
-    cache.write("a", EMPTY)
-    cache.write("b", TRACE)
-    cache.write("a", TRACE)
+    cache = trace_cache(tmp_path)
+    cache.write(EMPTY, "a")
+    cache.write(TRACE, "b")
+    cache.write(TRACE, "a")
     assert (cache.read("a"), cache.read("b"), cache.read("c")) == (TRACE, TRACE, None)
 
 
@@ -101,9 +102,9 @@ def test_damaged_files_are_passed_over(tmp_path):
             content | {"occurrences": [[0, 1], [0, 0]]}, content | {"events": None},
         )
     ]  # fmt: skip
-    cache = TraceCache(tmp_path)
-    cache.write("job", TRACE)
-    (path,) = tmp_path.iterdir()
+    cache = trace_cache(tmp_path)
+    cache.write(TRACE, "job")
+    (path,) = (tmp_path / "traces").iterdir()
     for data in [*damaged, b"not compressed"]:
         path.write_bytes(data)
         assert cache.read("job") is None
@@ -115,4 +116,4 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path):
     """A file where the directory should be is told with its path."""
     (tmp_path / "traces").write_text("in the way")
     with pytest.raises(RunFailed, match="traces"):
-        TraceCache(tmp_path / "traces").write("job", TRACE)
+        trace_cache(tmp_path).write(TRACE, "job")

@@ -13,9 +13,10 @@ from optuna.storages import InMemoryStorage
 from stoker.records.study import StudyEvent, StudySettings
 from stoker.tuning.conductor import Conductor, StudyWorker
 from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialSlot, run_here
-from stoker.tuning.search_algorithms import pruner_for, rungs_of
+from stoker.tuning.search_algorithms import pruner_for
 from stoker.tuning.space import parse_space
 from stoker.tuning.study_database import open_storage, open_study
+from stoker.tuning.study_forecast import rungs_of
 
 BRANIN = "x=float(-5,10) y=float(0,15)"
 TOTAL, STEP = 2700, 300

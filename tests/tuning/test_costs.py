@@ -10,8 +10,8 @@ import pytest
 
 from stoker.records import Estimate
 from stoker.records.study import PlannedTrial
-from stoker.tuning.search_algorithms import Rungs, expected_share, pruner_for, rungs_of
-from stoker.tuning.study_forecast import START_S, forecast_study
+from stoker.tuning.search_algorithms import pruner_for
+from stoker.tuning.study_forecast import START_S, Rungs, expected_share, forecast_study, rungs_of
 
 
 def seconds(value: float, spread: float = 0.1) -> Estimate:

@@ -138,14 +138,14 @@ def test_when_time_is_up_trials_save_and_stop(tmp_path: Path) -> None:
 STUDY = """
 import sys
 from pathlib import Path
-from stoker.tuning.processes import Slot
+from stoker.tuning.processes import TrialSlot
 from stoker.tuning.processes import Processes
 from tests.tuning import children
 from tests.tuning.test_processes import Plain
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    Processes(children.endless, [Slot()]).run(Plain(folder, [{"path": str(folder / "saved")}]))
+    Processes(children.endless, [TrialSlot()]).run(Plain(folder, [{"path": str(folder / "saved")}]))
 """
 
 

@@ -1,4 +1,4 @@
-"""Load on a service in the terminal: what was tried, what is held, and latencies at shares of it."""
+"""`stoker bench-serve`: the rate that a service holds, the settings that hold it, and latencies at shares of it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,64 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker import api
+from stoker.cli.terminal import AsJson, Debug, print_document, reported
 from stoker.errors import BadJob
-from stoker.records import ServiceSettings
+from stoker.records import ServiceSettings, to_json
 from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:
     from stoker.loadtesting.load_test import Load
+
+
+def bench_serve(
+    models: Annotated[
+        Path | None, typer.Argument(metavar="[MODELS]", help="A model, or a directory of models.", show_default=False)
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option("--slo", metavar="pQ=TIME", help="What to hold, such as p99=20ms: find the rate.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="A server that runs, instead of one started here.")] = None,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Which of several.")] = "",
+    rate: Annotated[float | None, typer.Option("--rate", metavar="PER_S", help="Measure this rate alone.")] = None,
+    callers: Annotated[
+        int | None, typer.Option("--callers", metavar="N", help="Measure so many who wait for their answers.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0.1, help="The time for it (default: 180 for a search, else 10).")
+    ] = None,
+    inputs: Annotated[Path | None, typer.Option("--inputs", metavar="FILE", help="Rows to ask about, .npz.")] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Samples in each request.")] = 1,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--sizes", metavar="DIM=LOW-HIGH", help="Sizes drawn, such as tokens=8-128.")
+    ] = None,
+    connections: Annotated[int, typer.Option("--connections", min=1, max=900, help="At most so many.")] = 128,
+    constant: Annotated[bool, typer.Option("--constant", help="Requests at equal distances, not at random.")] = False,
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", metavar="NAME: VALUE", help="Sent along, such as an API key.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no service.json.")] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Find the rate a model's service holds within a latency, and the settings that hold it; or measure one rate."""
+    with reported(debug=debug):
+        options = LoadOptions(
+            models=models, slo=slo, url=url, model=model, rate=rate, callers=callers, seconds=seconds, inputs=inputs,
+            rows=rows, sizes=tuple(sizes or ()), connections=connections, is_constant=constant,
+            headers=tuple(headers or ()), writes=not dry_run,
+        )  # fmt: skip
+        found = bench(options, None if as_json else Console())
+        if as_json:
+            print_document(to_json(found))
 
 
 _SEARCH_S, _MEASURE_S = 180.0, 10.0
@@ -55,13 +100,11 @@ def bench(options: LoadOptions, console: Console | None) -> LoadMeasurement | Se
         BadJob: the options do not go together.
         StokerError: the service cannot be asked; see `stoker.loadtesting.load_test`.
     """
-    from stoker.serving.serve import require_libraries
-
     if (options.models is None) == (options.url is None):
         raise BadJob("wanted MODELS to serve here, or --url of a server that runs; one of them")
     if options.url is not None and not options.model:
         raise BadJob(f"{options.url}: which model?", remedy="Add --model NAME.")
-    require_libraries()
+    api.require_libraries()
     if options.rate is not None or options.callers is not None:
         return _measure(options, console)
     if options.slo is None:
@@ -70,18 +113,16 @@ def bench(options: LoadOptions, console: Console | None) -> LoadMeasurement | Se
 
 
 def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
-    from stoker.loadtesting import load_test
-
     load, seconds = _load(options), options.seconds or _MEASURE_S
     objective = None if options.slo is None else parse_objective(options.slo)
     if options.models is not None:
-        found = load_test.measure_models(
+        found = api.load_test.measure_models(
             options.models, rate=options.rate, callers=options.callers, seconds=seconds, model=options.model,
             objective=objective, load=load,
         )  # fmt: skip
     else:
         assert options.url is not None
-        found = load_test.measure_url(
+        found = api.load_test.measure_url(
             options.url, options.model, rate=options.rate, callers=options.callers, seconds=seconds,
             objective=objective, load=load,
         )  # fmt: skip
@@ -91,16 +132,14 @@ def _measure(options: LoadOptions, console: Console | None) -> LoadMeasurement:
 
 
 def _search(options: LoadOptions, objective: Objective, console: Console | None) -> ServingLimit | SettingsTrial:
-    from stoker.loadtesting import load_test
-
     load, seconds = _load(options), options.seconds or _SEARCH_S
     if options.models is None:
         assert options.url is not None
-        trial = load_test.highest_rate_of_url(options.url, options.model, objective, seconds=seconds, load=load)
+        trial = api.load_test.highest_rate_of_url(options.url, options.model, objective, seconds=seconds, load=load)
         if console is not None:
             render_rate(options.model, objective, trial, console)
         return trial
-    found = load_test.bench_serve(
+    found = api.load_test.bench_serve(
         options.models, objective, model=options.model, seconds=seconds, load=load, writes=options.writes,
         told=lambda trial: None if console is None else console.print(trial_line(trial, objective), soft_wrap=True),
     )  # fmt: skip
@@ -110,21 +149,18 @@ def _search(options: LoadOptions, objective: Objective, console: Console | None)
 
 
 def _load(options: LoadOptions) -> Load:
-    from stoker.loadtesting.inference_requests import sizes_of
-    from stoker.loadtesting.load_test import Load
-
-    sizes = {name: many for word in options.sizes for name, many in sizes_of(word).items()}
-    return Load(
+    sizes = {name: many for word in options.sizes for name, many in api.sizes_of(word).items()}
+    return api.load_test.Load(
         inputs=options.inputs, rows=options.rows, sizes=sizes, connections=options.connections,
         headers=parse_headers(options.headers), is_constant=options.is_constant,
     )  # fmt: skip
 
 
 def parse_objective(word: str) -> Objective:
-    """What `p99=20ms` means.
+    """The latency objective that `p99=20ms` stands for.
 
     Raises:
-        BadJob: it is no such word.
+        BadJob: the text has another form.
 
     >>> parse_objective("p99=20ms")
     Objective(q=0.99, within_s=0.02)
@@ -152,7 +188,15 @@ def render_measurement(title: str, measured: LoadMeasurement, console: Console) 
     """Print one measurement: rates, latencies with intervals, failures, and whether to trust it."""
     how = f"{measured.rate:.4g} requests/s asked" if measured.rate is not None else f"{measured.connections} callers"
     console.print(Text.assemble((title, "bold"), f"  {how}, {measured.requests:,} requests"), soft_wrap=True)
-    console.print(Text(f"{_rates(measured)}; {_costs(measured)}"), soft_wrap=True)
+    rates = f"{measured.throughput:.4g} answers/s"
+    if measured.rows != measured.answered and measured.duration_s > 0:
+        rates += f" ({measured.rows / measured.duration_s:.4g} rows/s)"
+    if measured.held is not None:
+        rates += f", {measured.goodput:.4g} of them good: objective {measured.held}"
+    costs = f"asking cost {format_seconds(measured.generator.cpu_s_per_request)} of CPU each"
+    if measured.server_cpu_s is not None and measured.answered:
+        costs += f", answering {format_seconds(measured.server_cpu_s / measured.answered)}"
+    console.print(Text(f"{rates}; {costs}"), soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("latency", "", "95 % interval"):
         table.add_column(column, justify="right")
@@ -186,7 +230,7 @@ def render_rate(name: str, objective: Objective, found: SettingsTrial, console: 
 
 
 def render_limit(found: ServingLimit, console: Console) -> None:
-    """Print the rate and the settings that hold it, beside the default ones, and latencies at shares of it."""
+    """Print the rate and the settings that hold it, the gain over the default ones, and latencies at shares of it."""
     console.print()
     headline = _headline(found.chosen, found.objective)
     console.print(Text.assemble((found.model, "bold"), f"  {headline}   ({found.machine})"), soft_wrap=True)
@@ -194,7 +238,9 @@ def render_limit(found: ServingLimit, console: Console) -> None:
     if found.default.rate and found.chosen.settings != found.default.settings:
         gain = f"{found.chosen.rate / found.default.rate:.2f}x"
         console.print(Text(f"the default ones held {found.default.rate:.4g} requests/s: {gain}", "dim"))
-    console.print(Text(f"{found.chosen.why}; {_thoroughness(found)}", "dim"), soft_wrap=True)
+    tried = f"{len(found.trials)} settings tried in {format_seconds(found.took_s)}"
+    ended = "nothing better is near" if found.is_complete else "the time left was too short to try the others"
+    console.print(Text(f"{found.chosen.why}; {tried}, {ended}", "dim"), soft_wrap=True)
     levels = found.levels or [one for one in found.chosen.tried if one.loop == "open"]
     if levels:
         console.print(_levels(levels))
@@ -221,11 +267,6 @@ def _headline(trial: SettingsTrial, objective: Objective) -> str:
     return f"held no rate within {objective}"
 
 
-def _thoroughness(found: ServingLimit) -> str:
-    ended = "nothing better is near" if found.is_complete else "the time left was too short to try the others"
-    return f"{len(found.trials)} settings tried in {format_seconds(found.took_s)}, {ended}"
-
-
 def _levels(measurements: Sequence[LoadMeasurement]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("asked/s", "answered/s", "good/s", "p50", "p90", "p99", "p99 at most", "held"):
@@ -236,23 +277,6 @@ def _levels(measurements: Sequence[LoadMeasurement]) -> Table:
         held = "cut short" if one.was_cut else one.held or ""
         table.add_row(f"{one.rate:.4g}", f"{one.throughput:.4g}", f"{one.goodput:.4g}", *times, held)
     return table
-
-
-def _rates(measured: LoadMeasurement) -> str:
-    words = f"{measured.throughput:.4g} answers/s"
-    if measured.rows != measured.answered and measured.duration_s > 0:
-        words += f" ({measured.rows / measured.duration_s:.4g} rows/s)"
-    return (
-        words if measured.held is None else f"{words}, {measured.goodput:.4g} of them good: objective {measured.held}"
-    )
-
-
-def _costs(measured: LoadMeasurement) -> str:
-    """What the generator, and the service where that is known, spent on a request."""
-    words = f"asking cost {format_seconds(measured.generator.cpu_s_per_request)} of CPU each"
-    if measured.server_cpu_s is not None and measured.answered:
-        words += f", answering {format_seconds(measured.server_cpu_s / measured.answered)}"
-    return words
 
 
 def _time(value_s: float) -> str:

@@ -1,19 +1,85 @@
-"""What compressing found, in the terminal and as JSON."""
+"""`stoker compress`: every candidate with size, latency and what it loses; as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.compressing.compress import Compressed
+from stoker import api
+from stoker.cli.terminal import AsJson, Debug, Settings, load_job, output, print_document, reported
 from stoker.errors import BadJob
 from stoker.records import Event, to_json
 from stoker.records.codec import JSON
-from stoker.records.compression import Compression, CompressionTrial
 from stoker.units import Duration, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from stoker.compressing.compress import Compressed
+    from stoker.records.compression import Compression, CompressionTrial
+
+
+def compress(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An exported model's directory, such as models/digits.")
+    ],
+    max_drop: Annotated[
+        str, typer.Option("--max-drop", metavar="DROP", help="The most the metric may lose: 0.5%, or a number.")
+    ] = "0.5%",
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME|FILE",
+            help="A name, or a Python file with metric(outputs, targets); without targets: agreement.",
+        ),
+    ] = None,
+    job_file: Annotated[
+        Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")
+    ] = None,
+    settings: Settings = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="Rows instead, .npz or .parquet: inputs and target.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", metavar="ROWS", help="A batch size that counts; may be repeated.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="About how long the search may take.")] = 180.0,
+    seed: Annotated[int, typer.Option("--seed", help="Deals out the rows.")] = 0,
+    keep_all: Annotated[
+        Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="First train smaller networks beside the run's own, and try these too.")
+    ] = False,
+    fine_tune: Annotated[
+        float | None,
+        typer.Option("--fine-tune", metavar="EPOCHS", help="How long each is trained (default: a quarter of the run)."),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Make an exported model smaller and faster, with proof that it keeps its metric and is faster here."""
+    with reported(debug=debug):
+        if settings and job_file is None:
+            raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
+        with output(for_json=as_json):
+            found = api.compress(
+                model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, settings)[0], data=data,
+                metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
+                keep_all=keep_all, prune=prune, fine_tune=fine_tuning(fine_tune, prune=prune),
+                tell=teller(Console(stderr=True), quiet=as_json), sink=silence if as_json else None,
+            )  # fmt: skip
+        if as_json:
+            print_document(compression_document(found))
+        else:
+            render_compression(found, Console())
+
 
 _STYLES = {"chosen": "bold green", "reference": "bold", "passed": "", "rejected": "dim", "left out": "dim"}
 
@@ -58,11 +124,22 @@ def render_compression(found: Compressed, console: Console) -> None:
     console.print()
     for note in record.notes:
         console.print(Text.assemble(("note: ", "bold"), note), soft_wrap=True)
-    console.print(_basis(record), soft_wrap=True)
+    rows = record.rows
+    console.print(
+        f"◆ none other is smaller, faster and as good. {record.metric} {record.baseline:.4g} of the original on "
+        f"{rows.acceptance:,} rows for acceptance; {rows.selection:,} chose, {rows.calibration:,} calibrated. "
+        f"May lose {record.max_drop:.4g} with {100 * record.confidence:g} % confidence. "
+        f"{record.threads} {'thread' if record.threads == 1 else 'threads'} on {record.proved_on}; "
+        f"took {format_seconds(record.took_s)}.",
+        soft_wrap=True,
+    )
     if found.artifact is None:
         console.print(_no_gain(record), soft_wrap=True)
         return
-    console.print(_gain(record), soft_wrap=True)
+    original = record.trials[0]
+    chosen = next(trial for trial in record.trials if trial.name == record.chosen)
+    smaller = (original.num_bytes or 0) / (chosen.num_bytes or 1)
+    console.print(f"{chosen.name}: {chosen.pace or 1:.2f}× as fast, {smaller:.2f}× smaller.", soft_wrap=True)
     console.print(Text.assemble(("written: ", "bold"), str(found.artifact.path)), soft_wrap=True)
 
 
@@ -85,48 +162,23 @@ def _table(record: Compression) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("candidate", no_wrap=True)
     table.add_column("size", justify="right")
-    for size in record.batch_sizes:
-        table.add_column(f"batch {size}", justify="right")
+    for rows in record.batch_sizes:
+        table.add_column(f"batch {rows}", justify="right")
     table.add_column("speed", justify="right")
     table.add_column(f"{record.metric} lost", justify="right")
     table.add_column("verdict", no_wrap=True)
     for trial in record.trials:
-        times = [_time(trial, size) for size in record.batch_sizes]
+        seconds = [trial.latency_s.get(str(size)) for size in record.batch_sizes]
+        times = ["" if value is None else format_seconds(value) for value in seconds]
+        size = "" if trial.num_bytes is None else format_bytes(trial.num_bytes)
         pace = "" if trial.pace is None else f"{trial.pace:.2f}×"
         name = f"{trial.name} ◆" if trial.on_front else trial.name
-        table.add_row(name, _size(trial), *times, pace, _lost(trial), trial.outcome, style=_STYLES[trial.outcome])
+        table.add_row(name, size, *times, pace, _lost(trial), trial.outcome, style=_STYLES[trial.outcome])
     return table
 
 
-def _size(trial: CompressionTrial) -> str:
-    return "" if trial.num_bytes is None else format_bytes(trial.num_bytes)
-
-
-def _time(trial: CompressionTrial, rows: int) -> str:
-    found = trial.latency_s.get(str(rows))
-    return "" if found is None else format_seconds(found)
-
-
 def _lost(trial: CompressionTrial) -> str:
-    """The drop with the bounds where there are any."""
+    """The drop, with its bound where there is one."""
     if trial.drop is not None:
         return f"{trial.drop.value:.4f}, ≤ {trial.drop.high:.4f}"
     return "" if trial.selection_drop is None else f"{trial.selection_drop:.4f}"
-
-
-def _basis(record: Compression) -> str:
-    rows = record.rows
-    return (
-        f"◆ none other is smaller, faster and as good. {record.metric} {record.baseline:.4g} of the original on "
-        f"{rows.acceptance:,} rows for acceptance; {rows.selection:,} chose, {rows.calibration:,} calibrated. "
-        f"May lose {record.max_drop:.4g} with {100 * record.confidence:g} % confidence. "
-        f"{record.threads} {'thread' if record.threads == 1 else 'threads'} on {record.proved_on}; "
-        f"took {format_seconds(record.took_s)}."
-    )
-
-
-def _gain(record: Compression) -> str:
-    trials = {one.name: one for one in record.trials}
-    chosen, original = trials[record.chosen], record.trials[0]
-    smaller = (original.num_bytes or 0) / (chosen.num_bytes or 1)
-    return f"{chosen.name}: {chosen.pace or 1:.2f}× as fast, {smaller:.2f}× smaller."

@@ -1,7 +1,4 @@
-"""Commands about data.
-
-How a data check is shown while it works, and what it found, in the terminal and as JSON.
-"""
+"""`stoker data check`: its progress, and what it found, in the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from stoker import api
 from stoker.cli.terminal import AsJson, Debug, output, print_document, reported
+from stoker.records import to_json
 from stoker.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -61,9 +58,7 @@ def check(
 ) -> None:
     """Find corrupt files, duplicates, leaks, wrong labels and odd values; the data are only read."""
     with reported(debug=debug):
-        from stoker.inspecting import CheckOptions
-
-        options = CheckOptions(
+        options = api.CheckOptions(
             target=target, text=tuple(text or ()), ignore=tuple(ignore or ()), near=near, labels=labels, workers=workers
         )
         with output(for_json=as_json), check_display(quiet=as_json, console=Console(stderr=True)) as tell:
@@ -96,17 +91,19 @@ _FAILING: dict[str, frozenset[str]] = {
 
 
 def exit_code(checked: CheckedData, fail_on: FailOn) -> int:
-    """0, or `FAULTS_FOUND`."""
+    """Exit code of the command [number]: 0, or `FAULTS_FOUND`."""
     found = {finding.gravity for finding in checked.check.findings}
     return FAULTS_FOUND if found & _FAILING[fail_on] else 0
 
 
 @contextmanager
 def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
-    """Tells on `console` how far a check is: a bar in a terminal, a line every ten seconds elsewhere."""
+    """Shows on `console` how far a check is: a bar in a terminal, a line every ten seconds elsewhere."""
     if quiet:
         yield lambda _what, _done, _total: None
     elif console.is_terminal and not console.is_dumb_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         with Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             console=console, transient=True,
@@ -119,15 +116,11 @@ def check_display(*, quiet: bool, console: Console) -> Iterator[Tell]:
 
 def check_document(checked: CheckedData) -> dict[str, Any]:
     """Everything, as JSON values."""
-    from stoker.records import to_json
-
     return {"check": to_json(checked.check), "clean": to_json(checked.clean)}
 
 
 def render_check(checked: CheckedData, console: Console) -> None:
     """A line on the data, a table of what was found, and what is left."""
-    from stoker.reporting.data_page import FAULTS
-
     check, clean = checked.check, checked.clean
     splits = ", ".join(f"{one.num_samples:,} {one.name}".rstrip() for one in check.splits)
     rate = format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")
@@ -141,7 +134,7 @@ def render_check(checked: CheckedData, console: Console) -> None:
             first = next(one for one in check.findings if (one.gravity, one.fault) == (gravity, fault))
             example = f"{first.id or first.where} {first.detail}".strip()
             style = _STYLES[gravity]
-            table.add_row(f"[{style}]{gravity}[/]", FAULTS[fault][0], f"{count:,}", escape(example))
+            table.add_row(f"[{style}]{gravity}[/]", api.FAULTS[fault][0], f"{count:,}", escape(example))
         console.print(table)
     else:
         console.print("[green]nothing was found[/]")
@@ -151,7 +144,7 @@ def render_check(checked: CheckedData, console: Console) -> None:
 
 
 class _Lines:
-    """A line every ten seconds, with what is left where that can be told."""
+    """A line every ten seconds, with the time left where it is known."""
 
     def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console, self._clock = console, clock

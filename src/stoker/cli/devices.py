@@ -1,7 +1,4 @@
-"""The catalogue in the terminal: every device on a line, or one device cell by cell, and the same as JSON.
-
-Prices in the terminal: what each device costs at least, or every offer for one, and the same as JSON.
-"""
+"""The catalogue and what each device costs; as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +11,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from stoker.devices import COLUMNS, Catalogue, CatalogueEntry, Cell, Citation, PriceList, hardware_of
+from stoker.cli.terminal import print_document
+from stoker.devices import (
+    COLUMNS,
+    Catalogue,
+    CatalogueEntry,
+    Cell,
+    PriceList,
+    attached_devices,
+    catalogue,
+    find_devices,
+    hardware_of,
+    price_list,
+)
 from stoker.devices.prices import STALE_AFTER, Market, age_days
 from stoker.records import Device, Price, to_json
 from stoker.records.codec import JSON
@@ -34,6 +43,33 @@ _LEGEND = (
     "° no time model yet: memory can be compared, time cannot be forecast.",
     "stoker devices NAME shows each figure's source; stoker prices NAME every offer.",
 )
+
+
+def show_devices(name: str | None, *, as_json: bool) -> None:
+    """Print all devices, or one."""
+    known, attached, prices = catalogue(), attached_devices(), price_list(date.today())  # noqa: DTZ011 - local day
+    entries = known.entries if name is None else find_devices(name, known)
+    if as_json:
+        print_document(devices_document(entries, known, prices, attached))
+    elif name is None:
+        render_devices(known, prices, attached, Console())
+    else:
+        for entry in entries:
+            render_device(entry, prices, attached, Console())
+
+
+def show_prices(name: str | None, *, as_json: bool) -> None:
+    """Print the prices of all devices, or every offer for one."""
+    today = date.today()  # noqa: DTZ011 - the user's day
+    offers = price_list(today)
+    entries = catalogue().entries if name is None else find_devices(name)
+    if as_json:
+        print_document(prices_document(entries, offers, today))
+    elif name is None:
+        render_prices(entries, offers, today, Console())
+    else:
+        for entry in entries:
+            render_offers(entry, offers, today, Console())
 
 
 def render_devices(known: Catalogue, prices: PriceList, attached: Sequence[Device], console: Console) -> None:
@@ -56,10 +92,14 @@ def render_devices(known: Catalogue, prices: PriceList, attached: Sequence[Devic
 
 def render_device(entry: CatalogueEntry, prices: PriceList, attached: Sequence[Device], console: Console) -> None:
     """Print one device: each figure with its source and the day it was compared, and what it costs."""
-    words = " · ".join((entry.name, *entry.aliases))
+    names = " · ".join((entry.name, *entry.aliases))
     here = [device.torch_name for device in attached if device.model in entry.driver_names]
-    console.print(Text.assemble((entry.title, "bold"), (f"   {words}", "dim"), (_here(here), EMBER)))
-    console.print(Text(_use(entry), "dim"))
+    place = f"   ● here: {', '.join(here)}" if here else ""
+    console.print(Text.assemble((entry.title, "bold"), (f"   {names}", "dim"), (place, EMBER)))
+    use = f"To plan for it: stoker plan JOB.py --on {entry.name}"
+    if not entry.can_be_planned:
+        use = "No time model yet: memory can be compared, time cannot be forecast."
+    console.print(Text(use, "dim"))
     sources = list(dict.fromkeys(cell.source for cell in entry.cells.values()))
     console.print()
     for column, cell in entry.cells.items():
@@ -68,7 +108,8 @@ def render_device(entry: CatalogueEntry, prices: PriceList, attached: Sequence[D
         console.print(Text(f"  not known: {'; '.join(missing)}", "dim"))
     console.print()
     for number, source in enumerate(sources, start=1):
-        console.print(Padding(marked(f"[{number}]", "dim", Text(_cited(source), "dim")), (0, 0, 0, 2)))
+        citation = Text(f"{source.title}. {source.publisher}.", "dim")
+        console.print(Padding(marked(f"[{number}]", "dim", citation), (0, 0, 0, 2)))
     _print_prices(entry, prices, console)
 
 
@@ -90,20 +131,19 @@ def _entry_document(entry: CatalogueEntry, prices: PriceList, attached: Sequence
         "name": entry.name, "title": entry.title, "kind": entry.kind, "aliases": list(entry.aliases),
         "attached": [device.torch_name for device in attached if device.model in entry.driver_names],
         "can_be_planned": entry.can_be_planned, "usable_memory_bytes": entry.usable_memory_bytes,
-        "cells": {column: _cell_document(column, cell) for column, cell in entry.cells.items()},
+        "cells": {
+            column: {
+                "value": cell.value,
+                "unit": COLUMNS[column].unit,
+                "source": {"title": cell.source.title, "publisher": cell.source.publisher},
+                "compared_on": cell.compared_on.isoformat(),
+                "note": cell.note,
+            }
+            for column, cell in entry.cells.items()
+        },
         "cheapest": None if cheapest is None else to_json(cheapest),
         "prices": [to_json(price) for price in prices.of(entry.name)],
     }  # fmt: skip
-
-
-def _cell_document(column: str, cell: Cell) -> dict[str, JSON]:
-    return {
-        "value": cell.value,
-        "unit": COLUMNS[column].unit,
-        "source": {"title": cell.source.title, "publisher": cell.source.publisher},
-        "compared_on": cell.compared_on.isoformat(),
-        "note": cell.note,
-    }
 
 
 def _table(extra: int) -> Table:
@@ -138,12 +178,9 @@ def _add_attached(table: Table, device: Device, known: Catalogue, extra: int) ->
         "",
     ]
     name = Text.assemble(("● ", EMBER), device.torch_name)
-    table.add_row(name, *(Text(cell) for cell in cells), *[Text(f"{device.model}, {_cores(device)}", "dim")][:extra])
-
-
-def _cores(device: Device) -> str:
-    what = "core" if device.kind == "cpu" else "multiprocessor"
-    return f"{device.cores} {what}{'' if device.cores == 1 else 's'}" if device.cores else "size unknown"
+    unit = "core" if device.kind == "cpu" else "multiprocessor"
+    cores = f"{device.cores} {unit}{'' if device.cores == 1 else 's'}" if device.cores else "size unknown"
+    table.add_row(name, *(Text(cell) for cell in cells), *[Text(f"{device.model}, {cores}", "dim")][:extra])
 
 
 def _add_entry(table: Table, entry: CatalogueEntry, prices: PriceList, extra: int, *, is_here: bool) -> None:
@@ -157,17 +194,10 @@ def _add_entry(table: Table, entry: CatalogueEntry, prices: PriceList, extra: in
         Text(_number(entry.value("dense_tflops_bf16"))),
         Text(_number(entry.value("dense_tflops_fp32"))),
         Text(_UNKNOWN if power is None else f"{power:,.0f} W"),
-        _price(price),
+        _usd(price, fresh=" ", stale="*"),
     ]
     more = [Text(price.provider if price else "", "dim"), Text(entry.title, "dim")]
     table.add_row(name, *cells, *more[:extra])
-
-
-def _price(price: Price | None) -> Text:
-    """`$2.31 `, dim and starred where it is stale."""
-    if price is None:
-        return Text(f"{_UNKNOWN} ")
-    return Text(f"${price.usd_per_hour:.2f}{'*' if price.is_stale else ' '}", "dim" if price.is_stale else "")
 
 
 def _rate(gb_per_s: float | None) -> str:
@@ -195,21 +225,11 @@ def _family(entry: CatalogueEntry) -> str:
             return "CPU, one socket"
 
 
-def _use(entry: CatalogueEntry) -> str:
-    if not entry.can_be_planned:
-        return "No time model yet: memory can be compared, time cannot be forecast."
-    return f"To plan for it: stoker plan JOB.py --on {entry.name}"
-
-
-def _here(names: Sequence[str]) -> str:
-    return f"   ● here: {', '.join(names)}" if names else ""
-
-
 def _is_missing(column: str, entry: CatalogueEntry) -> bool:
     """Whether a figure that a device of this kind surely has is not known."""
     always = ("power_w", "idle_w", "l2_mib", "pcie_gb_per_s", "dense_tflops_fp32")
-    wanted = (*always, "memory_reported_mib") if entry.kind == "cuda" else always
-    return column in wanted and column not in entry.cells
+    expected = (*always, "memory_reported_mib") if entry.kind == "cuda" else always
+    return column in expected and column not in entry.cells
 
 
 def _print_cell(column: str, cell: Cell, number: int, console: Console) -> None:
@@ -221,10 +241,6 @@ def _print_cell(column: str, cell: Cell, number: int, console: Console) -> None:
     console.print(line.append(cell.compared_on.isoformat(), "dim"))
     if cell.note:
         console.print(Text(f"    {cell.note}", "dim italic"))
-
-
-def _cited(source: Citation) -> str:
-    return f"{source.title}. {source.publisher}."
 
 
 def _print_prices(entry: CatalogueEntry, prices: PriceList, console: Console) -> None:
@@ -248,7 +264,7 @@ def _print_problems(problems: Sequence[str], console: Console) -> None:
 
 
 _WIDE_OFFERS = 104
-"""Columns of a terminal from which on notes have room beside the offers."""
+"""Columns of a terminal from which on notes have room next to the offers."""
 
 
 def render_prices(entries: Sequence[CatalogueEntry], prices: PriceList, today: date, console: Console) -> None:
@@ -264,10 +280,11 @@ def render_prices(entries: Sequence[CatalogueEntry], prices: PriceList, today: d
         on_demand, spot = prices.of(entry.name, "on demand"), prices.cheapest(entry.name, "spot")
         lowest = prices.cheapest(entry.name)
         ages = [age for price in offers if (age := age_days(price, today)) is not None]
+        is_current = bool(ages) and not all(price.is_stale for price in offers)
         table.add_row(
             Text(entry.name, "bold"), _usd(lowest), Text(lowest.provider if lowest else "", "dim"),
             _usd(on_demand[-1] if len(on_demand) > 1 else None), _usd(spot), str(len(offers)),
-            f"{min(ages)} d" if ages else "undated", style="" if ages and not _all_stale(offers) else "dim",
+            f"{min(ages)} d" if ages else "undated", style="" if is_current else "dim",
         )  # fmt: skip
     console.print(table)
     if silent:
@@ -291,7 +308,12 @@ def render_offers(entry: CatalogueEntry, prices: PriceList, today: date, console
                 table.add_row()
             table.add_row("", Text(market, "bold"))
             for price in chosen:
-                table.add_row(*_offer(price, today, is_wide=is_wide), style="dim" if price.is_stale else "")
+                age = age_days(price, today)
+                table.add_row(
+                    _usd(price), price.provider, Text(price.region, "dim"), price.seen_on or "undated",
+                    "" if age is None else f"{age} d", *((Text(price.note, "dim"),) if is_wide else ()),
+                    style="dim" if price.is_stale else "",
+                )  # fmt: skip
     console.print(table)
     sources = dict.fromkeys(price.source for price in offers)
     console.print(Text(f"\nSources: {'; '.join(sources)}.", "dim"))
@@ -305,34 +327,16 @@ def prices_document(entries: Sequence[CatalogueEntry], prices: PriceList, today:
         "schema": 1,
         "today": today.isoformat(),
         "stale_after_days": STALE_AFTER.days,
-        "prices": [{**_fields(price), "age_days": age_days(price, today)} for price in offers],
+        "prices": [dict[str, JSON](to_json(price)) | {"age_days": age_days(price, today)} for price in offers],
         "problems": list(prices.problems),
     }
 
 
-def _fields(price: Price) -> dict[str, JSON]:
-    document = to_json(price)
-    assert isinstance(document, dict)
-    return document
-
-
-def _offer(price: Price, today: date, *, is_wide: bool) -> list[Text | str]:
-    age = age_days(price, today)
-    row: list[Text | str] = [
-        _usd(price), price.provider, Text(price.region, "dim"), price.seen_on or "undated",
-        "" if age is None else f"{age} d",
-    ]  # fmt: skip
-    return [*row, Text(price.note, "dim")] if is_wide else row
-
-
-def _usd(price: Price | None) -> Text:
+def _usd(price: Price | None, *, fresh: str = "", stale: str = "") -> Text:
+    """USD an hour, with a mark behind it; dim where it is stale."""
     if price is None:
-        return Text("–")
-    return Text(f"${price.usd_per_hour:.2f}", "dim" if price.is_stale else "")
-
-
-def _all_stale(offers: Sequence[Price]) -> bool:
-    return all(price.is_stale for price in offers)
+        return Text(f"{_UNKNOWN}{fresh}")
+    return Text(f"${price.usd_per_hour:.2f}{stale if price.is_stale else fresh}", "dim" if price.is_stale else "")
 
 
 def _price_table(*columns: tuple[str, str]) -> Table:
@@ -343,9 +347,8 @@ def _price_table(*columns: tuple[str, str]) -> Table:
 
 
 def _print_closing(prices: PriceList, console: Console, hint: str) -> None:
-    """What is dim, what is left out, and what could not be read."""
+    """The closing lines: what is dim, what is left out, and what could not be read."""
     days = STALE_AFTER.days
-    said = f"List prices; taxes, storage and egress are left out. Dim: older than {days} days, or undated. {hint}"
-    console.print(Text(f"\n{said.strip()}", "dim"))
-    for problem in prices.problems:
-        console.print(marked("!", "yellow", Text(problem)))
+    text = f"List prices; taxes, storage and egress are left out. Dim: older than {days} days, or undated. {hint}"
+    console.print(Text(f"\n{text.strip()}", "dim"))
+    _print_problems(prices.problems, console)

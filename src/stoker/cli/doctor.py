@@ -1,12 +1,6 @@
-"""What a device's measured rates mean for a plan.
+"""What this machine is, what its devices really reach, and what to mind; as a page and as JSON.
 
-What is around the devices of this machine, and what of it a user should mind.
-
-What several processes reach between them, as a table of the doctor's page.
-
-`stoker doctor`: what this machine is, what it really reaches, and what to mind; as a page and as a document.
-
-Nothing is measured here: flow hands over the devices and the measured ceilings, `look_around` reads the surroundings.
+Nothing is measured here: the measured ceilings are given, and `inspect_machine` reads what is around the devices.
 """
 
 from __future__ import annotations
@@ -62,9 +56,12 @@ def interpret(ceilings: Ceilings) -> tuple[MeasuredRate, ...]:
     copy, fresh = ceilings.copy_bytes_per_s, ceilings.fresh_copy_bytes_per_s
     of_peak = copy / entry.bandwidth_bytes_per_s if entry else None
     ridge = f"the limit under {(fp32 or fastest) / copy:.1f} FLOPs a byte"
+    reuse = "as fast as memory in use"
+    if copy / fresh >= WORTHWHILE_RATIO:
+        reuse = f"{copy / fresh:.1f}x slower: reuse saves time"
     copies = [
         MeasuredRate("copy, memory in use", copy, "B/s", 1.0, of_peak, ridge),
-        MeasuredRate("copy, fresh memory", fresh, "B/s", min(1.0, fresh / copy), None, _meaning_of_fresh(copy / fresh)),
+        MeasuredRate("copy, fresh memory", fresh, "B/s", min(1.0, fresh / copy), None, reuse),
     ]
     if (across := ceilings.host_to_device_bytes_per_s) is not None:
         meaning = "how fast a pinned batch crosses"
@@ -83,13 +80,6 @@ def _meaning_of_product(dtype: str, rate: float, fp32: float | None) -> str:
         return f"{ratio:.1f}x fp32: a plan may use it"
     slower = f"{1 / ratio:.1f}x slower than fp32" if ratio < 1 else f"only {ratio:.1f}x fp32"
     return f"{slower}: no gain for a plan"
-
-
-def _meaning_of_fresh(times_slower: float) -> str:
-    """What the rate into fresh memory means."""
-    if times_slower < WORTHWHILE_RATIO:
-        return "as fast as memory in use"
-    return f"{times_slower:.1f}x slower: reuse saves time"
 
 
 def format_si(rate: float, unit: str) -> str:
@@ -111,7 +101,7 @@ _THREAD_LIMIT = "OMP_THREAD_LIMIT"
 
 @dataclass(frozen=True, kw_only=True)
 class MachineConditions:
-    """What is around the devices: software, data, other people's load, settings of the environment.
+    """What is around the devices: software, data, load by other processes, settings of the environment.
 
     `data` says for each known data set where it is, or what would happen (`Fashion-MNIST`: `found in ...`); `problems`
     is what stood in the way of using a device; `machine_cpus` counts the whole machine's logical CPUs.
@@ -160,28 +150,23 @@ def find_cautions(
 ) -> tuple[str, ...]:
     """What to mind, each a sentence with its numbers and what to do."""
     cpu = next((device for device in devices if device.kind == "cpu"), None)
-    found = [*around.problems, *_load_cautions(around.load)]
-    if around.torch is None:
-        found.append("PyTorch is not installed: install torch, then nothing else is missing.")
-    if cpu is not None:
-        found += _thread_cautions(around.environment, cpu.cores)
-    found += [caution for measured in ceilings for caution in _ceiling_cautions(measured)]
-    return tuple(found)
-
-
-def _load_cautions(load: CpuLoad | None) -> list[str]:
-    """Of other people's load."""
-    found = []
+    cautions = list(around.problems)
+    load = around.load
     if load is not None and load.others > MOST_OTHERS:
-        found.append(
+        cautions.append(
             f"Other processes are using {load.others:.0%} of this CPU now: measured rates may be too low. "
             "Run `stoker doctor` again when they are done."
         )
     if load is not None and load.stolen > MOST_STOLEN:
-        found.append(
+        cautions.append(
             f"The host takes {load.stolen:.0%} of this virtual machine's CPU time: expect slower, uneven steps."
         )
-    return found
+    if around.torch is None:
+        cautions.append("PyTorch is not installed: install torch, then nothing else is missing.")
+    if cpu is not None:
+        cautions += _thread_cautions(around.environment, cpu.cores)
+    cautions += [caution for measured in ceilings for caution in _ceiling_cautions(measured)]
+    return tuple(cautions)
 
 
 def _thread_cautions(environment: Mapping[str, str], cores: int) -> list[str]:
@@ -222,7 +207,7 @@ _SIZES = (4, 64 * KIB, MIB, 64 * MIB)
 
 
 def links_table(links: Links) -> Table:
-    """Times of each collective over a few sizes, and what else was found of processes that work side by side."""
+    """Times of each collective over a few sizes, and notes on processes that work side by side."""
     when = links.measured_at.replace("T", " ").replace("+00:00", " UTC")
     title = Text.assemble(
         (f"{links.world_size} processes reach", "bold"), (f"   {links.name}, measured {when} in ", "dim"),
@@ -236,18 +221,13 @@ def links_table(links: Links) -> Table:
     for one in links.costs:
         rate = f"{1e-9 / one.beta_s_per_byte:.2f} GB/s" if one.beta_s_per_byte else "unknown"
         table.add_row(one.collective, *(format_seconds(one.seconds(size)) for size in _SIZES), rate)
-    table.caption, table.caption_justify = Text(_beside(links), "dim"), "left"
-    return table
-
-
-def _beside(links: Links) -> str:
-    """`beside arithmetic 12% of a message is hidden · with all at work, what is bound by memory takes 1.50x as …`."""
-    words = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
-    words += [f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
+    notes = [f"beside arithmetic {links.overlap:.0%} of a message is hidden"]
+    notes += [f"with all at work, what is bound by {name} takes {ratio:.2f}x as long"
               for name, ratio in links.slowdown.items()]  # fmt: skip
-    words += [f"a message that all stop for after {format_seconds(arithmetic_s)} takes {format_seconds(wait_s)} longer"
+    notes += [f"a message that all stop for after {format_seconds(arithmetic_s)} takes {format_seconds(wait_s)} longer"
               for arithmetic_s, wait_s in links.waits]  # fmt: skip
-    return " · ".join(words)
+    table.caption, table.caption_justify = Text(" · ".join(notes), "dim"), "left"
+    return table
 
 
 _BAR_CELLS = 20
@@ -281,7 +261,10 @@ def render_doctor(
         parts += ["", Text("Not measured yet.", style="dim")]
     parts += [part for one in links for part in ("", links_table(one))]
     if cautions := find_cautions(devices, ceilings, around):
-        parts += ["", _marked(cautions)]
+        marks = Table.grid(padding=(0, 1, 0, 0))
+        for caution in cautions:
+            marks.add_row(Text("!", style="bold yellow"), caution)
+        parts += ["", marks]
     console.print(
         Panel(Group(*parts), title="[bold]stoker doctor", title_align="left", box=box.ROUNDED, padding=(1, 2))
     )
@@ -377,14 +360,6 @@ def _software(devices: Sequence[Device], around: MachineConditions) -> Table:
         cpu.append(f"{cores} cores usable of {around.machine_cpus} logical CPUs")
     if cpu:
         table.add_row(Text("CPU", style="dim"), " · ".join(cpu))
-    return table
-
-
-def _marked(cautions: Sequence[str]) -> Table:
-    """Cautions, each behind a mark."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    for caution in cautions:
-        table.add_row(Text("!", style="bold yellow"), caution)
     return table
 
 

@@ -1,22 +1,58 @@
-"""An exported model in the terminal: what it takes and gives, what was checked, and the files it consists of."""
+"""`stoker export`: what the exported model takes and gives, what was checked, and its files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from numpy.typing import NDArray
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.artifacts import Artifact
+from stoker import api
+from stoker.cli.terminal import AsJson, Debug, output, print_document, reported, waiting
 from stoker.errors import BadArtifact
 from stoker.records import Manifest, Proof, TensorSpec, to_json
 from stoker.records.codec import JSON
 from stoker.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stoker.artifacts import Artifact
+
+
+def export(
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|FILE", help="A run's directory, its name, `latest`; or a file model.onnx.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="The model's directory, such as models/digits.")
+    ],
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            "--inputs", metavar="FILE", help="Example inputs of an ONNX file, .npz (default: drawn at random)."
+        ),
+    ] = None,
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option("--dynamic", metavar="INPUT.DIM=NAME", help="A dimension that may vary: input_ids.1=tokens"),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Export a trained model, or take over an ONNX file: graph, weights, golden answers, and proof that they agree."""
+    with reported(debug=debug):
+        examples, varying = read_inputs(inputs), read_dynamic(dynamic)
+        with output(for_json=as_json), waiting("exporting, and checking every engine", quiet=as_json):
+            artifact = api.export(what, out, inputs=examples, about=api.About(dynamic=varying))
+        if as_json:
+            print_document(export_document(artifact))
+        else:
+            render_export(artifact, Console())
 
 
 def render_export(artifact: Artifact, console: Console) -> None:
@@ -29,11 +65,21 @@ def render_export(artifact: Artifact, console: Console) -> None:
             format_bytes(artifact.num_bytes),
         )
     )
-    for table in (_signature(manifest), _proofs(manifest.proofs), _files(manifest)):
+    files = _table("file", "size", "SHA-256")
+    for file in manifest.files:
+        files.add_row(file.name, format_bytes(file.num_bytes), Text(f"{file.sha256[:12]}…", style="dim"))
+    for table in (_signature(manifest), _proofs(manifest.proofs), files):
         console.print()
         console.print(table)
     console.print()
-    console.print(_standing(manifest), soft_wrap=True)
+    metrics = " · ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
+    allowed = f"{manifest.tolerance.absolute:.1e} + {manifest.tolerance.relative:.1e} of their size"
+    lines = (
+        "* as a share of the output's largest value",
+        metrics,
+        f"answers may differ by {allowed}; proved on {manifest.proved_on}",
+    )
+    console.print(Text("\n".join(filter(None, lines)), style="dim"), soft_wrap=True)
     for note in manifest.notes:
         console.print(Text.assemble(("note: ", "bold"), note), soft_wrap=True)
     console.print(Text.assemble(("written: ", "bold"), str(artifact.path)), soft_wrap=True)
@@ -76,6 +122,8 @@ def read_inputs(path: Path | None) -> dict[str, NDArray[Any]] | None:
     """
     if path is None:
         return None
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
@@ -113,25 +161,6 @@ def _proofs(proofs: Sequence[Proof]) -> Table:
             Text("holds", style="green") if holds else Text("does not hold", style="red"),
         )
     return table
-
-
-def _files(manifest: Manifest) -> Table:
-    table = _table("file", "size", "SHA-256")
-    for one in manifest.files:
-        table.add_row(one.name, format_bytes(one.num_bytes), Text(f"{one.sha256[:12]}…", style="dim"))
-    return table
-
-
-def _standing(manifest: Manifest) -> Text:
-    """What differences are shares of, what the model was worth when it was trained, when an answer is another one."""
-    measured = " · ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
-    allowed = f"{manifest.tolerance.absolute:.1e} + {manifest.tolerance.relative:.1e} of their size"
-    lines = (
-        "* as a share of the output's largest value",
-        measured,
-        f"answers may differ by {allowed}; proved on {manifest.proved_on}",
-    )
-    return Text("\n".join(filter(None, lines)), style="dim")
 
 
 def _table(*titles: str) -> Table:

@@ -1,25 +1,19 @@
-"""Commands that take a job.
-
-A learning-rate range test in the terminal: the suggestion, what it rests on, and the loss over the rates.
-
-What `stoker verify` found, on one page in the terminal.
-"""
+"""`stoker plan`, `train`, `verify` and `lr-range`: commands that take a job, and what the last two found."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker import api
+from stoker import api, cli
 from stoker.cli.terminal import (
     INTERRUPTED,
     AsJson,
@@ -41,8 +35,10 @@ from stoker.cli.terminal import (
 )
 from stoker.errors import BadJob, RunFailed
 from stoker.records import Verdict, to_json
-from stoker.records.hyperparameters import LrRange
-from stoker.units import format_seconds
+from stoker.units import format_seconds, seconds
+
+if TYPE_CHECKING:
+    from stoker.records.hyperparameters import LrRange
 
 
 def plan(
@@ -70,9 +66,7 @@ def plan(
 ) -> None:
     """Choose device and settings for a job, and forecast memory, time, energy and money before anything is spent."""
     with reported(debug=debug):
-        from stoker.cli.plan_table import render_decision
-
-        _warn_of_bad_rows()
+        cli.plan_table.print_catalogue_problems(Console(stderr=True, highlight=False))
         with output(for_json=as_json), waiting("working out what the job needs", quiet=as_json):
             job, entry = load_job(job_file, settings)
             decision = api.plan(
@@ -89,7 +83,7 @@ def plan(
         if as_json:
             print_document(to_json(decision))
         else:
-            render_decision(decision, Console(), explain=explain)
+            cli.plan_table.render_decision(decision, Console(), explain=explain)
 
 
 def train(
@@ -132,13 +126,12 @@ def train(
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         if sum(bool(choice) for choice in (new, resume, fork)) > 1:
             raise BadJob("--new, --resume and --fork exclude each other", remedy="Give one of them, or none.")
-        from stoker import units
-        from stoker.reporting.display import choose_display
-
-        every = None if checkpoint_every is None else units.seconds(_finite(checkpoint_every))
+        if checkpoint_every is not None and not math.isfinite(checkpoint_every):
+            raise BadJob(f"--checkpoint-every {checkpoint_every}: wanted a number of seconds, such as 3600")
+        every = None if checkpoint_every is None else seconds(checkpoint_every)
         with output(for_json=as_json) as stdout:
             job, entry = load_job(job_file, settings)
-            with choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
+            with api.choose_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display:
                 run = api.train(
                     job, on=on, run_dir=run_dir, plan=plan_file, new=new, resume=resume, fork=fork,
                     checkpoint_every=every, device_mtbf_h=device_mtbf, memory=memory, threads=threads, profile=profile,
@@ -193,22 +186,6 @@ def lr_range(
             render_lr_range(job.name or job_file.stem, found, Console())
 
 
-def _finite(seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise BadJob(f"--checkpoint-every {seconds}: wanted a number of seconds, such as 3600")
-    return seconds
-
-
-def _warn_of_bad_rows() -> None:
-    """Name, on standard error, the rows of the user's catalogue and price files that cannot be used."""
-    from stoker.devices import catalogue, price_list
-
-    console = Console(stderr=True, highlight=False)
-    today = date.today()  # noqa: DTZ011 - the user's day
-    for problem in dict.fromkeys((*catalogue().problems, *price_list(today).problems)):
-        console.print(Text.assemble(("warning: ", "bold yellow"), problem), soft_wrap=True)
-
-
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
 """Columns of the picture at most; as many rates share one as are needed."""
@@ -222,8 +199,21 @@ def render_lr_range(name: str, found: LrRange, console: Console) -> None:
     console.print(Text.assemble(("lr ", style), (f"{found.lr:.3g}", style), f"   {found.why}"), soft_wrap=True)
     console.print(Text(f"good progress from {found.low:.3g} to {found.high:.3g}; the job says {found.stated_lr:.3g}"))
     console.print()
-    _print_picture(found, console)
-    console.print(_seeds(found))
+    losses = found.mean_losses()
+    row = blocks(losses, min(_WIDTH, console.width - 8))
+    if row and not console.options.ascii_only:
+        console.print(Text.assemble("loss  ", (row, "cyan")))
+        ends = f"{found.rates[0]:.0e}".ljust(len(row) - 6) + f"{found.rates[len(losses) - 1]:.0e}".rjust(6)
+        console.print(Text(f"rate  {ends}", "dim"))
+        console.print()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("seed", "updates", "lowest loss", "runs away at"):
+        table.add_column(title, justify="right")
+    for sweep in found.sweeps:
+        edge = "not seen" if sweep.edge is None else f"{sweep.edge:.3g}"
+        lowest = f"{min(sweep.losses):.4g}" if sweep.losses else "-"
+        table.add_row(str(sweep.seed), str(len(sweep.losses) + 1), lowest, edge)
+    console.print(table)
     console.print()
     amount = f"{found.num_updates} updates of {found.batch:,} samples, thrown away"
     console.print(
@@ -248,28 +238,6 @@ def blocks(losses: tuple[float, ...], width: int) -> str:
     return "".join(_BLOCKS[int(7 * (mean - low) / span)] if span > 0 else _BLOCKS[0] for mean in means)
 
 
-def _print_picture(found: LrRange, console: Console) -> None:
-    losses = found.mean_losses()
-    row = blocks(losses, min(_WIDTH, console.width - 8))
-    if not row or console.options.ascii_only:
-        return
-    console.print(Text.assemble("loss  ", (row, "cyan")))
-    ends = f"{found.rates[0]:.0e}".ljust(len(row) - 6) + f"{found.rates[len(losses) - 1]:.0e}".rjust(6)
-    console.print(Text(f"rate  {ends}", "dim"))
-    console.print()
-
-
-def _seeds(found: LrRange) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("seed", "updates", "lowest loss", "runs away at"):
-        table.add_column(title, justify="right")
-    for sweep in found.sweeps:
-        edge = "not seen" if sweep.edge is None else f"{sweep.edge:.3g}"
-        lowest = f"{min(sweep.losses):.4g}" if sweep.losses else "-"
-        table.add_row(str(sweep.seed), str(len(sweep.losses) + 1), lowest, edge)
-    return table
-
-
 def render_verdicts(name: str, verdicts: Sequence[Verdict], *, console: Console) -> None:
     """Print each question with a check mark or a cross, its answer and its evidence; the last line sums them up.
 
@@ -277,18 +245,6 @@ def render_verdicts(name: str, verdicts: Sequence[Verdict], *, console: Console)
     """
     console.print(Text.assemble((name, "bold"), "  what holds for this job"))
     console.print()
-    console.print(_questions(verdicts))
-    console.print()
-    *examined, level = verdicts
-    failed = sum(not verdict.passed for verdict in examined)
-    if failed or not level.passed:
-        words = f"{failed} of {len(examined)} did not hold: no level is promised until they do"
-        console.print(Text(words, style="bold red"))
-    else:
-        console.print(Text.assemble(("holds: ", "bold green"), level.answer))
-
-
-def _questions(verdicts: Sequence[Verdict]) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column()
@@ -299,4 +255,12 @@ def _questions(verdicts: Sequence[Verdict]) -> Table:
         grid.add_row("", Text(verdict.answer))
         if verdict.evidence:
             grid.add_row("", Text(verdict.evidence, style="dim"))
-    return grid
+    console.print(grid)
+    console.print()
+    *examined, holding = verdicts
+    failed = sum(not verdict.passed for verdict in examined)
+    if failed or not holding.passed:
+        text = f"{failed} of {len(examined)} did not hold: no level is promised until they do"
+        console.print(Text(text, style="bold red"))
+    else:
+        console.print(Text.assemble(("holds: ", "bold green"), holding.answer))

@@ -11,7 +11,18 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli import data_check, jobs, machines, models, run_commands, serve, tune
+from stoker.cli import (
+    bench_serve,
+    compressions,
+    data_check,
+    exports,
+    jobs,
+    machines,
+    predictions,
+    run_commands,
+    serve,
+    tune,
+)
 
 BEFORE, TRAINING, AFTER = "Before training", "Training", "After training"
 """What commands are for: the parts of `stoker --help`."""
@@ -50,12 +61,12 @@ app.command("take-part", hidden=True)(jobs.take_part)
 app.command(rich_help_panel=TRAINING)(jobs.verify)
 app.command(rich_help_panel=TRAINING)(tune.tune)
 app.command(rich_help_panel=TRAINING)(run_commands.report)
-app.command(rich_help_panel=AFTER)(models.export)
-app.command(rich_help_panel=AFTER)(models.compress)
+app.command(rich_help_panel=AFTER)(exports.export)
+app.command(rich_help_panel=AFTER)(compressions.compress)
 app.command(rich_help_panel=AFTER)(serve.serve)
 app.command(rich_help_panel=AFTER)(serve.rollback)
-app.command("bench-serve", rich_help_panel=AFTER)(serve.bench_serve)
-app.command(rich_help_panel=AFTER)(models.predict)
+app.command("bench-serve", rich_help_panel=AFTER)(bench_serve.bench_serve)
+app.command(rich_help_panel=AFTER)(predictions.predict)
 
 runs_app = typer.Typer(help="List runs, compare them, send them elsewhere.", add_completion=False)
 runs_app.callback(invoke_without_command=True)(run_commands.runs)

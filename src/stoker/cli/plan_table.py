@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import date
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Candidate, Decision, Forecast, Plan, Share
+from stoker.devices import catalogue, price_list
+from stoker.records import Candidate, Decision, Plan, Share
 from stoker.reporting.event_text import ERRORS_SO_FAR
 from stoker.reporting.panel import EMBER, marked
 from stoker.reporting.wording import format_interval, plan_in_difference
 from stoker.units import GIB, format_bytes, format_money, format_seconds
 
 WIDE = 130
-"""Columns from which on a plan stands beside its figures; below, under them."""
+"""Columns from which on a plan stands next to its figures; below, under them."""
 
 MOST_SHARES = 8
 
@@ -51,6 +53,13 @@ def render_decision(decision: Decision, console: Console, *, explain: bool) -> N
     if decision.advice:
         console.print()
         console.print(marked("→", EMBER, Text(decision.advice, "bold")))
+
+
+def print_catalogue_problems(console: Console) -> None:
+    """Name the rows of the user's catalogue and price files that cannot be used."""
+    today = date.today()  # noqa: DTZ011 - the user's day
+    for problem in dict.fromkeys((*catalogue().problems, *price_list(today).problems)):
+        console.print(Text.assemble(("warning: ", "bold yellow"), problem), soft_wrap=True)
 
 
 def _candidates(decision: Decision, *, is_wide: bool) -> Table:
@@ -117,24 +126,23 @@ def plan_in_brief(plan: Plan) -> str:
 def _figures(candidate: Candidate) -> dict[str, str]:
     """What a candidate needs, by the title of the column."""
     forecast, cost = candidate.forecast, candidate.forecast.cost_usd
+    messages = (
+        "–"  # what processes exchange in an update, and how much of its time shows: `41 MiB · 9 ms + 21 ms hidden`
+    )
+    if forecast.exposed_s is not None and forecast.communication_bytes is not None:
+        messages = f"{format_bytes(forecast.communication_bytes)} · {format_seconds(forecast.exposed_s.value)}"
+        if forecast.hidden_s is not None and forecast.hidden_s.value != 0:
+            messages += f" + {format_seconds(forecast.hidden_s.value)} hidden"
+    taken = forecast.reserved_bytes or forecast.peak_bytes  # on a GPU what its allocator holds
     return {
-        "memory": f"{_needed(forecast) / GIB:.1f} / {_room(candidate.memory_bytes)} GiB",
-        "messages": _messages(forecast),
+        "memory": f"{taken.value / GIB:.1f} / {_room(candidate.memory_bytes)} GiB",
+        "messages": messages,
         "exposed": "–" if forecast.exposed_s is None else format_seconds(forecast.exposed_s.value),
         "step": format_seconds(forecast.step_s.value),
         "to finish": format_seconds(forecast.total_s.value),
         "energy": "–" if forecast.energy_kwh is None else format_energy(forecast.energy_kwh.value),
         "cost": format_money(cost.value) if cost is not None else "yours" if candidate.is_here else "unknown",
     }
-
-
-def _messages(forecast: Forecast) -> str:
-    """What processes tell each other in an update, and how long of it shows: `41 MiB · 9 ms + 21 ms hidden`."""
-    if forecast.exposed_s is None or forecast.communication_bytes is None:
-        return "–"
-    words = f"{format_bytes(forecast.communication_bytes)} · {format_seconds(forecast.exposed_s.value)}"
-    hidden = forecast.hidden_s
-    return words if hidden is None or hidden.value == 0 else f"{words} + {format_seconds(hidden.value)} hidden"
 
 
 def format_energy(kwh: float) -> str:
@@ -158,11 +166,6 @@ def _room(num_bytes: int) -> str:
     ('24', '0.6')
     """
     return f"{num_bytes / GIB:.0f}" if num_bytes >= _LARGE * GIB else f"{num_bytes / GIB:.1f}"
-
-
-def _needed(forecast: Forecast) -> float:
-    """What of the device's memory is taken: on a GPU what its allocator holds."""
-    return (forecast.reserved_bytes or forecast.peak_bytes).value
 
 
 def _render_breakdown(decision: Decision, console: Console) -> None:

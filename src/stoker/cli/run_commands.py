@@ -1,34 +1,27 @@
-"""Commands about runs."""
+"""`stoker report` and `stoker runs`: list runs, compare them, export them, send them elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from stoker import api
+from stoker import api, cli
 from stoker.cli.terminal import AsJson, Debug, RunWord, print_document, reported
-from stoker.errors import BadRun
-from stoker.records import JobSpec, Run, to_json
-
-if TYPE_CHECKING:
-    from stoker.store import RunDirectory
+from stoker.records import to_json
 
 
 def report(run: RunWord = "latest", as_json: AsJson = False, debug: Debug = False) -> None:
     """Write a run's report anew, and show its summary."""
     with reported(debug=debug):
-        from stoker.reporting.summary import summary_lines
-
         path = api.report(run)
         record = api.load(run).directory.read_report()
         if as_json:
             print_document({"report": str(path), "run": to_json(record.run)})
             return
-        Console().print("\n".join(summary_lines(record)), highlight=False, markup=False)
+        Console().print("\n".join(api.summary_lines(record)), highlight=False, markup=False)
         Console().print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -51,36 +44,16 @@ def runs(
     if context.invoked_subcommand is not None:
         return
     with reported(debug=debug):
-        from stoker.cli.runs import render_runs, runs_document
-        from stoker.store import list_runs, runs_root
-        from stoker.store.run_query import selected
-
         shown = tuple(name.strip() for name in columns.split(",") if name.strip())
-        found, damaged = _read(list_runs(runs_root()))
-        known = len(found)
-        found = selected(found, where=where, sort=sort, names=shown)[:limit]
+        chosen, num_readable, damaged = cli.runs.select_runs(where=where, sort=sort, names=shown, limit=limit)
         if as_json:
-            unreadable = [{"path": str(path), "problem": problem.message} for path, problem in damaged]
-            print_document(runs_document(found) | ({"unreadable": unreadable} if unreadable else {}))
+            unreadable = [{"path": str(path), "problem": reason.message} for path, reason in damaged]
+            print_document(cli.runs.runs_document(chosen) | ({"unreadable": unreadable} if unreadable else {}))
             return
-        if known or not damaged:
-            render_runs(found, Console(), shown, known=known)
-        for _, problem in damaged:
-            Console().print(f"not listed: {problem}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-
-
-def _read(
-    directories: Sequence[RunDirectory],
-) -> tuple[list[tuple[Path, Run, JobSpec]], list[tuple[Path, BadRun]]]:
-    """What can be read of these runs; and those that cannot, each with the reason: one must not hide the others."""
-    found: list[tuple[Path, Run, JobSpec]] = []
-    damaged: list[tuple[Path, BadRun]] = []
-    for one in directories:
-        try:
-            found.append((one.path, one.read_headway(), one.read_spec()))
-        except BadRun as problem:
-            damaged.append((one.path, problem))
-    return found, damaged
+        if num_readable or not damaged:
+            cli.runs.render_runs(chosen, Console(), shown, known=num_readable)
+        for _, reason in damaged:
+            Console().print(f"not listed: {reason}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def runs_diff(
@@ -91,14 +64,11 @@ def runs_diff(
 ) -> None:
     """Compare two runs: what was asked, how it was executed, what came of it."""
     with reported(debug=debug):
-        from stoker.cli.runs import diff_document, render_diff
-        from stoker.store import find_run, runs_root
-
-        a, b = (find_run(runs_root(), word).read_report() for word in (first, second))
+        a, b = cli.runs.read_reports([first, second])
         if as_json:
-            print_document(diff_document(a, b))
+            print_document(cli.runs.diff_document(a, b))
         else:
-            render_diff(a, b, Console())
+            cli.runs.render_diff(a, b, Console())
 
 
 def runs_plot(
@@ -108,15 +78,8 @@ def runs_plot(
 ) -> None:
     """Draw the curves of runs over each other, into an HTML page."""
     with reported(debug=debug):
-        from stoker.reporting.comparison_page import render_side_by_side
-        from stoker.store import disk_errors, find_run, runs_root, write_atomic
-        from stoker.store.files import make_directories
-
-        reports = [find_run(runs_root(), word).read_report() for word in words]
-        page = render_side_by_side(reports)
-        with disk_errors(out, "the page", option="-o FILE"):
-            make_directories(out.parent)
-        write_atomic(out, page, what="the page")
+        reports = cli.runs.read_reports(words)
+        cli.runs.write_plot(reports, out)
         Console().print(f"{len(reports)} runs side by side: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -127,17 +90,8 @@ def runs_export(
 ) -> None:
     """Write what a run measured as CSV: a line for each progress event and evaluation that still counts."""
     with reported(debug=debug):
-        from stoker.reporting.history import live_history
-        from stoker.store import find_run, runs_root, write_atomic
-        from stoker.tracking.csv_tracker import table
-        from stoker.tracking.upload import describe_run, point_of
-
-        directory = find_run(runs_root(), run)
-        # What a resume did again would be there twice, and a curve of it go back on itself.
-        points = [point for event in live_history(directory.read_events()) if (point := point_of(event)) is not None]
-        about = describe_run(directory, directory.path)
-        write_atomic(out, table(points, about.created_at), what="the table")
-        Console().print(f"{len(points)} lines of {about.run}: {out}", highlight=False, markup=False, soft_wrap=True)
+        name, num_lines = cli.runs.write_csv(run, out)
+        Console().print(f"{num_lines} lines of {name}: {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 def runs_track(
@@ -152,5 +106,5 @@ def runs_track(
         if as_json:
             print_document({"run": sent.run, "tracker": sent.tracker, "events": sent.events, "where": sent.where})
         else:
-            words = f"{sent.events} events of {sent.run} sent to {sent.tracker}: {sent.where}"
-            Console().print(words, highlight=False, markup=False, soft_wrap=True)
+            text = f"{sent.events} events of {sent.run} sent to {sent.tracker}: {sent.where}"
+            Console().print(text, highlight=False, markup=False, soft_wrap=True)

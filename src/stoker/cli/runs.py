@@ -1,4 +1,4 @@
-"""Runs side by side: the list of them, and what two of them differ in; in the terminal and as one JSON document."""
+"""The list of runs, two runs compared, and what is written of runs: tables, JSON documents and files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stoker import api
 from stoker.cli.terminal import print_table
+from stoker.errors import BadRun
 from stoker.records import JobSpec, Report, Run, to_json
 from stoker.records.codec import JSON
 from stoker.reporting.event_text import describe_event
-from stoker.reporting.history import of_kind, plans_in_force
+from stoker.reporting.history import live_history, of_kind, plans_in_force
 from stoker.reporting.summary import wall_seconds
 from stoker.reporting.wording import format_metric, format_samples, headline_metric, plan_differences
-from stoker.store.run_query import Value, value_of, values_of
+from stoker.store import disk_errors, find_run, list_runs, make_directories, runs_root, write_atomic
+from stoker.store.run_query import selected, value_of, values_of
+from stoker.tracking.csv_tracker import table as csv_table
+from stoker.tracking.upload import describe_run, point_of
 from stoker.units import format_seconds
 
 _LONGEST_FAILURE = 44
@@ -30,10 +35,24 @@ _WIDE = 100
 _WHOLE = ("run", "status", "time", "when")
 """Columns that are not folded, however narrow the terminal is."""
 
-_DIGEST, _ENOUGH = re.compile(r"\b[0-9a-f]{64}\b"), 12
-"""A digest, and as many of its figures as tell two apart."""
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+"""A digest, and as many of its figures as distinguish two."""
 
 _STATUS_STYLES = {"finished": "green", "unfinished": "yellow", "failed": "red"}
+
+
+def select_runs(
+    *, where: str, sort: str | None, names: Sequence[str], limit: int | None
+) -> tuple[list[tuple[Path, Run, JobSpec]], int, list[tuple[Path, BadRun]]]:
+    """Runs that meet the conditions, the number of readable runs, and the runs that cannot be read with the reason."""
+    readable: list[tuple[Path, Run, JobSpec]] = []
+    damaged: list[tuple[Path, BadRun]] = []  # one that cannot be read must not hide the others
+    for directory in list_runs(runs_root()):
+        try:
+            readable.append((directory.path, directory.read_headway(), directory.read_spec()))
+        except BadRun as problem:
+            damaged.append((directory.path, problem))
+    return selected(readable, where=where, sort=sort, names=names)[:limit], len(readable), damaged
 
 
 def render_runs(
@@ -54,13 +73,18 @@ def render_runs(
         # A name is there to be copied: where room is short, results are cut, and names last of all.
         table.add_column(title, no_wrap=title in _WHOLE, overflow="ellipsis")
     for path, run, spec in runs:
+        name = Text(run.name, style="bold")
+        if path.name != run.name:
+            name.append(f"\n{path}", style="not bold dim")
         values = values_of(run, spec)
+        extra = [value_of(column, values) for column in columns]
+        share = "" if run.samples >= run.total_samples else f" ({100 * run.samples / run.total_samples:.0f} %)"
         table.add_row(
-            _name(path, run),
+            name,
             Text(run.status, style=_STATUS_STYLES[run.status]),
             _result(run),
-            *(_shown(value_of(name, values)) for name in columns),
-            _headway(run),
+            *(Text(f"{value:.6g}" if isinstance(value, float) else value or "") for value in extra),
+            Text(f"{format_samples(run.samples)}{share}", style="yellow" if share else ""),
             Text(format_seconds(run.wall_s) if run.wall_s else ""),
             Text(_local_time(run.created_at, is_short=console.is_terminal and console.width < _WIDE), style="dim"),
         )
@@ -73,6 +97,11 @@ def runs_document(runs: Sequence[tuple[Path, Run, JobSpec]]) -> dict[str, JSON]:
         "runs": [{"path": str(path), "job": spec.name, "spec_digest": spec.digest(), "run": to_json(run)}
                  for path, run, spec in runs]
     }  # fmt: skip
+
+
+def read_reports(words: Sequence[str]) -> list[Report]:
+    """The reports of the runs that a user means; see `find_run`."""
+    return [find_run(runs_root(), word).read_report() for word in words]
 
 
 def render_diff(a: Report, b: Report, console: Console) -> None:
@@ -108,14 +137,22 @@ def diff_document(a: Report, b: Report) -> dict[str, JSON]:
     }
 
 
-def _name(path: Path, run: Run) -> Text:
-    """The run's name, and where it is if its directory is called something else."""
-    name = Text(run.name, style="bold")
-    return name if path.name == run.name else name.append(f"\n{path}", style="not bold dim")
+def write_plot(reports: Sequence[Report], out: Path) -> None:
+    """Write a page with the curves of runs over each other."""
+    page = api.render_side_by_side(reports)
+    with disk_errors(out, "the page", option="-o FILE"):
+        make_directories(out.parent)
+    write_atomic(out, page, what="the page")
 
 
-def _shown(value: Value | None) -> Text:
-    return Text("") if value is None else Text(f"{value:.6g}" if isinstance(value, float) else value)
+def write_csv(word: str, out: Path) -> tuple[str, int]:
+    """Write what a run measured as CSV; the run's name and the number of lines."""
+    directory = find_run(runs_root(), word)
+    # What a resume did again would be there twice, and a curve of it go back on itself.
+    points = [point for event in live_history(directory.read_events()) if (point := point_of(event)) is not None]
+    about = describe_run(directory, directory.path)
+    write_atomic(out, csv_table(points, about.created_at), what="the table")
+    return about.run, len(points)
 
 
 def _result(run: Run) -> Text:
@@ -124,13 +161,6 @@ def _result(run: Run) -> Text:
         return Text(textwrap.shorten(run.failure.splitlines()[0], _LONGEST_FAILURE, placeholder=" …"), style="red")
     named = headline_metric(run.metrics)
     return Text(f"{named[0]} {format_metric(*named)}" if named else "", style="bold")
-
-
-def _headway(run: Run) -> Text:
-    if run.samples >= run.total_samples:
-        return Text(format_samples(run.samples))
-    percent = f" ({100 * run.samples / run.total_samples:.0f} %)"
-    return Text(f"{format_samples(run.samples)}{percent}", style="yellow")
 
 
 def _spec_differences(a: Report, b: Report) -> list[tuple[str, str, str]]:
@@ -183,11 +213,7 @@ def _add_part(table: Table, title: str, rows: Sequence[tuple[str, str, str, str]
     table.add_row()
     table.add_row(Text(title, style="bold"), Text("" if rows else if_empty, style="dim"))
     for row in rows:
-        table.add_row(*(Text(_DIGEST.sub(_shortened, cell), overflow="fold") for cell in row))
-
-
-def _shortened(digest: re.Match[str]) -> str:
-    return f"{digest.group()[:_ENOUGH]}…"
+        table.add_row(*(Text(_DIGEST.sub(r"\1…", cell), overflow="fold") for cell in row))
 
 
 def _table(*titles: str) -> Table:

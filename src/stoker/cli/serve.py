@@ -1,7 +1,4 @@
-"""Commands that serve, and that ask how much a service holds.
-
-What `stoker serve` shows once it is up: doors, models, and a line to ask one of them with.
-"""
+"""`stoker serve` and `stoker rollback`; once a server is up: its addresses, its models, and an example request."""
 
 from __future__ import annotations
 
@@ -102,52 +99,8 @@ def rollback(
             return
         named = ("the newest version" if number is None else f"version {number}" for number in (done.before, done.now))
         before, now = named
-        told = f"{done.model}: {now} serves from now on, before {before}"
-        Console().print(printable(told), highlight=False, markup=False, soft_wrap=True)
-
-
-def bench_serve(
-    models: Annotated[
-        Path | None, typer.Argument(metavar="[MODELS]", help="A model, or a directory of models.", show_default=False)
-    ] = None,
-    slo: Annotated[
-        str | None, typer.Option("--slo", metavar="pQ=TIME", help="What to hold, such as p99=20ms: find the rate.")
-    ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="A server that runs, instead of one started here.")] = None,
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Which of several.")] = "",
-    rate: Annotated[float | None, typer.Option("--rate", metavar="PER_S", help="Measure this rate alone.")] = None,
-    callers: Annotated[
-        int | None, typer.Option("--callers", metavar="N", help="Measure so many who wait for their answers.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="The time for it (default: 180 for a search, else 10).")
-    ] = None,
-    inputs: Annotated[Path | None, typer.Option("--inputs", metavar="FILE", help="Rows to ask about, .npz.")] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Samples in each request.")] = 1,
-    sizes: Annotated[
-        list[str] | None, typer.Option("--sizes", metavar="DIM=LOW-HIGH", help="Sizes drawn, such as tokens=8-128.")
-    ] = None,
-    connections: Annotated[int, typer.Option("--connections", min=1, max=900, help="At most so many.")] = 128,
-    constant: Annotated[bool, typer.Option("--constant", help="Requests at equal distances, not at random.")] = False,
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME: VALUE", help="Sent along, such as an API key.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write no service.json.")] = False,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Find the rate a model's service holds within a latency, and the settings that hold it; or measure one rate."""
-    with reported(debug=debug):
-        from stoker.cli.bench_serve import LoadOptions, bench
-
-        options = LoadOptions(
-            models=models, slo=slo, url=url, model=model, rate=rate, callers=callers, seconds=seconds, inputs=inputs,
-            rows=rows, sizes=tuple(sizes or ()), connections=connections, is_constant=constant,
-            headers=tuple(headers or ()), writes=not dry_run,
-        )  # fmt: skip
-        found = bench(options, None if as_json else Console())
-        if as_json:
-            print_document(to_json(found))
+        text = f"{done.model}: {now} serves from now on, before {before}"
+        Console().print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 _MOST_SHOWN = 32
@@ -155,7 +108,7 @@ _MOST_SHOWN = 32
 
 
 def door(port: int) -> int | None:
-    """A port as the server takes it: below 0, there is no such door."""
+    """A port as the server takes it [number]; None below 0: it does not listen there."""
     return port if port >= 0 else None
 
 
@@ -163,11 +116,9 @@ def door(port: int) -> int | None:
 def announce_changes() -> Iterator[None]:
     """Within the block, say on standard error what happens to models: a line when one is swapped, or fails.
 
-    A thread writes the lines, so that nobody has to read them for the server to go on.
+    A thread writes the lines: the server goes on even if the stream is never read.
     """
-    from stoker.serving.access_log import LineWriter
-
-    writer = LineWriter(None)
+    writer = api.LineWriter(None)
     handler = _Lines(writer)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
     log, before = logging.getLogger("stoker.serving"), logging.getLogger("stoker.serving").level
@@ -194,7 +145,7 @@ class _Lines(logging.Handler):
 
 
 def announce(started: ServerStarted, *, as_json: bool) -> None:
-    """Tell that the server is up, at once, also where standard output is a file or a pipe."""
+    """Print at once that the server is up, also where standard output is a file or a pipe."""
     if as_json:
         print(json.dumps(to_json(started), indent=2, ensure_ascii=False), flush=True)
     else:
@@ -203,16 +154,24 @@ def announce(started: ServerStarted, *, as_json: bool) -> None:
 
 def render_service(started: ServerStarted, console: Console) -> None:
     """Print where the server listens, what it serves and how, and what it does not and why."""
-    doors = (("http", started.http), ("grpc", started.grpc), ("admin", started.admin), ("admin", started.admin_grpc))
-    for what, address in doors:
+    listeners = (
+        ("http", started.http),
+        ("grpc", started.grpc),
+        ("admin", started.admin),
+        ("admin", started.admin_grpc),
+    )
+    protection = [name for name, holds in (("TLS", started.has_tls), ("API keys", started.has_keys)) if holds]
+    for what, address in listeners:
         if address is not None:
-            console.print(Text.assemble((f"{what:<6}", "bold"), (address, "cyan"), _remark(what, started)))
+            remark = "metrics at /metrics; load, unload, index" if what == "admin" else ", ".join(protection)
+            remark = f"  {remark}" if remark else ""
+            console.print(Text.assemble((f"{what:<6}", "bold"), (address, "cyan"), (remark, "dim")))
     console.print()
     console.print(_models(started.models))
     for name, reasons in started.problems.items():
         for reason in reasons:
-            told = Text.assemble(("✗ ", "bold red"), (printable(name), "bold"), f"  {printable(reason)}")
-            console.print(told, soft_wrap=True)
+            text = Text.assemble(("✗ ", "bold red"), (printable(name), "bold"), f"  {printable(reason)}")
+            console.print(text, soft_wrap=True)
     console.print()
     if started.models and started.http is not None:
         console.print(Text(printable(example(started.models[0], started)), "dim"), soft_wrap=True)
@@ -236,14 +195,6 @@ def _zeros(spec: TensorSpec) -> JSON | None:
         return None
     value = {"BYTES": "", "BOOL": False}.get(spec.datatype, 0)
     return {"name": spec.name, "shape": shape, "datatype": spec.datatype, "data": [value] * math.prod(shape)}
-
-
-def _remark(what: str, started: ServerStarted) -> Text:
-    """What to know of a door."""
-    if what == "admin":
-        return Text("  metrics at /metrics; load, unload, index", "dim")
-    words = [word for word, holds in (("TLS", started.has_tls), ("API keys", started.has_keys)) if holds]
-    return Text(f"  {', '.join(words)}" if words else "", "dim")
 
 
 def _models(models: tuple[ServedModel, ...]) -> Table:

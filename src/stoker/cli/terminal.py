@@ -1,7 +1,4 @@
-"""What commands share around their work: errors in words, one document, signs of life.
-
-Options and arguments that several commands share.
-"""
+"""What commands share: options and arguments, errors as text, one JSON document, signs of life."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from stoker import api
 from stoker.errors import BadJob, StokerError
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def reported(*, debug: bool) -> Iterator[None]:
-    """Show an error that a user can mend in words, after its traceback if asked for, and exit with its code."""
+    """Show the text of an error that a user can mend, after its traceback if asked for, and exit with its code."""
     try:
         yield
     except StokerError as error:
@@ -108,18 +106,16 @@ def load_job(path: Path, settings: list[str] | None) -> tuple[Job, Entry]:
     """The job in a file, with settings given as `NAME=VALUE`.
 
     Raises:
-        BadJob: a setting is written otherwise, or the file cannot be used.
+        BadJob: a setting has another form, or the file cannot be used.
     """
-    from stoker import jobs
-
-    return jobs.load_job(path, setting_pairs(settings))
+    return api.load_job(path, setting_pairs(settings))
 
 
 def setting_pairs(settings: list[str] | None) -> dict[str, str]:
     """Settings given as `NAME=VALUE`, by name.
 
     Raises:
-        BadJob: one is written otherwise.
+        BadJob: one has another form.
     """
     pairs = {}
     for setting in settings or ():

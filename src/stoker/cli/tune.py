@@ -1,7 +1,4 @@
-"""The command that searches settings.
-
-A study in the terminal: what happens while it goes on, and its trials, best first.
-"""
+"""`stoker tune`: a study in the terminal, its events as they happen, and its trials, best first."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, Place, Settings, output, print_document, reported
+from stoker.cli.terminal import AsJson, Debug, Place, Settings, output, print_document, reported, setting_pairs
 from stoker.errors import BadJob
 from stoker.records import Estimate, from_json, to_json
 from stoker.records.codec import JSON
@@ -78,7 +75,12 @@ def tune(
     """Try settings of a job and find the best. Each trial is a real run; the same command again continues."""
     with reported(debug=debug):
         if show is not None:
-            _show(show, as_json=as_json)
+            shown = api.study(show)
+            if as_json:
+                print_document(study_document(shown.result))
+                return
+            render_study(shown.result, Console())
+            Console().print(f"page: {shown.page_path}", highlight=False, markup=False, soft_wrap=True)
             return
         if job_file is None or not space:
             raise BadJob("what is to be tried?", remedy="Give JOB and --space, or --show STUDY.")
@@ -88,32 +90,13 @@ def tune(
             "storage": storage, "study": study, "planned": planned, "parallel": parse_parallel(parallel),
             "intervals": intervals, "seconds": None if time is None else parse_seconds(time), "plan": plan_file,
         }  # fmt: skip
-        _tune(job_file, space, settings, dry_run=dry_run, as_json=as_json, options=options)
-
-
-def _tune(
-    job_file: Path, space: list[str], settings: list[str] | None, *, dry_run: bool, as_json: bool,
-    options: dict[str, Any],
-) -> None:  # fmt: skip
-    from stoker.cli.terminal import setting_pairs
-
-    with (
-        output(for_json=as_json) as stdout,
-        study_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
-    ):
-        done = api.tune(job_file, space, fixed=setting_pairs(settings), dry_run=dry_run, sink=display, **options)
-    if not (as_json or dry_run):
-        render_study(done.result, Console())
-
-
-def _show(word: str, *, as_json: bool) -> None:
-
-    found = api.study(word)
-    if as_json:
-        print_document(study_document(found.result))
-        return
-    render_study(found.result, Console())
-    Console().print(f"page: {found.page_path}", highlight=False, markup=False, soft_wrap=True)
+        with (
+            output(for_json=as_json) as stdout,
+            study_display(as_json=as_json, stdout=stdout, console=Console(stderr=True)) as display,
+        ):
+            done = api.tune(job_file, space, fixed=setting_pairs(settings), dry_run=dry_run, sink=display, **options)
+        if not (as_json or dry_run):
+            render_study(done.result, Console())
 
 
 Sink = Callable[[StudyEvent], None]
@@ -126,7 +109,7 @@ def parse_seconds(text: str) -> float:
     """A time such as `90s`, `2h30min`, `1.5d`, or a number of seconds [s].
 
     Raises:
-        BadJob: it is none.
+        BadJob: the text has another form.
     """
     try:
         return float(text)
@@ -135,10 +118,10 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_parallel(text: str) -> int | None:
-    """A number of trials at once; None for `auto`.
+    """Number of trials at once [trials]; None for `auto`.
 
     Raises:
-        BadJob: it is neither.
+        BadJob: the text has another form.
     """
     if text.strip().lower() == "auto":
         return None
@@ -164,7 +147,7 @@ def study_display(*, as_json: bool, stdout: TextIO, console: Console) -> Iterato
 
 
 def describe_study_event(event: StudyEvent) -> list[str]:
-    """What happened, in lines of words."""
+    """A study's event as lines of text."""
     fields = event.fields
     match event.kind:
         case "looking":
@@ -175,9 +158,18 @@ def describe_study_event(event: StudyEvent) -> list[str]:
             return [fields["why"]]
         case "began" | "resumed":
             verb = "begins" if event.kind == "began" else "goes on"
-            return [f"trial {fields['trial']} {verb}{_place(fields)}: {format_settings(fields['parameters'])}"]
+            place = ""
+            if fields.get("member") is not None:  # of a population
+                after = "" if fields["parent"] is None else f", from trial {fields['parent']}"
+                place = f" (member {fields['member']}, interval {fields['interval']}{after})"
+            return [f"trial {fields['trial']} {verb}{place}: {format_settings(fields['parameters'])}"]
         case "ended":
-            return [_ended(fields)]
+            value = "" if fields["value"] is None else f": {fields['objective']} {float(fields['value']):.4g}"
+            reason = f" ({fields['reason'].strip()})" if fields["reason"] else ""
+            best = fields["best"]
+            record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
+            end = f"after {fields['samples']:,} samples{reason}{record}"
+            return [f"trial {fields['number']} {fields['state']}{value} {end}"]
         case "warned":
             return [f"warning: {fields['message']}"]
         case "done":
@@ -186,7 +178,8 @@ def describe_study_event(event: StudyEvent) -> list[str]:
 
 def format_settings(parameters: dict[str, JSON]) -> str:
     """Settings on one line: `lr=0.012 width=32`."""
-    return " ".join(f"{name}={_setting(value)}" for name, value in parameters.items())
+    texts = {name: f"{value:.4g}" if isinstance(value, float) else _exact(value) for name, value in parameters.items()}
+    return " ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def render_study(result: StudyResult, console: Console) -> None:
@@ -205,18 +198,19 @@ def render_study(result: StudyResult, console: Console) -> None:
                       soft_wrap=True)  # fmt: skip
     elif best is not None and result.settings.job.endswith(".py"):
         settings = {**result.settings.fixed, **best.parameters}
-        words = [result.settings.job, *(word for name, value in settings.items()
-                                        for word in ("--set", f"{name}={_exact(value)}"))]  # fmt: skip
-        console.print(Text.assemble(("train the best: ", "bold"), f"stoker train {shlex.join(words)}"),
-                      soft_wrap=True)  # fmt: skip
+        arguments = [result.settings.job]
+        for name, value in settings.items():
+            arguments += ["--set", f"{name}={_exact(value)}"]
+        command = f"stoker train {shlex.join(arguments)}"
+        console.print(Text.assemble(("train the best: ", "bold"), command), soft_wrap=True)
 
 
 def describe_lineage(result: StudyResult, trial: StudyTrial) -> list[str]:
     """What led to a trial of a population: settings, how far training went under them, and in which trials."""
     return [
         f"{format_settings(same[0].parameters)} up to {same[-1].curve[-1][0]:,} samples "
-        f"(trial{'s' * (len(same) > 1)} {', '.join(str(one.number) for one in same)})"
-        for _, group in itertools.groupby(result.lineage(trial.number), key=lambda one: one.parameters)
+        f"(trial{'s' * (len(same) > 1)} {', '.join(str(trial.number) for trial in same)})"
+        for _, group in itertools.groupby(result.lineage(trial.number), key=lambda trial: trial.parameters)
         if (same := list(group))
     ]
 
@@ -227,7 +221,7 @@ def study_document(result: StudyResult) -> dict[str, JSON]:
     best = result.best
     return {
         **document,
-        "trials": [to_json(one) for one in result.ranked],
+        "trials": [to_json(trial) for trial in result.ranked],
         "best": None if best is None else to_json(best),
         "samples": result.samples,
     }
@@ -242,34 +236,18 @@ def _forecast_lines(fields: dict[str, Any]) -> list[str]:
     if pruned is not None and total is not None and pruned.value < total.value:
         lines.append(f"  about {format_seconds(pruned.value)} with pruning")
     for name, what in (("energy_kwh", "energy"), ("cost_usd", "rent of such a device")):
-        if (found := _estimate(fields[name])) is not None:
-            lines.append(f"  {what}: about {format_count(float(f'{found.value:.2g}'))} {found.unit}")
+        if (estimate := _estimate(fields[name])) is not None:
+            lines.append(f"  {what}: about {format_count(float(f'{estimate.value:.2g}'))} {estimate.unit}")
     lines += [f"  {_planned(from_json(one, PlannedTrial))}" for one in fields["planned"]]
     return lines + [f"  assumed: {line}" for line in fields["assumptions"]]
 
 
-def _planned(one: PlannedTrial) -> str:
-    words = format_settings(one.parameters)
-    if one.problem or one.total_s is None:
-        return f"{words}: {one.problem.splitlines()[0] if one.problem else 'not planned'}"
-    memory = f", {format_bytes(one.peak_bytes.value)}" if one.peak_bytes is not None else ""
-    return f"{words}: {format_seconds(one.total_s.value)}{memory}"
-
-
-def _ended(fields: dict[str, Any]) -> str:
-    value = "" if fields["value"] is None else f": {fields['objective']} {float(fields['value']):.4g}"
-    reason = f" ({fields['reason'].strip()})" if fields["reason"] else ""
-    best = fields["best"]
-    record = "" if best is None else f"; best {best['value']:.4g} (trial {best['trial']})"
-    return f"trial {fields['number']} {fields['state']}{value} after {fields['samples']:,} samples{reason}{record}"
-
-
-def _place(fields: dict[str, Any]) -> str:
-    """Of a population: which member and interval a trial is, and whose state it goes on from."""
-    if fields.get("member") is None:
-        return ""
-    after = "" if fields["parent"] is None else f", from trial {fields['parent']}"
-    return f" (member {fields['member']}, interval {fields['interval']}{after})"
+def _planned(plan: PlannedTrial) -> str:
+    settings = format_settings(plan.parameters)
+    if plan.problem or plan.total_s is None:
+        return f"{settings}: {plan.problem.splitlines()[0] if plan.problem else 'not planned'}"
+    memory = f", {format_bytes(plan.peak_bytes.value)}" if plan.peak_bytes is not None else ""
+    return f"{settings}: {format_seconds(plan.total_s.value)}{memory}"
 
 
 def _table(result: StudyResult) -> Table:
@@ -283,32 +261,18 @@ def _table(result: StudyResult) -> Table:
     table.add_column("settings", overflow="fold")
     table.add_column("", overflow="fold")
     for trial in result.ranked[:_MOST_ROWS]:
-        table.add_row(*_cells(trial, result.settings.members), style=_STYLES[trial.state])
+        cells: list[str | Text] = [
+            str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", f"{trial.samples:,}",
+            format_seconds(trial.wall_s) if trial.wall_s else "",
+        ]  # fmt: skip
+        if members := result.settings.members:
+            took_over = trial.parent is not None and trial.parent % members != trial.member
+            cells.append(f"{trial.member}/{trial.interval}" + (f" from {trial.parent}" if took_over else ""))
+        end = "" if trial.state == "finished" else trial.state
+        reason = trial.reason.strip().partition("\n")[0]
+        cells += [Text(format_settings(trial.parameters)), Text(": ".join(filter(None, (end, reason))))]
+        table.add_row(*cells, style=_STYLES[trial.state])
     return table
-
-
-def _cells(trial: StudyTrial, members: int) -> list[str | Text]:
-    end = "" if trial.state == "finished" else trial.state
-    return [
-        str(trial.number), "" if trial.value is None else f"{trial.value:.4g}", f"{trial.samples:,}",
-        format_seconds(trial.wall_s) if trial.wall_s else "", *([_member(trial, members)] if members else ()),
-        Text(format_settings(trial.parameters)),
-        Text(": ".join(part for part in (end, _first_line(trial.reason)) if part)),
-    ]  # fmt: skip
-
-
-def _member(trial: StudyTrial, members: int) -> str:
-    """`2/1`, and `from 5` where it took over another member's state."""
-    is_taken = trial.parent is not None and trial.parent % members != trial.member
-    return f"{trial.member}/{trial.interval}" + (f" from {trial.parent}" if is_taken else "")
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else ""
-
-
-def _setting(value: JSON) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else _exact(value)
 
 
 def _exact(value: JSON) -> str:

@@ -18,7 +18,7 @@ from stoker.planning.model.trace_extrapolation import NotDerivable, derived, exp
 from stoker.planning.resolved_job import ResolvedJob
 from stoker.profiling.tracing.repetition import trace_with_repetition
 from stoker.records import Coupling, Trace, TraceSettings, digest
-from stoker.store import TraceCache, cache_root
+from stoker.store import cache_root, trace_cache
 
 TRACE_LAYOUT = 2
 """Raised when what a trace says of the same job changes."""
@@ -32,7 +32,7 @@ class TraceBook:
 
     def __init__(self, prepared: ResolvedJob, coupling: Coupling) -> None:
         self._prepared, self._coupling = prepared, coupling
-        self._cache = TraceCache(cache_root() / "traces")
+        self._cache = trace_cache(cache_root())
         self._identity = _identity(prepared)
         self._short: dict[TraceSettings, Trace] = {}
         self._whole: dict[TraceSettings, Trace] = {}
@@ -81,7 +81,7 @@ class TraceBook:
             found = trace_with_repetition(prepared.job, prepared.data, self._coupling, settings)
             if key is not None and not found.is_fallback:  # the next process may be able to pretend the target
                 with contextlib.suppress(RunFailed):  # a cache that cannot be written costs the next planning seconds
-                    self._cache.write(key, found)
+                    self._cache.write(found, key)
         self._short[settings] = found
         return found
 

@@ -54,7 +54,7 @@ from stoker.stepping.layouts.compatibility import layout_problem
 from stoker.stepping.layouts.tensor_plans import divided_dimensions, tensor_plan_problem
 from stoker.stepping.torch_optimizers import build_optimizer, needs_closure
 from stoker.store import cache_root
-from stoker.store.record_caches import LinksCache
+from stoker.store.record_caches import links_cache
 
 
 def on_many(planner: Planner, place: Place, only: Plan | None = None) -> Decision:
@@ -300,7 +300,7 @@ def kept_links(place: Place, world_size: int) -> Links | None:
     build = installed_torch()
     if build is None:
         return None
-    return LinksCache(cache_root() / "links").read(cache_key(place.device, build.version), world_size)
+    return links_cache(cache_root()).read(cache_key(place.device, build.version), f"{world_size} processes")
 
 
 def _hardware_each(place: Place, threads: int | None) -> Hardware:
@@ -395,5 +395,6 @@ def _links_of(place: Place, *, fresh: bool) -> Links:
     after = sample_cpu()
     # Processes that were waited for are this one's own.
     if before is None or after is None or load_between(before, after).is_quiet:
-        LinksCache(cache_root() / "links").write(cache_key(place.device, torch.__version__), found)
+        key = cache_key(place.device, torch.__version__)
+        links_cache(cache_root()).write(found, key, f"{found.world_size} processes")
     return found

@@ -31,13 +31,13 @@ from stoker.records import Calibration, Candidate, Coupling, Decision, Forecast,
 from stoker.records.plan import KeptDecision, OutOfMemory
 from stoker.stepping.torch_compile import compiler_missing
 from stoker.store import cache_root
-from stoker.store.record_caches import OutOfMemoryStore, PlanCache
+from stoker.store.record_caches import out_of_memory_log, plan_cache
 
 
 def kept_decision(prepared: ResolvedJob, place: Place) -> tuple[Decision, Coupling] | None:
     """What was decided for this very job on this device, if that still holds."""
     key = _key(prepared, place)
-    found = None if key is None else _cache().read(key)
+    found = None if key is None else plan_cache(cache_root()).read(key)
     if found is None or found.decision.chosen.plan.device_mtbf_h is None:  # of a version with a fixed interval
         return None
     line = f"planned on {found.at[:10]}, and kept since nothing has changed; `stoker plan` plans anew"
@@ -53,7 +53,7 @@ def keep_decision(
         return
     kept = KeptDecision(decision=decision, coupling=coupling, at=datetime.now(UTC).isoformat(timespec="seconds"))
     with contextlib.suppress(RunFailed):  # a cache that cannot be written costs the next start its planning
-        _cache().write(key, kept)
+        plan_cache(cache_root()).write(kept, key)
 
 
 def used_by_others(began: CpuSample | None) -> float:
@@ -63,10 +63,6 @@ def used_by_others(began: CpuSample | None) -> float:
         return 0.0
     load = load_between(began, now)
     return 0.0 if load.is_quiet else min(1.0, load.others + load.stolen)
-
-
-def _cache() -> PlanCache:
-    return PlanCache(cache_root() / "plans")
 
 
 def _key(prepared: ResolvedJob, place: Place) -> str | None:
@@ -97,10 +93,10 @@ def known_failures(prepared: ResolvedJob, place: Place) -> tuple[OutOfMemory, ..
 
     Those of several processes say nothing: each of them held a part of the model, or had a part of the device.
     """
-    store = OutOfMemoryStore(cache_root() / "calibration")
-    if not store.path.exists():
+    log = out_of_memory_log(cache_root())
+    if not log.path.exists():
         return ()
-    known = store.read(device_model=place.device.model, job=memory_identity(prepared))
+    known = log.read(device_model=place.device.model, job=memory_identity(prepared))
     return relevant_failures([one for one in known if one.plan.layout.world_size == 1], place.device.memory_bytes)
 
 

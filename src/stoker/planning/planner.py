@@ -51,7 +51,7 @@ from stoker.records.plan import OutOfMemory
 from stoker.stepping.coupling import coupling_by_types, find_coupling
 from stoker.stepping.model import bytes_of
 from stoker.stepping.torch_compile import compiler_missing
-from stoker.store import CalibrationStore, MicroBenchmarkCache, cache_root
+from stoker.store import cache_root, calibration_log, operations_cache
 from stoker.units import MIB, Duration, format_bytes
 
 TRIAL_S = 1.0
@@ -284,7 +284,7 @@ class Planner:
             at=datetime.now(UTC).isoformat(timespec="seconds"), basis=expected.basis,
         )  # fmt: skip
         with contextlib.suppress(RunFailed):  # a cache that cannot be written makes the next forecast less certain
-            CalibrationStore(cache_root() / "calibration").append(calibration)
+            calibration_log(cache_root()).append(calibration)
 
     def _candidates(self, place: Place, only: Plan | None) -> tuple[tuple[Candidate, ...], str]:
         """Plans to try on a place that is here, the likeliest first, and why there is no forecast of any, if so."""
@@ -306,7 +306,7 @@ def _where(place: Place) -> _Where:
 
 def calibrations_of(place: Place) -> tuple[Calibration, ...]:
     """Forecasts and measurements of earlier runs on a device of this model."""
-    return CalibrationStore(cache_root() / "calibration").read(device_model=place.device.model)
+    return calibration_log(cache_root()).read(device_model=place.device.model)
 
 
 def describe_errors(place: Place) -> tuple[str, ...]:
@@ -336,10 +336,10 @@ def measured_hardware(place: Place, threads: int | None) -> Hardware:
     build, whole = installed_torch(), place.hardware.device  # which has all cores, however few threads are allowed
     if not place.is_here or build is None:
         return place.hardware
-    cache, key = MicroBenchmarkCache(cache_root() / "operations"), cache_key(whole, build.version)
+    cache, key = operations_cache(cache_root()), cache_key(whole, build.version)
     if place.device.kind != "cpu" or threads is None:
         return _at_its_pace(dataclasses.replace(place.hardware, benchmark=cache.read(key)))
-    some = cache.read(key, threads)
+    some = cache.read(key, f"{threads} threads")
     share = threads / max(1, whole.cores)
     hardware = dataclasses.replace(
         place.hardware,

@@ -21,7 +21,7 @@ from stoker.planning.resolved_job import ResolvedJob
 from stoker.records import Bottleneck, Ceilings, Device, Estimate, Plan, Profile, Report
 from stoker.records.progress import is_validation
 from stoker.reporting.summary import forecast_rows, live_history, time_split
-from stoker.store import CeilingsCache, cache_root
+from stoker.store import cache_root, ceilings_cache
 
 WORTH_TRACING_S = 60.0
 """A run whose plan was not traced before it began is traced afterwards if it took this long [s], or was profiled."""
@@ -74,7 +74,7 @@ def _times(report: Report) -> RunTimes:
 
 def _ceilings(device: Device) -> Ceilings | None:
     """What the device reaches, if `stoker doctor` measured it under this PyTorch."""
-    return CeilingsCache(cache_root() / "ceilings").read(cache_key(device, torch.__version__))
+    return ceilings_cache(cache_root()).read(cache_key(device, torch.__version__))
 
 
 class _UpdateForecasts:

@@ -10,7 +10,7 @@ from stoker.devices import CpuLoad, cache_key, load_between, sample_cpu, survey
 from stoker.profiling.ceilings import measure_ceilings
 from stoker.profiling.micro_benchmark import measure_operations
 from stoker.records import Ceilings, Device, MicroBenchmark
-from stoker.store import CeilingsCache, MicroBenchmarkCache, cache_root
+from stoker.store import cache_root, ceilings_cache, operations_cache
 
 _CEILINGS_S = 7.0
 _OPERATIONS_S = 50.0
@@ -71,16 +71,15 @@ def _threads(device: Device) -> tuple[int | None, ...]:
     return (None,) if device.kind != "cpu" or device.cores <= 1 else (None, 1)
 
 
-def _caches() -> tuple[CeilingsCache, MicroBenchmarkCache]:
-    return CeilingsCache(cache_root() / "ceilings"), MicroBenchmarkCache(cache_root() / "operations")
+def _threads_key(threads: int | None) -> tuple[str, ...]:
+    return () if threads is None else (f"{threads} threads",)
 
 
 def _kept(device: Device) -> _Measured:
     """What was measured before."""
-    ceilings, operations = _caches()
-    key = cache_key(device, torch.__version__)
-    timed = (operations.read(key, threads) for threads in _threads(device))
-    return ceilings.read(key), tuple(benchmark for benchmark in timed if benchmark is not None)
+    operations, key = operations_cache(cache_root()), cache_key(device, torch.__version__)
+    timed = (operations.read(key, *_threads_key(threads)) for threads in _threads(device))
+    return ceilings_cache(cache_root()).read(key), tuple(benchmark for benchmark in timed if benchmark is not None)
 
 
 def _is_whole(measured: _Measured | None) -> bool:
@@ -88,9 +87,8 @@ def _is_whole(measured: _Measured | None) -> bool:
 
 
 def _keep(device: Device, ceilings: Ceilings | None, timed: tuple[MicroBenchmark, ...]) -> None:
-    ceilings_cache, operations = _caches()
-    key = cache_key(device, torch.__version__)
+    operations, key = operations_cache(cache_root()), cache_key(device, torch.__version__)
     if ceilings is not None:
-        ceilings_cache.write(key, ceilings)
+        ceilings_cache(cache_root()).write(ceilings, key)
     for threads, benchmark in zip(_threads(device), timed, strict=True):
-        operations.write(key, benchmark, threads)
+        operations.write(benchmark, key, *_threads_key(threads))

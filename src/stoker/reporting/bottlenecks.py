@@ -1,21 +1,17 @@
-"""What holds a run back: the verdict, a picture of where the time went, rates beside ceilings, and the one change.
-
-What `--profile` saw: the operations that took the most time, what held memory at its peak, and the files.
-"""
+"""What holds a run back, and what `--profile` saw: the verdict, rates against ceilings, operations, memory, files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import quote
 
-from stoker.records import Achieved, Bottleneck, Event, Kernel, KernelTable, Report, from_json
+from stoker.records import Achieved, Bottleneck, Event, KernelTable, Report, from_json
 from stoker.reporting.markup import (
     BOUND_COLOURS,
     BarSegment,
     Markup,
     element,
     escaped,
-    joined,
     section,
     stacked_bar,
     table,
@@ -37,15 +33,27 @@ _WIDTH, _HEIGHT = 180, 12
 
 
 def bottleneck_section(report: Report) -> Markup:
-    """The section; nothing for a run of which nobody found out."""
+    """The section; nothing for a run without a verdict."""
     found = report.bottleneck
     if found is None:
         return Markup("")
     is_known = found.bound_by != "unknown"
+    whole = sum(share.value for share in found.shares)
+    segments = [
+        BarSegment(
+            _LABELS.get(share.what, share.what), BOUND_COLOURS.get(share.what, "grey"), share.value,
+            share.value / whole if whole else 0.0,
+        )
+        for share in found.shares
+    ]  # fmt: skip
     sentence = element("strong", escaped(found.sentence)) if is_known else escaped(found.sentence)
-    content = [element("p", sentence, css="level" if is_known else "note"), _split(found)]
-    if found.achieved:
-        content.append(_rates(found))
+    content = [element("p", sentence, css="level" if is_known else "note"), stacked_bar(segments)]
+    if found.achieved:  # what training reached of what the device reaches, with the utilisation first
+        rows = [_achieved_row(achieved) for achieved in found.achieved]
+        if found.mfu is not None:
+            used = f"{100 * found.mfu:.0f} % of the time would do at the measured ceilings"
+            rows.insert(0, _row("MFU", found.mfu, used))
+        content.append(element("div", *rows, css="rates"))
     content += [element("p", escaped(problem), css="bad") for problem in found.problems]
     helps = escaped("What would help most: ")
     content.append(element("p", element("b", helps) if is_known else helps, escaped(advice(found)),
@@ -74,50 +82,26 @@ def closing_lines(finished: Event) -> list[str]:
     return lines
 
 
-def _split(found: Bottleneck) -> Markup:
-    whole = sum(share.value for share in found.shares)
-    return stacked_bar(
-        [
-            BarSegment(_LABELS.get(share.what, share.what), BOUND_COLOURS.get(share.what, "grey"), share.value,
-                    share.value / whole if whole else 0.0)
-            for share in found.shares
-        ]
-    )  # fmt: skip
-
-
-def _rates(found: Bottleneck) -> Markup:
-    """What training reached of what the device reaches, with the utilisation first."""
-    rows = [_rate(one) for one in found.achieved]
-    if found.mfu is not None:
-        words = f"{100 * found.mfu:.0f} % of the time would do at the measured ceilings"
-        rows.insert(0, _row("MFU", found.mfu, words))
-    return element("div", *rows, css="rates")
-
-
-def _rate(one: Achieved) -> Markup:
-    value = _in_unit(one.value, one.unit)
-    if one.fraction is None:
-        return _row(one.what, None, f"{value}; the ceiling was not measured")
-    words = f"{value} of {_in_unit(one.ceiling or 0.0, one.unit)} measured, {100 * one.fraction:.0f} %"
-    if one.fraction > 1:
-        words += ": caches serve what memory could not"
-    return _row(one.what, one.fraction, words)
+def _achieved_row(achieved: Achieved) -> Markup:
+    value = _in_unit(achieved.value, achieved.unit)
+    if achieved.fraction is None:
+        return _row(achieved.what, None, f"{value}; the ceiling was not measured")
+    ceiling = _in_unit(achieved.ceiling or 0.0, achieved.unit)
+    text = f"{value} of {ceiling} measured, {100 * achieved.fraction:.0f} %"
+    if achieved.fraction > 1:
+        text += ": caches serve what memory could not"
+    return _row(achieved.what, achieved.fraction, text)
 
 
 def _row(label: str, fraction: float | None, words: str) -> Markup:
     """A label, a bar up to the ceiling, and the figures."""
-    return element(
-        "div", element("span", escaped(label)), _gauge(fraction), element("span", escaped(words), css="note")
-    )
-
-
-def _gauge(fraction: float | None) -> Markup:
     width = 0.0 if fraction is None else min(1.0, fraction) * _WIDTH
-    return Markup(
+    gauge = Markup(
         f'<svg class="gauge" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" aria-hidden="true">'
         f'<rect class="room" width="{_WIDTH}" height="{_HEIGHT}" rx="4"/>'
         f'<rect class="used" width="{width:.1f}" height="{_HEIGHT}" rx="4"/></svg>'
     )
+    return element("div", element("span", escaped(label)), gauge, element("span", escaped(words), css="note"))
 
 
 def _in_unit(value: float, unit: str) -> str:
@@ -125,7 +109,7 @@ def _in_unit(value: float, unit: str) -> str:
 
 
 PROFILE_FOLDER = "profile"
-"""Where the files lie, from the report."""
+"""Where the files are, from the report."""
 _MOST_ROWS, _MOST_SHARES = 12, 6
 HOW_TO_OPEN = {
     "trace": "at ui.perfetto.dev, or `tensorboard --logdir` of its folder with torch-tb-profiler",
@@ -141,7 +125,20 @@ def profiled(report: Report) -> Markup:
     found = report.kernels
     if found is None:
         return Markup("")
-    rows = [_cells(found, kernel) for kernel in found.kernels[:_MOST_ROWS]]
+    rows = []
+    for kernel in found.kernels[:_MOST_ROWS]:
+        seconds = found.seconds(kernel)
+        share = seconds / found.total_s if found.total_s else 0.0
+        rate = "" if kernel.flops_per_s is None else format_flops(kernel.flops_per_s)
+        cells = (
+            kernel.operation, kernel.where, kernel.phase, f"{kernel.calls:,}", format_seconds(seconds),
+            f"{100 * share:.1f} %", rate,
+        )  # fmt: skip
+        rows.append([escaped(cell) for cell in cells])
+    files = []  # links to files in the report's directory
+    for what, name in found.files.items():
+        link = element("a", escaped(name), href=f"{PROFILE_FOLDER}/{quote(name)}")
+        files.append(element("li", link, escaped(f": {what}; open {HOW_TO_OPEN.get(what, 'it')}")))
     where = "GPU" if found.is_on_gpu else "CPU"
     head = ("operation", "line and module", "part", "calls", f"{where} time", "share", "reached")
     last = found.first_update + found.updates
@@ -154,27 +151,13 @@ def profiled(report: Report) -> Markup:
         table(head, rows, css="kernels"),
         element("p", escaped(note), css="note"),
         _peak(found),
-        _files(found),
+        element("ul", *files, css="why"),
     )
 
 
 def file_lines(files: Mapping[str, str], folder: str) -> list[str]:
     """For the terminal: each file, by what it is, and how to open it."""
     return [f"{what}: {folder}/{name} (open {HOW_TO_OPEN.get(what, 'it')})" for what, name in files.items()]
-
-
-def _cells(found: KernelTable, kernel: Kernel) -> Sequence[Markup]:
-    seconds = found.seconds(kernel)
-    share = seconds / found.total_s if found.total_s else 0.0
-    return (
-        escaped(kernel.operation),
-        escaped(kernel.where),
-        escaped(kernel.phase),
-        escaped(f"{kernel.calls:,}"),
-        escaped(format_seconds(seconds)),
-        escaped(f"{100 * share:.1f} %"),
-        escaped("" if kernel.flops_per_s is None else format_flops(kernel.flops_per_s)),
-    )
 
 
 def _peak(found: KernelTable) -> Markup:
@@ -186,12 +169,3 @@ def _peak(found: KernelTable) -> Markup:
     words = f"At its peak, {format_bytes(found.peak_bytes)} above where the profile began: {'; '.join(parts)}"
     more = "; and smaller ones." if len(found.peak_shares) > len(shown) else "."
     return element("p", escaped(words + more), css="note")
-
-
-def _files(found: KernelTable) -> Markup:
-    """Links, which lead to files beside the report."""
-    items = []
-    for what, name in found.files.items():
-        link = element("a", escaped(name), href=f"{PROFILE_FOLDER}/{quote(name)}")
-        items.append(element("li", link, escaped(f": {what}; open {HOW_TO_OPEN.get(what, 'it')}")))
-    return element("ul", joined(items), css="why")

@@ -20,7 +20,11 @@ Point = tuple[float, float]
 def render_side_by_side(reports: Sequence[Report]) -> str:
     """An HTML page of about 5 MB, nearly all of it plotly.js, that needs nothing else."""
     names = [one.run.name for one in reports]
-    curves = [_curves(one) for one in reports]
+    curves = []
+    for report in reports:
+        events = live_history(report.events)
+        measured = {"train loss": series(of_kind(events, "progress"), "loss"), **evaluated(events)}
+        curves.append({name: points for name, points in measured.items() if points})
     # What was measured once, such as the test at the end, is in the table above.
     measures = list(dict.fromkeys(name for one in curves for name, points in one.items() if len(points) > 1))
     by_samples = [_chart(measure, names, curves, None) for measure in measures]
@@ -43,13 +47,6 @@ def _outcomes(reports: Sequence[Report]) -> Markup:
         for one in reports
     ]  # fmt: skip
     return section("What came of them", table(("run", "status", "samples", "time", "metrics"), rows))
-
-
-def _curves(report: Report) -> dict[str, list[Point]]:
-    """Every measure over samples."""
-    events = live_history(report.events)
-    found = {"train loss": series(of_kind(events, "progress"), "loss"), **evaluated(events)}
-    return {name: points for name, points in found.items() if points}
 
 
 def _clock(report: Report) -> tuple[list[float], list[float]]:
@@ -75,7 +72,7 @@ def _chart(
     lasts = []
     for number, (name, of) in enumerate(zip(names, curves, strict=True)):
         points = of.get(measure, [])
-        if clocks is not None:  # a run that tells of no time has no place over time
+        if clocks is not None:  # a run without times has no place over time
             points = [(float(np.interp(x, *clocks[number])), y) for x, y in points if clocks[number][0]]
         if points:
             colour = COLOURS[number % len(COLOURS)]

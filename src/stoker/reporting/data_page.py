@@ -1,15 +1,11 @@
-"""The report of a data check as one HTML file that needs nothing else; pictures of what was found are inside.
-
-What the findings of a data check are called, in the terminal and on the page.
-"""
+"""The report of a data check as one HTML file that needs nothing else, with pictures of what was found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
+from collections.abc import Mapping, Sequence
 
 from stoker.records.data_check import CleanList, DataCheck, Fault, Finding, Gravity, SplitFacts
-from stoker.reporting.markup import Markup, element, escaped, facts, joined, section, style_variables, table
+from stoker.reporting.markup import Markup, document, element, escaped, facts, header, joined, section, table
 from stoker.units import format_rate, format_seconds
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -20,7 +16,7 @@ _MOST_CLASSES = 40
 
 
 def pictured(check: DataCheck) -> tuple[str, ...]:
-    """Names of the samples whose pictures the page shows: of each kind of finding some, with what stands beside."""
+    """Names of the samples whose pictures the page shows: some of each kind of finding, and their related samples."""
     names: dict[str, None] = {}
     for _, chosen, _ in _kinds(check):
         for finding in chosen[:_MOST_CARDS]:
@@ -36,32 +32,20 @@ def render_data_page(check: DataCheck, clean: CleanList, pictures: Mapping[str, 
         clean: what is left out because of it.
         pictures: data URIs of samples, by their names.
     """
+    classes = [_classes(split) for split in check.splits if split.classes]
     body = joined(
         [
             _headline(check, clean),
             _overview(check),
             *(_kind(gravity_fault, chosen, count, pictures) for gravity_fault, chosen, count in _kinds(check)),
-            _balance(check.splits),
+            section("Classes", element("div", *classes, css="balance")) if classes else Markup(""),
             _columns(check),
             _how(check, clean),
             element("footer", escaped("Made by Stoker. The data were read and not changed. This file loads nothing.")),
         ]
     )
-    return _document(f"Data check of {check.source}", element("main", body))
-
-
-def _document(title: str, body: Markup) -> str:
-    folder = resources.files("stoker.reporting")
-    style = style_variables() + "".join(
-        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "data_page.css")
-    )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_POLICY)}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escaped(title)} · Stoker</title><style>{style}</style></head><body>{body}</body></html>\n"
-    )
+    title, styles = f"Data check of {check.source}", ("page.css", "data_page.css")
+    return document(title, element("main", body), policy=_POLICY, styles=styles)
 
 
 def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding], int]]:
@@ -78,15 +62,10 @@ def _kinds(check: DataCheck) -> list[tuple[tuple[Gravity, Fault], list[Finding],
 def _headline(check: DataCheck, clean: CleanList) -> Markup:
     faults = sum(finding.gravity in {"corrupt", "fault"} for finding in check.findings)
     suspects = sum(finding.gravity == "suspect" for finding in check.findings)
-    status = element("span", escaped("faults found" if faults else "no faults"),
-                     css=f"status {'failed' if faults else 'finished'}")  # fmt: skip
-    title = element("div", element("h1", escaped(f"Data check of {check.source}")), status, css="title")
-    result = element(
-        "div",
-        element("p", escaped("faults"), css="label"),
-        element("p", escaped(f"{faults:,}"), css="big" if faults else "big none"),
-        element("p", escaped(f"and {suspects:,} suspects, to be looked at"), css="note"),
-        css="result",
+    result = (
+        ("faults", "label"),
+        (f"{faults:,}", "big" if faults else "big none"),
+        (f"and {suspects:,} suspects, to be looked at", "note"),
     )
     splits = ", ".join(f"{one.num_samples:,} {one.name or 'in all'}" for one in check.splits)
     tiles = [
@@ -95,13 +74,8 @@ def _headline(check: DataCheck, clean: CleanList) -> Markup:
         ("kind", check.kind, f"held against {', '.join(check.against)}" if check.against else ""),
         ("time", format_seconds(check.took_s), format_rate(check.num_samples / max(check.took_s, 1e-3), "samples")),
     ]
-    drawn = element("div", *(_tile(*tile) for tile in tiles), css="tiles")
-    return element("header", title, element("div", result, drawn, css="hero"))
-
-
-def _tile(label: str, value: str, note: str) -> Markup:
-    parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
-    return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
+    status, css = ("faults found", "failed") if faults else ("no faults", "finished")
+    return header(f"Data check of {check.source}", status, css, result, tiles)
 
 
 def _overview(check: DataCheck) -> Markup:
@@ -122,14 +96,14 @@ def _kind(key: tuple[Gravity, Fault], chosen: Sequence[Finding], count: int, pic
     badge = element("span", escaped(f"{count:,}"), css="count")
     some = f"; {len(chosen)} of {count:,} are shown, from the worst to the mildest" if len(chosen) < count else ""
     has_pictures = any(one.id in pictures for one in chosen)
-    content = _cards(chosen, pictures) if has_pictures else _rows(chosen)
+    if has_pictures:
+        content = element("div", *(_card(finding, pictures) for finding in chosen), css="cards")
+    else:
+        rows = [(escaped(one.id or one.where or "the whole set"), escaped(one.detail)) for one in chosen]
+        content = table(("where", "what"), rows, css="rows")
     heading = element("h2", escaped(name), badge, id=f"{gravity}-{fault}")
     css = "" if has_pictures else "plain"
     return element("section", heading, element("p", escaped(f"{meaning}{some}"), css="lead"), content, css=css)
-
-
-def _cards(chosen: Iterable[Finding], pictures: Mapping[str, str]) -> Markup:
-    return element("div", *(_card(finding, pictures) for finding in chosen), css="cards")
 
 
 def _card(finding: Finding, pictures: Mapping[str, str]) -> Markup:
@@ -146,16 +120,6 @@ def _card(finding: Finding, pictures: Mapping[str, str]) -> Markup:
 def _shot(name: str, pictures: Mapping[str, str]) -> Markup:
     kind = "photo" if pictures[name].startswith("data:image/jpeg") else "small"
     return Markup(f'<img class="{kind}" src="{escaped(pictures[name])}" alt="{escaped(name)}" title="{escaped(name)}">')
-
-
-def _rows(chosen: Iterable[Finding]) -> Markup:
-    rows = [(escaped(one.id or one.where or "the whole set"), escaped(one.detail)) for one in chosen]
-    return table(("where", "what"), rows, css="rows")
-
-
-def _balance(splits: Sequence[SplitFacts]) -> Markup:
-    drawn = [_classes(facts_of) for facts_of in splits if facts_of.classes]
-    return section("Classes", element("div", *drawn, css="balance")) if drawn else Markup("")
 
 
 def _classes(one: SplitFacts) -> Markup:

@@ -1,11 +1,8 @@
-"""Displays of a run while it happens: live in a terminal, plain lines elsewhere, or one JSON object a line.
+"""Displays of a run while it happens: live in a terminal or a notebook, plain lines, or one JSON object a line.
 
 A display is a sink for events: it is called with each one, shows it, and decides nothing about training. What it writes
-to may vanish (a closed terminal, `| head`); it then falls silent, and training goes on.
-
-A run in a notebook: a live table below its cell, and what a run shows when it is the last thing in one.
-
-IPython is neither needed nor imported: it is asked only where a notebook has it loaded already.
+to may vanish (a closed terminal, `| head`); it then falls silent, and training goes on. IPython is never imported; it
+is used only where a notebook has loaded it already.
 """
 
 from __future__ import annotations
@@ -222,17 +219,14 @@ class _Outlet:
             shown = line.translate(_CONTROLS)
             self._stream.write(shown.encode(encoding, "replace").decode(encoding) + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads it, it cannot be written, or it was closed on our side
-            self._give_up(self._stream)
-
-    def _give_up(self, stream: TextIO) -> None:
-        """Let what is still buffered go nowhere, so that Python's flush at exit does not complain of the pipe again."""
-        self._stream = None
-        with suppress(OSError, ValueError):  # a stream without a descriptor has no flush at exit to fear
-            descriptor = stream.fileno()
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+        except (OSError, ValueError):  # it has no reader, it cannot be written, or it was closed on our side
+            stream, self._stream = self._stream, None
+            # What is still buffered goes nowhere, so that Python's flush at exit does not complain of the pipe again.
+            with suppress(OSError, ValueError):  # a stream without a descriptor has no flush at exit to fear
+                descriptor = stream.fileno()
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 Show = Callable[[str], None]

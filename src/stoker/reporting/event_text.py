@@ -25,7 +25,7 @@ def describe_event(event: Event) -> str:
 
 
 ERRORS_SO_FAR = "errors of forecasts here so far"
-"""How the line begins that tells how far earlier forecasts were off; for those who ask with `--explain`."""
+"""The beginning of the line on how far earlier forecasts were off, which `--explain` shows."""
 
 _IN_PLAN_AND_REPORT = ("speed: ", "memory: ", "to finish: ", ERRORS_SO_FAR)
 
@@ -43,6 +43,11 @@ def plan_notes(event: Event) -> list[str]:
         for line in lines
         if not line.startswith(_IN_PLAN_AND_REPORT) and not (repeated and line.endswith(repeated))
     ]
+
+
+def _position(event: Event) -> str:
+    """Where in training an event happened, in samples."""
+    return format_samples(number(event, "samples") or 0)
 
 
 def _planned(event: Event) -> str:
@@ -78,10 +83,6 @@ def _data_words(data: JSON) -> str:
     return f"{words}: {guarantee}" if words and guarantee else words
 
 
-def _resumed(event: Event) -> str:
-    return f"resumed at {format_samples(number(event, 'samples') or 0)} samples from the last checkpoint"
-
-
 def _progress(event: Event) -> str:
     done, total = number(event, "samples") or 0, number(event, "total_samples")
     share = f"{100 * done / total:5.1f} %" if total else ""
@@ -100,42 +101,30 @@ def _evaluated(event: Event) -> str:
     metrics = format_metrics(evaluation_metrics(event))
     best = " (best so far)" if event.fields.get("best") is True else ""
     decided = f"; {words}" if (words := text(event, "decided")) else ""
-    where = f"{text(event, 'split', 'valid')} at {format_samples(number(event, 'samples') or 0)} samples"
+    where = f"{text(event, 'split', 'valid')} at {_position(event)} samples"
     return f"{where}: {metrics}{best}{decided}"
 
 
 def _checkpointed(event: Event) -> str:
     size, blocked = finite(event, "bytes"), finite(event, "blocked_s")
-    line = f"checkpoint at {format_samples(number(event, 'samples') or 0)} samples"
+    line = f"checkpoint at {_position(event)} samples"
     details = [format_bytes(size)] if size is not None else []
     if blocked is not None:
         details.append(f"training stood still for {format_seconds(blocked)}")
     return f"{line} ({', '.join(details)})" if details else line
 
 
-def _noted(event: Event) -> str:
-    return f"note: {text(event, 'message')}"
-
-
-def _warned(event: Event) -> str:
-    return f"warning: {text(event, 'message')}"
-
-
 def _replanned(event: Event) -> str:
-    where = f"replanned at {format_samples(number(event, 'samples') or 0)} samples"
+    where = f"replanned at {_position(event)} samples"
     old, new = event.fields.get("old"), event.fields.get("new")
-    changes = _changes(old, new) if isinstance(old, Mapping) and isinstance(new, Mapping) else ""
+    changes = ""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        differing = [name for name in new if old.get(name) != new[name]]
+        changes = ", ".join(
+            f"{name.replace('_', ' ')} {_plain_value(old.get(name))} → {_plain_value(new[name])}" for name in differing
+        )
     why = text(event, "why")
     return f"{where}{f': {changes}' if changes else ''}{f', because {why}' if why else ''}"
-
-
-def _changes(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> str:
-    """What differs between two plans: `micro_batch 512 → 256`."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {_plain_value(old.get(name))} → {_plain_value(new[name])}"
-        for name in new
-        if old.get(name) != new[name]
-    )
 
 
 def _plain_value(value: JSON) -> JSON:
@@ -147,13 +136,13 @@ def _plain_value(value: JSON) -> JSON:
 def _recovered(event: Event) -> str:
     what, why = text(event, "what", "something that broke"), text(event, "why")
     mended = {"loader worker": "loader workers replaced", "rolled back": "rolled back to the last checkpoint"}
-    where = f"recovered at {format_samples(number(event, 'samples') or 0)} samples"
+    where = f"recovered at {_position(event)} samples"
     return f"{where}: {mended.get(what, what)}{f', because {why}' if why else ''}"
 
 
 def _skipped(event: Event) -> str:
     row = number(event, "in_a_row") or 1
-    where = f"skipped an update at {format_samples(number(event, 'samples') or 0)} samples"
+    where = f"skipped an update at {_position(event)} samples"
     return f"{where}: {text(event, 'why', 'it was not finite')}{f' ({row:.0f} in a row)' if row > 1 else ''}"
 
 
@@ -164,7 +153,7 @@ def _stopped(event: Event) -> str:
 
 
 def _finished(event: Event) -> str:
-    line = f"finished {format_samples(number(event, 'samples') or 0)} samples"
+    line = f"finished {_position(event)} samples"
     if (wall := finite(event, "wall_s")) is not None:
         line += f" in {format_seconds(wall)}"
     if why := text(event, "ended_early"):
@@ -178,12 +167,12 @@ def _finished(event: Event) -> str:
 _DESCRIPTIONS: dict[str, Callable[[Event], str]] = {
     "planned": _planned,
     "started": _started,
-    "resumed": _resumed,
+    "resumed": lambda event: f"resumed at {_position(event)} samples from the last checkpoint",
     "progress": _progress,
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
-    "noted": _noted,
-    "warned": _warned,
+    "noted": lambda event: f"note: {text(event, 'message')}",
+    "warned": lambda event: f"warning: {text(event, 'message')}",
     "stopped": _stopped,
     "replanned": _replanned,
     "recovered": _recovered,

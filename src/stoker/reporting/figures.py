@@ -1,10 +1,6 @@
-"""The page's figures: learning curves, throughput, learning rate, memory; drawn light, repainted by the page when dark.
+"""The page's figures: learning curves, throughput, memory, results by class; drawn light, repainted when it is dark.
 
 A point is one event of the live history; more than `MOST_POINTS` of them are thinned, keeping each stretch's extremes.
-
-Figures beside the usual ones: the gradient's norm, rates by group, results by class; and a run's own plot.
-
-Which classes a classifier takes for which: a matrix of counts as a figure.
 """
 
 from __future__ import annotations
@@ -269,7 +265,7 @@ COLOURS = ("blue", "ember", "teal", "violet", "amber", "good", "bad", "grey")
 
 
 def habit_charts(report: Report, classes: Sequence[str] = ()) -> tuple[Chart, ...]:
-    """The charts of what not every run tells; `classes` are the names of the targets' classes, if they have any."""
+    """The charts that few runs have; `classes` are the names of the targets' classes, if they have any."""
     events = live_history(report.events)
     drawn = [_gradient_norm(events), _rates(events), *_by_class(events, classes)]
     return tuple(chart for chart in drawn if chart is not None)
@@ -307,14 +303,14 @@ def _gradient_norm(events: Sequence[Event]) -> Chart | None:
 
 def _rates(events: Sequence[Event]) -> Chart | None:
     """The learning rates of all groups of parameters, where they differ."""
-    told = [event for event in of_kind(events, "progress") if isinstance(event.fields.get("lrs"), list)]
-    if not told:
+    reports = [event for event in of_kind(events, "progress") if isinstance(event.fields.get("lrs"), list)]
+    if not reports:
         return None
     figure = blank_figure("samples", from_zero=True)
-    count = max(len(event.fields["lrs"]) for event in told)
+    count = max(len(event.fields["lrs"]) for event in reports)
     for group in range(count):
         points = [(finite(event, "samples") or 0.0, float(event.fields["lrs"][group]))
-                  for event in told if len(event.fields["lrs"]) > group]  # fmt: skip
+                  for event in reports if len(event.fields["lrs"]) > group]  # fmt: skip
         figure.add_trace(line_trace(thinned(points), f"group {group}", COLOURS[group % len(COLOURS)], width=1.6))
     return as_chart("learning-rates", "Learning rates by group", f"{count} groups of parameters", figure)
 
@@ -330,22 +326,19 @@ def _by_class(events: Sequence[Event], classes: Sequence[str]) -> list[Chart]:
         if is_of_class(name):
             base, _, of_class = name.partition("[")
             values.setdefault(base, {})[of_class.rstrip("]")] = value
-    return [_bars(base, _named(of, classes), text(last, "split", "valid")) for base, of in values.items()]
+    return [_bars(base, of, classes, text(last, "split", "valid")) for base, of in values.items()]
 
 
-def _named(values: dict[str, float], classes: Sequence[str]) -> dict[str, float]:
-    """Values under the names of their classes, where there is one of its own for each."""
-    if len(set(classes)) != len(values) or set(values) != {str(number) for number in range(len(values))}:
-        return values
-    return {classes[int(number)]: value for number, value in values.items()}
-
-
-def _bars(name: str, values: dict[str, float], split: str) -> Chart:
+def _bars(name: str, values: dict[str, float], classes: Sequence[str], split: str) -> Chart:
+    """One bar for each class, under the class's name where every class has its own, else under its number."""
+    if len(set(classes)) == len(values) and set(values) == {str(number) for number in range(len(values))}:
+        values = {classes[int(number)]: value for number, value in values.items()}
     figure = blank_figure("class", y_format=".0%" if are_fractions(name, values.values()) else "", from_zero=True)
-    names = [html.escape(one) for one in values]
-    figure.add_trace(go.Bar(x=names, y=list(values.values()), marker={"color": light("teal")}, name=name))
+    figure.add_trace(
+        go.Bar(x=list(map(html.escape, values)), y=list(values.values()), marker={"color": light("teal")}, name=name)
+    )
     figure.update_layout(xaxis={"type": "category"}, hovermode="closest")
-    lowest = min(values, key=lambda one: values[one])
+    lowest = min(values, key=values.__getitem__)
     words = f"{split}, at the end; lowest {values[lowest]:.4g} for class {lowest}"
     return as_chart(f"class-{name}", f"{name.replace('_', ' ').capitalize()} by class", words, figure)
 
@@ -360,10 +353,10 @@ def evaluated(events: Sequence[Event]) -> dict[str, list[Point]]:
     """Every measure of every split over samples; those by class are left out."""
     found: dict[str, list[Point]] = {}
     for event in of_kind(events, "evaluated"):
-        at = finite(event, "samples")
+        samples = finite(event, "samples")
         for name, value in evaluation_metrics(event).items():
-            if at is not None and abs(value) < float("inf") and not is_of_class(name):
-                found.setdefault(f"{text(event, 'split', 'valid')} {name}", []).append((at, value))
+            if samples is not None and abs(value) < float("inf") and not is_of_class(name):
+                found.setdefault(f"{text(event, 'split', 'valid')} {name}", []).append((samples, value))
     return found
 
 
@@ -376,7 +369,9 @@ def confusion_chart(examples: ExampleSet) -> Chart | None:
     counts = examples.confusion
     if counts is None:
         return None
-    classes = _names(examples, len(counts))
+    # An axis would merge two classes of one name: then their numbers are shown.
+    is_named = len(examples.classes) == len(counts) == len(set(examples.classes))
+    classes = list(examples.classes) if is_named else [str(number) for number in range(len(counts))]
     names = [html.escape(name) for name in classes]
     totals = [sum(row) for row in counts]
     shares = [[cell / total if total else 0.0 for cell in row] for row, total in zip(counts, totals, strict=True)]
@@ -408,9 +403,3 @@ def _words(examples: ExampleSet, names: list[str]) -> str:
         return "no class is taken for another"
     cell, row, column = max(pairs, key=lambda pair: (pair[0], -pair[1], -pair[2]))
     return f"most often {names[row]} taken for {names[column]}, {cell:,} times"
-
-
-def _names(examples: ExampleSet, count: int) -> list[str]:
-    """A name of its own for each class; else their numbers, for an axis makes one of two that are called alike."""
-    is_named = len(examples.classes) == count == len(set(examples.classes))
-    return list(examples.classes) if is_named else [str(number) for number in range(count)]

@@ -1,20 +1,18 @@
-"""The colours of the page, light and dark: one table for the style sheet and the figures.
+"""HTML from values, and the colours of pages: escaped text, elements, whole documents, tiles, bars, small pictures.
 
-Text colours have a contrast of at least 4.5 to 1 against both backgrounds, lines and areas of at least 3 to 1 (WCAG
-2.2, 1.4.3 and 1.4.11); series are told apart by hue, lightness and their labels, never by hue alone.
-
-HTML from values: everything is escaped on its way in, and the type `Markup` says what has been.
-
-A stacked bar with its legend: parts of a time, each with its colour, its seconds and its share.
-
-A small picture of one forecast: its interval as a bar, its value as a tick, the measured value as a dot.
+Everything is escaped on its way in; the type `Markup` marks what is HTML already. Colours have a light and a dark form,
+one table for the style sheet and the figures. Text colours have a contrast of at least 4.5 to 1 against both
+backgrounds, lines and areas of at least 3 to 1 (WCAG 2.2, 1.4.3 and 1.4.11); series differ by hue, lightness and
+labels, never by hue alone.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import NewType
 
 from stoker.records import Estimate
@@ -100,6 +98,43 @@ def element(tag: str, *content: Markup, css: str = "", **attributes: str) -> Mar
     return Markup(f"<{tag}{inside}>{''.join(content)}</{tag}>")
 
 
+@functools.cache
+def resource(name: str) -> str:
+    """The text of a style sheet or script of this package."""
+    return resources.files("stoker.reporting").joinpath(name).read_text(encoding="utf-8")
+
+
+def document(title: str, body: Markup, *, policy: str, styles: Sequence[str] = ("page.css",)) -> str:
+    """A whole page under a content security policy, with the named style sheets in it."""
+    style = style_variables() + "".join(map(resource, styles))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escaped(title)} · Stoker</title><style>{style}</style></head><body>{body}</body></html>\n"
+    )
+
+
+def header(
+    title: str, status: str, status_css: str, result: Iterable[tuple[str, str]], tiles: Iterable[tuple[str, str, str]]
+) -> Markup:
+    """The top of a page: its title with a status, the result as (text, class) lines, and (label, value, note) tiles."""
+    badge = element("span", escaped(status), css=f"status {status_css}")
+    lines = (element("p", escaped(text), css=css) for text, css in result)
+    drawn = [
+        element(
+            "div", *(element("p", escaped(text), css=css) for text, css in zip(tile, _TILE, strict=True)), css="tile"
+        )
+        for tile in tiles
+    ]
+    hero = element("div", element("div", *lines, css="result"), element("div", *drawn, css="tiles"), css="hero")
+    return element("header", element("div", element("h1", escaped(title)), badge, css="title"), hero)
+
+
+_TILE = ("label", "value", "note")
+
+
 def section(title: str, *content: Markup, css: str = "") -> Markup:
     """A titled part of the page."""
     return element("section", element("h2", escaped(title)), *content, css=css)
@@ -139,22 +174,18 @@ class BarSegment:
 
 def stacked_bar(segments: Sequence[BarSegment]) -> Markup:
     """The bar and the legend; its words stand in for it where it is not seen."""
-    words = ", ".join(f"{one.label} {100 * one.fraction:.1f} %" for one in segments)
-    bar = element("div", *(_drawn(one) for one in segments), css="bar", role="img", aria_label=words)
-    return joined([bar, element("ul", *(_key(one) for one in segments), css="keys")])
-
-
-def _drawn(one: BarSegment) -> Markup:
-    width = f"flex-grow:{one.fraction:.5f};background:var(--{one.colour})"
-    inside = f"{100 * one.fraction:.0f} %" if one.fraction > 0.07 else ""
-    return element("span", escaped(inside), style=width, title=f"{one.label}: {format_seconds(one.seconds)}")
-
-
-def _key(one: BarSegment) -> Markup:
-    swatch = element("i", css="swatch", style=f"background:var(--{one.colour})")
-    percent = f"{100 * one.fraction:.1f} %" if one.fraction >= 0.001 else "< 0.1 %"
-    amount = f"{format_seconds(one.seconds)} · {percent}"
-    return element("li", swatch, element("span", escaped(one.label)), element("b", escaped(amount)))
+    parts, keys = [], []
+    for segment in segments:
+        seconds, colour = format_seconds(segment.seconds), f"background:var(--{segment.colour})"
+        inside = f"{100 * segment.fraction:.0f} %" if segment.fraction > 0.07 else ""
+        width = f"flex-grow:{segment.fraction:.5f};{colour}"
+        parts.append(element("span", escaped(inside), style=width, title=f"{segment.label}: {seconds}"))
+        percent = f"{100 * segment.fraction:.1f} %" if segment.fraction >= 0.001 else "< 0.1 %"
+        swatch, label = element("i", css="swatch", style=colour), element("span", escaped(segment.label))
+        keys.append(element("li", swatch, label, element("b", escaped(f"{seconds} · {percent}"))))
+    text = ", ".join(f"{segment.label} {100 * segment.fraction:.1f} %" for segment in segments)
+    bar = element("div", *parts, css="bar", role="img", aria_label=text)
+    return joined([bar, element("ul", *keys, css="keys")])
 
 
 WIDTH, HEIGHT, MARGIN = 150, 22, 8

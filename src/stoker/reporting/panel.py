@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Event, Forecast
+from stoker.records import Event
 from stoker.reporting.event_text import describe_event, plan_notes
 from stoker.reporting.history import evaluation_metrics, number, planned_forecast, planned_plan, text
 from stoker.reporting.snapshot import Curve, RunSnapshot
@@ -43,20 +43,20 @@ class Sparkline:
     Levels are between the least and the greatest mean; of their logarithms if all are positive, as losses are.
     """
 
-    def __init__(self, curve: Curve, *, width: int = 32, beside: str = "") -> None:
+    def __init__(self, curve: Curve, *, width: int = 32, note: str = "") -> None:
         self._curve = curve
         self._width = width
-        self._beside = beside
+        self._note = note
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """The row of blocks."""
-        room = options.max_width - len(self._beside) - 2
+        room = options.max_width - len(self._note) - 2
         blocks = "" if options.ascii_only or room < _NARROWEST else f"{self.blocks(min(self._width, room))}  "
-        yield Text.assemble((blocks, EMBER), (self._beside, "dim"), no_wrap=True, overflow="crop")
+        yield Text.assemble((blocks, EMBER), (self._note, "dim"), no_wrap=True, overflow="crop")
 
     def __rich_measure__(self, _: Console, __: ConsoleOptions) -> Measurement:
-        """As wide as its columns and what stands beside them."""
-        return Measurement(1, self._width + 2 + len(self._beside))
+        """As wide as its columns and the note next to them."""
+        return Measurement(1, self._width + 2 + len(self._note))
 
     def blocks(self, width: int) -> str:
         """The characters, left to right: `width` of them, or fewer while there are fewer points."""
@@ -77,7 +77,20 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
         since = f", {_whole_seconds(clock_s - now.at)}" if now.at else ""
         body.append(Spinner("dots", text=Text(f"{doing}{since}"), style=EMBER))
     else:
-        body += [_headway(now), _schedule(now, clock_s), Text(), _details(now, clock_s)]
+        progress = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        progress.add_column(ratio=1)
+        progress.add_column(justify="right", no_wrap=True)
+        bar = ProgressBar(
+            total=1.0, completed=now.fraction, complete_style=EMBER, finished_style="green", style="grey37"
+        )
+        progress.add_row(bar, Text(f"{100 * now.fraction:5.1f} %", style="bold"))
+        details = Table.grid(padding=(0, 2, 0, 0))
+        details.add_column(style="dim", no_wrap=True)
+        details.add_column(min_width=18, no_wrap=True)
+        details.add_column()
+        for row in _rows(now, clock_s):
+            details.add_row(*row)
+        body += [Padding(progress, (1, 0, 0, 0)), _schedule(now, clock_s), Text(), details]
     return Panel(
         Group(*body), title=title, title_align="left", subtitle=Text(now.device, style="dim"), subtitle_align="right",
         border_style="grey50", padding=(0, 1), width=_WIDTH, highlight=False,
@@ -87,7 +100,13 @@ def frame(now: RunSnapshot, clock_s: float) -> RenderableType:
 def permanent_lines(event: Event) -> list[RenderableType]:
     """What stays readable above the panel: the plan, the start, resumes, evaluations, warnings; else nothing."""
     if event.kind == "planned":
-        return _plan_lines(event)
+        plan, forecast = planned_plan(event), planned_forecast(event)
+        lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
+        if forecast:
+            total = forecast.total_s
+            lines.append(Text(f"forecast {format_seconds(total.value)} ({format_interval(total)}, {total.basis})"))
+        lines += [Text(line, style="dim") for line in plan_notes(event)]
+        return [marked("▸" if index == 0 else " ", EMBER, line) for index, line in enumerate(lines)]
     if event.kind == "evaluated":
         return [marked("◆", "cyan", _evaluation(event))]
     noticed = dict.fromkeys(("warned", "replanned", "recovered", "skipped"), ("!", "bold yellow"))
@@ -103,19 +122,6 @@ def marked(mark: str, style: str, line: Text) -> RenderableType:
     grid.add_column()
     grid.add_row(mark, line)
     return grid
-
-
-def _plan_lines(event: Event) -> list[RenderableType]:
-    plan, forecast = planned_plan(event), planned_forecast(event)
-    lines = [Text(plan.in_words() if plan else text(event, "plan"), style="bold")]
-    if forecast:
-        lines.append(Text(f"forecast {format_seconds(forecast.total_s.value)} ({_interval_and_basis(forecast)})"))
-    lines += [Text(line, style="dim") for line in plan_notes(event)]
-    return [marked("▸" if index == 0 else " ", EMBER, line) for index, line in enumerate(lines)]
-
-
-def _interval_and_basis(forecast: Forecast) -> str:
-    return f"{format_interval(forecast.total_s)}, {forecast.total_s.basis}"
 
 
 def _evaluation(event: Event) -> Text:
@@ -158,15 +164,6 @@ def closing(now: RunSnapshot) -> RenderableType:
     return Group(*lines)
 
 
-def _headway(now: RunSnapshot) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    grid.add_column(ratio=1)
-    grid.add_column(justify="right", no_wrap=True)
-    bar = ProgressBar(total=1.0, completed=now.fraction, complete_style=EMBER, finished_style="green", style="grey37")
-    grid.add_row(bar, Text(f"{100 * now.fraction:5.1f} %", style="bold"))
-    return Padding(grid, (1, 0, 0, 0))
-
-
 def _schedule(now: RunSnapshot, clock_s: float) -> Text:
     """How far in samples and epochs, and when it ends: as a time to go and as the time of day."""
     total = f" of {format_samples(now.total_samples)}" if now.total_samples else ""
@@ -195,27 +192,28 @@ def time_of_day(then_s: float, now_s: float) -> str:
     return time.strftime("%a %H:%M" if then_s - now_s < 6 * 86400 else "%Y-%m-%d %H:%M", then)
 
 
-def _details(now: RunSnapshot, clock_s: float) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(min_width=18, no_wrap=True)
-    grid.add_column()
-    for label, value, beside in _rows(now, clock_s):
-        grid.add_row(label, value, beside)
-    return grid
-
-
 def _rows(now: RunSnapshot, clock_s: float) -> list[tuple[str, RenderableType, RenderableType]]:
     rows: list[tuple[str, RenderableType, RenderableType]] = []
     if now.loss is not None:
         rate = f"learning rate {now.learning_rate:.2g}" if now.learning_rate is not None else ""
-        rows.append(("loss", _bold(f"{now.loss:.4f}"), Sparkline(now.losses, beside=rate)))
+        rows.append(("loss", _bold(f"{now.loss:.4f}"), Sparkline(now.losses, note=rate)))
     if now.samples_per_s is not None:
-        rows.append(("speed", _bold(format_rate(now.samples_per_s)), _rate_details(now)))
+        together = f"{now.processes} processes together" if now.processes > 1 else ""
+        forecast = _forecast_details(now)
+        details = Text.assemble((together, "dim"), (" · " if together and forecast else "", "dim"), forecast)
+        rows.append(("speed", _bold(format_rate(now.samples_per_s)), details))
     if named := headline_metric(now.valid):
-        rows.append(("valid", _bold(f"{named[0]} {format_metric(*named)}"), Text(_rest(now, named[0]))))
+        others = {name: value for name, value in now.valid.items() if name != named[0]}
+        parts = [format_metrics(others)] if others else []
+        if named[0] in now.best:
+            best = format_metric(named[0], now.best[named[0]])
+            parts.append(f"best {best} at {format_samples(now.best_samples)} samples")
+        rows.append(("valid", _bold(f"{named[0]} {format_metric(*named)}"), Text(" · ".join(parts))))
     if now.wall_s:
-        rows.append(("time", Text(_whole_seconds(now.wall_s)), Text(_split(now), style="dim")))
+        whole = sum(now.split_s.values())
+        shares = [(name, seconds / whole) for name, seconds in now.split_s.items() if whole > 0]
+        split = " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
+        rows.append(("time", Text(_whole_seconds(now.wall_s)), Text(split, style="dim")))
     if now.resident_bytes is not None:
         rows.append(("memory", Text(format_bytes(now.resident_bytes)), Text()))
     if now.saved_at is not None:
@@ -223,13 +221,6 @@ def _rows(now: RunSnapshot, clock_s: float) -> list[tuple[str, RenderableType, R
         where = f"at {format_samples(now.saved_samples)} samples{size}"
         rows.append(("saved", Text(f"{_whole_seconds(clock_s - now.saved_at)} ago"), Text(where, style="dim")))
     return rows
-
-
-def _rate_details(now: RunSnapshot) -> Text:
-    """Of how many processes together it is, and what was forecast."""
-    together = f"{now.processes} processes together" if now.processes > 1 else ""
-    forecast = _forecast_details(now)
-    return Text.assemble((together, "dim"), (" · " if together and forecast else "", "dim"), forecast)
 
 
 def _forecast_details(now: RunSnapshot) -> Text:
@@ -241,22 +232,6 @@ def _forecast_details(now: RunSnapshot) -> Text:
     verdict = "slower than" if is_slow else "faster than" if is_fast else "in a wide" if is_wide(expected) else "as"
     line = f"{verdict} forecast ({expected.low:,.0f} to {expected.high:,.0f})"
     return Text(line, style="yellow" if is_slow else "dim")
-
-
-def _rest(now: RunSnapshot, shown: str) -> str:
-    """The other metrics of the last evaluation, and the best so far."""
-    others = {name: value for name, value in now.valid.items() if name != shown}
-    parts = [format_metrics(others)] if others else []
-    if shown in now.best:
-        best = format_metric(shown, now.best[shown])
-        parts.append(f"best {best} at {format_samples(now.best_samples)} samples")
-    return " · ".join(parts)
-
-
-def _split(now: RunSnapshot) -> str:
-    whole = sum(now.split_s.values())
-    shares = [(name, seconds / whole) for name, seconds in now.split_s.items() if whole > 0]
-    return " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
 
 
 def _bold(words: str) -> Text:

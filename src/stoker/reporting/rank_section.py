@@ -1,12 +1,8 @@
-"""All processes of a run in one view: who waits for whom, what communication costs, how far adding them has paid.
+"""All processes of a run in one view: which one the others wait for, what communication costs, how well they scale.
 
-What all processes noted of their time, put together: who waited for whom, and what communication cost.
-
-A process that is blocked waits for the last one to get as far as itself, and then for the messages. Where processes
-share a clock, the last one's arrival is read from it; else they are taken to go on at the same moment, so that who was
-blocked the least has come last. Of updates that are not in the sample only the sum is known, and parted as it is.
-
-A picture of updates as several processes had them: one lane each, coloured by what the process did.
+A blocked process waits for the last one to arrive, and then for the messages. Where processes share a clock, the last
+one's arrival is read from it; else they are taken to continue at the same moment, so that the one that was blocked the
+least arrived last. Of updates outside the sample only the sum is known; it is divided as in the sampled ones.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ LABELS = {
     "data": "waiting for data",
     "other": "other",
 }
-"""The parts of training and what people call them, in the order they are shown."""
+"""The parts of training and their labels, in the order they are shown."""
 
 _HEADS = ("compute", "waiting", "communication", "optimiser", "data", "other")
 _MOST_ROWS = 32
@@ -53,7 +49,8 @@ def rank_lines(report: Report) -> list[str]:
 def efficiency(found: MergedRanks, report: Report) -> str:
     """How much of their time processes do work of their own, and how many times one process's rate they reach."""
     words = f"Processes do work of their own {100 * found.busy:.0f} % of the training time."
-    rate, alone = _measured(report), _alone(report)
+    rate = next((row.measured for row in forecast_rows(report) if row.quantity == "throughput"), None)
+    alone = _alone(report)
     if rate is None or alone is None or report.decision is None or not alone.forecast.samples_per_s.value:
         return words
     one, threads = alone.forecast.samples_per_s, alone.plan.threads
@@ -79,11 +76,6 @@ def ranks_together(report: Report) -> Markup:
         *(element("p", escaped(note), css="note") for note in _notes(found, report)),
     ]
     return section("Ranks", *content)
-
-
-def _measured(report: Report) -> float | None:
-    """Samples/s of all processes together, while training."""
-    return next((row.measured for row in forecast_rows(report) if row.quantity == "throughput"), None)
 
 
 def _alone(report: Report) -> Candidate | None:
@@ -141,21 +133,15 @@ def _totals(found: MergedRanks) -> Markup:
     if len(shown) > _MOST_ROWS:
         shown = sorted(shown, key=lambda one: -one.slowest_in)[:_MOST_ROWS]
     head = ("rank", *_HEADS, "evaluation, checkpoints", "the slowest in")
-    return table(head, [_cells(one) for one in shown])
-
-
-def _cells(one: RankTotals) -> Sequence[Markup]:
-    apart = one.parts_s.get("evaluation", 0.0) + one.parts_s.get("checkpoint", 0.0)
-    parts = [
-        element("span", escaped(f"{100 * one.fraction(part):.1f} %"), title=format_seconds(one.parts_s.get(part, 0.0)))
-        for part in LABELS
-    ]
-    return (
-        escaped(f"{one.times.rank}: worker {one.times.worker} on {one.times.host}"),
-        *parts,
-        escaped(format_seconds(apart)),
-        escaped(f"{100 * one.slowest_in:.0f} % of updates"),
-    )
+    rows = []
+    for rank in shown:
+        name = f"{rank.times.rank}: worker {rank.times.worker} on {rank.times.host}"
+        pairs = [(f"{100 * rank.fraction(part):.1f} %", rank.parts_s.get(part, 0.0)) for part in LABELS]
+        parts = [element("span", escaped(share), title=format_seconds(seconds)) for share, seconds in pairs]
+        other_s = rank.parts_s.get("evaluation", 0.0) + rank.parts_s.get("checkpoint", 0.0)
+        slowest = escaped(f"{100 * rank.slowest_in:.0f} % of updates")
+        rows.append((escaped(name), *parts, escaped(format_seconds(other_s)), slowest))
+    return table(head, rows)
 
 
 def _notes(found: MergedRanks, report: Report) -> list[str]:
@@ -172,7 +158,11 @@ def _notes(found: MergedRanks, report: Report) -> list[str]:
         f"{len(found.regular):,} updates that all processes kept in full. Where passes communicate within, a lane "
         "shows all of that after its own work."
     )
-    lines += _what_is_not_seen(report)
+    plan = None if report.decision is None else report.decision.chosen.plan
+    if plan is not None and plan.layout.stages > 1:
+        lines.append("Communication includes the bubble: the time in which a stage has no micro-batch to work on.")
+    if plan is not None and plan.device != "cpu" and not plan.layout.is_replicated:
+        lines.append("On a GPU, communication within passes counts as compute here; a profile tells them apart.")
     if (doubt := max(one.times.uncertainty_s for one in found.ranks)) > 0:
         lines.append(
             f"Clocks of different hosts agree to {format_seconds(doubt)} at the start: lanes may be shifted by that, "
@@ -180,18 +170,6 @@ def _notes(found: MergedRanks, report: Report) -> list[str]:
         )
     if len(found.ranks) > _MOST_ROWS:
         lines.append(f"{len(found.ranks) - _MOST_ROWS} processes that were slowest less often are left out.")
-    return lines
-
-
-def _what_is_not_seen(report: Report) -> list[str]:
-    """What the numbers hide under this plan's layout and device."""
-    if report.decision is None:
-        return []
-    plan, lines = report.decision.chosen.plan, []
-    if plan.layout.stages > 1:
-        lines.append("Communication includes the bubble: the time in which a stage has no micro-batch to work on.")
-    if plan.device != "cpu" and not plan.layout.is_replicated:
-        lines.append("On a GPU, communication within passes counts as compute here; a profile tells them apart.")
     return lines
 
 
@@ -221,12 +199,12 @@ class Lane:
 
     @property
     def start_s(self) -> float:
-        """When it began to wait for its data."""
+        """When it began to wait for its data [s]."""
         return self.began_s - self.data_s
 
     @property
     def took_s(self) -> float:
-        """Of the whole update."""
+        """Time of the whole update [s]."""
         return sum(seconds for _, seconds in self.parts)
 
 
@@ -240,12 +218,12 @@ class MergedUpdate:
 
     @property
     def waiting_s(self) -> float:
-        """The mean wait of the others for the slowest."""
+        """Mean wait of the others for the slowest [s]."""
         return fmean(lane.waiting_s for lane in self.lanes if lane.rank != self.slowest)
 
     @property
     def took_s(self) -> float:
-        """The mean time over processes."""
+        """Mean time over processes [s]."""
         return fmean(lane.took_s for lane in self.lanes)
 
 
@@ -262,17 +240,17 @@ class RankTotals:
 
     @property
     def training_s(self) -> float:
-        """All its time but evaluations and checkpoints."""
+        """All its time but evaluations and checkpoints [s]."""
         return sum(seconds for part, seconds in self.parts_s.items() if part not in _NOT_TRAINING)
 
     @property
     def busy(self) -> float:
-        """Fraction of its training time in which it did work of its own: passes and the optimiser."""
+        """Share of its training time spent on work of its own, passes and the optimiser [0 to 1]."""
         own = self.parts_s.get("compute", 0.0) + self.parts_s.get("optimiser", 0.0)
         return own / self.training_s if self.training_s else 0.0
 
     def fraction(self, part: str) -> float:
-        """Of its training time, for a part of training."""
+        """Share of its training time that a part of training takes [0 to 1]."""
         return self.parts_s.get(part, 0.0) / self.training_s if self.training_s else 0.0
 
 
@@ -285,12 +263,12 @@ class MergedRanks:
 
     @property
     def size(self) -> int:
-        """Number of processes."""
+        """Number of processes [processes]."""
         return self.ranks[0].times.size
 
     @property
     def busy(self) -> float:
-        """Mean fraction of the training time in which processes did work of their own."""
+        """Mean share of the training time that processes spent on work of their own [0 to 1]."""
         return fmean(one.busy for one in self.ranks)
 
     @property
@@ -339,7 +317,9 @@ def merged(stretch: Sequence[RankTimes]) -> MergedRanks | None:
     """One stretch put together; None for a process that was alone, or where not all have left their times."""
     if len(stretch) < 2 or len(stretch) != stretch[0].size:
         return None
-    updates = _merged_updates(stretch)
+    places = [{update: place for place, update in enumerate(one.sample.update)} for one in stretch]
+    common = [update for update in stretch[0].sample.update if all(update in place for place in places)]
+    updates = tuple(_merged_update(update, stretch, [place[update] for place in places]) for update in common)
     counted = _regular(updates, stretch[0].first_update)
     slowest = Counter(one.slowest for one in counted)
     return MergedRanks(
@@ -350,13 +330,6 @@ def merged(stretch: Sequence[RankTimes]) -> MergedRanks | None:
 
 def _regular(updates: tuple[MergedUpdate, ...], first: int) -> tuple[MergedUpdate, ...]:
     return tuple(one for one in updates if one.update >= first + FIRST_IN_FULL) or updates
-
-
-def _merged_updates(stretch: Sequence[RankTimes]) -> tuple[MergedUpdate, ...]:
-    """The updates that all processes have in their samples."""
-    places = [{update: place for place, update in enumerate(one.sample.update)} for one in stretch]
-    common = [update for update in stretch[0].sample.update if all(update in place for place in places)]
-    return tuple(_merged_update(update, stretch, [place[update] for place in places]) for update in common)
 
 
 def _merged_update(update: int, stretch: Sequence[RankTimes], places: Sequence[int]) -> MergedUpdate:
@@ -422,9 +395,21 @@ def lanes_picture(title: str, updates: Sequence[MergedUpdate]) -> Markup:
         shapes.append(_text(0, y + _LANE - 5, f"rank {rank}", "muted"))
         shapes += [_drawn(lane, y, start, scale) for one in updates for lane in one.lanes if lane.rank == rank]
     bottom = _TOP + len(ranks) * (_LANE + _GAP)
-    shapes += [_tick(at, bottom, scale) for at in _ticks(span)]
+    for at_s in _ticks(span):
+        x = _LABEL + at_s * scale
+        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 5}" style="stroke:var(--muted)"/>'
+        anchor = "end" if x > _WIDTH - 30 else "middle"
+        label = _text(
+            x, bottom + 19, format_seconds(at_s) if at_s else "0", "muted", anchor=anchor if at_s else "start"
+        )
+        shapes += [Markup(line), label]
     height = bottom + _AXIS
-    words = f"{title}: {'; '.join(_lane_text(one) for one in updates)}"
+    texts = [
+        f"update {one.update + 1} takes {format_seconds(one.took_s)}, "
+        f"the others wait {format_seconds(one.waiting_s)} for rank {one.slowest}"
+        for one in updates
+    ]
+    words = f"{title}: {'; '.join(texts)}"
     head = f'<svg viewBox="0 0 {_WIDTH} {height}" style="display:block;width:100%;min-width:600px" role="img"'
     return Markup(f'{head} aria-label="{escaped(words)}">{joined(shapes)}</svg>')
 
@@ -463,19 +448,6 @@ def _ticks(span_s: float) -> list[float]:
     return [number * step for number in range(int(span_s / step) + 1)]
 
 
-def _tick(at_s: float, y: float, scale: float) -> Markup:
-    x = _LABEL + at_s * scale
-    line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 5}" style="stroke:var(--muted)"/>'
-    words = format_seconds(at_s) if at_s else "0"
-    anchor = "start" if at_s == 0 else "end" if x > _WIDTH - 30 else "middle"
-    return joined([Markup(line), _text(x, y + 19, words, "muted", anchor=anchor)])
-
-
 def _text(x: float, y: float, words: str, colour: str, *, weight: int = 400, anchor: str = "start") -> Markup:
     style = f"fill:var(--{colour});font-size:13px;font-weight:{weight}"
     return Markup(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" style="{style}">{escaped(words)}</text>')
-
-
-def _lane_text(one: MergedUpdate) -> str:
-    held = f"the others wait {format_seconds(one.waiting_s)} for rank {one.slowest}"
-    return f"update {one.update + 1} takes {format_seconds(one.took_s)}, {held}"

@@ -3,10 +3,6 @@
 A content security policy in the page forbids it to load anything, and lets run only the scripts whose SHA-256 it names:
 plotly.js (MIT licence), which is inside once, and what draws the figures with it. Source: W3C, Content Security Policy
 Level 3, section 6.7.3, "Does element match source list for type and source?".
-
-The parts of the page that are no figures: headline, time, forecast, plan, contract, surroundings, what happened.
-
-What the trained weights make of samples: those they are most wrong about, and the first ones.
 """
 
 from __future__ import annotations
@@ -18,11 +14,10 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import resources
 
 from plotly.offline import get_plotlyjs
 
-from stoker.records import Candidate, Event, Report, dumps
+from stoker.records import Candidate, Report, dumps
 from stoker.records.codec import JSON
 from stoker.records.run import Example, ExampleSet
 from stoker.reporting.bottlenecks import bottleneck_section, profiled
@@ -41,16 +36,18 @@ from stoker.reporting.markup import (
     PHASE_COLOURS,
     BarSegment,
     Markup,
+    document,
     element,
     escaped,
     facts,
+    header,
     interval_strip,
     joined,
     repainting,
+    resource,
     script_json,
     section,
     stacked_bar,
-    style_variables,
     table,
 )
 from stoker.reporting.rank_section import ranks_together
@@ -88,9 +85,9 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
         [
             headline(report),
             failure(report),
-            _figures("Learning", [chart for chart in drawn if _is_learning(chart)]),
-            _figures("Running", [chart for chart in drawn if not _is_learning(chart) and chart not in confused]),
-            _figures("Confusion", confused),
+            figure_grid("Learning", [chart for chart in drawn if _is_learning(chart)]),
+            figure_grid("Running", [chart for chart in drawn if not _is_learning(chart) and chart not in confused]),
+            figure_grid("Confusion", confused),
             predictions(examples),
             bottleneck_section(report),
             ranks_together(report),
@@ -101,7 +98,7 @@ def render_html(report: Report, examples: Sequence[ExampleSet] = ()) -> str:
             contract(report),
             timeline(report),
             surroundings(report),
-            _footer(),
+            element("footer", escaped(_FOOTER)),
         ]
     )
     return _document(report.run.name, element("main", body), _scripts(drawn))
@@ -113,36 +110,27 @@ def page(title: str, parts: Sequence[Markup], drawn: Sequence[Chart] = ()) -> st
 
 
 def figure_grid(title: str, drawn: Sequence[Chart]) -> Markup:
-    """A titled grid of figures, for `page`; nothing where there are none."""
-    return _figures(title, drawn)
+    """A titled grid of figures, for `page`; nothing where there are none.
+
+    Each figure has its words, for readers who do not see it, or print it before it is drawn.
+    """
+    if not drawn:
+        return Markup("")
+    figures = []
+    for chart in drawn:
+        caption = element("figcaption", element("b", escaped(chart.title)), element("span", escaped(chart.words)))
+        label = f"{chart.title}: {chart.words}"
+        plot = element("div", css="plot", id=chart.key, role="img", aria_label=label)
+        figures.append(element("figure", caption, plot))
+    return section(title, element("div", *figures, css=f"figures n{min(3, len(drawn))}"))
 
 
 def _document(title: str, body: Markup, scripts: Markup) -> str:
-    style = f"{style_variables()}{_resource('page.css')}"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(_policy())}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escaped(title)} · Stoker</title><style>{style}</style></head><body>{body}{scripts}</body></html>\n"
-    )
+    return document(title, joined([body, scripts]), policy=_policy())
 
 
 def _is_learning(chart: Chart) -> bool:
     return chart.key == "loss" or chart.key.startswith(("metric-", "class-"))
-
-
-def _figures(title: str, drawn: Sequence[Chart]) -> Markup:
-    """A grid of figures; each has its words for those who do not see it, or print it before it is drawn."""
-    if not drawn:
-        return Markup("")
-    return section(title, element("div", *(_figure(chart) for chart in drawn), css=f"figures n{min(3, len(drawn))}"))
-
-
-def _figure(chart: Chart) -> Markup:
-    caption = element("figcaption", element("b", escaped(chart.title)), element("span", escaped(chart.words)))
-    label = f"{chart.title}: {chart.words}"
-    return element("figure", caption, element("div", css="plot", id=chart.key, role="img", aria_label=label))
 
 
 def _scripts(drawn: Sequence[Chart]) -> Markup:
@@ -158,9 +146,10 @@ def _scripts(drawn: Sequence[Chart]) -> Markup:
     )
 
 
+@functools.cache
 def _programs() -> tuple[str, ...]:
-    """The scripts that run in a page; `report-data` is data, which none does."""
-    return _plotly_js(), _resource("page.js")
+    """The scripts that run in a page; `report-data` is data, which does not run."""
+    return str(get_plotlyjs()), resource("page.js")
 
 
 @functools.cache
@@ -170,21 +159,10 @@ def _policy() -> str:
     return _POLICY.format(" ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests))
 
 
-def _footer() -> Markup:
-    words = "Counts are in samples. Forecast intervals are meant to hold 8 of 10 measured values. "
-    return element("footer", escaped(f"{words}Made by Stoker; figures by plotly.js. This file loads nothing."))
-
-
-@functools.cache
-def _plotly_js() -> str:
-    return str(get_plotlyjs())
-
-
-@functools.cache
-def _resource(name: str) -> str:
-    return resources.files("stoker.reporting").joinpath(name).read_text(encoding="utf-8")
-
-
+_FOOTER = (
+    "Counts are in samples. Forecast intervals are meant to hold 8 of 10 measured values. "
+    "Made by Stoker; figures by plotly.js. This file loads nothing."
+)
 _STATUS_WORDS = {"finished": "finished", "failed": "failed", "unfinished": "not finished"}
 _TIMELINE_KINDS = (
     "noted", "planned", "started", "resumed", "evaluated", "warned", "replanned", "recovered", "skipped", "stopped",
@@ -196,10 +174,7 @@ _MOST_LINES = 60
 def headline(report: Report) -> Markup:
     """Name, status, the result in large, and what it took."""
     run = report.run
-    status = element("span", escaped(_STATUS_WORDS[run.status]), css=f"status {run.status}")
-    title = element("div", element("h1", escaped(run.name)), status, css="title")
-    tiles = joined(_tile(label, value, note) for label, value, note in _effort(report))
-    return element("header", title, element("div", _result(report), element("div", tiles, css="tiles"), css="hero"))
+    return header(run.name, _STATUS_WORDS[run.status], run.status, _result(report), _effort(report))
 
 
 def failure(report: Report) -> Markup:
@@ -331,22 +306,27 @@ def surroundings(report: Report) -> Markup:
 def timeline(report: Report) -> Markup:
     """What happened, by the clock; checkpoints and progress are in the figures."""
     superseded = len(report.events) - len(live_history(report.events))
-    told_events = [event for event in report.events if event.kind in _TIMELINE_KINDS]
-    if not told_events:
+    notable = [event for event in report.events if event.kind in _TIMELINE_KINDS]
+    if not notable:
         return Markup("")
-    shown = told_events if len(told_events) <= _MOST_LINES else [*told_events[:20], *told_events[20 - _MOST_LINES :]]
-    lines = [_happened(event, report.events[0].at) for event in shown]
+    shown = notable if len(notable) <= _MOST_LINES else [*notable[:20], *notable[20 - _MOST_LINES :]]
+    lines = []
+    for event in shown:  # the time since the beginning as h:mm:ss, and on hover the date
+        clock = datetime.fromtimestamp(event.at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        minutes, seconds = divmod(max(0, round(event.at - report.events[0].at)), 60)
+        since = element("time", escaped(f"+{minutes // 60}:{minutes % 60:02}:{seconds:02}"), title=clock)
+        lines.append(element("li", since, element("span", escaped(describe_event(event))), css=event.kind))
     checkpoints = of_kind(report.events, "checkpointed")
     notes = [f"{len(checkpoints)} checkpoints were written."] if checkpoints else []
     if superseded:
         notes.append(f"{superseded} events before a resume were superseded and are left out of the figures.")
-    if len(shown) < len(told_events):
-        notes.append(f"{len(told_events) - len(shown)} lines in the middle are left out.")
+    if len(shown) < len(notable):
+        notes.append(f"{len(notable) - len(shown)} lines in the middle are left out.")
     note = element("p", escaped(" ".join(notes)), css="note")
     return section("What happened", element("ol", *lines, css="timeline"), note)
 
 
-def _result(report: Report) -> Markup:
+def _result(report: Report) -> list[tuple[str, str]]:
     """The one number a run is known by; for a run without metrics, how far it came."""
     named = headline_metric(report.run.metrics)
     best = best_words(live_history(report.events))
@@ -359,13 +339,11 @@ def _result(report: Report) -> Markup:
     others = {n: v for n, v in report.run.metrics.items() if named and n != named[0] and n.startswith(f"{split}/")}
     early = f"Ended before its time: {report.run.ended_early}." if report.run.ended_early else ""
     notes = [note for note in (best or "", format_metrics(others), early) if note]
-    lines = joined(element("p", escaped(note), css="note") for note in notes)
-    return element("div", element("p", escaped(label), css="label"), element("p", escaped(value), css="big"), lines,
-                   css="result")  # fmt: skip
+    return [(label, "label"), (value, "big"), *((note, "note") for note in notes)]
 
 
 def _effort(report: Report) -> list[tuple[str, str, str]]:
-    """(label, value, note) of the tiles beside the result."""
+    """(label, value, note) of the tiles next to the result."""
     samples, updates, wall = samples_done(report), updates_done(report), wall_seconds(report)
     rows = {row.quantity: row for row in forecast_rows(report)}
     expected = rows.get("total time")
@@ -401,11 +379,6 @@ def _threads(report: Report) -> str:
     return ", ".join(counts)
 
 
-def _tile(label: str, value: str, note: str) -> Markup:
-    parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
-    return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
-
-
 def _forecast_cells(row: ForecastRow) -> Sequence[Markup]:
     unit = row.forecast.unit
     verdict = {True: ("✓ yes", "good"), False: ("✗ no", "bad"), None: ("", "")}[row.is_inside]
@@ -439,20 +412,12 @@ def _folded(title: str, content: Markup) -> Markup:
 
 
 def _setting(value: JSON, unit: str = "") -> str:
-    """A setting as people write it; quantities with their unit."""
+    """A setting as text; quantities with their unit."""
     if isinstance(value, dict) and {"value", "unit"} <= set(value):
         return f"{value['value']:,g} {value['unit']}" if isinstance(value["value"], int | float) else str(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,} {unit}".rstrip()
     return "" if value is None else str(value)
-
-
-def _happened(event: Event, began_at: float) -> Markup:
-    """One line of the timeline: the time since the beginning as h:mm:ss, and on hover the date."""
-    clock = datetime.fromtimestamp(event.at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    minutes, seconds = divmod(max(0, round(event.at - began_at)), 60)
-    since = element("time", escaped(f"+{minutes // 60}:{minutes % 60:02}:{seconds:02}"), title=clock)
-    return element("li", since, element("span", escaped(describe_event(event))), css=event.kind)
 
 
 _LONGEST = 28
@@ -461,26 +426,22 @@ _LONGEST = 28
 
 def predictions(sets: Sequence[ExampleSet]) -> Markup:
     """A row of samples with the largest losses of each split, and one of its first samples; else nothing."""
-    rows = [row for one in sets for row in _rows_of(one)]
-    scale = next((one.scale for one in sets if one.scale is not None), None)
+    rows = []
+    for examples in sets:
+        of = f"of {examples.num_samples:,} in {examples.split}"
+        for title, shown in ((f"Largest losses, {of}", examples.worst), (f"The first ones, {of}", examples.first)):
+            if shown:
+                cards = element("div", *map(_card, shown), css="samples")
+                rows.append(joined([element("h3", escaped(title)), cards]))
+    scale = next((examples.scale for examples in sets if examples.scale is not None), None)
     if scale is not None:
         note = f"In all pictures black is {scale[0]:.4g} and white {scale[1]:.4g}."
         rows.append(element("p", escaped(note), css="note"))
     return section("Samples", *rows) if rows else Markup("")
 
 
-def _rows_of(examples: ExampleSet) -> list[Markup]:
-    of = f"of {examples.num_samples:,} in {examples.split}"
-    titled = ((f"Largest losses, {of}", examples.worst), (f"The first ones, {of}", examples.first))
-    return [
-        joined([element("h3", escaped(title)), element("div", *map(_card, shown), css="samples")])
-        for title, shown in titled
-        if shown
-    ]
-
-
 def _card(example: Example) -> Markup:
-    """A sample: its picture or numbers, what was wanted, what came out."""
+    """A sample: its picture or numbers, the output, the target."""
     is_right = re.fullmatch(rf"{re.escape(example.target)}( \(\d+ %\))?", example.output) is not None
     label = example.name or f"sample {example.index}"
     pictures = {"": example.picture, "output": example.output_picture, "target": example.target_picture}
@@ -488,10 +449,13 @@ def _card(example: Example) -> Markup:
     if not picture and example.values:
         picture = element("code", escaped(", ".join(f"{value:.3g}" for value in example.values)))
     loss = "" if example.loss is None else f"loss {example.loss:.3g}"
+    name = example.name or f"#{example.index}"
+    if len(example.name) > _LONGEST:
+        name = f"…{example.name[1 - _LONGEST :]}"
     lines = [
         element("b", escaped(example.output), css="good" if is_right else "bad"),
         element("span", escaped(f"wanted {example.target}" if example.target else "")),
-        element("span", escaped(" · ".join(part for part in (_short(example), loss) if part))),
+        element("span", escaped(" · ".join(part for part in (name, loss) if part))),
     ]
     return element("figure", picture, *lines, css="sample")
 
@@ -501,10 +465,3 @@ def _picture(png: str, label: str, of: str) -> Markup:
     description = f"{label}, {of}" if of else label
     image = Markup(f'<img src="data:image/png;base64,{escaped(png)}" alt="{escaped(description)}">')
     return joined([element("span", escaped(of)), image]) if of else image
-
-
-def _short(example: Example) -> str:
-    """What a sample is called, its end where that is long: `#8` of data without names."""
-    if not example.name:
-        return f"#{example.index}"
-    return example.name if len(example.name) <= _LONGEST else f"…{example.name[1 - _LONGEST :]}"

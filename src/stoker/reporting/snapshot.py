@@ -22,7 +22,7 @@ from stoker.reporting.history import (
 )
 
 _MAY_BECOME_UNKNOWN = frozenset({"eta_s", "samples_per_s", "loss"})
-"""What an event may take back; other fields keep what was last said."""
+"""Fields that an event may reset to unknown; others keep their last value."""
 
 Curve = tuple[tuple[float, float], ...]
 """(position [samples], value) pairs in order."""
@@ -36,9 +36,8 @@ class RunSnapshot:
     """What is known of a run after some events; times in seconds, `at` and `saved_at` since 1970, memory in bytes.
 
     `num_train` is the number of samples in an epoch; `best` and `best_samples` are the metrics and the position of the
-    best evaluation so far; `split_s` sums what this process told; before training `at` is when the current stage began
-    (0 if unknown); `verdict` is what held the run back, in lines;
-    `processes` train together.
+    best evaluation so far; `split_s` sums what this process spent; before training `at` is when the current stage began
+    (0 if unknown); `verdict` is what held the run back, in lines; `processes` train together.
     """
 
     phase: str = "planning"
@@ -74,7 +73,7 @@ class RunSnapshot:
 
     @property
     def fraction(self) -> float:
-        """How much of the training is done, between 0 and 1; 0 while the total is unknown."""
+        """Share of the training that is done [0 to 1]; 0 while the total is unknown."""
         return min(1.0, self.samples / self.total_samples) if self.total_samples else 0.0
 
     @property
@@ -124,7 +123,7 @@ def _started(before: RunSnapshot, event: Event) -> dict[str, Any]:
 
 
 def _resumed(before: RunSnapshot, event: Event) -> dict[str, Any]:
-    """A run that goes back forgets what it said of samples that it will do again."""
+    """A run that goes back drops what is known of samples that it will do again."""
     samples = number(event, "samples") or 0.0
     forgotten = {"best": {}, "best_samples": 0.0} if before.best_samples > samples else {}
     return {
@@ -139,6 +138,8 @@ def _resumed(before: RunSnapshot, event: Event) -> dict[str, Any]:
 
 def _progress(before: RunSnapshot, event: Event) -> dict[str, Any]:
     loss, rate = finite(event, "loss"), finite(event, "samples_per_s")
+    spent = numbers(event.fields.get("split_s"))
+    phases = dict.fromkeys([*before.split_s, *spent])
     return {
         "phase": "training",
         "at": event.at,
@@ -149,7 +150,7 @@ def _progress(before: RunSnapshot, event: Event) -> dict[str, Any]:
         "samples_per_s": rate,
         "eta_s": finite(event, "eta_s"),
         "wall_s": finite(event, "wall_s"),
-        "split_s": _added(before.split_s, numbers(event.fields.get("split_s"))),
+        "split_s": {phase: before.split_s.get(phase, 0.0) + spent.get(phase, 0.0) for phase in phases},
         "resident_bytes": finite(event, "resident_bytes"),
         "losses": _with_one_more(before.losses, event, loss),
         "rates": _with_one_more(before.rates, event, rate),
@@ -173,7 +174,7 @@ def _checkpointed(_: RunSnapshot, event: Event) -> dict[str, Any]:
     return {"saved_at": event.at, "saved_samples": samples, "saved_bytes": finite(event, "bytes")}
 
 
-def _warned(_: RunSnapshot, __: Event) -> dict[str, Any]:
+def _unchanged(_: RunSnapshot, __: Event) -> dict[str, Any]:
     return {}
 
 
@@ -193,10 +194,6 @@ def _finished(_: RunSnapshot, event: Event) -> dict[str, Any]:
     }
 
 
-def _added(total: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    return {name: total.get(name, 0.0) + more.get(name, 0.0) for name in dict.fromkeys([*total, *more])}
-
-
 def _up_to(curve: Curve, samples: float) -> Curve:
     return tuple(point for point in curve if point[0] <= samples)
 
@@ -214,11 +211,11 @@ _CHANGES = {
     "progress": _progress,
     "evaluated": _evaluated,
     "checkpointed": _checkpointed,
-    "noted": _warned,
-    "warned": _warned,
+    "noted": _unchanged,
+    "warned": _unchanged,
     "replanned": _replanned,
-    "recovered": _warned,
-    "skipped": _warned,
+    "recovered": _unchanged,
+    "skipped": _unchanged,
     "stopped": _stopped,
     "finished": _finished,
 }

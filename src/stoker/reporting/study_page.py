@@ -1,7 +1,4 @@
-"""A study as one HTML file that needs nothing else: the best settings, what was spent, figures, every trial.
-
-The figures of a study: best so far over compute, all curves, parallel coordinates, importance.
-"""
+"""A study as one HTML file that needs nothing else: the best settings, what was spent, figures, every trial."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from stoker.records import Estimate
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, StudyForecast, StudyResult, StudyTrial
 from stoker.reporting.figures import Chart, as_chart, blank_figure, line_trace, thinned
-from stoker.reporting.markup import Markup, element, escaped, facts, light, section, table
+from stoker.reporting.markup import Markup, element, escaped, facts, header, light, section, table
 from stoker.reporting.run_page import figure_grid, page
 from stoker.reporting.wording import are_fractions, format_interval, format_metric, format_quantity, format_samples
 from stoker.units import format_seconds
@@ -45,21 +42,13 @@ def render_study(result: StudyResult) -> str:
 def _headline(result: StudyResult) -> Markup:
     settings, best = result.settings, result.best
     running = sum(one.state == "running" for one in result.trials)
-    words, css = ("going on", "unfinished") if running or best is None else ("done", "finished")
-    title = element("div", element("h1", escaped(settings.name)), element("span", escaped(words), css=f"status {css}"),
-                    css="title")  # fmt: skip
-    tiles = element("div", *(_tile(*one) for one in _spent(result)), css="tiles")
-    return element("header", title, element("div", _best(result), tiles, css="hero"))
-
-
-def _best(result: StudyResult) -> Markup:
-    """The best value in large, with its settings."""
-    name, best = result.settings.objective, result.best
-    if best is None or best.value is None:
-        return element("div", element("p", escaped("no trial is finished yet"), css="label"), css="result")
-    chosen = ", ".join(f"{key}={format_setting(value)}" for key, value in best.parameters.items())
-    lines = ((name, "label"), (format_metric(name, best.value), "big"), (f"trial {best.number}: {chosen}", "note"))
-    return element("div", *(element("p", escaped(line), css=css) for line, css in lines), css="result")
+    status, css = ("going on", "unfinished") if running or best is None else ("done", "finished")
+    lines = [("no trial is finished yet", "label")]
+    if best is not None and best.value is not None:
+        name = settings.objective
+        chosen = ", ".join(f"{key}={format_setting(value)}" for key, value in best.parameters.items())
+        lines = [(name, "label"), (format_metric(name, best.value), "big"), (f"trial {best.number}: {chosen}", "note")]
+    return header(settings.name, status, css, lines, _spent(result))
 
 
 def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
@@ -72,11 +61,6 @@ def _spent(result: StudyResult) -> list[tuple[str, str, str]]:
         ("samples trained", format_samples(result.samples), share),
         ("training time", format_seconds(sum(one.wall_s for one in result.trials)), "of all trials together"),
     ]
-
-
-def _tile(label: str, value: str, note: str) -> Markup:
-    parts = [element("p", escaped(label), css="label"), element("p", escaped(value), css="value")]
-    return element("div", *parts, element("p", escaped(note), css="note"), css="tile")
 
 
 def _lineage(result: StudyResult) -> Markup:
@@ -121,7 +105,11 @@ def _forecast(result: StudyResult) -> Markup:
     if forecast is None:
         return Markup("")
     spent = sum(one.wall_s for one in result.trials)
-    rows = [(name, escaped(_interval(one))) for name, one in estimates_of(forecast) if one is not None]
+    rows = [
+        (name, escaped(f"{format_quantity(estimate.value, estimate.unit)} ({format_interval(estimate)})"))
+        for name, estimate in estimates_of(forecast)
+        if estimate is not None
+    ]
     measured = ("training time of all trials so far, added up", escaped(format_seconds(spent)))
     lines = element("ul", *(element("li", escaped(line)) for line in forecast.assumptions))
     return section("What was expected", facts([*rows, measured]), lines)
@@ -135,10 +123,6 @@ def estimates_of(forecast: StudyForecast) -> list[tuple[str, Estimate | None]]:
         ("energy, every trial to its end", forecast.energy_kwh),
         ("rent of such a device, every trial to its end", forecast.cost_usd),
     ]  # fmt: skip
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{format_quantity(estimate.value, estimate.unit)} ({format_interval(estimate)})"
 
 
 def _about(result: StudyResult) -> Markup:
@@ -177,15 +161,12 @@ def best_so_far(result: StudyResult) -> list[tuple[float, float, float]]:
     samples, seconds, best = 0, 0.0, None
     for trial in sorted(done, key=lambda one: (one.ended_at or 0.0, one.number)):
         samples, seconds = samples + trial.samples, seconds + trial.wall_s
-        if trial.state == "finished" and trial.value is not None and _is_better(result, trial.value, best):
-            best = trial.value
+        if trial.state == "finished" and trial.value is not None:
+            better = max if result.settings.higher_is_better else min
+            best = trial.value if best is None else better(best, trial.value)
         if best is not None:
             points.append((samples, seconds, best))
     return points
-
-
-def _is_better(result: StudyResult, value: float, than: float | None) -> bool:
-    return than is None or (value > than if result.settings.higher_is_better else value < than)
 
 
 def _best_so_far(result: StudyResult) -> Chart | None:
@@ -194,18 +175,14 @@ def _best_so_far(result: StudyResult) -> Chart | None:
         return None
     name = _bare(result)
     figure = _figure_of(result, "samples of all trials")
-    figure.add_trace(_steps([(samples, value) for samples, _, value in points]))
+    trace = line_trace([(samples, value) for samples, _, value in points], "best", "ember", width=2.4)
+    trace.line.shape = "hv"
+    figure.add_trace(trace)
     samples, seconds, value = points[-1]
     words = (
         f"{format_metric(name, value)} after {format_samples(samples)} samples, {format_seconds(seconds)} of training"
     )
     return as_chart("study-best", f"Best {name.replace('_', ' ')} so far", words, figure)
-
-
-def _steps(points: Sequence[tuple[float, float]]) -> Any:
-    trace = line_trace(points, "best", "ember", width=2.4)
-    trace.line.shape = "hv"
-    return trace
 
 
 def _curves(result: StudyResult) -> Chart | None:
@@ -265,7 +242,12 @@ def _coordinates(result: StudyResult) -> Chart | None:
 
 def _draw_axes(figure: Any, axes: Sequence[Parameter], result: StudyResult, ends: tuple[float, float]) -> None:
     names = [axis.name for axis in axes] + [_bare(result)]
-    marks = [_marks(axis) for axis in axes]
+    marks = []
+    for axis in axes:
+        if axis.kind == "choice":
+            marks.append([(_height(axis, value), str(value)) for value in axis.choices])
+        else:
+            marks.append([(0.0, f"{axis.low:g}"), (1.0, f"{axis.high:g}")])
     marks.append([(0.0, format_metric(_bare(result), ends[0])), (1.0, format_metric(_bare(result), ends[1]))])
     for place, ticks in enumerate(marks):
         figure.add_vline(x=place, line={"color": light("line"), "width": 1})
@@ -290,12 +272,6 @@ def _height(axis: Parameter, value: JSON) -> float:
     if axis.is_logarithmic:
         return math.log(number / axis.low) / math.log(axis.high / axis.low)
     return (number - axis.low) / (axis.high - axis.low)
-
-
-def _marks(axis: Parameter) -> list[tuple[float, str]]:
-    if axis.kind == "choice":
-        return [(_height(axis, value), str(value)) for value in axis.choices]
-    return [(0.0, f"{axis.low:g}"), (1.0, f"{axis.high:g}")]
 
 
 def _importance(result: StudyResult) -> Chart | None:
@@ -327,13 +303,9 @@ def _figure_of(result: StudyResult, x_title: str) -> Any:
 
 
 def _hover_text(trial: StudyTrial, result: StudyResult) -> str:
-    settings = ", ".join(f"{name} {_short(value)}" for name, value in trial.parameters.items())
+    settings = ", ".join(f"{name} {format_setting(value)}" for name, value in trial.parameters.items())
     return f"trial {trial.number}: {format_metric(_bare(result), trial.value or 0.0)} ({settings})"
 
 
 def _bare(result: StudyResult) -> str:
     return result.settings.objective.removeprefix("valid/")
-
-
-def _short(value: JSON) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

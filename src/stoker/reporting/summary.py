@@ -1,4 +1,4 @@
-"""Where a run's time went, and its forecast beside what was measured: as records, and in a few lines of text."""
+"""Where a run's time went, and its forecast against what was measured: as records, and in a few lines of text."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ PHASES = {
     "planning": "planning",
     "other": "other",
 }
-"""The phases of `split_s` and what people call them, in the order they are shown; unknown ones keep their own name."""
+"""The phases of `split_s` and their labels, in the order they are shown; unknown ones keep their own name."""
 
 _NOT_TRAINING = frozenset({"evaluation", "checkpoint", "profiling", "planning", "other"})
-"""Phases whose time is in no rate that `progress` tells."""
+"""Phases whose time no rate of `progress` includes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TimeShare:
 
 @dataclass(frozen=True)
 class ForecastRow:
-    """One forecast quantity beside what was measured (None where the run did not show it)."""
+    """One forecast quantity and its measured value (None where the run did not show it)."""
 
     quantity: str
     forecast: Estimate
@@ -67,25 +67,28 @@ class ForecastRow:
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured value lies in the interval; None if nothing was measured."""
+        """Whether the measured value is in the interval; None if nothing was measured."""
         if self.measured is None:
             return None
         return self.forecast.low <= self.measured <= self.forecast.high
 
     @property
     def ratio(self) -> float | None:
-        """Measured over forecast; None if nothing was measured or the forecast is zero."""
+        """Measured over forecast [1]; None if nothing was measured or the forecast is zero."""
         return None if self.measured is None or not self.forecast.value else self.measured / self.forecast.value
 
 
 def time_split(report: Report) -> tuple[TimeShare, ...]:
     """Where the time went, planning included; shares add up to 1. Empty if the run says nothing of time.
 
-    Each `progress` tells of the time since the one before. Evaluations and checkpoints are summed over their own events
+    Each `progress` covers the time since the one before. Evaluations and checkpoints are summed over their own events
     where those say more, since the last ones follow the last `progress`. What is left of the wall time is `other`.
     """
     events = live_history(report.events)
-    seconds = _phase_seconds(events)
+    seconds: dict[str, float] = {}
+    for event in of_kind(events, "progress"):
+        for phase, spent in numbers(event.fields.get("split_s")).items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
     evaluated, saved = _total(events, "evaluated", "took_s"), _total(events, "checkpointed", "blocked_s")
     seconds["evaluation"] = max(seconds.get("evaluation", 0.0), evaluated)
     seconds["checkpoint"] = max(seconds.get("checkpoint", 0.0), saved)
@@ -112,7 +115,7 @@ def wall_seconds(report: Report) -> float:
 
 
 def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
-    """The forecast beside what was measured; empty without a plan.
+    """The forecast and what was measured; empty without a plan.
 
     Measured are: the total of a run that was finished, and not before its time; update time and rate over all training
     (data included, evaluations and checkpoints not); the mean evaluation of held-out data; the mean time a checkpoint
@@ -137,7 +140,9 @@ def forecast_rows(report: Report) -> tuple[ForecastRow, ...]:
 def summary_lines(report: Report) -> list[str]:
     """What came of a run, in a few lines of plain text."""
     events = live_history(report.events)
-    lines = [_outcome(report), _effort(report, events)]
+    named, best = headline_metric(report.run.metrics), best_words(events)
+    result = f"{named[0]} {format_metric(*named)}" if named else report.run.status
+    lines = [f"{report.run.name}: {result}" + (f" ({best})" if best else ""), _effort(report, events)]
     if report.run.ended_early is not None:
         lines.append(f"ended before its time: {report.run.ended_early}")
     if report.decision is not None:
@@ -176,13 +181,6 @@ def best_words(events: Sequence[Event]) -> str | None:
     )
 
 
-def _outcome(report: Report) -> str:
-    named = headline_metric(report.run.metrics)
-    result = f"{named[0]} {format_metric(*named)}" if named else report.run.status
-    best = best_words(live_history(report.events))
-    return f"{report.run.name}: {result}" + (f" ({best})" if best else "")
-
-
 def _effort(report: Report, events: Sequence[Event]) -> str:
     done, total, wall = samples_done(report), report.run.total_samples, wall_seconds(report)
     amount = format_samples(done) if done >= total else f"{format_samples(done)} of {format_samples(total)}"
@@ -203,19 +201,10 @@ def _compared(row: ForecastRow) -> str:
     return f"{row.quantity}: {format_quantity(measured, unit)}, forecast {forecast} ({interval})"
 
 
-def _phase_seconds(events: Sequence[Event]) -> dict[str, float]:
-    """Seconds by phase, summed over the stretches that `progress` events tell of."""
-    total: dict[str, float] = {}
-    for event in of_kind(events, "progress"):
-        for phase, seconds in numbers(event.fields.get("split_s")).items():
-            total[phase] = total.get(phase, 0.0) + seconds
-    return total
-
-
 def _training_speed(events: Sequence[Event]) -> tuple[float | None, float | None]:
     """Seconds per update and samples per second while training, data included.
 
-    Each `progress` tells a rate and how long it held; an update has the run's mean number of samples.
+    Each `progress` has a rate and how long it held; an update has the run's mean number of samples.
     """
     samples = busy_s = 0.0
     for event in of_kind(events, "progress"):

@@ -5,7 +5,7 @@ from stoker.store.disk_errors import disk_errors
 from stoker.store.files import append_line, make_directories, read_lines, sha256_file, write_atomic, write_file
 from stoker.store.locations import cache_root, runs_root
 from stoker.store.locks import Holder, RunLock, is_held_here
-from stoker.store.record_caches import CalibrationStore, CeilingsCache, MicroBenchmarkCache
+from stoker.store.record_caches import calibration_log, ceilings_cache, operations_cache, trace_cache
 from stoker.store.run_directory import RunDirectory
 from stoker.store.run_identity import (
     LATEST,
@@ -19,23 +19,20 @@ from stoker.store.run_identity import (
     require_same_spec,
     unfinished_before,
 )
-from stoker.store.trace_cache import TraceCache
 
 __all__ = [
     "LATEST",
     "MANIFEST",
-    "CalibrationStore",
-    "CeilingsCache",
     "CheckpointStore",
     "Draft",
     "Holder",
-    "MicroBenchmarkCache",
     "RunChoice",
     "RunDirectory",
     "RunLock",
-    "TraceCache",
     "append_line",
     "cache_root",
+    "calibration_log",
+    "ceilings_cache",
     "checkpoint_name",
     "choose_directory",
     "describe_changes",
@@ -46,10 +43,12 @@ __all__ = [
     "list_runs",
     "make_directories",
     "name_in",
+    "operations_cache",
     "read_lines",
     "require_same_spec",
     "runs_root",
     "sha256_file",
+    "trace_cache",
     "unfinished_before",
     "write_atomic",
     "write_file",

@@ -10,12 +10,11 @@ checkpoints/000000027000/            the position [samples]; written a second ti
             .writing-…/              one being written, or left behind by a killed process
 ```
 A checkpoint is written aside, fsynced and renamed into place before an older one is removed, and none is ever
-replaced: so at every moment the previous one or the new one can be read. Checkpoints beyond the one just written are of
-a future that training turned back from (they were damaged) and are removed with the old ones.
+replaced: at every moment the previous one or the new one can be read. Checkpoints beyond the one just written belong to
+a future that training turned back from (they were damaged); they are removed with the old ones.
 
-What it rests on: `stoker.store.files`. It has one writer at a time, the holder of the run's lock; readers need no lock.
-Several processes may fill one draft: one of them begins it, each seals the files it wrote, and the one that began it
-completes it when all have.
+There is one writer at a time, the holder of the run's lock; readers need no lock. Several processes may fill one draft:
+one begins it, each seals the files it wrote, and the first completes it when all have.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _NAME = re.compile(r"(\d{12,})(?:\.(\d+))?")
 _ONE_DIRECTORY = "All processes must see one directory of the run, on a file system that tells each what others wrote."
 _READABLE = (1, 2)
 """Earlier schema versions of manifests that can be read; they have no checksum."""
-_START_ANEW = "Restore one of them from a copy, or start another run with --new; they were left as they are."
+_REMEDY = "Restore one of them from a copy, or start another run with --new; they were left as they are."
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class CheckpointStore:
             self._make(draft)
             try:
                 files(draft.aside)
-                self._complete(draft, manifest(_seal(draft.aside)))
+                self._complete(draft, manifest(_sealed(draft.aside, sorted(draft.aside.rglob("*")))))
             except BaseException:
                 self.discard(draft)
                 raise
@@ -119,10 +118,13 @@ class CheckpointStore:
         return draft.target
 
     def draft(self, position_name: str) -> Draft:
-        """Where a checkpoint at this position would be written; nothing is made."""
+        """Where a checkpoint at this position would be written: its name, with a number if it was written before."""
         if _NAME.fullmatch(position_name) is None:
             raise ValueError(f"a checkpoint is named by 12 digits, got {position_name!r}")
-        target = self._free_name(position_name)
+        samples = _order(position_name)[0]
+        attempts = [attempt for position, attempt in map(_order, self.names()) if position == samples]
+        suffix = f".{max(attempts) + 1}" if attempts else ""
+        target = self.directory / f"{samples:012d}{suffix}"
         return Draft(target, aside_path(target))
 
     def begin(self, position_name: str) -> Draft:
@@ -164,7 +166,7 @@ class CheckpointStore:
 
     def discard(self, draft: Draft) -> None:
         """Remove what was written of a checkpoint that will not be."""
-        with suppress(OSError):  # what stays is cleared by the next writer; the first error is the one to tell
+        with suppress(OSError):  # what stays is cleared by the next writer; the first error is the one to report
             remove_tree(draft.aside)
 
     def mark_best(self, name: str) -> None:
@@ -187,7 +189,7 @@ class CheckpointStore:
             Its directory and manifest; None if there are no checkpoints at all.
 
         Raises:
-            BadRun: there are some and none is usable (training would silently start anew), or the newest readable
+            BadRun: there are some and none is usable (training would silently start over), or the newest readable
                 manifest is of another schema version.
         """
         reasons: list[str] = []
@@ -198,7 +200,7 @@ class CheckpointStore:
                 return self.directory / name, found
             reasons.append(f"checkpoint {name}: {found}")
         if reasons:
-            raise BadRun(f"No checkpoint in {self.directory} is usable: {'; '.join(reasons)}.", remedy=_START_ANEW)
+            raise BadRun(f"No checkpoint in {self.directory} is usable: {'; '.join(reasons)}.", remedy=_REMEDY)
         return None
 
     def named(self, name: str) -> tuple[Path, CheckpointManifest]:
@@ -224,7 +226,7 @@ class CheckpointStore:
         found = self._inspect(name, with_digests=True)
         if isinstance(found, CheckpointManifest):
             return self.directory / name, found
-        raise BadRun(f"The best checkpoint, {self.directory / name}: {found}.", remedy=_START_ANEW)
+        raise BadRun(f"The best checkpoint, {self.directory / name}: {found}.", remedy=_REMEDY)
 
     def names(self) -> tuple[str, ...]:
         """Names of the checkpoints that are there, whole or not, oldest first."""
@@ -238,13 +240,6 @@ class CheckpointStore:
         if isinstance(found, str) or self.spec_digest in (None, found.spec_digest):
             return found
         return f"{MANIFEST} is of another job ({found.spec_digest[:12]}…, this run is {(self.spec_digest or '')[:12]}…)"
-
-    def _free_name(self, position_name: str) -> Path:
-        """Where to write this position: its name, or its name with a number if it was written before."""
-        samples = _order(position_name)[0]
-        attempts = [attempt for there, attempt in map(_order, self.names()) if there == samples]
-        suffix = f".{max(attempts) + 1}" if attempts else ""
-        return self.directory / f"{samples:012d}{suffix}"
 
     def _errors(self, draft: Draft, expected_bytes: int | None = None) -> AbstractContextManager[None]:
         needed_bytes = expected_bytes or self._previous_bytes()
@@ -266,25 +261,22 @@ class CheckpointStore:
         """Remove all but what was just written, the whole ones before it that are kept, and the best."""
         try:
             best = self._best_name()
-        except BadRun as problem:  # then nobody knows which one must stay
+        except BadRun as problem:  # which one must stay is unknown
             self.problems.append(f"no checkpoint was removed: {problem.message}")
             return
         position = _order(written)[0]
         earlier = [name for name in self.names() if _order(name)[0] < position and _is_whole(self.directory / name)]
         kept = {written, best, *earlier[max(0, len(earlier) - (self.keep_last - 1)) :]}
         for name in self.names():
-            if name not in kept:
-                self._remove(name)
-
-    def _remove(self, name: str) -> None:
-        """Remove one checkpoint: first its name, so that half of one is never seen."""
-        path = self.directory / name
-        aside = aside_path(path)
-        try:
-            disk().rename(path, aside)
-            remove_tree(aside)
-        except OSError as problem:
-            self.problems.append(f"checkpoint {name} could not be removed: {problem.strerror}")
+            if name in kept:
+                continue
+            path = self.directory / name
+            aside = aside_path(path)
+            try:
+                disk().rename(path, aside)  # first its name, so that half of one is never seen
+                remove_tree(aside)
+            except OSError as problem:
+                self.problems.append(f"checkpoint {name} could not be removed: {problem.strerror}")
 
     def _best_name(self) -> str | None:
         path = self.directory / _BEST
@@ -293,9 +285,9 @@ class CheckpointStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as problem:
-            raise BadRun(f"{path} does not name a checkpoint.", remedy=_START_ANEW) from problem
+            raise BadRun(f"{path} does not name a checkpoint.", remedy=_REMEDY) from problem
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise BadRun(f"{path} names {name!r}, which is no checkpoint.", remedy=_START_ANEW)
+            raise BadRun(f"{path} names {name!r}, which is no checkpoint.", remedy=_REMEDY)
         return name
 
     def _previous_bytes(self) -> int | None:
@@ -332,12 +324,8 @@ def manifest_from(text: bytes) -> CheckpointManifest:
     return manifest
 
 
-def _seal(directory: Path) -> tuple[FileDigest, ...]:
-    """Fsync all files of an unfinished checkpoint, and digest them."""
-    return _sealed(directory, sorted(directory.rglob("*")))
-
-
 def _sealed(directory: Path, entries: list[Path]) -> tuple[FileDigest, ...]:
+    """Fsync entries of an unfinished checkpoint, and digest its files."""
     for entry in (e for e in entries if e.is_file()):
         sync_file(entry)
     for entry in (e for e in entries if e.is_dir()):
@@ -381,8 +369,11 @@ def _inspect(path: Path, *, with_digests: bool) -> CheckpointManifest | str:
         if manifest.position.samples != _order(path.name)[0]:
             return f"{MANIFEST} is of the position {manifest.position.samples:,} samples"
         for file in manifest.files:
-            if (wrong := _wrong_with(path / file.name, file, with_digests=with_digests)) is not None:
-                return wrong
+            num_bytes = (path / file.name).stat().st_size
+            if num_bytes != file.num_bytes:
+                return f"{file.name} has {num_bytes:,} of {file.num_bytes:,} bytes"
+            if with_digests and (sha256 := sha256_file(path / file.name)) != file.sha256:
+                return f"{file.name} has SHA-256 {sha256[:12]}…, its manifest says {file.sha256[:12]}…"
     except FileNotFoundError as problem:
         return f"{Path(problem.filename).name} is missing"
     except OSError as problem:
@@ -393,12 +384,3 @@ def _inspect(path: Path, *, with_digests: bool) -> CheckpointManifest | str:
             raise BadRun(f"{path / MANIFEST} is of another version of Stoker: {problem}.", remedy=remedy) from problem
         return f"{MANIFEST} cannot be used: {problem}"
     return manifest
-
-
-def _wrong_with(path: Path, file: FileDigest, *, with_digests: bool) -> str | None:
-    num_bytes = path.stat().st_size
-    if num_bytes != file.num_bytes:
-        return f"{file.name} has {num_bytes:,} of {file.num_bytes:,} bytes"
-    if with_digests and (found := sha256_file(path)) != file.sha256:
-        return f"{file.name} has SHA-256 {found[:12]}…, its manifest says {file.sha256[:12]}…"
-    return None

@@ -56,7 +56,7 @@ def disk_errors(
     Args:
         path: The file or directory being written; named in the message.
         what: What it is, for people: `checkpoint 000000027000`.
-        needed_bytes: Its whole size [bytes], where known; told when the disk is full.
+        needed_bytes: Its whole size [bytes], where known; named when the disk is full.
         error: The class to raise: RunFailed while training, BadRun where nothing was spent yet.
         option: How the user names another place, for the remedy: `-o DIR`.
 
@@ -105,15 +105,11 @@ def explained(
     """The error to raise for error number `code`; see `disk_errors`."""
     said = os.strerror(code) if code else "the operating system gave no error number"
     meaning, remedy = _MEANINGS.get(code, (said, _ELSEWHERE))
-    if code == errno.ENOENT and (missing := _first_missing(path)) is not None:
-        meaning = f"there is no directory {missing}"
+    missing = [parent for parent in path.absolute().parents if not parent.exists()] if code == errno.ENOENT else []
+    if missing:
+        meaning = f"there is no directory {missing[-1]}"
     room = _room(path, needed_bytes) if code in _FULL else ""
     return error(f"Cannot write {what} at {path}: {meaning}{room}.", remedy=remedy.format(option=option))
-
-
-def _first_missing(path: Path) -> Path | None:
-    """The uppermost directory above `path` that is not there."""
-    return next((place for place in reversed(path.absolute().parents) if not place.exists()), None)
 
 
 def _room(path: Path, needed_bytes: int | None) -> str:

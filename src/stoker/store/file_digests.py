@@ -1,6 +1,6 @@
 """Digests of files in caches, computed once a boot and again after a change: what was cached is what is read.
 
-A size does not tell a damaged file from a whole one. Reading all of a cache at every start would take as long as making
+A damaged file may have the right size. Reading all of a cache at every start would take as long as making
 it, so digests are kept in the user's own cache with what the system says of each file: device, inode, size, times of
 change, and the boot. A disk that damages a file without a write is noticed at the first start after the next boot.
 
@@ -49,7 +49,7 @@ def file_digests(
     Args:
         folder: where they are.
         names: of the files.
-        reading: told how much has to be read [bytes], if anything.
+        reading: receives how much has to be read [bytes], if anything.
 
     Raises:
         OSError: a file cannot be read.
@@ -90,10 +90,8 @@ def _stamps(folder: Path, names: Iterable[str]) -> dict[str, Stamp]:
 def _known(folder: Path) -> _Known:
     with suppress(OSError, ValueError):
         known = loads(_path(folder).read_bytes(), _Known) if is_own(_path(folder)) else _Known("", "")
-        if (known.folder, known.boot) == (
-            str(folder.resolve()),
-            _boot(),
-        ) and known.stamps.keys() == known.digests.keys():
+        is_current = (known.folder, known.boot) == (str(folder.resolve()), _boot())
+        if is_current and known.stamps.keys() == known.digests.keys():
             return known
     return _Known(str(folder.resolve()), _boot())
 
@@ -104,7 +102,7 @@ def _path(folder: Path) -> Path:
 
 
 def _boot() -> str:
-    """What tells this boot of the machine from others; "" where the system does not say."""
+    """Identifies this boot of the machine; "" where the system does not say."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,17 +1,13 @@
-"""Advisory locks on open files, where the platform and the file system have them.
-
-`flock` belongs to the open file, so it dies with the last process that holds the file open: a killed process leaves no
-lock behind. Windows has no `flock`, and neither have some network file systems (Lustre mounted without `-o flock`).
-
-Source: flock(2), Linux manual pages.
-
-Bytes onto the disk: the seam they all go through, whole files replaced at once, and appended lines.
+"""Bytes onto the disk: whole files replaced at once, appended lines, file locks, and the seam they all go through.
 
 After `write_atomic` returns, the new content survives a power cut; before, the old one does. The order is: write a file
 aside in the same directory, fsync it, rename it over the target, fsync the directory (whose entry the rename changed).
 
+`flock` belongs to the open file, so it dies with the last process that holds the file open: a killed process leaves no
+lock behind. Windows has no `flock`, and neither have some network file systems (Lustre mounted without `-o flock`).
+
 Source: T. S. Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014, section 2.2: a rename is atomic, but
-neither the content of a new file nor its name is durable, or ordered, without an fsync of each.
+neither the content of a new file nor its name is durable, or ordered, without an fsync of each. flock(2), Linux manual.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ class LocksUnsupported(Exception):
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether the open file is now locked for us alone; False if somebody else holds it. Does not wait.
+    """Whether the open file is now locked for us alone; False if another process holds it. Does not wait.
 
     Raises:
         LocksUnsupported: the platform or the file system has no locks.
@@ -50,7 +46,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def wait_lock(descriptor: int) -> None:
-    """Lock the open file for us alone, waiting for whoever holds it; released by closing the file.
+    """Lock the open file for us alone, waiting for its holder; released by closing the file.
 
     Raises:
         LocksUnsupported: the platform or the file system has no locks.
@@ -84,11 +80,11 @@ class Disk:
     """
 
     def open(self, path: Path, flags: int) -> int:
-        """A file descriptor of `path`; `flags` as for `os.open`."""
+        """Open `path` and return its file descriptor [number]; `flags` as for `os.open`."""
         return os.open(path, flags | _BINARY, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Number of bytes of `data` that were written, from the first on."""
+        """Number of bytes of `data` that were written, from the first on [bytes]."""
         return os.write(descriptor, data)
 
     def truncate(self, descriptor: int, num_bytes: int) -> None:
@@ -165,7 +161,7 @@ def write_atomic(
             write_file(aside, data)
             disk().rename(aside, path)
         except BaseException:
-            with suppress(OSError):  # it may never have come to be; the first error is the one to tell
+            with suppress(OSError):  # it may never have come to be; the first error is the one to report
                 disk().remove_file(aside)
             raise
         disk().sync_directory(path.parent)
@@ -200,7 +196,7 @@ class Appended:
         _write_all(self._descriptor, data)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._descriptor)
 
 

@@ -47,7 +47,11 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
     try:
         return Path.home() / ".cache" / "stoker"
     except RuntimeError:
-        return _own_directory(Path(tempfile.gettempdir()) / f"stoker-cache-{_user()}")
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a number without a name: containers started with a bare user number
+            user = str(os.getuid()) if hasattr(os, "getuid") else "anyone"
+        return _own_directory(Path(tempfile.gettempdir()) / f"stoker-cache-{user}")
 
 
 def is_own(path: Path) -> bool:
@@ -97,11 +101,3 @@ def _own_directory(path: Path) -> Path:
             remedy="Name another place with STOKER_CACHE, or remove it.",
         )
     return path
-
-
-def _user() -> str:
-    """The user's name, or number where the number has no name (containers started with a bare user number)."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid()) if hasattr(os, "getuid") else "anyone"

@@ -48,8 +48,8 @@ def _now() -> datetime:
 class RunLock:
     """Holds a run directory for this process, as a context manager; the directory is made if it is not there.
 
-    A directory the lock made is removed again if nothing was put into it. Processes forked meanwhile (loader workers)
-    do not hold the lock: it is free as soon as this process is gone, even if they live on.
+    A directory the lock made is removed again if nothing was put into it. Processes forked while it is held (loader
+    workers) do not hold it: it is free as soon as this process is gone, even if they live on.
     """
 
     def __init__(self, directory: Path, *, now: Callable[[], datetime] = _now) -> None:
@@ -76,11 +76,12 @@ class RunLock:
                 self._descriptor = self._locked_file()
                 self._key = self.directory.resolve()
                 _held[self._key] = self
-                self._sign(self._descriptor)
+                disk().truncate(self._descriptor, 0)
+                disk().write(self._descriptor, memoryview(self._signature()))
             except BaseException:
                 self.release()
                 if self._made_directory:
-                    with suppress(OSError):  # it may hold something by now; the first error is the one to tell
+                    with suppress(OSError):  # it may hold something by now; the first error is the one to report
                         disk().remove_directory(self.directory)
                 raise
 
@@ -92,7 +93,14 @@ class RunLock:
         _held.pop(self._key, None)
         try:
             with suppress(OSError):  # what the file says is for people; closing it is what frees the lock
-                self._clear(descriptor)
+                if self._stand_in is not None:
+                    disk().remove_file(self._stand_in)
+                    self._stand_in = None
+                if self._made_directory and [e.name for e in self.directory.iterdir()] == [LOCK_FILE]:
+                    disk().remove_file(self.path)
+                    disk().remove_directory(self.directory)
+                else:
+                    disk().truncate(descriptor, 0)
         finally:
             os.close(descriptor)
 
@@ -112,21 +120,18 @@ class RunLock:
         while True:
             descriptor = disk().open(self.path, os.O_RDWR | os.O_CREAT)
             try:
-                if not self._try_lock(descriptor):
-                    raise self._refusal(_read_holder(self.path))
-                if _is_same_file(descriptor, self.path):
-                    return descriptor
+                try:
+                    if not files.try_lock(descriptor):
+                        raise self._refusal(_read_holder(self.path))
+                except files.LocksUnsupported:
+                    self._make_stand_in()
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                        return descriptor
             except BaseException:
                 os.close(descriptor)
                 raise
             os.close(descriptor)  # its last holder removed it between our opening and our locking
-
-    def _try_lock(self, descriptor: int) -> bool:
-        try:
-            return files.try_lock(descriptor)
-        except files.LocksUnsupported:
-            self._make_stand_in()
-            return True
 
     def _make_stand_in(self) -> None:
         """Take the lock by making a file that must not exist; one left by a dead process of this host is replaced."""
@@ -165,24 +170,9 @@ class RunLock:
             os.close(descriptor)
             disk().remove_file(token)
 
-    def _sign(self, descriptor: int) -> None:
-        """Say in the lock file who holds it."""
-        disk().truncate(descriptor, 0)
-        disk().write(descriptor, memoryview(self._signature()))
-
     def _signature(self) -> bytes:
         since = self._now().isoformat(timespec="seconds")
         return json.dumps(asdict(Holder(pid=os.getpid(), host=platform.node(), since=since))).encode()
-
-    def _clear(self, descriptor: int) -> None:
-        if self._stand_in is not None:
-            disk().remove_file(self._stand_in)
-            self._stand_in = None
-        if self._made_directory and [e.name for e in self.directory.iterdir()] == [LOCK_FILE]:
-            disk().remove_file(self.path)
-            disk().remove_directory(self.directory)
-        else:
-            disk().truncate(descriptor, 0)
 
     def _refusal(self, holder: Holder | None, *, delete: Path | None = None) -> BadRun:
         who = "another process"
@@ -238,13 +228,6 @@ def _read_holder(path: Path) -> Holder | None:
 def _is_dead(holder: Holder | None) -> bool:
     """Whether a process of this host signed, and is gone."""
     return holder is not None and holder.host == platform.node() and not is_alive(holder.pid)
-
-
-def _is_same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def is_alive(pid: int) -> bool:

@@ -19,7 +19,7 @@ DIR/run.json           Run: status, metrics, how far; written last, so that a di
     report.html
     lock               see RunLock
 ```
-Beside them lies what `flow` and trackers keep: `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
+`flow` and trackers add `job/` (a copy of the job file), `model.safetensors`, `examples.json`,
 `pruning.json`, `tracking/`.
 """
 
@@ -139,7 +139,7 @@ class RunDirectory:
         """Make a run in a vacant directory, which need not exist.
 
         It is there as a whole or not at all: an error removes what was written, and what a power cut leaves is vacant.
-        The run's lock is held meanwhile; a lock this process holds already is used.
+        The run's lock is held until then; a lock this process holds already is used.
 
         Raises:
             BadRun: the directory holds something, is in use, or cannot be written (full or read-only disk).
@@ -159,7 +159,7 @@ class RunDirectory:
                     if record is not None:
                         directory._write(name, record, error=BadRun)
             except BaseException:
-                with suppress(StokerError):  # the first error is the one to tell; what stays is vacant
+                with suppress(StokerError):  # the first error is the one to report; what stays is vacant
                     directory._remove_all_but_the_lock()
                 raise
         return directory
@@ -177,7 +177,7 @@ class RunDirectory:
             yield lock
 
     def discard(self) -> None:
-        """Remove a run that failed before it kept anything; the lock must be held by this process or by nobody.
+        """Remove a run that failed before it kept anything; the lock must be free, or held by this process.
 
         Raises:
             BadRun: it has a checkpoint, or another process holds it.
@@ -189,7 +189,7 @@ class RunDirectory:
             self._remove_all_but_the_lock()
             with disk_errors(self.path, "the run's directory", error=BadRun), suppress(OSError):
                 disk().remove_file(self.path / LOCK_FILE)
-                disk().remove_directory(self.path)  # stays if somebody else put something there
+                disk().remove_directory(self.path)  # stays if another program put something there
 
     def in_the_way(self) -> str:
         """The first few foreign entries, for people."""
@@ -257,7 +257,7 @@ class RunDirectory:
         return self._read_if_there(_CHANGED_PLAN, Plan)
 
     def write_changed_plan(self, plan: Plan) -> None:
-        """Replace the plan in force, beside the one that the run began with; raises as `write_run`."""
+        """Replace the plan in force; the one that the run began with is kept. Raises as `write_run`."""
         self._write(_CHANGED_PLAN, plan)
 
     @property

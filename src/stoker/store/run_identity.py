@@ -110,19 +110,26 @@ def choose_directory(
         if run_dir is not None:
             _require_usable(RunDirectory(run_dir))
         members = _family(base)
-        free = _next_free(base, members)
-    runs = [(directory, directory.read_run()) for directory in members if directory.is_run]
+        taken = [number for number, directory in members.items() if not directory.is_vacant]
+        free = _member(base, taken[-1] + 1 if taken else 1)
+    runs = [(directory, directory.read_run()) for directory in members.values() if directory.is_run]
     if new:
         return RunChoice(free, continues=False, because=None)
     if earlier is not None and run_dir is None:
         with read_errors(root):
             before = _family(_default(root, job_name, earlier))
-        runs = [(directory, directory.read_run()) for directory in before if directory.is_run] + runs
+        runs = [(directory, directory.read_run()) for directory in before.values() if directory.is_run] + runs
     digests = {spec.digest(), *([] if earlier is None else [earlier.digest()])}
     own = [pair for pair in runs if pair[1].spec_digest in digests and pair[1].forked_from == forked_from]
     unfinished = [pair for pair in own if pair[1].status != "finished"]
     if unfinished:
-        return _continued(*unfinished[-1])
+        directory, run = unfinished[-1]
+        done = headway_of(directory.read_headway())
+        because = f"{directory.name} is unfinished, {done}, and is continued."
+        if run.status == "failed":
+            failure = f" ({run.failure})" if run.failure else ""
+            because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
+        return RunChoice(directory, continues=True, because=because)
     if run_dir is not None and runs and runs[0][0].path == base:
         require_same_spec(runs[0][0], spec, earlier)
     if own:
@@ -170,17 +177,8 @@ def unfinished_before(root: Path, spec: JobSpec) -> list[tuple[RunDirectory, Job
 
 
 def _default(root: Path, job_name: str, spec: JobSpec) -> Path:
-    return root / f"{_slug(job_name)}-{spec.digest()[:6]}"
-
-
-def _continued(directory: RunDirectory, run: Run) -> RunChoice:
-    done = headway_of(directory.read_headway())
-    if run.status == "failed":
-        failure = f" ({run.failure})" if run.failure else ""
-        because = f"{directory.name} failed {done}{failure} and is continued from its last checkpoint."
-    else:
-        because = f"{directory.name} is unfinished, {done}, and is continued."
-    return RunChoice(directory, continues=True, because=because)
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip("-.")[:60] or "job"
+    return root / f"{slug}-{spec.digest()[:6]}"
 
 
 def headway_of(run: Run) -> str:
@@ -202,30 +200,17 @@ def _require_usable(directory: RunDirectory) -> None:
     )
 
 
-def _family(base: Path) -> list[RunDirectory]:
-    """What is at `base`, `base-2`, `base-3`, …, in that order."""
+def _family(base: Path) -> dict[int, RunDirectory]:
+    """The directories `base`, `base-2`, `base-3`, … that exist, by number, in that order."""
     numbers = {1} if base.exists() else set[int]()
     if base.parent.is_dir():
         found = (re.fullmatch(rf"{re.escape(base.name)}-([1-9]\d*)", entry.name) for entry in base.parent.iterdir())
         numbers |= {int(match[1]) for match in found if match is not None and int(match[1]) > 1}
-    return [_member(base, number) for number in sorted(numbers)]
-
-
-def _next_free(base: Path, members: list[RunDirectory]) -> RunDirectory:
-    """The directory after the last that is taken."""
-    taken = [directory for directory in members if not directory.is_vacant]
-    if not taken:
-        return RunDirectory(base)
-    return _member(base, _number(base, taken[-1]) + 1)
+    return {number: _member(base, number) for number in sorted(numbers)}
 
 
 def _member(base: Path, number: int) -> RunDirectory:
     return RunDirectory(base if number == 1 else base.with_name(f"{base.name}-{number}"))
-
-
-def _number(base: Path, member: RunDirectory) -> int:
-    suffix = member.path.name.removeprefix(base.name)
-    return int(suffix[1:]) if suffix else 1
 
 
 def _age(directory: RunDirectory) -> tuple[float, int, str]:
@@ -234,18 +219,8 @@ def _age(directory: RunDirectory) -> tuple[float, int, str]:
     try:
         made = datetime.fromisoformat(directory.read_run().created_at).timestamp()
     except (BadRun, ValueError):  # damaged: still listed, by the age of its file
-        made = _written_at(directory)
+        try:
+            made = (directory.path / "run.json").stat().st_mtime
+        except OSError:  # removed just now
+            made = 0.0
     return made, int(number[1]) if number else 1, directory.name
-
-
-def _written_at(directory: RunDirectory) -> float:
-    """When the file of the run's record was written [s since 1970]; 0 if somebody removed it just now."""
-    try:
-        return (directory.path / "run.json").stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _slug(name: str) -> str:
-    """`name` as part of a directory's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job"

@@ -1,4 +1,4 @@
-"""Choosing among runs by what was asked of them and what came of it: `status=finished lr<0.1 valid/accuracy>0.9`.
+"""Select runs by their settings and results: `status=finished lr<0.1 valid/accuracy>0.9`.
 
 What can be named: `name`, `job`, `status`, `samples`, `updates`, `wall_s`, `created`; a final metric (`test/accuracy`);
 a parameter of the job's function, or a setting by its dotted path (`optimizer.lr`, `batch`). The last part of a path or
@@ -14,16 +14,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import BadJob
 from stoker.records import JobSpec, Run
-from stoker.records.codec import JSON
 from stoker.records.job_spec import leaves
 
 Value = str | float
 
 _TERM = re.compile(r"^(?P<name>[^=<>!~]+)(?P<operator>!=|<=|>=|==?|<|>|~)(?P<wanted>.*)$")
-_COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 
@@ -38,19 +38,23 @@ class Term:
 
     def holds(self, values: Mapping[str, Value]) -> bool:
         """Whether it holds of a run that has these values; of one that lacks the name only `!=` does."""
-        found = value_of(self.name, values)
-        if found is None:
+        value = value_of(self.name, values)
+        if value is None:
             return self.operator == "!="
         if self.operator == "~":
-            return self.wanted.lower() in str(found).lower()
+            return self.wanted.lower() in str(value).lower()
         number = _number(self.wanted)
         if self.operator in ("=", "!="):
-            mine = _number(str(found))
-            is_equal = _same_word(found, self.wanted) if number is None or mine is None else _same_number(mine, number)
+            mine = _number(str(value))
+            if number is None or mine is None:  # texts; yes and no may be written as in Python
+                is_equal = value == (self.wanted.lower() if value in ("true", "false") else self.wanted)
+            else:
+                is_equal = math.isclose(mine, number) or (math.isnan(mine) and math.isnan(number))
             return is_equal == (self.operator == "=")
-        if isinstance(found, float) and number is not None:
-            return _COMPARE[self.operator](found, number)
-        return not isinstance(found, float) and number is None and _compare_words(self.operator, found, self.wanted)
+        if isinstance(value, float) and number is not None:
+            return bool(_COMPARE[self.operator](value, number))
+        # Texts have an order too, which for `created` is that of time.
+        return not isinstance(value, float) and number is None and bool(_COMPARE[self.operator](value, self.wanted))
 
 
 def terms_of(words: str) -> tuple[Term, ...]:
@@ -80,8 +84,10 @@ def values_of(run: Run, spec: JobSpec) -> dict[str, Value]:
     found.update(run.metrics)
     for group in (spec.parameters, spec.settings):
         for name, value in leaves(dict(group)):
-            if (known := _value(value)) is not None:
-                found.setdefault(name, known)
+            if isinstance(value, bool):
+                found.setdefault(name, str(value).lower())
+            elif isinstance(value, str | int | float):
+                found.setdefault(name, value if isinstance(value, str) else float(value))
     return found
 
 
@@ -97,7 +103,12 @@ def selected(
     """
     terms, values = terms_of(where), [values_of(run, spec) for _, run, spec in runs]
     by = (sort or "").removeprefix("-")
-    _require_comparable(terms, values)
+    for term in terms:
+        is_number = any(isinstance(value_of(term.name, named), float) for named in values)
+        if term.operator in _COMPARE and is_number and _number(term.wanted) is None:
+            raise BadJob(
+                f"{term.name} is a number, and {term.wanted!r} is none", remedy=f"Write {term.name}{term.operator}0.1."
+            )
     require_known([*(term.name for term in terms), *names, *((by,) if by else ())], values)
     kept = [(one, of) for one, of in zip(runs, values, strict=True) if all(term.holds(of) for term in terms)]
     if by:
@@ -155,36 +166,6 @@ def _meanings(name: str, values: Mapping[str, Value]) -> dict[str, Value]:
 def _last(full: str) -> str:
     """The last part of a path or of a metric."""
     return re.split(r"[./]", full)[-1]
-
-
-def _require_comparable(terms: Sequence[Term], runs: Sequence[Mapping[str, Value]]) -> None:
-    """Nothing where what is more or less than something can be."""
-    for term in terms:
-        is_number = any(isinstance(value_of(term.name, values), float) for values in runs)
-        if term.operator in _COMPARE and is_number and _number(term.wanted) is None:
-            raise BadJob(
-                f"{term.name} is a number, and {term.wanted!r} is none", remedy=f"Write {term.name}{term.operator}0.1."
-            )
-
-
-def _same_word(mine: str | float, wanted: str) -> bool:
-    """Whether two words are the same; yes and no may be written as in Python."""
-    return mine == (wanted.lower() if mine in ("true", "false") else wanted)
-
-
-def _same_number(mine: float, wanted: float) -> bool:
-    return math.isclose(mine, wanted) or (math.isnan(mine) and math.isnan(wanted))
-
-
-def _compare_words(sign: str, mine: str, wanted: str) -> bool:
-    """Words in their order, which is that of time for `created`."""
-    return {"<": mine < wanted, "<=": mine <= wanted, ">": mine > wanted, ">=": mine >= wanted}[sign]
-
-
-def _value(value: JSON) -> Value | None:
-    if isinstance(value, bool | str):
-        return str(value).lower() if isinstance(value, bool) else value
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _number(word: str) -> float | None:

@@ -20,7 +20,7 @@ from stoker.records import Estimate, Event
 from stoker.records.codec import JSON
 from stoker.reporting.run_page import render_html
 from stoker.stepping.step_failures import evaluating
-from stoker.store import CalibrationStore, CheckpointStore, RunDirectory, cache_root, write_atomic
+from stoker.store import CheckpointStore, RunDirectory, cache_root, calibration_log, write_atomic
 from stoker.training.checkpoints import kept_weights
 from stoker.training.evaluation import evaluate, evaluation_batch
 from stoker.training.evaluation_examples import ExampleWatcher, collect_examples, read_examples, write_examples
@@ -166,11 +166,11 @@ def _calibrate(session: TrainingSession, run: records.Run, peak_bytes: int) -> N
     if environment is None or session.is_profiled or any(event.kind in ("resumed", "replanned") for event in events):
         return
     chosen = session.decision.chosen
-    store = CalibrationStore(cache_root() / "calibration")
+    log = calibration_log(cache_root())
     at = datetime.now(UTC).isoformat(timespec="seconds")
 
     def append(quantity: records.Quantity, expected: Estimate, measured: float) -> None:
-        store.append(
+        log.append(
             records.Calibration(
                 device_model=environment.device_model,
                 torch_version=environment.torch_version,

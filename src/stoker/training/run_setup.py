@@ -39,7 +39,7 @@ from stoker.store import (
     runs_root,
     unfinished_before,
 )
-from stoker.store.record_caches import OutOfMemoryStore
+from stoker.store.record_caches import out_of_memory_log
 from stoker.training.recovery import Replanned, RollBack, emit_replanned
 from stoker.training.session import TrainingSession
 from stoker.training.telemetry import Sink
@@ -303,7 +303,7 @@ def plan_change_recorder(
             reachable_bytes=change.reachable_bytes,
         )
         try:
-            OutOfMemoryStore(cache_root() / "calibration").append(failure)
+            out_of_memory_log(cache_root()).append(failure)
         except RunFailed:  # a cache that cannot be written costs the next run one update done twice
             return
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from stoker.tuning.study_database import HANDED_ON, STATES, best_of, trial_of
 TRIALS = "trials"
 """The folder of a study's runs, in its directory."""
 
-_MOST_ALIKE = 3
+_MOST_EQUAL = 3
 """Trials in a row that fail with the same error; then it is not the settings that are wrong."""
 
 Tell = Callable[[StudyEvent], None]
@@ -67,9 +67,19 @@ class Conductor:
         self.problem: StokerError | None = None
         self._space: Space = settings.space
         self._population = Population(settings) if settings.sampler == "pbt" else None
-        self._most = self._most_trials()
-        self._left_behind = [one for one in self._frozen(TrialState.RUNNING) if self._is_mine(one)]
-        """Trials to take up again: of a process that is gone, or stopped by somebody."""
+        self._most = work.trials
+        if self._population is not None:
+            self._most = self._population.num_trials
+        elif settings.sampler == "grid":
+            self._most = min(work.trials, len(grid(self._space, settings.seed)))
+        # In the study's own file all trials are this worker's: the holder of the study's lock is the only one, though
+        # the host may have another name since, as containers do, or the study's directory may have been moved.
+        self._left_behind = [
+            trial
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if not settings.storage or trial_of(trial).worker == work.worker
+        ]
+        """Trials to take up again: their process is gone, or was stopped."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -100,7 +110,11 @@ class Conductor:
             return None
         if self._population is not None and not self._population.is_ready(number, self._trials()):
             return None
-        return self._begun_anew(number)
+        try:
+            return self._begun(self._asked(number))
+        except RunFailed as problem:
+            self.problem = problem
+            return None
 
     def on_place(self, number: int, on: str) -> None:
         """Note where a trial runs, so that it goes on there."""
@@ -144,9 +158,20 @@ class Conductor:
         self._study.tell(number, value, state=state)
         trial = self._trial(number)
         best = best_of(self._trials(), higher_is_better=self._settings.higher_is_better)
-        told = _without_record(records.to_json(trial))
-        self._tell("ended", **told, objective=self._settings.objective, best=best)
-        self._look_for_a_mistake(ending)
+        fields = {name: value for name, value in records.to_json(trial).items() if name not in ("record", "schema")}
+        self._tell("ended", **fields, objective=self._settings.objective, best=best)
+        # After three equal failures in a row the study stops: it is not the settings that are wrong.
+        if ending.kind != "failed":
+            self._failures.clear()
+            return
+        first = ending.words.strip().partition("\n")[0]
+        self._failures.append(re.sub(r"[-+]?\d[\d.,eE+-]*", "#", first))  # numbers may differ between equal mistakes
+        last = self._failures[-_MOST_EQUAL:]
+        if len(last) == _MOST_EQUAL and len(set(last)) == 1:
+            self.problem = RunFailed(
+                f"{_MOST_EQUAL} trials in a row failed alike: {ending.words}",
+                remedy="Mend it and give the same command again; what is done is kept.",
+            )
 
     def _verdict(self, number: int, ending: TrialResult) -> tuple[TrialState, float | None, str]:
         """What a trial counts as: its state, its value if it is finished, and why if it is not."""
@@ -163,34 +188,6 @@ class Conductor:
             last = max(self._storage.get_trial(self._id(number)).intermediate_values, default=0)
             return TrialState.PRUNED, None, f"{self._settings.pruner} at {last:,} samples"
         return TrialState.PRUNED, None, f"{ending.kind}: {ending.words}"
-
-    def _look_for_a_mistake(self, ending: TrialResult) -> None:
-        """After three failures alike in a row, the study stops: what fails is not the settings."""
-        if ending.kind != "failed":
-            self._failures.clear()
-            return
-        self._failures.append(_gist(ending.words))
-        alike = self._failures[-_MOST_ALIKE:]
-        if len(alike) == _MOST_ALIKE and len(set(alike)) == 1:
-            self.problem = RunFailed(
-                f"{_MOST_ALIKE} trials in a row failed alike: {ending.words}",
-                remedy="Mend it and give the same command again; what is done is kept.",
-            )
-
-    def _most_trials(self) -> int:
-        if self._population is not None:
-            return self._population.num_trials
-        return (
-            min(self._work.trials, len(grid(self._space, self._settings.seed))) if self._is_grid else self._work.trials
-        )
-
-    def _begun_anew(self, number: int) -> TrialRequest | None:
-        """The next trial; None if none can begin, which is a problem."""
-        try:
-            return self._begun(self._asked(number))
-        except RunFailed as problem:
-            self.problem = problem
-            return None
 
     def _origin(self, number: int) -> Origin | None:
         """What a trial of a population begins with."""
@@ -233,7 +230,7 @@ class Conductor:
 
     def _is_given_up(self, number: int) -> bool:
         """Whether the pruner gave a trial up; it is asked once for an evaluation, and remembers what it compared."""
-        return bool(self._attributes(number).get("given_up", False))
+        return bool(self._storage.get_trial(self._id(number)).user_attrs.get("given_up", False))
 
     def _hands_on(self, number: int, ending: TrialResult) -> bool:
         """Whether a trial of a population has saved its state after the evaluation that its interval ends with.
@@ -245,21 +242,6 @@ class Conductor:
         heard = self._storage.get_trial(self._id(number)).last_step or 0
         return self._population.ends_at(number, min(heard, ending.samples))
 
-    def _is_mine(self, trial: FrozenTrial) -> bool:
-        """Whether this worker began a trial; in the study's own file all are its own.
-
-        There whoever holds the study's lock is alone, though the host may have another name since, as containers do, or
-        the study's directory may have been moved.
-        """
-        return not self._settings.storage or trial_of(trial).worker == self._work.worker
-
-    @property
-    def _is_grid(self) -> bool:
-        return self._settings.sampler == "grid"
-
-    def _frozen(self, *states: TrialState) -> Sequence[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=states)
-
     def _trials(self) -> list[StudyTrial]:
         return [trial_of(one) for one in self._study.get_trials(deepcopy=False) if one.state in STATES]
 
@@ -270,9 +252,6 @@ class Conductor:
         study_id = self._storage.get_study_id_from_name(self._study.study_name)
         return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
 
-    def _attributes(self, number: int) -> dict[str, Any]:
-        return self._storage.get_trial(self._id(number)).user_attrs
-
     def _note(self, number: int, **attributes: JSON) -> None:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(self._id(number), name, value)
@@ -282,7 +261,7 @@ class Conductor:
 
 
 def objective_of(name: str, metrics: dict[str, float]) -> float:
-    """The objective's value.
+    """The objective's value among metrics [the metric's unit].
 
     Raises:
         BadJob: there is no such metric; the nearest one is named.
@@ -297,13 +276,3 @@ def objective_of(name: str, metrics: dict[str, float]) -> float:
 def _run_of(number: int) -> str:
     """A trial's run, below the study's directory."""
     return f"{TRIALS}/{number:04}"
-
-
-def _gist(words: str) -> str:
-    """An error's first line without its numbers, which may differ where the mistake is the same."""
-    first = words.strip().splitlines()[0] if words.strip() else ""
-    return re.sub(r"[-+]?\d[\d.,eE+-]*", "#", first)
-
-
-def _without_record(document: dict[str, JSON]) -> dict[str, JSON]:
-    return {name: value for name, value in document.items() if name not in ("record", "schema")}

@@ -23,7 +23,7 @@ from stoker.devices import attached_devices, resolve_place
 from stoker.devices.malloc import apply_malloc
 from stoker.errors import BadJob, RunFailed
 from stoker.jobs import Entry, Job, schedules
-from stoker.loading.batches import Batch, BatchSource
+from stoker.loading.batches import BatchSource
 from stoker.loading.datasets import Datasets
 from stoker.planning.automatic_batch import generators_kept
 from stoker.planning.decision import decide, given_plan
@@ -34,7 +34,7 @@ from stoker.records.hyperparameters import LrRange, Sweep
 from stoker.stepping.step import Step
 
 LOWEST, HIGHEST = 1e-6, 10.0
-"""Rates at which a sweep begins and ends at most, unless told otherwise."""
+"""Default rates at which a sweep begins, and ends at most."""
 
 FEWEST_UPDATES, MOST_UPDATES = 20, 1000
 """Updates a seed: fewer cannot be smoothed, more would be training."""
@@ -51,7 +51,7 @@ BELOW_EDGE = 4.0
 the edge late by as much, since running away takes updates."""
 
 LARGEST_SPREAD = 3.0
-"""Edges of seeds within this factor tell the same: the suggestion is farther below them than they are apart."""
+"""Edges of seeds within this factor agree: the suggestion is farther below them than they are apart."""
 
 _HALF_A_DECADE = 10**0.5
 
@@ -91,42 +91,37 @@ def lr_range(  # noqa: PLR0913 - what the command line offers
         BadJob, DoesNotFit, NoDevice: as for `train`.
         RunFailed: the loss is not finite before anything was learned.
     """
-    _require_sensible(lowest, highest, updates, seeds, seconds)
-    with generators_kept():
-        return _tested(job, on, (lowest, highest), updates, seeds, seconds, given_plan(plan), entry)
-
-
-def _tested(
-    job: Job,
-    on: str,
-    ends: tuple[float, float],
-    updates: int,
-    seeds: int,
-    seconds: float,
-    only: Plan | None,
-    entry: Entry | None,
-) -> LrRange:
-    """Prepare and plan the job, sweep, and read what comes out."""
-    started, (lowest, highest) = time.perf_counter(), ends
-    prepared = resolve_job(job, entry)
-    decision, coupling = decide(prepared, resolve_place(on, attached_devices()), only)
-    chosen = decision.chosen.plan
-    rates = tuple(lowest * (highest / lowest) ** (i / (updates - 1)) for i in range(updates))
-    ends_at = time.perf_counter() + seconds
-    apply_malloc(chosen.malloc)
-    sweeps: list[Sweep] = []
-    stated = math.nan
-    with users_code("the model or the loss", entry), computing_threads(chosen.threads):
-        for number in range(seeds):
-            # Each sweep has its share of what is left, so that one that is slow leaves time for the others.
-            now = time.perf_counter()
-            until = now + max(0.0, ends_at - now) / (seeds - number)
-            one = dataclasses.replace(prepared.job, seed=prepared.job.seed + number)
-            stated, losses = _sweep(one, chosen, coupling, prepared.data, rates, until)
-            sweeps.append(Sweep(seed=one.seed, losses=losses, edge=edge_of(rates, losses)))
-    return read_sweeps(
-        rates, sweeps, stated_lr=stated, batch=prepared.job.batch, took_s=time.perf_counter() - started
+    problems = (
+        (not 0 < lowest < highest < math.inf, f"rates rise from lowest to highest, got {lowest:g} to {highest:g}"),
+        (not FEWEST_UPDATES <= updates <= MOST_UPDATES,
+         f"a sweep has {FEWEST_UPDATES} to {MOST_UPDATES} updates, got {updates}"),
+        (seeds < 2, f"one seed cannot tell how far it can be relied on: wanted at least 2, got {seeds}"),
+        (not seconds > 0, f"the time for it must be positive, got {seconds} s"),
     )  # fmt: skip
+    for is_wrong, problem in problems:
+        if is_wrong:
+            raise BadJob(f"lr_range: {problem}")
+    with generators_kept():
+        started = time.perf_counter()
+        prepared = resolve_job(job, entry)
+        decision, coupling = decide(prepared, resolve_place(on, attached_devices()), given_plan(plan))
+        chosen = decision.chosen.plan
+        rates = tuple(lowest * (highest / lowest) ** (i / (updates - 1)) for i in range(updates))
+        ends_at = time.perf_counter() + seconds
+        apply_malloc(chosen.malloc)
+        sweeps: list[Sweep] = []
+        stated = math.nan
+        with users_code("the model or the loss", entry), computing_threads(chosen.threads):
+            for number in range(seeds):
+                # Each sweep has its share of what is left, so that one that is slow leaves time for the others.
+                now = time.perf_counter()
+                until = now + max(0.0, ends_at - now) / (seeds - number)
+                seeded = dataclasses.replace(prepared.job, seed=prepared.job.seed + number)
+                stated, losses = _sweep(seeded, chosen, coupling, prepared.data, rates, until)
+                sweeps.append(Sweep(seed=seeded.seed, losses=losses, edge=edge_of(rates, losses)))
+        return read_sweeps(
+            rates, sweeps, stated_lr=stated, batch=prepared.job.batch, took_s=time.perf_counter() - started
+        )  # fmt: skip
 
 
 def _sweep(
@@ -146,27 +141,17 @@ def _sweep(
     with closing(source.batches(Position(), len(rates) + 1)) as batches:
         for update, batch in enumerate(batches):
             step.rate_factor = rates[min(update, len(rates) - 1)] / stated
-            loss = _loss_of(step, batch, update)
+            try:
+                loss = float(step.update(batch, update, 0.0))  # the batch's mean loss before the update
+            except RunFailed:
+                if update == 0:  # no rate is to blame
+                    raise
+                loss = math.inf
             if update:
-                losses.append(loss)
+                losses.append(loss if math.isfinite(loss) else math.inf)  # which ends the sweep
             if has_run_away(losses) or clock() > until:
                 break
     return stated, tuple(losses)
-
-
-def _loss_of(step: Step, batch: Batch, update: int) -> float:
-    """The batch's mean loss before the update; infinite where that is not finite, which ends a sweep.
-
-    Raises:
-        RunFailed: it is so at the first update, where no rate is to blame.
-    """
-    try:
-        loss = float(step.update(batch, update, 0.0))
-    except RunFailed:
-        if update == 0:
-            raise
-        return math.inf
-    return loss if math.isfinite(loss) else math.inf
 
 
 def has_run_away(losses: Sequence[float]) -> bool:
@@ -186,7 +171,7 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 
 def edge_of(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """The rate from which on the smoothed loss only rose until it had run away; None where it did not.
+    """Rate [1] from which on the smoothed loss only rose until it had run away; None where it did not.
 
     Found from the end: back to a loss below which there is none within half a decade of rates further back. The lowest
     loss of all may lie far before it, by chance or because momentum makes the loss swing.
@@ -194,23 +179,18 @@ def edge_of(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     if not has_run_away(losses):
         return None
     smooth = smoothed(losses)
-    at = len(smooth) - 1
+    edge = len(smooth) - 1
     while True:
-        back = [i for i in range(at) if rates[i] * _HALF_A_DECADE >= rates[at] and smooth[i] < smooth[at]]
+        back = [i for i in range(edge) if rates[i] * _HALF_A_DECADE >= rates[edge] and smooth[i] < smooth[edge]]
         if not back:
-            return rates[at]
-        at = min(back, key=smooth.__getitem__)
-
-
-def _noise(losses: Sequence[float], smooth: Sequence[float]) -> float:
-    """The standard deviation of losses around the smoothed ones, by the median of the deviations."""
-    return _MAD_TO_SIGMA * statistics.median(abs(a - b) for a, b in zip(losses, smooth, strict=True))
+            return rates[edge]
+        edge = min(back, key=smooth.__getitem__)
 
 
 def read_sweeps(
     rates: tuple[float, ...], sweeps: Sequence[Sweep], *, stated_lr: float, batch: int, took_s: float
 ) -> LrRange:
-    """What the sweeps tell, taken together."""
+    """What the sweeps show, taken together."""
     edges = [sweep.edge for sweep in sweeps if sweep.edge is not None]
     edge = statistics.geometric_mean(edges) if len(edges) == len(sweeps) else None
     spread = max(edges) / min(edges) if edge is not None else None
@@ -251,9 +231,10 @@ def _doubt(rates: Sequence[float], sweeps: Sequence[Sweep], edge: float | None, 
 def _falls(sweep: Sweep) -> bool:
     """Whether the loss falls by more than its noise."""
     smooth = smoothed(sweep.losses)
-    at = min(range(len(smooth)), key=smooth.__getitem__)
-    before = slice(0, at + 1)
-    return smooth[0] - smooth[at] > _NOISES * _noise(sweep.losses[before], smooth[before]) and at > 0
+    lowest = min(range(len(smooth)), key=smooth.__getitem__)
+    deviations = [abs(a - b) for a, b in zip(sweep.losses[: lowest + 1], smooth[: lowest + 1], strict=True)]
+    noise = _MAD_TO_SIGMA * statistics.median(deviations)
+    return lowest > 0 and smooth[0] - smooth[lowest] > _NOISES * noise
 
 
 def _begins_to_fall(rates: Sequence[float], sweep: Sweep) -> float:
@@ -263,16 +244,3 @@ def _begins_to_fall(rates: Sequence[float], sweep: Sweep) -> float:
         return rates[0]
     bar = smooth[0] - (smooth[0] - min(smooth)) / 10
     return rates[next(i for i, loss in enumerate(smooth) if loss <= bar)]
-
-
-def _require_sensible(lowest: float, highest: float, updates: int, seeds: int, seconds: float) -> None:
-    problems = (
-        (not 0 < lowest < highest < math.inf, f"rates rise from lowest to highest, got {lowest:g} to {highest:g}"),
-        (not FEWEST_UPDATES <= updates <= MOST_UPDATES,
-         f"a sweep has {FEWEST_UPDATES} to {MOST_UPDATES} updates, got {updates}"),
-        (seeds < 2, f"one seed cannot tell how far it can be relied on: wanted at least 2, got {seeds}"),
-        (not seconds > 0, f"the time for it must be positive, got {seconds} s"),
-    )  # fmt: skip
-    for is_wrong, problem in problems:
-        if is_wrong:
-            raise BadJob(f"lr_range: {problem}")

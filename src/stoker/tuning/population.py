@@ -11,15 +11,13 @@ Source: M. Jaderberg et al., "Population Based Training of Neural Networks", 201
 
 A trial is one interval of one member. Trial `n` is interval `n // members` of member `n % members`. It hands on what it
 has one update after the evaluation that it is compared by, as runs stop.
-
-Whether a job can be trained by a population: which of its settings may change in the middle of a run.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 
 LEAST_MEMBERS = 4
-"""Members from which on a quarter is somebody."""
+"""Members from which on a quarter is at least one."""
 
 _QUARTER = 4
 _FACTORS = (0.8, 1.2)
@@ -66,7 +64,7 @@ class Population:
 
     @property
     def num_trials(self) -> int:
-        """Trials of the whole study."""
+        """Number of trials of the whole study [trials]."""
         return self.settings.members * self.settings.intervals
 
     def is_ready(self, number: int, trials: Sequence[StudyTrial]) -> bool:
@@ -90,7 +88,7 @@ class Population:
         """What trial `number` begins with.
 
         Raises:
-            RunFailed: nobody of the interval before came to its end.
+            RunFailed: no member came to the end of the interval before.
         """
         interval, member = divmod(number, self.settings.members)
         if interval == 0:
@@ -105,7 +103,9 @@ class Population:
 
     def _successor(self, own: StudyTrial, before: Sequence[StudyTrial], draws: random.Random) -> StudyTrial:
         """The trial that a member goes on from: its own, or one of the best quarter if it is of the worst or gone."""
-        ranked = self._ranked(before)
+        sign = -1.0 if self.settings.higher_is_better else 1.0
+        ended = [one for one in before if one.state == "handed on" and one.curve and not math.isnan(one.curve[-1][1])]
+        ranked = sorted(ended, key=lambda one: (sign * one.curve[-1][1], one.number))  # the best first
         if not ranked:
             reasons = "; ".join(dict.fromkeys(one.reason for one in before if one.reason))
             raise RunFailed(
@@ -113,18 +113,10 @@ class Population:
                 remedy="Narrow the space to settings that can be trained, and begin another study with --study NAME.",
             )
         quarter = max(1, len(before) // _QUARTER)
-        best, worst = ranked[:quarter], ranked[max(quarter, len(ranked) - self._replaced(before, ranked)) :]
+        # A quarter of all is replaced, less those that did not come to the end.
+        num_replaced = max(0, len(before) // _QUARTER - (len(before) - len(ranked)))
+        best, worst = ranked[:quarter], ranked[max(quarter, len(ranked) - num_replaced) :]
         return draws.choice(best) if own in worst or own not in ranked else own
-
-    def _replaced(self, before: Sequence[StudyTrial], ranked: Sequence[StudyTrial]) -> int:
-        """How many of those that came to the end are replaced: a quarter of all, less those that are gone."""
-        return max(0, len(before) // _QUARTER - (len(before) - len(ranked)))
-
-    def _ranked(self, before: Sequence[StudyTrial]) -> list[StudyTrial]:
-        """Those that came to the end of an interval with a number, the best first."""
-        sign = -1.0 if self.settings.higher_is_better else 1.0
-        there = [one for one in before if one.state == "handed on" and one.curve and not math.isnan(one.curve[-1][1])]
-        return sorted(there, key=lambda one: (sign * one.curve[-1][1], one.number))
 
     def _interval(self, number: int) -> int:
         return number // self.settings.members
@@ -141,7 +133,7 @@ def _reached(trial: StudyTrial, trials: Sequence[StudyTrial]) -> int:
 
 
 def explored(parameters: dict[str, JSON], space: Sequence[Parameter], draws: random.Random) -> dict[str, JSON]:
-    """Settings near `parameters`: each one is changed a little, or now and then drawn anew."""
+    """Settings near `parameters`: each one is changed a little, or now and then drawn again."""
     return {
         one.name: drawn(one, draws) if draws.random() < _REDRAWN_SHARE else _changed(one, parameters[one.name], draws)
         for one in space
@@ -194,7 +186,12 @@ def require_changeable(make: Make, space: Space, seed: int) -> None:
     first = make(base)
     require_forkable(first)
     for parameter in space:
-        for value in _others(parameter, base[parameter.name]):
+        points = points_of(parameter)
+        if parameter.kind != "choice":  # the ends and the middle of a range
+            points = (points[0], points[len(points) // 2], points[-1])
+        for value in dict.fromkeys(points):
+            if value == base[parameter.name]:
+                continue
             if (change := changed_by(first, make(base | {parameter.name: value}))) is not None:
                 raise BadJob(
                     f"{parameter.name} changes {change}, which cannot change in the middle of a run",
@@ -237,13 +234,6 @@ def changed_by(one: ResolvedJob, other: ResolvedJob) -> str | None:
         if name not in CHANGEABLE and mine.get(name) != theirs.get(name):
             return f"Job({name}=…)"
     return "the kind of optimiser" if type(one.job.optimizer) is not type(other.job.optimizer) else None
-
-
-def _others(parameter: Parameter, value: JSON) -> Iterator[JSON]:
-    """Values far from this one: all other choices, or the ends and the middle of a range."""
-    points = points_of(parameter)
-    shown = points if parameter.kind == "choice" else (points[0], points[len(points) // 2], points[-1])
-    return (one for one in dict.fromkeys(shown) if one != value)
 
 
 def _shapes(prepared: ResolvedJob) -> dict[str, tuple[int, ...]]:

@@ -1,11 +1,8 @@
-"""What a study and its trials say to each other; plain data that travels between processes.
+"""Trials in processes of their own: what is exchanged with them, how many run at once, and how they run.
 
-How many trials run at once, and where: by cores on a CPU, by forecast memory on a GPU.
-
-Trials in processes of their own: what one of them breaks stays there, and its memory goes when it ends.
-
-A child asks after each evaluation whether to go on, and waits for the answer, so that what is pruned does not depend
-on who is faster. It ends with this process, however that ends: its run is saved first, and can be continued.
+A failure stays in the trial's process, and its memory is freed when it ends. A child asks after each evaluation whether
+to go on, and waits for the answer, so that what is pruned does not depend on timing. It ends with this process, however
+that ends: its run is saved first, and can be continued.
 """
 
 from __future__ import annotations
@@ -164,16 +161,14 @@ def _on_gpus(devices: Sequence[Device], peak_bytes: float | None, asked: int | N
     ]
     chosen = places[: int(min(len(places), most))]
     trials = Counter(device.torch_name for device in chosen)
-    slots = tuple(_on_gpu(device, trials[device.torch_name]) for device in chosen)
+    slots = []
+    for device in chosen:  # trials on one GPU share its memory; one alone may have all of it
+        count = trials[device.torch_name]
+        share = device.memory_bytes * _USABLE / count - _CONTEXT_BYTES if count > 1 else None
+        slots.append(TrialSlot(on=device.torch_name, memory_bytes=share))
     limit = f"{asked} asked for" if asked is not None else f"{len(devices)} GPUs"
     is_short = sum(max(1, one) for one in each) <= len(slots)
-    return TrialPacking(slots, _reason(len(slots), limit, devices[0], peak_bytes, is_memory_short=is_short))
-
-
-def _on_gpu(device: Device, trials: int) -> TrialSlot:
-    """A place for one of so many trials on a GPU, which share its memory; one alone may have all of it."""
-    share = device.memory_bytes * _USABLE / trials - _CONTEXT_BYTES if trials > 1 else None
-    return TrialSlot(on=device.torch_name, memory_bytes=share)
+    return TrialPacking(tuple(slots), _reason(len(slots), limit, devices[0], peak_bytes, is_memory_short=is_short))
 
 
 def _fitting(memory_bytes: int, peak_bytes: float | None, context_bytes: int) -> int:
@@ -191,7 +186,7 @@ def _reason(count: int, limit: str, device: Device, peak_bytes: float | None, *,
 
 
 OUTPUT = "output.txt"
-"""What a trial prints, beside its run's directory: `trials/0007.output.txt`."""
+"""What a trial prints, next to its run's directory: `trials/0007.output.txt`."""
 
 _SAVING_S = 120.0
 """How long a trial that is asked to stop may take to save its state [s]."""
@@ -260,7 +255,7 @@ class Processes:
     """Runs a study's trials, each in a process of its own, as many at once as there are slots.
 
     Args:
-        run_trial: a function, or an object to call, that can be pickled: the process imports it anew.
+        run_trial: a function, or an object to call, that can be pickled: the process imports it again.
         slots: places for trials.
         now: seconds of a clock that only goes forwards.
     """
@@ -285,7 +280,8 @@ class Processes:
         """Fill the free slots; whether anything began."""
         began = False
         while self._free and (request := conductor.next_request()) is not None:
-            slot = self._slot_for(request)
+            slot = next((slot for slot in self._free if slot.on == request.on), self._free[0])  # where it began
+            self._free.remove(slot)
             conductor.on_place(request.number, slot.on)
             output = request.directory.with_name(f"{request.directory.name}.{OUTPUT}")
             process, pipe = _started(self._payload, (request, slot), slot, output)
@@ -293,30 +289,20 @@ class Processes:
             began = True
         return began
 
-    def _slot_for(self, request: TrialRequest) -> TrialSlot:
-        """A free slot; where the trial began, if that is one."""
-        found = next((slot for slot in self._free if slot.on == request.on), self._free[0])
-        self._free.remove(found)
-        return found
-
     def _wait(self, conductor: TrialSource) -> None:
         by_pipe = {id(child.pipe): child for child in self._children.values()}
         left_s = conductor.seconds_left
         timeout_s = None if left_s is None else min(left_s, _LONGEST_WAIT_S)
         ready = connection.wait([child.pipe for child in self._children.values()], timeout=timeout_s)
         for pipe in ready:
-            self._hear(by_pipe[id(pipe)], conductor)
-
-    def _hear(self, child: _Child, conductor: TrialSource) -> None:
-        """One message of a child: an evaluation, which it waits on, or how it ended."""
-        said, number = _received(child.pipe), child.request.number
-        if isinstance(said, TrialReading):
-            is_stopping = conductor.judge(number, said)
-            _answer(child.pipe, is_stopping)
-            return
-        ending = said if isinstance(said, TrialResult) else _failure(said, child)
-        self._forget(child)
-        conductor.ended(number, ending)
+            child = by_pipe[id(pipe)]
+            message, number = _received(child.pipe), child.request.number
+            if isinstance(message, TrialReading):  # an evaluation: the child waits for the answer
+                _answer(child.pipe, conductor.judge(number, message))
+                continue
+            ending = message if isinstance(message, TrialResult) else _failure(message, child)
+            self._forget(child)
+            conductor.ended(number, ending)
 
     def _forget(self, child: _Child) -> None:
         del self._children[child.request.number]
@@ -326,7 +312,7 @@ class Processes:
         child.process.close()
 
     def _stop(self, conductor: TrialSource | None) -> None:
-        """Ask what runs to save and stop, and wait for it; endings are told to the conductor, if one is given."""
+        """Ask what runs to save and stop, and wait for it; endings go to the conductor, if one is given."""
         for child in self._children.values():
             child.process.terminate()
         deadline = self._now() + _SAVING_S
@@ -414,11 +400,11 @@ def _answer(pipe: connection.Connection, is_stopping: bool) -> None:  # noqa: FB
     try:
         pipe.send(is_stopping)
     except (BrokenPipeError, ConnectionResetError):
-        return  # it is gone, which is heard next
+        return  # the child is gone, which is noticed next
 
 
 def _failure(said: Any, child: _Child) -> TrialResult:
-    """The ending of a trial that did not tell one."""
+    """The ending of a trial that sent none."""
     if isinstance(said, StokerError):
         return TrialResult(kind="failed", words=said.message)
     if isinstance(said, _Raised):
@@ -432,7 +418,7 @@ def _failure(said: Any, child: _Child) -> TrialResult:
 
 
 def _kills_for_memory() -> int:
-    """Processes that the kernel has killed for want of memory since it started; 0 where it does not tell.
+    """Number of processes that the kernel has killed for want of memory [processes]; 0 where it is unknown.
 
     Source: Linux kernel, mm/vmstat.c: `oom_kill` counts those of control groups too.
     """
@@ -453,15 +439,22 @@ def _child(
 ) -> None:
     """The process of a trial: settle on its CPUs before anything counts them, run, say how it ended."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _print_into(output)
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)  # for what this process prints
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
     if cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
     try:
         function = pickle.loads(payload)  # noqa: S301 - from the parent, which made it
         said = function(*arguments, _asking(pipe)) if is_judged else function(*arguments)
     except StokerError as error:
-        said = _plain(error)
-    except Exception as error:  # noqa: BLE001 - what a trial breaks is told, and the study goes on
+        # A subclass may take other arguments than it keeps: the nearest class of `stoker.errors` surely travels.
+        kind = next(base for base in type(error).__mro__ if base.__module__ == "stoker.errors")
+        said = kind(error.message, remedy=error.remedy)
+    except Exception as error:  # noqa: BLE001 - what a trial breaks is reported, and the study goes on
         traceback.print_exc()
         said = _Raised(f"{type(error).__name__}: {first_line(error)}")
     pipe.send(said)
@@ -472,27 +465,10 @@ def _asking(pipe: connection.Connection) -> Judge:
         try:
             pipe.send(reading)
             return bool(pipe.recv())
-        except (EOFError, OSError):  # whoever asked for the trial is gone
+        except (EOFError, OSError):  # the process that asked for the trial is gone
             return True
 
     return judge
-
-
-def _plain(error: StokerError) -> StokerError:
-    """The same in a form that surely travels: subclasses may take other arguments than they keep."""
-    kind = next(one for one in type(error).__mro__ if one.__module__ == "stoker.errors")
-    found: StokerError = kind(error.message, remedy=error.remedy)
-    return found
-
-
-def _print_into(path: Path) -> None:
-    """Send what this process prints to a file."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    for number in (1, 2):
-        os.dup2(descriptor, number)
-    os.close(descriptor)
 
 
 def _end_with_parent() -> None:

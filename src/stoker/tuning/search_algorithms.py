@@ -1,24 +1,21 @@
-"""Which configuration is tried next.
+"""Optuna's samplers and pruners: which configuration is tried next, and which trials are given up early.
 
 What is proposed for a trial depends on the seed, the trial's number and the results so far, and on nothing else: each
-trial has a sampler of its own, so that a study that is continued proposes what it would have proposed.
+trial has a sampler of its own, so that a study that is continued proposes what it would have proposed. Pruners compare
+evaluations by the samples trained, never by steps.
 
 Sources: TPE: J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, as Optuna has it, with
 all parameters together. GP: Optuna's GPSampler, expected improvement under a Matérn kernel. Random search: J. Bergstra
 and Y. Bengio, JMLR 13 (2012). A population begins at random; `population.py` says how it goes on.
 
-Which trials are given up early, by their evaluations so far; counted in samples, never in steps.
-
-Sources: ASHA: L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, as Optuna has it: a
+ASHA: L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, as Optuna has it: a
 trial that is not promoted stops, rather than being set aside. Hyperband: L. Li et al., JMLR 18 (2018). Median: D.
 Golovin et al., "Google Vizier", KDD 2017, section 3.2.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from optuna import pruners, samplers
@@ -29,20 +26,13 @@ from optuna.trial import FrozenTrial, Trial
 from stoker.records.codec import JSON
 from stoker.records.study import Parameter, PrunerName, SamplerName
 from stoker.tuning.optuna_import import without_experimental_warnings
-from stoker.tuning.space import Space, grid, seed_of
-
-_STARTUP = 10
-"""Trials at random before TPE and GP have enough to go by, at least; Optuna's own number."""
+from stoker.tuning.space import Space, grid, seed_of, startup_trials
+from stoker.tuning.study_forecast import REDUCTION, Rungs
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
     """The space in Optuna's terms."""
     return {parameter.name: _distribution(parameter) for parameter in space}
-
-
-def startup_trials(space: Space) -> int:
-    """Trials that are proposed at random: TPE counts those that ended, the Gaussian process those that finished."""
-    return max(_STARTUP, 2 * len(space))
 
 
 def sampler_for(name: SamplerName, space: Space, seed: int, number: int, *, parallel: int = 1) -> samplers.BaseSampler:
@@ -82,10 +72,7 @@ def suggest(trial: Trial, name: str, distribution: BaseDistribution) -> JSON:
 
 
 class GridSampler(samplers.BaseSampler):
-    """Trial n gets point n of a grid; whoever asks sees to it that there are no more trials than points.
-
-    A grid of one point gives every trial that.
-    """
+    """Trial n gets point n of a grid, modulo its length; the caller asks for no more trials than points."""
 
     def __init__(self, points: tuple[dict[str, JSON], ...]) -> None:
         self._points = points
@@ -117,37 +104,8 @@ def _distribution(parameter: Parameter) -> BaseDistribution:
     return FloatDistribution(low, high, log=parameter.is_logarithmic, step=step)
 
 
-REDUCTION = 3
-"""Of so many trials that reach a rung, one goes on to the next, which is so many times further."""
-
-_RUNGS = 3
 _WARM_UP = 4
 """Trials that are finished before the median of them counts."""
-
-
-@dataclass(frozen=True)
-class Rungs:
-    """Where ASHA and Hyperband compare trials: at `first` samples, and each time `REDUCTION` times further."""
-
-    first: int
-    total: int
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """The rungs [samples], all before the end."""
-        found, place = [], self.first
-        while place < self.total:
-            found.append(place)
-            place *= REDUCTION
-        return tuple(found)
-
-
-def rungs_of(first_samples: int, total_samples: int) -> Rungs:
-    """The rungs of trials that are first evaluated at `first_samples` and end at `total_samples`.
-
-    The first is at 1/27 of a trial, but not before its first evaluation.
-    """
-    return Rungs(max(1, first_samples, total_samples // REDUCTION**_RUNGS), total_samples)
 
 
 def pruner_for(name: PrunerName, rungs: Rungs) -> pruners.BasePruner:
@@ -164,36 +122,3 @@ def pruner_for(name: PrunerName, rungs: Rungs) -> pruners.BasePruner:
                 )
             case "median":
                 return pruners.MedianPruner(n_startup_trials=_WARM_UP, n_warmup_steps=rungs.first - 1)
-
-
-def expected_share(name: PrunerName, rungs: Rungs, trials: int) -> float | None:
-    """The share of all samples that is trained if trials are as good as they are in the sources' analysis [fraction].
-
-    One in `REDUCTION` goes on at each rung, and at least one reaches the end. Each of Hyperband's brackets begins at
-    another rung, and most trials are in the first. None where a rule gives nothing to go by.
-    """
-    places = rungs.places
-    if name == "none" or not places:
-        return 1.0
-    if name == "asha":
-        return _share(places, rungs.total, trials)
-    if name == "hyperband":
-        parts = _parts_of_brackets(len(places) + (rungs.first * REDUCTION ** len(places) == rungs.total))
-        return sum(part * _share(places[start:], rungs.total, part * trials) for start, part in enumerate(parts))
-    return None
-
-
-def _parts_of_brackets(count: int) -> list[float]:
-    """The fraction of trials in each bracket, as Optuna deals them out; the last prunes least, or none."""
-    budgets = [math.ceil(count * REDUCTION**left / (left + 1)) for left in reversed(range(count))]
-    return [budget / sum(budgets) for budget in budgets]
-
-
-def _share(places: tuple[int, ...], total: int, trials: float) -> float:
-    if not places:
-        return 1.0
-    ends = (*places[1:], total)
-    done = float(places[0])
-    for rung, (begin, end) in enumerate(zip(places, ends, strict=True), start=1):
-        done += max(REDUCTION**-rung, 1 / max(1, trials)) * (end - begin)
-    return done / total

@@ -1,10 +1,8 @@
-"""A space of settings from words, a file, or Python; and the points of it that are looked at first.
+"""A space of settings from text, a file, or Python; its points, and the seeds that they are drawn with.
 
 lr=log(1e-4,1e-1)    evenly in the logarithm
 dropout=float(0,0.5)    depth=int(2,6)    batch=int(32,256,step=32)    width=logint(8,256)
 optimizer=choice(sgd,adamw)
-
-Seeds of a study's draws: one for each trial, so that a study that is continued draws what it would have drawn.
 """
 
 from __future__ import annotations
@@ -34,6 +32,9 @@ _CALL = re.compile(r"([A-Za-z_]\w*)\s*\(([^()]*)\)")
 _KINDS: tuple[str, ...] = get_args(ParameterKind)
 _EXAMPLE = "Write it as lr=log(1e-4,1e-1) width=choice(16,32,64) depth=int(2,6), or in a JSON or TOML file."
 _MOST_GRID = 100_000
+
+_STARTUP = 10
+"""Trials at random before TPE and GP have enough to go by, at least; Optuna's own number."""
 
 
 def parse_space(given: str | Path | Mapping[str, object] | Sequence[str]) -> Space:
@@ -221,5 +222,10 @@ def _short(value: float) -> str:
 
 
 def seed_of(seed: int, number: int) -> int:
-    """The seed of one trial's draws, below 2^32."""
+    """Seed of one trial's draws [number below 2^32]: a study that is continued draws what it would have drawn."""
     return int.from_bytes(hashlib.sha256(f"stoker tune {seed} {number}".encode()).digest()[:4])
+
+
+def startup_trials(space: Space) -> int:
+    """Number of trials proposed at random first [trials]: TPE counts ended ones, the Gaussian process finished ones."""
+    return max(_STARTUP, 2 * len(space))

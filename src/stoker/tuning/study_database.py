@@ -1,10 +1,8 @@
-"""Where a study is kept: a SQLite file of its own, or a database that several machines share.
-
-A study as records: every trial, and what mattered.
-"""
+"""A study in Optuna's storage, a SQLite file of its own or a database that machines share; and its records."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sqlite3
 from collections.abc import Sequence
@@ -18,17 +16,62 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from stoker import records
 from stoker.errors import BadJob, BadRun, first_line
 from stoker.records.codec import JSON
-from stoker.records.study import StudyTrial
+from stoker.records.study import StudyResult, StudySettings, StudyTrial
 from stoker.records.study import TrialState as State
 from stoker.store.locations import is_on_network
 from stoker.tuning.optuna_import import without_experimental_warnings
+from stoker.tuning.search_algorithms import pruner_for
+from stoker.tuning.study_directory import StudyDirectory
+from stoker.tuning.study_forecast import rungs_of
 
 FILE = "study.db"
 
 _PATIENCE_S = 60
 """How long a writer waits for another one's transaction to end [s]."""
+
+_MARK = "stoker"
+"""The attribute of a study in its storage that holds its settings."""
+
+
+def opened(directory: StudyDirectory, settings: StudySettings) -> tuple[RDBStorage, optuna.Study]:
+    """The study in its storage, with its pruner; made if it is not there.
+
+    Raises:
+        BadRun: the storage cannot be used, or has another study of that name.
+    """
+    storage = open_storage(settings.storage, directory.path)
+    study = open_study(storage, settings.name, higher_is_better=settings.higher_is_better)
+    study.pruner = pruner_for(settings.pruner, rungs_of(settings.first_samples, settings.total_samples))
+    # What names files and their times differs on another machine; the rest must be equal to work on one study.
+    shared = dataclasses.replace(settings, made_at="", storage="", job="", data_fingerprint="")
+    ours: dict[str, JSON] = records.to_json(shared)
+    theirs = study.user_attrs.get(_MARK)
+    if theirs is None:
+        study.set_user_attr(_MARK, ours)
+    elif different := [name for name in ours if ours[name] != theirs.get(name, ours[name])]:
+        raise BadRun(
+            f"{settings.storage or directory.path} has another study called {settings.name}: "
+            f"its {', '.join(different)} differs.",
+            remedy="Give the same options to work on that one, or choose another --study NAME.",
+        )
+    return storage, study
+
+
+def read_result(directory: StudyDirectory) -> StudyResult:
+    """The study as it stands.
+
+    Raises:
+        BadRun: it cannot be read.
+    """
+    settings = directory.read_settings()
+    _, study = opened(directory, settings)
+    shares = {} if settings.members else importance(study)  # a member's last settings are not what made it good
+    return StudyResult(
+        settings=settings, trials=read_trials(study), importance=shares, forecast=directory.read_forecast()
+    )
 
 
 def open_storage(url: str, directory: Path) -> RDBStorage:
@@ -39,8 +82,13 @@ def open_storage(url: str, directory: Path) -> RDBStorage:
         BadRun: the database is damaged, of another version, or does not answer.
     """
     place = url or f"sqlite:///{(directory / FILE).absolute()}"
+    engine: dict[str, object] = {"pool_pre_ping": True}
+    if not url:
+        engine = {"creator": lambda: _connected(directory / FILE)}
+    elif url.startswith("sqlite"):
+        engine = {"connect_args": {"timeout": _PATIENCE_S}}
     try:
-        return RDBStorage(place, engine_kwargs=_engine_settings(url, directory))
+        return RDBStorage(place, engine_kwargs=engine)
     except (ImportError, optuna.exceptions.DuplicatedStudyError) as problem:
         raise BadJob(
             f"--storage {place}: {first_line(problem)}", remedy="Install the database's driver beside SQLAlchemy."
@@ -60,17 +108,11 @@ def open_study(storage: BaseStorage, name: str, *, higher_is_better: bool) -> op
     return optuna.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
 
 
-def _engine_settings(url: str, directory: Path) -> dict[str, object]:
-    if not url:
-        return {"creator": lambda: _connected(directory / FILE)}
-    return {"connect_args": {"timeout": _PATIENCE_S}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-
-
 def _connected(path: Path) -> sqlite3.Connection:
     """A connection to the study's own file, which does not wait for the disk at each of many small changes.
 
-    A change outlives the process at once, but not a power cut: then a trial's last words may be missing. Its run has
-    them; it is taken up again, found finished, and told once more. On a network file system, and wherever SQLite will
+    A change outlives the process at once, but not a power cut: then a trial's last report may be missing. Its run has
+    it; it is taken up again, found finished, and reported once more. On a network file system, and wherever SQLite will
     not have a write-ahead log, there is a rollback journal instead, which waits for the disk.
 
     Source: SQLite documentation, "Write-Ahead Logging" ("WAL does not work over a network filesystem", section 1) and
@@ -97,10 +139,10 @@ STATES: dict[TrialState, State] = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-"""Optuna's states in our words; a trial that waits has none, for nobody here makes one."""
+"""Optuna's states in our words; a trial that waits has none: none is made here."""
 
 HANDED_ON = "handed_on"
-"""The mark of a trial that came to the end of its interval."""
+"""The attribute of a trial that came to the end of its interval."""
 
 LEAST_FOR_IMPORTANCE = 6
 """Finished trials from which on importance says something: two of them are the best, the others what they are not."""
@@ -115,10 +157,12 @@ def trial_of(frozen: FrozenTrial) -> StudyTrial:
     """A trial as it is in the storage."""
     known: dict[str, Any] = {**frozen.user_attrs.get("began", {}), **frozen.user_attrs.get("spent", {})}
     began, ended = frozen.datetime_start, frozen.datetime_complete
+    is_handed_on = frozen.state == TrialState.PRUNED and frozen.user_attrs.get(HANDED_ON, False)
     reached = max(int(known.get("samples", 0)), frozen.last_step or 0)
     return StudyTrial(
         number=frozen.number,
-        state=_state_of(frozen),
+        # What Optuna counts as pruned may have been handed on to the next interval of a population.
+        state="handed on" if is_handed_on else STATES[frozen.state],
         parameters=dict(frozen.params),
         value=frozen.value if frozen.values else None,
         curve=tuple(sorted((int(step), float(value)) for step, value in frozen.intermediate_values.items())),
@@ -134,12 +178,6 @@ def trial_of(frozen: FrozenTrial) -> StudyTrial:
         interval=known.get("interval"),
         parent=known.get("parent"),
     )
-
-
-def _state_of(frozen: FrozenTrial) -> State:
-    """A trial's state; what Optuna takes for pruned may have been handed on to the next interval of a population."""
-    is_handed_on = frozen.state == TrialState.PRUNED and frozen.user_attrs.get(HANDED_ON, False)
-    return "handed on" if is_handed_on else STATES[frozen.state]
 
 
 def best_of(trials: Sequence[StudyTrial], *, higher_is_better: bool) -> dict[str, JSON] | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from stoker import records
 from stoker.errors import BadRun, RunFailed, first_line, nearest
-from stoker.records.codec import JSON
 from stoker.records.study import StudyForecast, StudyResult, StudySettings, StudyTrial
 from stoker.store import RunLock, disk_errors, write_atomic
 from stoker.store.disk_errors import read_errors
@@ -18,9 +16,6 @@ from stoker.store.files import is_aside, make_directories
 from stoker.store.locks import HELD_FILE, LOCK_FILE
 
 if TYPE_CHECKING:
-    import optuna
-    from optuna.storages import RDBStorage
-
     from stoker.training.run_handle import Run
 
 
@@ -28,9 +23,6 @@ FILE = "study.json"
 _FORECAST, _PAGE = "forecast.json", "study.html"
 _BEFORE = (LOCK_FILE, HELD_FILE, _FORECAST)
 """What may be there before a study is, as a kill leaves it."""
-
-_MARK = "stoker"
-"""The attribute of a study in its storage that holds its settings."""
 
 R = TypeVar("R")
 
@@ -107,44 +99,6 @@ class StudyDirectory:
             yield
         finally:
             lock.release()
-
-    def opened(self, settings: StudySettings) -> tuple[RDBStorage, optuna.Study]:
-        """The study in its storage, with its pruner; made if it is not there.
-
-        Raises:
-            BadRun: the storage cannot be used, or has another study of that name.
-        """
-        from stoker.tuning.search_algorithms import pruner_for, rungs_of  # noqa: PLC0415 - Optuna
-        from stoker.tuning.study_database import open_storage, open_study  # noqa: PLC0415 - Optuna
-
-        storage = open_storage(settings.storage, self.path)
-        study = open_study(storage, settings.name, higher_is_better=settings.higher_is_better)
-        study.pruner = pruner_for(settings.pruner, rungs_of(settings.first_samples, settings.total_samples))
-        mine, theirs = _comparable(settings), study.user_attrs.get(_MARK)
-        if theirs is None:
-            study.set_user_attr(_MARK, mine)
-        elif different := [name for name in mine if mine[name] != theirs.get(name, mine[name])]:
-            raise BadRun(
-                f"{settings.storage or self.path} has another study called {settings.name}: "
-                f"its {', '.join(different)} differs.",
-                remedy="Give the same options to work on that one, or choose another --study NAME.",
-            )
-        return storage, study
-
-    def read_result(self) -> StudyResult:
-        """The study as it stands.
-
-        Raises:
-            BadRun: it cannot be read.
-        """
-        from stoker.tuning.study_database import importance, read_trials  # noqa: PLC0415 - Optuna
-
-        settings = self.read_settings()
-        _, study = self.opened(settings)
-        mattered = {} if settings.members else importance(study)  # a member's last settings are not what made it good
-        return StudyResult(
-            settings=settings, trials=read_trials(study), importance=mattered, forecast=self.read_forecast()
-        )
 
     def _read(self, name: str, record: type[R]) -> R:
         path = self.path / name
@@ -252,13 +206,3 @@ def write_page(directory: StudyDirectory, result: StudyResult) -> str | None:
     except Exception as problem:  # noqa: BLE001 - a mistake in drawing a figure must not cost hours of training
         return f"the study's page could not be written: {first_line(problem)}"
     return None
-
-
-def _comparable(settings: StudySettings) -> dict[str, JSON]:
-    """What must be equal for two processes to work on one study.
-
-    Not what names files and their times, which are others on another machine.
-    """
-    shared = dataclasses.replace(settings, made_at="", storage="", job="", data_fingerprint="")
-    document: dict[str, Any] = records.to_json(shared)
-    return document

@@ -1,7 +1,4 @@
-"""Trials of a study as real runs: what a process of `stoker tune` does, and what it looks up before the first.
-
-Nothing here loads PyTorch until it is called: the process that conducts a study never does.
-"""
+"""Trials of a study as real runs: how a process trains one, and what is looked up before the first."""
 
 from __future__ import annotations
 
@@ -12,24 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stoker.devices import attached_devices, cheapest, planned_devices, resolve_place
 from stoker.errors import BadJob, BadRun, DoesNotFit, StokerError, first_line
-from stoker.jobs import Job, load_job
+from stoker.jobs import Entry, Job, load_job
 from stoker.jobs.code_digest import digests_by_text, name_of, source_digest
 from stoker.jobs.metrics import gives_one_number, metric_name, says_lower_is_better
+from stoker.planning.decision import decide, given_plan
+from stoker.planning.model.objectives import cost_usd
+from stoker.planning.resolved_job import ResolvedJob, resolve_job
 from stoker.records import Event, Plan, digest
 from stoker.records.codec import JSON
 from stoker.records.progress import by_measure, is_validation
 from stoker.records.study import Parameter, PlannedTrial
+from stoker.stepping.step_failures import NotFinite, ran_out_of_memory
 from stoker.store import CheckpointStore, RunDirectory, RunLock
+from stoker.tuning.population import require_changeable
 from stoker.tuning.processes import Judge, TrialReading, TrialRequest, TrialResult, TrialResultKind, TrialSlot
 from stoker.tuning.space import as_text
-
-if TYPE_CHECKING:
-    from stoker.jobs import Entry
-    from stoker.planning.resolved_job import ResolvedJob
-
 
 _LOCK_S = 60.0
 """How long the process of a killed study may take to save a run that this one is to continue [s]."""
@@ -85,16 +83,16 @@ class JobSource:
 
 @contextmanager
 def _space_parameters_note(parameters: Mapping[str, JSON]) -> Iterator[None]:
-    """A value that a job file refuses came from the space, and is told so, where it was not given by `--set`."""
+    """A value that a job file refuses came from the space, and is reported so, where it was not given by `--set`."""
     try:
         yield
     except BadJob as error:
-        words = error.message
+        text = error.message
         for name in parameters:
-            words = words.replace(f"--set {name}=", f"--space {name}: the value ")
-        if words == error.message:
+            text = text.replace(f"--set {name}=", f"--space {name}: the value ")
+        if text == error.message:
             raise
-        raise BadJob(words, remedy=error.remedy) from error
+        raise BadJob(text, remedy=error.remedy) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +104,7 @@ class TrainTrial:
 
     def __call__(self, request: TrialRequest, slot: TrialSlot, judge: Judge) -> TrialResult:
         """The trial's end. The test set is not used: a study that looked at it would have chosen by it."""
-        from stoker.training.train import train  # noqa: PLC0415 - PyTorch is loaded here, in the trial's own process
+        from stoker.training.train import train  # noqa: PLC0415 - seconds, for the trial's own process
 
         directory = RunDirectory(request.directory)
         _wait_until_free(directory)
@@ -134,7 +132,7 @@ class TrainTrial:
 class _Listener:
     """A sink that asks after each evaluation whether to go on, and stops the run by a signal if not.
 
-    A run stops after the update that follows; so does one that is cut off before that and told to stop when it begins.
+    A run stops after the update that follows; so does one that is cut off before that and stopped when it begins.
     """
 
     def __init__(self, judge: Judge, *, is_stopping: bool = False) -> None:
@@ -172,7 +170,7 @@ def _stop_run() -> None:
 def _missed(directory: RunDirectory, heard: int) -> tuple[list[TrialReading], int]:
     """What a study may have missed of a run that was cut off, and where the run is saved [samples].
 
-    Its last evaluation is told again too: whether the answer was acted on is not known. What comes after the newest
+    Its last evaluation is reported again too: whether the answer was acted on is unknown. What comes after the newest
     checkpoint is left out, for it will be trained and evaluated again.
     """
     if not directory.is_run:
@@ -199,18 +197,16 @@ def _metrics_of(event: Event) -> dict[str, float]:
 def _kept_ending(directory: RunDirectory) -> TrialResult:
     """The ending of a finished run, from its records."""
     run = directory.read_run()
-    told = next((event.fields for event in reversed(directory.read_events()) if event.kind == "finished"), {})
+    finished = next((event.fields for event in reversed(directory.read_events()) if event.kind == "finished"), {})
     metrics = {name.removeprefix("valid/"): value for name, value in run.metrics.items() if name.startswith("valid/")}
     return TrialResult(
         kind="finished", metrics=metrics, samples=run.samples, wall_s=run.wall_s,
-        peak_bytes=int(told.get("peak_bytes", 0)),
+        peak_bytes=int(finished.get("peak_bytes", 0)),
     )  # fmt: skip
 
 
 def _kind_of(error: StokerError) -> TrialResultKind:
     """What an error of a run means for a study: no memory, numbers that are none, or a mistake."""
-    from stoker.stepping.step_failures import NotFinite, ran_out_of_memory  # noqa: PLC0415 - PyTorch; it is loaded by now
-
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
@@ -291,24 +287,13 @@ class SurveyJobs:
             assert problem is not None
             raise problem
         if self.population:
-            self._require_changeable()
+            require_changeable(lambda settings: resolve_job(*self.source.make(settings)), self.population, self.seed)
         return _surveyed(self.source, planned, prepared)
-
-    def _require_changeable(self) -> None:
-        from stoker.planning.resolved_job import resolve_job  # noqa: PLC0415 - PyTorch
-        from stoker.tuning.population import require_changeable  # noqa: PLC0415 - PyTorch
-
-        require_changeable(lambda settings: resolve_job(*self.source.make(settings)), self.population, self.seed)
 
     def _planned(
         self, parameters: dict[str, JSON], job: Job, entry: Entry | None, found: list[ResolvedJob]
     ) -> PlannedTrial:
         """What a configuration needs; its job made ready goes into `found`, whether it fits or not."""
-        from stoker.devices import attached_devices, cheapest, planned_devices, resolve_place  # noqa: PLC0415
-        from stoker.planning.decision import decide, given_plan  # noqa: PLC0415 - PyTorch
-        from stoker.planning.model.objectives import cost_usd  # noqa: PLC0415 - NumPy
-        from stoker.planning.resolved_job import resolve_job  # noqa: PLC0415 - PyTorch
-
         prepared = resolve_job(dataclasses.replace(job, test=None), entry)
         found.append(prepared)
         if not self.is_planned:
@@ -347,7 +332,7 @@ def _surveyed(source: JobSource, planned: Sequence[PlannedTrial], prepared: Sequ
 
 
 def _directions(job: Job) -> dict[str, bool | None]:
-    """Of each measure that is one number, whether higher is better; None where nobody says."""
+    """Of each measure that is one number, whether higher is better; None where it is not stated."""
     found: dict[str, bool | None] = {}
     for split in job.validation:
         if job.loss is not None:

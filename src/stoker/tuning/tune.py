@@ -1,7 +1,4 @@
-"""What a study may be told, and which of it does not go together.
-
-`stoker tune`: which settings of a job are best; each trial a real run, the study continued by the same command.
-"""
+"""`stoker tune`: which settings of a job are best; each trial a real run, the study continued by the same command."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ import inspect
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from stoker import records
 from stoker.devices import attached_devices, resolve_place
@@ -24,26 +20,21 @@ from stoker.jobs import Job
 from stoker.records import Device, Plan
 from stoker.records.codec import JSON
 from stoker.records.study import (
-    PlannedTrial,
     PrunerName,
     SamplerName,
     StudyEvent,
     StudyEventKind,
-    StudyForecast,
     StudyResult,
     StudySettings,
 )
 from stoker.store import runs_root
 from stoker.tuning.optuna_import import require_optuna
 from stoker.tuning.population import LEAST_MEMBERS
-from stoker.tuning.processes import TrialPacking, TrialSlot, by_cores, packed
-from stoker.tuning.space import Space, as_text, describe_space, examples, grid, parse_space
+from stoker.tuning.processes import Processes, TrialPacking, TrialSlot, by_cores, in_a_process, packed, run_here
+from stoker.tuning.space import Space, as_text, describe_space, examples, grid, parse_space, startup_trials
 from stoker.tuning.study_directory import Study, StudyDirectory, find_study, write_page
+from stoker.tuning.study_forecast import forecast_study, rungs_of
 from stoker.tuning.trials import JobSource, JobSurvey, SurveyJobs, TrainTrial
-
-if TYPE_CHECKING:
-    from stoker.tuning.conductor import StudyWorker
-
 
 PLANNED = 3
 """Configurations that are planned for the forecast: both ends of the space, and its middle."""
@@ -51,7 +42,7 @@ PLANNED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions:
-    """How a study goes about it.
+    """How a study searches.
 
     Args:
         trials: configurations in all, those that are pruned or fail included; of a grid, at most its points; of a
@@ -142,7 +133,7 @@ def options_from(given: Mapping[str, Any]) -> TuneOptions:
     Raises:
         BadJob: there is no such option, or it cannot have that value.
     """
-    known = [one.name for one in dataclasses.fields(TuneOptions)]
+    known = [option.name for option in dataclasses.fields(TuneOptions)]
     for name in given:
         if name not in known:
             raise BadJob(f"stoker.tune has no option {name!r}. {nearest(name, known)}")
@@ -187,7 +178,13 @@ def tune(
     if dry_run and not asked.planned:
         raise BadJob("--dry-run stops at the forecast, and --planned 0 leaves that out", remedy="Drop one of them.")
     require_optuna(asked.sampler)
-    wanted, source = parse_space(space), _source(job, fixed or {})
+    wanted = parse_space(space)
+    if isinstance(job, str | Path):
+        source = JobSource(path=Path(job).resolve(), fixed=dict(fixed or {}))
+    elif callable(job):
+        source = JobSource(function=job, fixed=dict(fixed or {}))
+    else:
+        raise BadJob(f"wanted a job file, or a function of the settings that returns a Job, got {job!r}")
     _require_free(wanted, source)
     directory = StudyDirectory(runs_root() / (asked.study or _name(source, wanted, asked)))
     device = resolve_place(asked.on, attached_devices())
@@ -200,20 +197,27 @@ def tune(
     settings = _settings(directory, survey, wanted, asked, source)
     kept = None if is_new else directory.read_forecast()
     planned = survey.planned if kept is None else kept.planned
-    packing = packed(_devices(device, asked.on), sorted(usable_cpus()), _peak(planned), asked.parallel)
-    forecast = _forecast(settings, planned, asked, device, packing) if is_new else kept
-    if forecast is not None and is_new:
+    devices: tuple[Device, ...] = (device,)
+    if device.kind != "cpu" and asked.on.strip().lower() in ("here", "cuda"):  # every GPU of the kind
+        devices = tuple(one for one in attached_devices() if (one.kind, one.model) == (device.kind, device.model))
+    peak_bytes = max((trial.peak_bytes.high for trial in planned if trial.peak_bytes is not None), default=None)
+    packing = packed(devices, sorted(usable_cpus()), peak_bytes, asked.parallel)
+    forecast = kept
+    if is_new and asked.planned:
+        forecast = forecast_study(
+            planned, trials=settings.members or _all_trials(settings, asked), parallel=len(packing.slots),
+            pruner=asked.rule, intervals=settings.intervals,
+            rungs=rungs_of(settings.first_samples, settings.total_samples),
+            gpus=None if device.kind == "cpu" else len({slot.on for slot in packing.slots}),
+        )  # fmt: skip
         sink(_event("forecast", **records.to_json(forecast)))
     if dry_run:
         return Study(directory, StudyResult(settings=settings, trials=(), forecast=forecast))
     sink(_event("packed", slots=len(packing.slots), why=packing.why))
     if asked.sampler == "gp" and asked.rule != "none":
-        from stoker.tuning.search_algorithms import startup_trials  # noqa: PLC0415 - Optuna
-
         learns = f"the Gaussian process learns from finished trials only: until {startup_trials(wanted)} are finished"
         sink(_event("warned", message=f"{learns}, it proposes at random; --pruner none lets all finish"))
-    with ExitStack() as stack:
-        stack.enter_context(directory.locked())
+    with directory.locked():
         directory.begin(settings, forecast)
         return _conducted(directory, settings, asked, source, packing, sink, began)
 
@@ -223,40 +227,35 @@ def _conducted(
     sink: Sink, began: float,
 ) -> Study:  # fmt: skip
     """Run what is left of the study, and write its page, whatever it ended by; its time runs since `began`."""
-    from stoker.tuning.conductor import Conductor  # noqa: PLC0415 - Optuna
-    from stoker.tuning.processes import Processes, run_here  # noqa: PLC0415 - beside it
+    from stoker.tuning import conductor, study_database  # noqa: PLC0415 - Optuna, which may be missing at import
 
-    storage, study = directory.opened(settings)
-    work = _work(directory, asked, len(packing.slots), began)
-    conductor = Conductor(storage, study, settings, work, sink)
+    storage, study = study_database.opened(directory, settings)
+    left_s = None if asked.seconds is None else max(0.0, asked.seconds - (time.monotonic() - began))
+    work = conductor.StudyWorker(
+        directory=directory.path.resolve(), worker=f"{platform.node()}:{directory.path.resolve()}",
+        trials=asked.trials, parallel=len(packing.slots), seconds=left_s,
+    )  # fmt: skip
+    conducting = conductor.Conductor(storage, study, settings, work, sink)
     run_trial = TrainTrial(source=source, plan=asked.plan)
     try:
         if asked.in_processes:
-            Processes(run_trial, packing.slots).run(conductor)
+            Processes(run_trial, packing.slots).run(conducting)
         else:
-            run_here(conductor, run_trial, TrialSlot(on=asked.on))
+            run_here(conducting, run_trial, TrialSlot(on=asked.on))
     finally:
-        result = directory.read_result()
+        result = study_database.read_result(directory)
         if (unwritten := write_page(directory, result)) is not None:
             sink(_event("warned", message=unwritten))
-    if conductor.problem is not None:
-        raise conductor.problem
-    if conductor.seconds_left == 0.0:
-        ended = sum(one.state != "running" for one in result.trials)
-        words = f"the time is up: {ended} of {_all_trials(settings, asked)} trials have ended; the same command goes on"
-        sink(_event("warned", message=words))
+    if conducting.problem is not None:
+        raise conducting.problem
+    if conducting.seconds_left == 0.0:
+        ended = sum(trial.state != "running" for trial in result.trials)
+        text = f"the time is up: {ended} of {_all_trials(settings, asked)} trials have ended; the same command goes on"
+        sink(_event("warned", message=text))
     best = None if result.best is None else {"trial": result.best.number, "value": result.best.value}
     sink(_event("done", study=directory.name, path=str(directory.path), best=best, trials=len(result.trials),
                 samples=result.samples, page=str(directory.page_path)))  # fmt: skip
     return Study(directory, result)
-
-
-def _source(job: str | Path | Callable[..., Job], fixed: Mapping[str, Any]) -> JobSource:
-    if isinstance(job, str | Path):
-        return JobSource(path=Path(job).resolve(), fixed=dict(fixed))
-    if not callable(job):
-        raise BadJob(f"wanted a job file, or a function of the settings that returns a Job, got {job!r}")
-    return JobSource(function=job, fixed=dict(fixed))
 
 
 def _require_free(space: Space, source: JobSource) -> None:
@@ -265,7 +264,7 @@ def _require_free(space: Space, source: JobSource) -> None:
         if parameter.name in source.fixed:
             raise BadJob(f"{parameter.name!r} is set and searched at once", remedy="Drop one of --set and --space.")
     if source.function is None:
-        return  # a job file tells when it is loaded
+        return  # a job file is checked when it is loaded
     parameters = inspect.signature(source.function).parameters
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return
@@ -288,8 +287,6 @@ def _surveyed(
     source: JobSource, space: Space, asked: TuneOptions, device: Device, cores: int, *, plans: bool
 ) -> JobSurvey:
     """The jobs looked at in a process with a trial's share of the CPUs; planned too if asked for."""
-    from stoker.tuning.processes import in_a_process  # noqa: PLC0415 - multiprocessing, for those who tune
-
     count = asked.planned if plans else 0
     configurations = examples(space, max(PLANNED, count), asked.seed)[: count or None]
     look = SurveyJobs(source=source, on=asked.on, plan=asked.plan, is_planned=count > 0, seed=asked.seed,
@@ -366,7 +363,7 @@ def _intervals(asked: TuneOptions, survey: JobSurvey) -> int:
 
 
 def _all_trials(settings: StudySettings, asked: TuneOptions) -> int:
-    """How many trials a study comes to."""
+    """Number of trials a study comes to [trials]."""
     if settings.sampler == "pbt":
         return settings.members * settings.intervals
     return min(asked.trials, len(grid(settings.space, settings.seed))) if settings.sampler == "grid" else asked.trials
@@ -394,46 +391,6 @@ def _require_same_request(kept: StudySettings, space: Space, asked: TuneOptions,
         )
 
 
-def _forecast(
-    settings: StudySettings, planned: Sequence[PlannedTrial], asked: TuneOptions, device: Device, packing: TrialPacking
-) -> StudyForecast | None:
-    """What the study will take; None where nothing was planned."""
-    if not asked.planned:
-        return None
-    from stoker.tuning.search_algorithms import rungs_of  # noqa: PLC0415 - likewise
-    from stoker.tuning.study_forecast import forecast_study  # noqa: PLC0415 - Optuna
-
-    return forecast_study(
-        planned, trials=settings.members or _all_trials(settings, asked), parallel=len(packing.slots),
-        pruner=asked.rule, intervals=settings.intervals,
-        rungs=rungs_of(settings.first_samples, settings.total_samples),
-        gpus=None if device.kind == "cpu" else len({slot.on for slot in packing.slots}),
-    )  # fmt: skip
-
-
-def _peak(planned: Sequence[PlannedTrial]) -> float | None:
-    """The most that one trial is forecast to need [bytes]."""
-    peaks = [one.peak_bytes.high for one in planned if one.peak_bytes is not None]
-    return max(peaks, default=None)
-
-
-def _devices(device: Device, on: str) -> tuple[Device, ...]:
-    """Where trials may run: `here` is every GPU of the kind, a name is that one."""
-    if device.kind == "cpu" or on.strip().lower() not in ("here", "cuda"):
-        return (device,)
-    return tuple(one for one in attached_devices() if (one.kind, one.model) == (device.kind, device.model))
-
-
-def _work(directory: StudyDirectory, asked: TuneOptions, parallel: int, began: float) -> StudyWorker:
-    from stoker.tuning.conductor import StudyWorker  # noqa: PLC0415 - Optuna
-
-    left_s = None if asked.seconds is None else max(0.0, asked.seconds - (time.monotonic() - began))
-    return StudyWorker(
-        directory=directory.path.resolve(), worker=f"{platform.node()}:{directory.path.resolve()}",
-        trials=asked.trials, parallel=parallel, seconds=left_s,
-    )  # fmt: skip
-
-
 def _event(kind: StudyEventKind, **fields: JSON) -> StudyEvent:
     return StudyEvent(
         kind=kind,
@@ -443,11 +400,13 @@ def _event(kind: StudyEventKind, **fields: JSON) -> StudyEvent:
 
 
 def study(where: str | Path) -> Study:
-    """The study of that name, or in that directory, as it stands; another process may work on it meanwhile.
+    """The study of that name, or in that directory, as it stands; another process may be working on it.
 
     Raises:
         BadRun: there is none, or it is damaged.
     """
     require_optuna()
+    from stoker.tuning.study_database import read_result  # noqa: PLC0415 - Optuna, which may be missing at import
+
     directory = find_study(runs_root(), str(where))
-    return Study(directory, directory.read_result())
+    return Study(directory, read_result(directory))

@@ -1,7 +1,4 @@
-"""Commands about exported models.
-
-How a prediction job is shown: a bar in a terminal, plain lines elsewhere, or one JSON object a line.
-"""
+"""`stoker predict`: offline batches, shown as a bar in a terminal, plain lines elsewhere, or one JSON object a line."""
 
 from __future__ import annotations
 
@@ -15,112 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stoker import api
-from stoker.cli.terminal import AsJson, Debug, Settings, load_job, output, print_document, reported, waiting
+from stoker.cli.terminal import AsJson, Debug, reported
 from stoker.errors import BadJob
 from stoker.records import to_json
 from stoker.records.prediction import PredictionEvent
 from stoker.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from stoker.predicting.prediction_request import PredictOptions, Resize
-
-
-def export(
-    what: Annotated[
-        str, typer.Argument(metavar="RUN|FILE", help="A run's directory, its name, `latest`; or a file model.onnx.")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="The model's directory, such as models/digits.")
-    ],
-    inputs: Annotated[
-        Path | None,
-        typer.Option(
-            "--inputs", metavar="FILE", help="Example inputs of an ONNX file, .npz (default: drawn at random)."
-        ),
-    ] = None,
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option("--dynamic", metavar="INPUT.DIM=NAME", help="A dimension that may vary: input_ids.1=tokens"),
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Export a trained model, or take over an ONNX file: graph, weights, golden answers, and proof that they agree."""
-    with reported(debug=debug):
-        from stoker.cli.exports import export_document, read_dynamic, read_inputs, render_export
-
-        examples, varying = read_inputs(inputs), read_dynamic(dynamic)
-        with output(for_json=as_json), waiting("exporting, and checking every engine", quiet=as_json):
-            from stoker.exporting import About
-
-            artifact = api.export(what, out, inputs=examples, about=About(dynamic=varying))
-        if as_json:
-            print_document(export_document(artifact))
-        else:
-            render_export(artifact, Console())
-
-
-def compress(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="An exported model's directory, such as models/digits.")
-    ],
-    max_drop: Annotated[
-        str, typer.Option("--max-drop", metavar="DROP", help="The most the metric may lose: 0.5%, or a number.")
-    ] = "0.5%",
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME|FILE",
-            help="A name, or a Python file with metric(outputs, targets); without targets: agreement.",
-        ),
-    ] = None,
-    job_file: Annotated[
-        Path | None, typer.Option("--job", metavar="FILE", help="The job file whose data to use.")
-    ] = None,
-    settings: Settings = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="FILE", help="Rows instead, .npz or .parquet: inputs and target.")
-    ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option("--batch", metavar="ROWS", help="A batch size that counts; may be repeated.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of an engine.")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="About how long the search may take.")] = 180.0,
-    seed: Annotated[int, typer.Option("--seed", help="Deals out the rows.")] = 0,
-    keep_all: Annotated[
-        Path | None, typer.Option("--keep-all", metavar="DIR", help="Keep the graphs of all candidates.")
-    ] = None,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="First train smaller networks beside the run's own, and try these too.")
-    ] = False,
-    fine_tune: Annotated[
-        float | None,
-        typer.Option("--fine-tune", metavar="EPOCHS", help="How long each is trained (default: a quarter of the run)."),
-    ] = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Make an exported model smaller and faster, with proof that it keeps its metric and is faster here."""
-    with reported(debug=debug):
-        from stoker.cli.compressions import compression_document, fine_tuning, render_compression, silence, teller
-
-        if settings and job_file is None:
-            raise BadJob("--set is for the job of --job", remedy="Give its file, or leave --set out.")
-        with output(for_json=as_json):
-            found = api.compress(
-                model, max_drop=max_drop, job=None if job_file is None else load_job(job_file, settings)[0], data=data,
-                metric=metric, batch_sizes=tuple(sorted(set(batch or ()))), threads=threads, seconds=seconds, seed=seed,
-                keep_all=keep_all, prune=prune, fine_tune=fine_tuning(fine_tune, prune=prune),
-                tell=teller(Console(stderr=True), quiet=as_json), sink=silence if as_json else None,
-            )  # fmt: skip
-        if as_json:
-            print_document(compression_document(found))
-        else:
-            render_compression(found, Console())
 
 
 def predict(
@@ -175,12 +78,10 @@ def prediction_options(
     Raises:
         BadJob: one of them has a value that it does not take.
     """
-    from stoker.predicting.prediction_request import PredictOptions
-
     if resize not in {"", "stretch", "crop", "pad"}:
         raise BadJob(f"--resize {resize}: wanted stretch, crop or pad")
     kept = tuple(name.strip() for name in keep.split(",") if name.strip())
-    return PredictOptions(
+    return api.PredictOptions(
         columns=tuple(columns or ()), keep=kept, resize=cast("Resize", resize), batch_rows=batch, **others
     )
 
@@ -192,7 +93,10 @@ def prediction_display(*, as_json: bool, stdout: TextIO, console: Console) -> It
         yield lambda event: print(json.dumps(to_json({"event": event.kind, "at": event.at, **event.fields})),
                                   file=stdout, flush=True)  # fmt: skip
     elif console.is_terminal and not console.is_dumb_terminal:
-        with _bar(console) as progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
             yield _Bar(progress, console)
     else:
         yield _Lines(console)
@@ -218,15 +122,14 @@ def describe_prediction_event(event: PredictionEvent) -> str:
         case "warned":
             return f"warning: {fields['message']}"
         case "finished":
-            return _summary(fields)
-
-
-def _summary(fields: dict[str, Any]) -> str:
-    bad, now, padding = fields["bad_rows"], fields["computed_rows"], fields["padding_waste_ratio"]
-    aside = f"{_several(bad, 'bad row')} in {fields['out']}/bad_rows.jsonl" if bad else "no bad rows"
-    rate = format_rate(fields["rows_per_s"], "rows") + (f", {padding:.1%} padding" if padding else "")
-    last = f"{now:,} computed in {format_seconds(fields['wall_s'])} ({rate})" if now else "all of it was done before"
-    return f"{_several(fields['rows'], 'row')} answered, {aside}; {last}\npredictions: {fields['out']}/predictions"
+            bad, now, padding = fields["bad_rows"], fields["computed_rows"], fields["padding_waste_ratio"]
+            aside = f"{_several(bad, 'bad row')} in {fields['out']}/bad_rows.jsonl" if bad else "no bad rows"
+            rate = format_rate(fields["rows_per_s"], "rows") + (f", {padding:.1%} padding" if padding else "")
+            last = "all of it was done before"
+            if now:
+                last = f"{now:,} computed in {format_seconds(fields['wall_s'])} ({rate})"
+            rows = _several(fields["rows"], "row")
+            return f"{rows} answered, {aside}; {last}\npredictions: {fields['out']}/predictions"
 
 
 def _several(count: int, what: str) -> str:
@@ -271,10 +174,3 @@ class _Bar:
         if event.kind == "finished":
             self._progress.update(self._task, visible=False)
         self._console.print(escape(describe_prediction_event(event)), highlight=False, soft_wrap=True)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn(),
-        console=console, transient=True,
-    )  # fmt: skip

@@ -1,18 +1,15 @@
-"""Traces in the cache, by what they depend on.
+"""The file format of a trace.
 
 A trace has thousands of small parts, so a file holds columns of numbers, as compressed JSON, and each shape once; its
-layout is `_LAYOUT`. What cannot be read is passed over, and traced anew: the cache serves several versions of Stoker.
+layout is `_LAYOUT`.
 """
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import zlib
-from pathlib import Path
 
-from stoker.errors import RunFailed
 from stoker.records import from_json, to_json
 from stoker.records.codec import JSON
 from stoker.records.trace import (
@@ -26,40 +23,8 @@ from stoker.records.trace import (
     TraceSettings,
     Widened,
 )
-from stoker.store.disk_errors import disk_errors
-from stoker.store.files import make_directories, write_atomic
 
 _LAYOUT = 1
-
-
-class TraceCache:
-    """Traces by a key that says what they depend on: the job's identity, the settings, the version of PyTorch.
-
-    `directory` is `cache_root() / "traces"`.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def read(self, key: str) -> Trace | None:
-        """What was stored under `key`; None if nothing was, or it cannot be read."""
-        try:
-            return unpacked(self._path(key).read_bytes())
-        except (OSError, ValueError):
-            return None
-
-    def write(self, key: str, trace: Trace) -> None:
-        """Store under `key`, replacing what was there.
-
-        Raises:
-            RunFailed: it cannot be written.
-        """
-        with disk_errors(self.directory, "a trace", error=RunFailed):
-            make_directories(self.directory)
-        write_atomic(self._path(key), packed(trace), what="a trace")
-
-    def _path(self, key: str) -> Path:
-        return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json.gz"
 
 
 def packed(trace: Trace) -> bytes:
@@ -77,7 +42,7 @@ def packed(trace: Trace) -> bytes:
         "events": trace.events,
         "modules": trace.modules,
         "sources": trace.sources,
-        "repetition": _repetition_to_json(trace.repetition, shapes),
+        "repetition": None if trace.repetition is None else _repetition_to_json(trace.repetition, shapes),
         "is_fallback": trace.is_fallback,
         "took_s": trace.took_s,
         "shapes": shapes.table,
@@ -132,16 +97,19 @@ class _Shapes:
         self.table: list[tuple[str, tuple[int, ...]]] = []
         self._numbers: dict[TensorShape, int] = {}
 
-    def row_of(self, one: Operation) -> list[JSON]:
+    def row_of(self, operation: Operation) -> list[JSON]:
         """An operation, shapes by their number in the table."""
-        inputs, outputs = list(map(self._number, one.inputs)), list(map(self._number, one.outputs))
-        return [one.name, inputs, outputs, one.flops, one.bytes_read, one.bytes_written, one.attributes]
+        inputs, outputs = list(map(self._number, operation.inputs)), list(map(self._number, operation.outputs))
+        return [
+            operation.name, inputs, outputs, operation.flops, operation.bytes_read, operation.bytes_written,
+            operation.attributes,
+        ]  # fmt: skip
 
-    def _number(self, one: TensorShape) -> int:
-        if one not in self._numbers:
-            self._numbers[one] = len(self.table)
-            self.table.append((one.dtype, one.shape))
-        return self._numbers[one]
+    def _number(self, shape: TensorShape) -> int:
+        if shape not in self._numbers:
+            self._numbers[shape] = len(self.table)
+            self.table.append((shape.dtype, shape.shape))
+        return self._numbers[shape]
 
 
 def _operation(row: list[JSON], shapes: list[TensorShape]) -> Operation:
@@ -157,17 +125,15 @@ def _operation(row: list[JSON], shapes: list[TensorShape]) -> Operation:
     )
 
 
-def _repetition_to_json(one: Repetition | None, shapes: _Shapes) -> JSON:
-    if one is None:
-        return None
+def _repetition_to_json(repetition: Repetition, shapes: _Shapes) -> JSON:
     return {
-        "module": one.module,
-        "num_blocks": one.num_blocks,
-        "traced": one.traced,
-        "segments": _columns([(s.block, s.start, s.stop) for s in one.segments], 3),
-        "copies": one.copies,
-        "widened": [(w.occurrence, shapes.row_of(w.operation)) for w in one.widened],
-        "grown": one.grown,
+        "module": repetition.module,
+        "num_blocks": repetition.num_blocks,
+        "traced": repetition.traced,
+        "segments": _columns([(s.block, s.start, s.stop) for s in repetition.segments], 3),
+        "copies": repetition.copies,
+        "widened": [(w.occurrence, shapes.row_of(w.operation)) for w in repetition.widened],
+        "grown": repetition.grown,
     }
 
 
