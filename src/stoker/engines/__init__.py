@@ -1,4 +1,4 @@
-"""Running an exported model: one seam, and an engine a file."""
+"""Runs exported models: one protocol, one file per engine."""
 
 from stoker.engines.base import Engine, Graph, Where
 from stoker.engines.loader import default_threads, load, load_graph

@@ -1,9 +1,7 @@
-"""From an artifact to engines.
+"""Loads the engine that an artifact names, after checking which files its graph reads weights from.
 
-Files that an ONNX graph reads its weights from ("external data").
-
-Engines open them by the names that the graph gives. Each engine refuses names outside the graph's directory today; a
-server does not rely on that, and holds the names against the manifest's list.
+Engines open an ONNX graph's external data by the names in the graph. Each engine refuses names outside the graph's
+directory today; a server does not rely on that, and compares the names with the manifest's list.
 
 Source: `onnx.proto`, `TensorProto.external_data`.
 """
@@ -27,16 +25,16 @@ _MODULES: dict[EngineName, str] = {
     "onnxruntime": "stoker.engines.onnxruntime",
 }
 _FORMATS: dict[EngineName, tuple[str, ...]] = {"openvino": (".onnx", ".xml"), "onnxruntime": (".onnx",)}
-"""Endings of graphs that artifacts have; engines read further formats, whose other files nothing here knows."""
+"""Suffixes of an artifact's graph. Engines read further formats, whose other files are not checked here."""
 
 
 def load(
     artifact: Artifact, *, instances: int = 1, threads: int | None = None, where: Where = "cpu"
 ) -> tuple[Engine, ...]:
-    """Engines of an artifact, each with so many threads (default: the usable cores, shared among them).
+    """Engines of an artifact, each with `threads` threads (default: the usable cores divided by `instances`).
 
     Raises:
-        BadArtifact: the graph cannot be loaded, is of another format than artifacts have, reads weights from a file
+        BadArtifact: the graph cannot be loaded, has another format than artifacts have, reads weights from a file
             that the manifest does not list, or its engine is not installed.
     """
     manifest = artifact.manifest
@@ -73,7 +71,7 @@ def load_graph(engine: EngineName, graph: Graph) -> tuple[Engine, ...]:
 
 
 def _require_known_files(artifact: Artifact) -> None:
-    """Refuse a graph from which an engine would open files that nobody verified."""
+    """Refuse a graph from which an engine would open files that were not verified."""
     path, manifest = artifact.graph_path, artifact.manifest
     if manifest.engine in _FORMATS and path.suffix not in _FORMATS[manifest.engine]:
         raise BadArtifact(
@@ -97,16 +95,16 @@ def _require_known_files(artifact: Artifact) -> None:
 
 
 def default_threads(instances: int) -> int:
-    """Threads of each of so many instances: the cores this process may use, shared among them; at least 1."""
+    """Number of threads [threads] of each instance: the usable cores divided by the instances, at least 1."""
     return max(1, attached_cpu().cores // instances)
 
 
 _KEY = b"location"
-"""The key under which a tensor has its file; a graph without these bytes has no such tensor, however it is encoded."""
+"""Key of a tensor's file; a graph without these bytes has no external data in any encoding."""
 
 
 def weight_files(path: Path) -> tuple[str, ...]:
-    """Names of the files that a graph reads weights from, relative to its directory; without opening any of them.
+    """Names of the files that a graph reads weights from, relative to its directory; none of them is opened.
 
     Raises:
         OSError: the graph cannot be read.
@@ -116,7 +114,7 @@ def weight_files(path: Path) -> tuple[str, ...]:
         if path.stat().st_size == 0:
             return ()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(_KEY) < 0:  # nearly always; the graph is not parsed twice then
+            if content.find(_KEY) < 0:  # nearly always; saves parsing the graph
                 return ()
     import onnx  # noqa: PLC0415 - a tenth of a second that most graphs do not need
     from google.protobuf.message import DecodeError  # noqa: PLC0415 - comes with it
@@ -128,7 +126,7 @@ def weight_files(path: Path) -> tuple[str, ...]:
 
 
 def weights_named(model: Any) -> tuple[str, ...]:
-    """The same of an `onnx.ModelProto` that was read without its weights."""
+    """Like `weight_files`, for an `onnx.ModelProto` that was read without its weights."""
     return tuple(dict.fromkeys(_locations(model)))
 
 

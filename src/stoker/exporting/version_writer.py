@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from stoker.artifacts import MANIFEST, Artifact, Golden, publish
 from stoker.artifacts.dtypes import Arrays
-from stoker.artifacts.manifest_validation import manifest_problem
+from stoker.artifacts.directory import manifest_problem
 from stoker.devices import attached_cpu
 from stoker.engines import Graph, default_threads
 from stoker.errors import BadArtifact
