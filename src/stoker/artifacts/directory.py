@@ -50,7 +50,7 @@ class Artifact:
 
     @property
     def version(self) -> int:
-        """Version number, which is the directory's name."""
+        """Number of the version [versions from 1], which is the directory's name."""
         return int(self.path.name)
 
     @property
