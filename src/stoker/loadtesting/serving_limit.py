@@ -167,7 +167,7 @@ class SettingsSearch:
         return probe_seconds(rate, self.objective.q, shortest_s=shortest_s, longest_s=longest_s)
 
     def _in_time(self, rate: float) -> float:
-        """Like `_seconds_at`, at most half of the time left, and at least a second; for levels, which decide nothing."""
+        """Like `_seconds_at`, at most half of the time left, at least a second; for levels, which decide nothing."""
         return max(1.0, min(self._seconds_at(rate), self._left(1.0) / 2))
 
     def _left(self, share: float) -> float:
@@ -281,7 +281,7 @@ def highest_rate(
 
 
 Try = Callable[[ServiceSettings, float], SettingsTrial]
-"""Serves with these settings; finds the highest rate held, if it is at least the second argument [requests/s]."""
+"""Serves with these settings; finds the highest rate held, if it reaches the second argument [requests/s]."""
 
 Axis = Callable[[ServiceSettings], Iterator[ServiceSettings]]
 """Settings that differ from the given ones in one coordinate, the most promising first."""

@@ -1,18 +1,15 @@
-"""What the protocol tells about a server and its models, as JSON; gRPC's messages have the same fields.
+"""The Open Inference Protocol without its transport: documents, request parameters, input checks, classification.
 
-A model's settings in the form of Triton's model configuration, which clients and load tools ask for.
+Documents are JSON; gRPC's messages have the same fields. A model's settings are given as Triton's model configuration,
+which clients and load tools ask for.
 
-Source: Triton Inference Server, `model_config.proto`; sizes that vary are -1, and the batch is left out of `dims`.
-
-What both edges make of a request's parameters.
-
-Does a request fit the model?
-
-The classification extension: an output's largest values as strings `value:index:label`.
+Source: KServe, Open Inference Protocol v2; Triton Inference Server, `model_config.proto` (sizes that vary are -1, and
+`dims` has no batch).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +22,6 @@ from stoker.records import BATCH, DynamicDim, Manifest, ServiceSettings, TensorS
 from stoker.records.codec import JSON
 from stoker.serving.refusals import BadRequest, TooLarge, Unsupported
 from stoker.serving.service import (
-    BatchTotal,
     InferenceRequest,
     InferenceResponse,
     ModelStatistics,
@@ -43,10 +39,11 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-"""Those that every server has."""
+"""Extensions of every server."""
 ADMIN_EXTENSIONS = ("model_repository",)
-"""Those that the admin port has besides."""
+"""Further extensions of the admin port."""
 
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 _PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "openvino": "openvino", "torch": "pytorch"}
 
 
@@ -56,7 +53,7 @@ def server_metadata(*, name: str, version: str, is_admin: bool) -> dict[str, Any
 
 
 def model_metadata(model: str, manifest: Manifest, versions: Iterable[str]) -> dict[str, Any]:
-    """What a model takes and gives; -1 for each dimension that varies."""
+    """A model's inputs and outputs; -1 for each dimension that varies."""
     return {
         "name": model,
         "versions": list(versions),
@@ -67,13 +64,31 @@ def model_metadata(model: str, manifest: Manifest, versions: Iterable[str]) -> d
 
 
 def statistics_document(models: Iterable[ModelStatistics]) -> dict[str, Any]:
-    """What models did, as the statistics extension has it."""
-    return {"model_stats": [_statistics(one) for one in models]}
+    """Statistics of models, in the statistics extension's form."""
+    documents = []
+    for model in models:
+        totals = {name: _total(getattr(model, name)) for name in ("success", "fail", "queue", *_COMPUTE)}
+        batches = [
+            {"batch_size": batch.batch_size, **{name: _total(getattr(batch, name)) for name in _COMPUTE}}
+            for batch in model.batches
+        ]
+        documents.append(
+            {
+                "name": model.name,
+                "version": model.version,
+                "last_inference": model.last_inference_ms,
+                "inference_count": model.inference_count,
+                "execution_count": model.execution_count,
+                "inference_stats": {**totals, "cache_hit": _total(Total()), "cache_miss": _total(Total())},
+                "batch_stats": batches,
+            }
+        )
+    return {"model_stats": documents}
 
 
 def index_document(entries: Iterable[RepositoryEntry]) -> list[dict[str, str]]:
-    """What is in the repository."""
-    return [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in entries]
+    """The repository's index."""
+    return [dataclasses.asdict(entry) for entry in entries]
 
 
 def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
@@ -81,45 +96,12 @@ def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
 
 
-def _statistics(of: ModelStatistics) -> dict[str, Any]:
-    return {
-        "name": of.name,
-        "version": of.version,
-        "last_inference": of.last_inference_ms,
-        "inference_count": of.inference_count,
-        "execution_count": of.execution_count,
-        "inference_stats": {
-            "success": _total(of.success),
-            "fail": _total(of.fail),
-            "queue": _total(of.queue),
-            "compute_input": _total(of.compute_input),
-            "compute_infer": _total(of.compute_infer),
-            "compute_output": _total(of.compute_output),
-            "cache_hit": _total(Total()),
-            "cache_miss": _total(Total()),
-        },
-        "batch_stats": [_batch(one) for one in of.batches],
-    }
-
-
-def _batch(of: BatchTotal) -> dict[str, Any]:
-    return {
-        "batch_size": of.batch_size,
-        "compute_input": _total(of.compute_input),
-        "compute_infer": _total(of.compute_infer),
-        "compute_output": _total(of.compute_output),
-    }
-
-
-def _total(of: Total) -> dict[str, int]:
-    return {"count": of.count, "ns": of.ns}
-
-
-_TRITON_TYPES = {"BYTES": "TYPE_STRING"}
+def _total(total: Total) -> dict[str, int]:
+    return {"count": total.count, "ns": total.ns}
 
 
 def triton_config(manifest: Manifest, settings: ServiceSettings, versions: tuple[int, ...]) -> JSON:
-    """The configuration of one version; `versions` are all that serve."""
+    """Triton's model configuration of one version; `versions` are all that serve."""
     return {
         "name": manifest.name,
         "platform": f"{manifest.engine}_{manifest.precision}",
@@ -146,7 +128,7 @@ def _triton_tensor(spec: TensorSpec, *, is_batched: bool) -> JSON:
     dims = spec.shape[1:] if is_batched and spec.shape[:1] == (BATCH,) else spec.shape
     return {
         "name": spec.name,
-        "data_type": _TRITON_TYPES.get(spec.datatype, f"TYPE_{spec.datatype}"),
+        "data_type": "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}",
         "dims": [size if isinstance(size, int) else -1 for size in dims],
     }
 
@@ -157,17 +139,17 @@ _NONE: dict[str, Parameter] = {}
 
 
 class Urgency(NamedTuple):
-    """How soon a request wants its answer: seconds from its arrival, and 1 for the most urgent, 0 for the default."""
+    """Deadline of a request [s after its arrival] and priority: 1 for the most urgent, 0 for the default."""
 
     deadline_s: float | None = None
     priority: int = 0
 
 
 def checked_parameters(parameters: object, where: str) -> dict[str, Any]:
-    """Parameters whose values are strings, numbers and booleans.
+    """Parameters, checked to be strings, numbers and booleans.
 
     Raises:
-        BadRequest: they are something else.
+        BadRequest: they are of another type.
     """
     if parameters is None:
         return _NONE
@@ -183,7 +165,7 @@ def urgency(parameters: Mapping[str, Parameter]) -> Urgency:
     """Deadline and priority of a request; a `timeout` is in microseconds, and 0 is none.
 
     Raises:
-        BadRequest: they are no whole numbers from 0.
+        BadRequest: they are not whole numbers from 0.
         Unsupported: the request is part of a sequence.
     """
     if not parameters:
@@ -196,10 +178,10 @@ def urgency(parameters: Mapping[str, Parameter]) -> Urgency:
 
 
 def whole_parameter(parameters: Mapping[str, Parameter], name: str, where: str) -> int:
-    """A parameter that is a whole number from 0; 0 where it is absent.
+    """Value of a parameter [its own unit] that is a whole number from 0; 0 if it is absent.
 
     Raises:
-        BadRequest: it is something else.
+        BadRequest: it is of another type.
     """
     value = parameters.get(name, 0)
     if type(value) is not int or value < 0:
@@ -208,10 +190,10 @@ def whole_parameter(parameters: Mapping[str, Parameter], name: str, where: str) 
 
 
 def flag_parameter(parameters: Mapping[str, Parameter], name: str, where: str, *, default: bool) -> bool:
-    """A parameter that is true or false.
+    """Value of a parameter that is true or false.
 
     Raises:
-        BadRequest: it is something else.
+        BadRequest: it is of another type.
     """
     value = parameters.get(name, default)
     if not isinstance(value, bool):
@@ -220,7 +202,7 @@ def flag_parameter(parameters: Mapping[str, Parameter], name: str, where: str, *
 
 
 def refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> None:
-    """Say that tensors come over the wire alone.
+    """Refuse tensors in shared memory.
 
     Raises:
         Unsupported: a region of shared memory is named.
@@ -233,12 +215,11 @@ _UNLIMITED = DynamicDim(name="any")
 
 
 def fit(request: InferenceRequest, manifest: Manifest, *, max_rows: int | None = None) -> Arrays:
-    """The request's inputs in the manifest's order, each of them fitting it.
+    """The request's inputs in the manifest's order, checked against it.
 
     Raises:
         BadRequest: an input is missing, unknown, of another datatype or shape, has no rows, or a dimension that varies
-            is too small or differs between inputs; a string is not UTF-8, or a number not finite; or an output is
-            wanted that the model has not.
+            is too small or differs between inputs; a string is not UTF-8; or a requested output does not exist.
         TooLarge: there are more rows than `max_rows`, or a dimension is larger than the manifest allows.
     """
     inputs = request.inputs
@@ -249,7 +230,10 @@ def fit(request: InferenceRequest, manifest: Manifest, *, max_rows: int | None =
         _fit_tensor(inputs, spec, manifest.name, sizes)
     _check_sizes(sizes, manifest, max_rows)
     if request.outputs:
-        _check_outputs((one.name for one in request.outputs), manifest)
+        names = [spec.name for spec in manifest.outputs]
+        for output in request.outputs:
+            if output.name not in names:
+                raise BadRequest(f"{manifest.name!r} has no output {output.name!r}. {nearest(output.name, names)}")
     for spec in manifest.inputs:
         if spec.datatype == "BYTES":
             _require_utf8(inputs[spec.name], spec.name)
@@ -267,19 +251,19 @@ def _require_utf8(strings: NDArray[Any], name: str) -> None:
 
 
 def _fit_tensor(inputs: Arrays, spec: TensorSpec, model: str, sizes: dict[str, int]) -> None:
-    """Compare a tensor with its description; `sizes` gathers how large the dimensions that vary are."""
+    """Compare a tensor with its description; collect the sizes of named dimensions in `sizes`."""
     array = inputs[spec.name]
     datatype, shape = datatype_of(array.dtype), array.shape
     if datatype != spec.datatype or len(shape) != len(spec.shape):
         raise BadRequest(_tensor_differs(spec, model, datatype, shape))
-    for wanted, size in zip(spec.shape, shape, strict=True):
-        if isinstance(wanted, int):
-            if size != wanted:
+    for dim, size in zip(spec.shape, shape, strict=True):
+        if isinstance(dim, int):
+            if size != dim:
                 raise BadRequest(_tensor_differs(spec, model, datatype, shape))
-        elif sizes.setdefault(wanted, size) != size:
+        elif sizes.setdefault(dim, size) != size:
             raise BadRequest(
-                f"input {spec.name!r} of {model!r} has {size} where dimension {wanted!r} is, another input has "
-                f"{sizes[wanted]}; they must be equal"
+                f"input {spec.name!r} of {model!r} has {size} where dimension {dim!r} is, another input has "
+                f"{sizes[dim]}; they must be equal"
             )
 
 
@@ -296,13 +280,6 @@ def _check_sizes(sizes: dict[str, int], manifest: Manifest, max_rows: int | None
         raise TooLarge(f"this request has {rows} rows; {manifest.name!r} takes at most {max_rows}: send it in parts")
 
 
-def _check_outputs(wanted: Iterable[str], manifest: Manifest) -> None:
-    names = [spec.name for spec in manifest.outputs]
-    for name in wanted:
-        if name not in names:
-            raise BadRequest(f"{manifest.name!r} has no output {name!r}. {nearest(name, names)}")
-
-
 def _names_differ(inputs: Arrays, manifest: Manifest) -> str:
     names = [spec.name for spec in manifest.inputs]
     missing = [repr(name) for name in names if name not in inputs]
@@ -313,33 +290,33 @@ def _names_differ(inputs: Arrays, manifest: Manifest) -> str:
 
 
 def _tensor_differs(spec: TensorSpec, model: str, datatype: str, shape: tuple[int, ...]) -> str:
-    wanted = ", ".join(map(str, spec.shape))
+    expected = ", ".join(map(str, spec.shape))
     return (
-        f"input {spec.name!r} of {model!r} is {spec.datatype} [{wanted}]; this request has {datatype} "
+        f"input {spec.name!r} of {model!r} is {spec.datatype} [{expected}]; this request has {datatype} "
         f"[{', '.join(map(str, shape))}]"
     )
 
 
 MOST_CLASSES = 16_384
-"""Strings that are written for an output; they are made one by one, while all other requests wait."""
+"""Limit on the strings of an output; they are made one by one on the event loop."""
 
 
 def classify(
     response: InferenceResponse, request: InferenceRequest, labels: Mapping[str, Sequence[str]]
 ) -> InferenceResponse:
-    """The response with each output that is wanted as classes turned into them: BYTES [batch, k].
+    """The response with outputs requested as classes replaced by `value:index:label` strings: BYTES [batch, k].
 
     `labels` are those of the model's outputs (`Manifest.labels`). The first dimension is the batch, unless there is no
-    other; equal values come in the order of their indices, and what is no number comes last.
+    other. Equal values are ordered by index, and NaN comes last.
 
     Raises:
-        BadRequest: classes of a BYTES output are wanted, or more than `MOST_CLASSES`.
+        BadRequest: classes of a BYTES output are requested, or more than `MOST_CLASSES`.
     """
-    wanted = {one.name: one.classification for one in request.outputs if one.classification}
-    if not wanted:
+    num_classes = {output.name: output.classification for output in request.outputs if output.classification}
+    if not num_classes:
         return response
     outputs = {
-        name: _top(array, wanted[name], labels.get(name, ()), name) if name in wanted else array
+        name: _top(array, num_classes[name], labels.get(name, ()), name) if name in num_classes else array
         for name, array in response.outputs.items()
     }
     return response._replace(outputs=outputs)
@@ -355,21 +332,20 @@ def _top(array: NDArray[Any], most: int, labels: Sequence[str], name: str) -> ND
             f"output {name!r} would be {len(rows) * most:,} classes, at most {MOST_CLASSES:,} are written; ask for "
             "fewer, or for the numbers as binary data"
         )
-    elements = [_class(row[index], int(index), labels) for row in rows for index in _largest(row, most)]
+    elements = []
+    for row in rows:
+        for index in _largest(row, most):
+            label = f":{labels[index]}" if index < len(labels) else ""
+            elements.append(f"{row[index]}:{index}{label}".encode())
     return strings(elements).reshape((rows.shape[0], most) if array.ndim > 1 else (most,))
 
 
 def _largest(row: NDArray[Any], most: int) -> NDArray[np.intp]:
-    """Indices of the largest values, so many, from the largest on; equal values in the order of their indices."""
+    """Indices of the `most` largest values, descending; equal values in the order of their indices."""
     if row.dtype.kind not in "biu":
         row = np.where(np.isnan(row), -np.inf, row)
     indices = np.arange(len(row))
-    if 0 < most < len(row):  # of many classes a few are wanted: only these are sorted
+    if 0 < most < len(row):  # sort only these
         indices = indices[row >= np.partition(row, len(row) - most)[len(row) - most]]
     chosen = row[indices]
     return indices[len(chosen) - 1 - np.argsort(chosen[::-1], kind="stable")[::-1]][:most]
-
-
-def _class(value: Any, index: int, labels: Sequence[str]) -> bytes:
-    label = f":{labels[index]}" if index < len(labels) else ""
-    return f"{value}:{index}{label}".encode()

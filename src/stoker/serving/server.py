@@ -139,7 +139,7 @@ class Server:
         await self.repository.close(max(LEAST_CLOSING_S, _seconds_left(ends_s)))
         if self._log is not None:
             self._log.close()
-        return sum(unanswered)
+        return sum(count for count in unanswered if count is not None)
 
     async def reload(self) -> None:
         """Reopen the access log, reread keys and certificate, scan the directories; SIGHUP calls this.
@@ -258,7 +258,7 @@ def _seconds_left(ends_s: float) -> float:
 LOOPBACK = "127.0.0.1"
 BODIES_AT_ONCE = 16
 GRACE_S = 25.0
-"""Time for answers at shutdown [s]; below the 30 s after which Kubernetes kills a container, the rest is for closing."""
+"""Time for answers at shutdown [s]; Kubernetes kills a container after 30 s, and closing takes the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,9 +355,14 @@ def run(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> No
 async def _serve(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> int:
     stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop_or_exit(number: int) -> None:
+        if stop.is_set():  # by an earlier signal
+            os._exit(128 + number)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):  # before anything else: a signal may come at any moment
-        # The first signal stops the server, the second ends the process.
-        loop.add_signal_handler(number, lambda code=128 + number: os._exit(code) if stop.is_set() else stop.set())
+        loop.add_signal_handler(number, stop_or_exit, number)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     server = Server(options)
     starting = loop.create_task(server.start())

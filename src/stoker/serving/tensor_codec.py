@@ -1,12 +1,11 @@
-"""Tensors in raw bytes, as both edges carry them: little-endian, row-major, nothing between the elements.
+"""Tensors on the wire: raw bytes (little-endian, row-major) and JSON `data` (nested as the shape is, or flat).
 
 Source: Open Inference Protocol, "Binary Tensor Data" extension; `raw_input_contents` of the gRPC protocol.
-
-Tensors as JSON: `data` with numbers, booleans or strings, nested as the shape is or flat.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import struct
@@ -26,19 +25,19 @@ from stoker.units import KIB
 Buffer = bytes | bytearray | memoryview
 
 MOST_DIMS = 32
-"""Dimensions of a tensor; NumPy has up to 64."""
+"""Limit on a tensor's dimensions; NumPy's is 64."""
 MOST_ELEMENTS = 2**40
-"""Product of a shape, zeros counted as ones; above it sizes in bytes come near to what 64 bits hold."""
+"""Limit on the product of a shape, zeros counted as ones; sizes in bytes then fit 64 bits."""
 
 _DATATYPES: frozenset[str] = frozenset(get_args(Datatype))
 _LENGTH = struct.Struct("<I")
 
 
 def datatype_named(value: object, tensor: str) -> Datatype:
-    """A datatype by the protocol's name of it.
+    """A datatype by its name in the protocol.
 
     Raises:
-        BadRequest: there is none of that name.
+        BadRequest: the name is unknown.
     """
     if not isinstance(value, str) or value not in _DATATYPES:
         raise BadRequest(f"{tensor} has datatype {value!r}; known: {', '.join(sorted(_DATATYPES))}")
@@ -46,10 +45,10 @@ def datatype_named(value: object, tensor: str) -> Datatype:
 
 
 def checked_shape(shape: object, tensor: str) -> tuple[int, ...]:
-    """A shape whose elements can be counted.
+    """A shape, checked.
 
     Raises:
-        BadRequest: it is no list of whole numbers, has a negative one, or more dimensions or elements than can be.
+        BadRequest: it is not a list of whole numbers from 0, or has too many dimensions or elements.
     """
     if not isinstance(shape, Sequence) or isinstance(shape, str):
         raise BadRequest(f"{tensor} needs a shape: a list of whole numbers")
@@ -66,20 +65,17 @@ def checked_shape(shape: object, tensor: str) -> tuple[int, ...]:
 
 
 def count(shape: Sequence[int]) -> int:
-    """How many elements a tensor of this shape has."""
-    elements = 1
-    for size in shape:
-        elements *= size
-    return elements
+    """Number of elements [elements] of a tensor of this shape."""
+    return math.prod(shape)
 
 
 def from_raw(raw: Buffer, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
-    """The tensor in these bytes: a read-only view of them, perhaps unaligned; for BYTES an array of objects.
+    """The tensor in these bytes: a read-only view, perhaps unaligned; for BYTES an array of objects.
 
-    `shape` is one that `checked_shape` gave.
+    `shape` must come from `checked_shape`.
 
     Raises:
-        BadRequest: there are more or fewer bytes than the shape has, or a BOOL is neither 0 nor 1.
+        BadRequest: there are more or fewer bytes than the shape needs, or a BOOL is neither 0 nor 1.
     """
     elements = count(shape)
     if datatype == "BYTES":
@@ -97,15 +93,19 @@ def from_raw(raw: Buffer, datatype: Datatype, shape: tuple[int, ...], tensor: st
 
 
 def to_raw(array: NDArray[Any]) -> Buffer:
-    """The bytes of a tensor: a view of a row-major one, a copy of any other; strings each after their length."""
+    """The bytes of a tensor: a view if it is row-major, else a copy; each string after its length."""
     if array.dtype.kind in "OSU":
-        return _pack(array)
+        parts: list[bytes] = []
+        for value in array.reshape(-1).tolist():
+            element = as_bytes(value)
+            parts += (_LENGTH.pack(len(element)), element)
+        return b"".join(parts)
     flat = array.reshape(-1)
     return np.ascontiguousarray(flat).view(np.uint8).data
 
 
 def as_bytes(value: object) -> bytes:
-    """An element of a BYTES tensor; text is written in UTF-8."""
+    """An element of a BYTES tensor; text becomes UTF-8."""
     return value if isinstance(value, bytes) else str(value).encode()
 
 
@@ -120,32 +120,23 @@ def _unpack(raw: Buffer, elements: int, tensor: str) -> NDArray[Any]:
     """Strings, each after its length in four bytes."""
     if elements * _LENGTH.size > len(raw):
         raise BadRequest(f"{tensor} comes with {len(raw)} bytes, too few for {elements} strings and their lengths")
-    view, values, at = memoryview(raw), [], 0
+    view, values, end = memoryview(raw), [], 0
     for _ in range(elements):
-        start = at + _LENGTH.size
-        at = start + _LENGTH.unpack_from(view, at)[0] if start <= len(view) else start
-        if at > len(view):
-            raise BadRequest(f"{tensor} has a string that ends {at - len(view)} bytes behind its {len(view)} bytes")
-        values.append(bytes(view[start:at]))
-    if at != len(view):
-        raise BadRequest(f"{tensor} has {len(view) - at} bytes behind its last string")
+        start = end + _LENGTH.size
+        end = start + _LENGTH.unpack_from(view, end)[0] if start <= len(view) else start
+        if end > len(view):
+            raise BadRequest(f"{tensor} has a string that ends {end - len(view)} bytes behind its {len(view)} bytes")
+        values.append(bytes(view[start:end]))
+    if end != len(view):
+        raise BadRequest(f"{tensor} has {len(view) - end} bytes behind its last string")
     return strings(values)
 
 
-def _pack(array: NDArray[Any]) -> bytes:
-    parts: list[bytes] = []
-    for value in array.reshape(-1).tolist():
-        element = as_bytes(value)
-        parts += (_LENGTH.pack(len(element)), element)
-    return b"".join(parts)
-
-
 BINARY_ONLY = frozenset[Datatype]({"FP16", "BF16"})
-"""Types of elements that JSON does not carry, says the protocol."""
-
+"""Element types that JSON does not carry, according to the protocol."""
 
 LARGE_BYTES = 64 * KIB
-"""JSON above it is read in parts, so that the interpreter is not held for all of it at once."""
+"""Larger JSON is read in parts, so that the interpreter is not blocked for all of it at once."""
 _MOST_LISTS, _MOST_VALUES = 100_000, 1_000_000
 _LONG = re.compile(rb'(?<!\\)"data"\s*:\s*(\[[\[\]\d\s.,eE+\-]{%d,}\])' % LARGE_BYTES)
 _OUT_OF_PLACE = re.compile(rb"[\d.]\s*\[|\]\s*[\d.\-]")
@@ -154,18 +145,18 @@ _PART_BYTES = 256 * KIB
 
 
 class Numbers(NamedTuple):
-    """The text of a long `data` of numbers, nested or flat, which is not read yet."""
+    """The text of a long `data` of numbers, nested or flat, not yet parsed."""
 
     text: bytes
 
 
 def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
-    """A JSON text with each long `data` of numbers replaced by a string nobody can guess, and what these stand for.
+    """A JSON text with each long `data` of numbers replaced by a random string, and the numbers by that string.
 
-    Read as a whole such a list takes thirty times its length in memory, and stops everything else meanwhile.
+    Parsed at once such a list takes thirty times its length in memory, and blocks the process.
 
     Raises:
-        TooLarge: the rest has more lists, objects or values than can be read at once.
+        TooLarge: the rest has too many lists, objects or values.
     """
     token = secrets.token_hex(16)
     long: dict[str, Numbers] = {}
@@ -185,19 +176,20 @@ def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
 
 
 def _from_long(numbers: Numbers, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
-    """The tensor in a long text: its brackets are compared with those of the shape, its numbers read in parts."""
+    """The tensor in a long text: its brackets are compared with the shape's, its numbers parsed in parts."""
     text, elements = numbers.text, count(shape)
     values, lists = text.count(b",") + 1, text.count(b"[")
     if values != elements:
         raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {values}")
     nested = sum(count(shape[:depth]) for depth in range(len(shape)))
     is_flat = lists == 1
-    skeleton = text.translate(None, b"0123456789.eE+- \t\r\n")
-    if (
-        not (is_flat or lists == nested)
-        or skeleton != _skeleton((elements,) if is_flat else shape)
-        or _OUT_OF_PLACE.search(text)
-    ):
+    is_valid = is_flat or lists == nested
+    if is_valid:
+        expected = b""  # the JSON without its numbers; no dimension is 0
+        for size in reversed((elements,) if is_flat else shape):
+            expected = b"[" + b",".join([expected] * size) + b"]"
+        is_valid = text.translate(None, b"0123456789.eE+- \t\r\n") == expected and not _OUT_OF_PLACE.search(text)
+    if not is_valid:
         raise BadRequest(f"{tensor} has shape {list(shape)}; its data is neither nested so nor flat")
     text = text.translate(_NO_BRACKETS)
     array = np.empty(elements, dtype_of(datatype))
@@ -218,22 +210,14 @@ def _from_long(numbers: Numbers, datatype: Datatype, shape: tuple[int, ...], ten
     return array.reshape(shape)
 
 
-def _skeleton(shape: tuple[int, ...]) -> bytes:
-    """What is left of a tensor's JSON without its numbers; no dimension is 0."""
-    inner = b""
-    for size in reversed(shape):
-        inner = b"[" + b",".join([inner] * size) + b"]"
-    return inner
-
-
 def from_json_data(data: object, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
     """The tensor in `data`, copied.
 
-    `shape` is one that `checked_shape` gave.
+    `shape` must come from `checked_shape`.
 
     Raises:
-        BadRequest: more or fewer values than the shape has, nested otherwise, values of another kind (a string or a
-            boolean among numbers, a fraction among integers), too large for the datatype, or FP16 or BF16.
+        BadRequest: more or fewer values than the shape has, another nesting, values of another type (a string or a
+            boolean among numbers, a fraction among integers), values too large for the datatype, or FP16 or BF16.
     """
     if datatype in BINARY_ONLY:
         raise BadRequest(f"{tensor} is {datatype}, which JSON does not carry; send it as binary data")
@@ -247,7 +231,10 @@ def from_json_data(data: object, datatype: Datatype, shape: tuple[int, ...], ten
 
 
 def _checked_kinds(values: list[Any], datatype: Datatype, tensor: str) -> None:
-    foreign = set(map(type, values)) - _kinds(datatype)
+    kinds: set[type] = {int, float} if datatype.startswith("FP") else {int}
+    if datatype in {"BYTES", "BOOL"}:
+        kinds = {str} if datatype == "BYTES" else {bool}
+    foreign = set(map(type, values)) - kinds
     if foreign:
         names = ", ".join(sorted(_JSON_NAMES.get(kind, kind.__name__) for kind in foreign))
         raise BadRequest(f"{tensor} is {datatype} and has values of other kinds in its data: {names}")
@@ -267,7 +254,7 @@ def _checked(values: list[Any], datatype: Datatype, tensor: str) -> NDArray[Any]
 
 
 def to_json_data(array: NDArray[Any]) -> object:
-    """What to write as `data`, flat; orjson writes the array itself, and `null` for what is no finite number."""
+    """The `data` to write, flat; orjson writes the array itself, and `null` for NaN and infinities."""
     flat = array.reshape(-1)
     if array.dtype.kind in "OSU":
         return [value.decode() if isinstance(value, bytes) else str(value) for value in flat.tolist()]
@@ -277,17 +264,8 @@ def to_json_data(array: NDArray[Any]) -> object:
 _JSON_NAMES = {type(None): "null", bool: "boolean", str: "string", list: "list", dict: "object", float: "fraction"}
 
 
-def _kinds(datatype: Datatype) -> set[type]:
-    """What JSON values of a datatype are in Python."""
-    if datatype == "BYTES":
-        return {str}
-    if datatype == "BOOL":
-        return {bool}
-    return {int, float} if datatype.startswith("FP") else {int}
-
-
 def _flat(data: Any, shape: tuple[int, ...], tensor: str) -> list[Any]:
-    """The values in one list, row by row."""
+    """The values in one list, in row-major order."""
     if not isinstance(data, list):
         if shape or data is None:
             raise BadRequest(f"{tensor} needs `data`: a list, nested as its shape is, or flat")
