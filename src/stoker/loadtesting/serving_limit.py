@@ -281,7 +281,7 @@ def highest_rate(
 
 
 Try = Callable[[ServiceSettings, float], SettingsTrial]
-"""Serves with these settings; finds the highest rate held, if it reaches the second argument [requests/s]."""
+"""Serves with these settings; finds the highest rate held if it reaches the second argument [requests/s]."""
 
 Axis = Callable[[ServiceSettings], Iterator[ServiceSettings]]
 """Settings that differ from the given ones in one coordinate, the most promising first."""

@@ -224,7 +224,7 @@ def _without_an_eye_for_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
         return cutting.BatchComposition(max_rows, (shelf,), 0.0, 0.0)
 
     monkeypatch.setattr(shapes, "round_up", lambda _size: LENGTHS[1])
-    monkeypatch.setattr(cutting, "choose", everything)
+    monkeypatch.setattr(cutting, "choose_composition", everything)
 
 
 def test_mixed_lengths_gain_over_padding_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
