@@ -202,7 +202,7 @@ class Bracket:
     missed: float = math.inf
 
     def next_rate(self, first: float) -> float | None:
-        """The next rate to try [requests/s], initially `first`; None once the ends are close, or no rate can be held."""
+        """The next rate to try [requests/s], initially `first`; None once the ends are close or no rate can be held."""
         if self.held == 0.0 and math.isinf(self.missed):
             return first
         if self.held == 0.0:
@@ -281,7 +281,7 @@ def highest_rate(
 
 
 Try = Callable[[ServiceSettings, float], SettingsTrial]
-"""Serves with these settings; finds the highest rate held if it reaches the second argument [requests/s]."""
+"""Serves with these settings; finds the highest rate held, if it reaches the one given [requests/s]."""
 
 Axis = Callable[[ServiceSettings], Iterator[ServiceSettings]]
 """Settings that differ from the given ones in one coordinate, the most promising first."""

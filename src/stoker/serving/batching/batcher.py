@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+
 import numpy as np
 
 from stoker.artifacts import Golden

@@ -103,8 +103,8 @@ class LatencyTable:
                 if self._columns:  # as the nearest column
                     guess = list(self._column(size))
                 else:  # in proportion to this batch
-                    whole = seconds * (size / elements)
-                    guess = [whole * (FIXED_SHARE + (1 - FIXED_SHARE) * each / rows) for each in self.grid]
+                    base = seconds * (size / elements)
+                    guess = [base * (FIXED_SHARE + (1 - FIXED_SHARE) * each / rows) for each in self.grid]
                 self._columns[size] = _Column(guess, [0.0] * len(self.grid))
             self._columns[size].measured_at = now
         self._cache.clear()
@@ -138,7 +138,7 @@ class LatencyTable:
         return [corner for corner in shares if corner[2] > 0.0]
 
     def _column(self, elements: int) -> list[float]:
-        """Seconds at the grid of rows for any size: interpolated between two columns, or in proportion to the nearest."""
+        """Seconds at the grid of rows for any size: between two columns, or in proportion to the nearest."""
         column = self._cache.get(elements)
         if column is not None:
             return column
