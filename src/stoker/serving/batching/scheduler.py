@@ -200,7 +200,7 @@ AS_GOOD = 0.97
 already waits when answers lead to new requests; if more than a batch waits, the most."""
 
 BATCH_OVERHEAD_S = 0.5e-3
-"""Cost of a batch besides its run [s]: thread switches, selection, delivery. The table has only the engine's seconds, by
+"""Cost of a batch besides its run [s]: thread switches, selection, delivery. The table has only the engine's times, by
 which single rows may look as good as many."""
 
 _MOST_TOPS = 6

@@ -1,9 +1,4 @@
-"""The ASGI application: a request in, one answer and one line of log out.
-
-Answers of HTTP: status, headers, body; every refusal is `{"error": …}`.
-
-What each page answers; inference apart.
-"""
+"""The ASGI application: each request gets one response and one log entry; refusals are `{"error": …}`."""
 
 from __future__ import annotations
 
@@ -11,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +17,7 @@ from stoker.serving import protocol
 from stoker.serving.http import bodies
 from stoker.serving.http.bodies import Encoded, check_output_form, decode, decode_raw, encode
 from stoker.serving.http.exchange import WORTH_A_THREAD_BYTES, Exchange, Receive, Scope, Send
-from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Page, Route, find
+from stoker.serving.http.routes import ADMIN, POSTED, WITHOUT_KEY, Page, Route, find
 from stoker.serving.protocol import checked_parameters, classify
 from stoker.serving.refusals import (
     BadRequest,
@@ -39,19 +34,19 @@ from stoker.serving.security import refuse_cross_site
 from stoker.serving.service import AccessEntry, ServerContext
 
 DISCONNECTED = "the client went away"
-"""With this message the task of a request is cancelled whose connection is lost."""
+"""Message of the cancellation of a request whose connection is lost."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Application:
-    """The Open Inference Protocol over a service; with `edge.is_admin` the repository's calls and metrics as well."""
+    """The Open Inference Protocol over a service; with `edge.is_admin` also the repository's calls and metrics."""
 
     def __init__(self, edge: ServerContext) -> None:
         self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI 3 calls for."""
+        """Answer one ASGI 3 request."""
         if scope["type"] != "http":
             return
         clock = self._edge.clock
@@ -59,12 +54,12 @@ class Application:
         exchange = Exchange(scope, receive, self._edge.limits, self._edge.in_flight)
         answer = await self._answer(exchange)
         if len(answer.body) > WORTH_A_THREAD_BYTES:
-            exchange.release()  # of the request; from here on the answer counts
+            exchange.release()  # the request's bytes; from here on the answer counts
             try:
                 exchange.hold(len(answer.body))
             except OverCapacity as refused:
                 answer = error_response(refused)
-        with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
+        with contextlib.suppress(asyncio.CancelledError):  # the client is gone; the log entry is still due
             await send_response(answer, send)
         exchange.release()
         if self._edge.log is None:
@@ -89,7 +84,7 @@ class Application:
         )
 
     async def _answer(self, exchange: Exchange) -> HttpResponse:
-        """What goes back, whatever happens."""
+        """The response, also for any error."""
         try:
             return await self._dispatch(exchange)
         except NotAllowed as error:
@@ -118,8 +113,8 @@ class Application:
             exchange.caller = edge.authorize(exchange.text_headers())
         if route.page == "infer":
             return await self._infer(exchange, route)
-        if doing := ACTION_PAGES.get(route.page):
-            return await doing(edge, route, exchange)
+        if route.page in POSTED:
+            return await repository_page(edge, route, exchange)
         return STATE_PAGES[route.page](edge, route)
 
     async def _infer(self, exchange: Exchange, route: Route) -> HttpResponse:
@@ -131,7 +126,10 @@ class Application:
             request, form = decode_raw(body, manifest=manifest, model=route.model, version=route.version, caller=caller)
         else:
             read = partial(decode, body, json_bytes=json_bytes, model=route.model, version=route.version, caller=caller)
-            if len(body) > WORTH_A_THREAD_BYTES and _takes_long(body, json_bytes):
+            # JSON and strings are read value by value; other binary data is only viewed.
+            if len(body) > WORTH_A_THREAD_BYTES and (
+                json_bytes is None or json_bytes > WORTH_A_THREAD_BYTES or b"BYTES" in body[:json_bytes]
+            ):
                 exchange.hold(2 * len(body))  # its copies while it is read
                 request, form = await asyncio.to_thread(read)
             else:
@@ -141,18 +139,11 @@ class Application:
         inferred = await service.infer(request)
         is_raw = form.binary and not form.outputs and not request.outputs
         if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
-            encoded = await asyncio.to_thread(
-                lambda: encode(classify(inferred, request, manifest.labels), form),
-            )
+            encoded = await asyncio.to_thread(lambda: encode(classify(inferred, request, manifest.labels), form))
         else:
             encoded = encode(classify(inferred, request, manifest.labels), form)
         accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
         return inference_response(encoded, accepted)
-
-
-def _takes_long(body: bytes, json_bytes: int | None) -> bool:
-    """Whether a large body is read value by value: JSON, or strings. Binary numbers are only looked at."""
-    return json_bytes is None or json_bytes > WORTH_A_THREAD_BYTES or b"BYTES" in body[:json_bytes]
 
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -164,7 +155,7 @@ _AFTER_STATUS: dict[int, Headers] = {401: ((b"www-authenticate", b"Bearer"),), 4
 
 
 class HttpResponse(NamedTuple):
-    """What goes back; `reason` and `error` are a refusal's, for the log."""
+    """A response; `reason` and `error` are a refusal's, for the log."""
 
     status: int
     body: bytes
@@ -179,7 +170,7 @@ def json_response(value: Any, status: int = 200) -> HttpResponse:
 
 
 def inference_response(encoded: Encoded, accept_encoding: str = "") -> HttpResponse:
-    """An inference response, compressed where the client wants that and it can pay."""
+    """An inference response, compressed if the client requests it and it is large enough."""
     body, json_bytes = encoded
     headers: Headers = (_JSON,)
     if json_bytes is not None:
@@ -191,7 +182,7 @@ def inference_response(encoded: Encoded, accept_encoding: str = "") -> HttpRespo
 
 
 def error_response(error: StokerError, *, extra: Headers = ()) -> HttpResponse:
-    """What is said instead of an answer, with the status that the error's kind has."""
+    """The response for an error, with the status of its class."""
     headers: Headers = (_JSON, *_AFTER_STATUS.get(error.http_status, ()), *extra)
     reason = "internal"
     if isinstance(error, Refusal):
@@ -203,22 +194,10 @@ def error_response(error: StokerError, *, extra: Headers = ()) -> HttpResponse:
 
 
 async def send_response(answer: HttpResponse, to: Send) -> None:
-    """Hand it to the ASGI server."""
+    """Pass a response to the ASGI server."""
     length = (b"content-length", str(len(answer.body)).encode())
     await to({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]})
     await to({"type": "http.response.body", "body": answer.body})
-
-
-StatePage = Callable[[ServerContext, Route], HttpResponse]
-ActionPage = Callable[[ServerContext, Route, Exchange], Awaitable[HttpResponse]]
-
-
-def _server(edge: ServerContext, _route: Route) -> HttpResponse:
-    return json_response(protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin))
-
-
-def _live(_edge: ServerContext, _route: Route) -> HttpResponse:
-    return json_response({"live": True})
 
 
 def _ready(edge: ServerContext, _route: Route) -> HttpResponse:
@@ -241,10 +220,6 @@ def _metadata(edge: ServerContext, route: Route) -> HttpResponse:
     return json_response(protocol.model_metadata(route.model, manifest, edge.service.versions(route.model)))
 
 
-def _config(edge: ServerContext, route: Route) -> HttpResponse:
-    return json_response(edge.service.config(route.model, route.version))
-
-
 def _statistics(edge: ServerContext, route: Route) -> HttpResponse:
     return json_response(protocol.statistics_document(edge.service.statistics(route.model, route.version)))
 
@@ -256,46 +231,40 @@ def _metrics(edge: ServerContext, _route: Route) -> HttpResponse:
     return HttpResponse(200, body, ((b"content-type", content_type.encode()),))
 
 
-STATE_PAGES: dict[Page, StatePage] = {
-    "server": _server,
-    "live": _live,
+STATE_PAGES: dict[Page, Callable[[ServerContext, Route], HttpResponse]] = {
+    "server": lambda edge, _route: json_response(
+        protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin)
+    ),
+    "live": lambda _edge, _route: json_response({"live": True}),
     "ready": _ready,
     "models": _models,
     "all_statistics": _statistics,
     "metadata": _metadata,
     "model_ready": _model_ready,
-    "config": _config,
+    "config": lambda edge, route: json_response(edge.service.config(route.model, route.version)),
     "statistics": _statistics,
     "metrics": _metrics,
 }
-"""Pages that only look."""
+"""Pages that only read the state."""
 
 
-async def _index(edge: ServerContext, _route: Route, exchange: Exchange) -> HttpResponse:
-    ready_only = (await _settings(exchange)).get("ready", False)
-    if not isinstance(ready_only, bool):
-        raise BadRequest(f"`ready` must be true or false, got {ready_only!r}")
-    return json_response(protocol.index_document(edge.service.index(ready_only=ready_only)))
-
-
-async def _load(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
-    given = (await _settings(exchange)).get("parameters")
-    await edge.service.load(route.model, checked_parameters(given, "the request"))
+async def repository_page(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
+    """The index, or the loading or unloading of a model; each takes a JSON body."""
+    settings = await _settings(exchange)
+    if route.page == "index":
+        ready_only = settings.get("ready", False)
+        if not isinstance(ready_only, bool):
+            raise BadRequest(f"`ready` must be true or false, got {ready_only!r}")
+        return json_response(protocol.index_document(edge.service.index(ready_only=ready_only)))
+    if route.page == "load":
+        await edge.service.load(route.model, checked_parameters(settings.get("parameters"), "the request"))
+    else:
+        await edge.service.unload(route.model)
     return json_response({})
-
-
-async def _unload(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
-    await _settings(exchange)
-    await edge.service.unload(route.model)
-    return json_response({})
-
-
-ACTION_PAGES: dict[Page, ActionPage] = {"index": _index, "load": _load, "unload": _unload}
-"""Pages that read a body and may take their time."""
 
 
 async def _settings(exchange: Exchange) -> dict[str, object]:
-    """The JSON object in a body; an empty body is an empty one."""
+    """The JSON object in a body; empty for an empty body."""
     body = await exchange.body()
     if not body.strip():
         return {}

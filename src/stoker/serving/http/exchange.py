@@ -1,7 +1,4 @@
-"""One request of HTTP: its headers, its body under limits, and what is known of it for the log.
-
-Gathers a body as it comes in, in one buffer, and hands it over whole: its task is woken once.
-"""
+"""One HTTP request: its headers, its body under limits (`Exchange`), and the buffer that collects it (`BufferedBody`)."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 WORTH_A_THREAD_BYTES = 64 * 1024
-"""Bytes above which the event loop is not held up by decompressing, reading or writing them."""
+"""Size above which bytes are decompressed, parsed or written on a thread instead of the event loop."""
 
 
 class Exchange:
     """A request while it is answered. `scope` and `receive` are ASGI's.
 
-    What its body takes once it is decompressed, and its answer until it is sent, is counted in `in_flight` until
-    `release`; the connection counts what its client has not read then.
+    Its decompressed body, and its answer until it is sent, count in `in_flight` until `release`; then the connection
+    counts what its client has not read.
     """
 
     __slots__ = (
@@ -48,16 +45,16 @@ class Exchange:
         self._in_flight = in_flight
 
     def hold(self, num_bytes: int) -> None:
-        """Count some of what is held for this request.
+        """Count bytes held for this request.
 
         Raises:
-            Crowded: there is no room.
+            OverCapacity: there is no room.
         """
         self._in_flight.take(num_bytes)
         self._taken += num_bytes
 
     def release(self) -> None:
-        """The request is over."""
+        """Release all counted bytes."""
         self._in_flight.give_back(self._taken)
         self._taken = 0
 
@@ -66,10 +63,10 @@ class Exchange:
         return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items()}
 
     def number(self, header: bytes) -> int | None:
-        """A header that is a number of bytes; None where it is absent.
+        """Value of a header that is a number of bytes; None if it is absent.
 
         Raises:
-            BadRequest: it is no whole number.
+            BadRequest: it is not a whole number.
         """
         value = self.headers.get(header)
         if value is None:
@@ -82,12 +79,12 @@ class Exchange:
         """The whole body, decompressed.
 
         Raises:
-            TooLarge: it has more bytes than it may, as they came or decompressed.
-            Crowded: together with the bodies of others.
-            TooSlow: it did not arrive in time.
-            Cancelled: the client went away.
+            TooLarge: it exceeds the limit, as sent or decompressed.
+            OverCapacity: all bodies together exceed the server's limit.
+            RequestTimeout: it did not arrive in time.
+            Cancelled: the client disconnected.
             BadRequest: it is damaged.
-            Unsupported: it is compressed in an unknown way.
+            WrongFormat: its compression is unknown.
         """
         body = await self._read()
         self.bytes_in = len(body)
@@ -103,31 +100,27 @@ class Exchange:
         return whole
 
     async def _read(self) -> bytes:
-        if isinstance(self._receive, BufferedBody) and self._receive.is_whole:  # nearly always: no timer then
+        if isinstance(self._receive, BufferedBody) and self._receive.is_whole:  # nearly always, and without a timer
             return self._bounded([(await self._receive())["body"]])
         announced = self.number(b"content-length")
         if announced is not None and announced > self.limits.body_bytes:
             raise self._too_large(announced)
         try:
             async with asyncio.timeout(self.limits.body_s):
-                return await self._rest(await self._receive())
+                pieces: list[bytes] = []
+                size = 0
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise Cancelled(f"the client went away after {size} bytes of the body")
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    if size > self.limits.body_bytes or not message.get("more_body", False):
+                        return self._bounded(pieces)
         except TimeoutError as error:
             raise RequestTimeout(
                 f"the body did not arrive within {format_seconds(self.limits.body_s)}; send it faster, or in parts"
             ) from error
-
-    async def _rest(self, message: dict[str, Any]) -> bytes:
-        """A body that comes in several pieces."""
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            if message["type"] == "http.disconnect":
-                raise Cancelled(f"the client went away after {size} bytes of the body")
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > self.limits.body_bytes or not message.get("more_body", False):
-                return self._bounded(pieces)
-            message = await self._receive()
 
     def _bounded(self, pieces: list[bytes]) -> bytes:
         size = sum(map(len, pieces))
@@ -141,7 +134,7 @@ class Exchange:
 
 
 def header_list(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI wants them."""
+    """Headers in ASGI's form."""
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
@@ -149,11 +142,11 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BufferedBody:
-    """ASGI's `receive` for an application that needs the whole body anyway, in place of uvicorn's.
+    """ASGI's `receive` for an application that needs the whole body; it wakes the request's task once.
 
-    Uvicorn's holds a body up every 64 KiB and copies it twice more. Of a body with more than `most_bytes` no more than
-    the piece that exceeds them is kept; the application is handed it as a part, and refuses it. What is kept is counted
-    in `in_flight` until `release`.
+    Uvicorn's pauses every 64 KiB and copies the body twice more. Of a body with more than `most_bytes`, no more than
+    the exceeding piece is kept; the application receives it as a part, and refuses it. Kept bytes count in `in_flight`
+    until `release`.
     """
 
     __slots__ = (
@@ -169,12 +162,12 @@ class BufferedBody:
         self._num_bytes = self._taken = 0
         self._refusal: OverCapacity | None = None
         self.is_whole = False
-        """Whether all of it is here."""
+        """Whether the body is complete."""
         self._has_news = False
         self._awaited: asyncio.Event | None = None
 
     def add(self, piece: bytes) -> None:
-        """A piece has come."""
+        """Add a received piece."""
         if self._num_bytes > self._most_bytes or self._refusal is not None:
             return
         try:
@@ -186,7 +179,7 @@ class BufferedBody:
             return
         self._taken += len(piece)
         if not self._num_bytes:
-            self._content = piece  # nearly always the only one, and not copied
+            self._content = piece  # nearly always the only one; not copied
         elif isinstance(self._content, bytes):
             self._content = bytearray(self._content + piece)
         else:
@@ -196,20 +189,20 @@ class BufferedBody:
             self._tell()
 
     def end(self) -> None:
-        """It was the last piece."""
+        """Mark the body as complete."""
         self.is_whole = True
         self._tell()
 
     def release(self) -> None:
-        """Forget what was kept: the request is over, or will not be answered."""
+        """Drop the content: the request is over, or will not be answered."""
         self._in_flight.give_back(self._taken)
         self._content, self._taken = b"", 0
 
     async def __call__(self) -> dict[str, Any]:
-        """The body, or so much of it as is too much.
+        """The body, or its beginning if it is too large.
 
         Raises:
-            Crowded: there was no room for it among the bodies of others.
+            OverCapacity: all bodies together exceed the server's limit.
         """
         cycle = self._cycle
         if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
@@ -224,7 +217,7 @@ class BufferedBody:
         return {"type": "http.request", "body": body, "more_body": not self.is_whole}
 
     def _tell(self) -> None:
-        """Have the application go on, whether it waits already or comes to it later."""
+        """Wake the application, or let it not wait at all."""
         self._has_news = True
         if self._awaited is not None:
             self._awaited.set()

@@ -1,4 +1,4 @@
-"""Which page a path is: decided from the path alone."""
+"""Routes: the page, model and version that a path names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Method = Literal["GET", "POST"]
 POSTED: frozenset[Page] = frozenset({"infer", "index", "load", "unload"})
 ADMIN: frozenset[Page] = frozenset({"index", "load", "unload", "metrics"})
 WITHOUT_KEY: frozenset[Page] = frozenset({"live", "ready", "model_ready"})
-"""Probes of an orchestrator carry no key."""
+"""An orchestrator's probes have no key."""
 
 _PAGES: dict[tuple[str, ...], Page] = {
     ("v2",): "server",
@@ -35,13 +35,13 @@ _OF_A_MODEL: dict[str, Page] = {
 _OF_THE_REPOSITORY: dict[str, Page] = {"load": "load", "unload": "unload"}
 _UNSUPPORTED_OF_A_MODEL = frozenset({"generate", "generate_stream", "trace"})
 _MOST_KNOWN_CHARS = 256
-"""Longer paths are not remembered: they are no model's, and whoever sends many of them would fill the memory."""
+"""Longer paths are not cached: they are no model's, and many of them would fill the memory."""
 _UNSUPPORTED = frozenset({"trace", "logging", "systemsharedmemory", "cudasharedmemory"})
 
 
 @dataclass(frozen=True)
 class Route:
-    """A page, and of which model; without `version` of its default one."""
+    """A page and its model; an empty `version` is the default one."""
 
     page: Page
     model: str = ""
@@ -49,12 +49,12 @@ class Route:
 
     @property
     def method(self) -> Method:
-        """The one that the page takes; HEAD goes as GET does."""
+        """The page's HTTP method; HEAD is treated as GET."""
         return "POST" if self.page in POSTED else "GET"
 
 
 def find(path: str) -> Route:
-    """The page at a path as it was sent, percent-quoted; each segment is unquoted by itself.
+    """The page at a percent-quoted path; segments are unquoted one by one.
 
     Raises:
         NotFound: there is none.
