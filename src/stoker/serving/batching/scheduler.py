@@ -293,12 +293,14 @@ def choose_composition(lane: Lane, head: RequestPart, table: LatencyTable, max_r
     worth = {
         sizes: table.seconds_a_row(shelf.shape.elements, waiting, BATCH_OVERHEAD_S) for sizes, shelf in lane.items()
     }
-    least, shelves, stops = math.inf, (own,), list[_Stop]()
+    least = math.inf
+    shelves: Sequence[ShapeQueue] = ()
+    stops: list[_Stop] = []
     for elements, candidates in _walks(lane, own):
         ends = list(_stops(candidates, head, worth, elements, table, max_rows))
         loss = min(seconds - value for _, seconds, value in ends)
         if not stops or loss < least:
-            least, shelves, stops = loss, tuple(candidates), ends
+            least, shelves, stops = loss, candidates, ends
     _, seconds, value = next(stop for stop in stops if stop[1] - stop[2] == least)
     enough = AS_GOOD * value / (seconds + BATCH_OVERHEAD_S)
     as_good = [stop for stop in stops if stop[2] / (stop[1] + BATCH_OVERHEAD_S) >= enough]

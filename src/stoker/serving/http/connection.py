@@ -243,7 +243,7 @@ class HttpConnection(HttpToolsProtocol):
             if self._stall is not None:  # an answer is held until its last byte is sent
                 self._in_flight.give_back(self._held_bytes - answer.num_bytes)
                 self._held_bytes = answer.num_bytes
-            cycle.on_response = int  # does nothing; the bound method is a cycle that only the garbage collector frees
+            cycle.on_response = _do_nothing  # the bound method makes a cycle that only the garbage collector frees
 
     def _headers_are_long(self) -> None:
         self._refuse(431, f"the headers have more than {format_bytes(self._limits.header_bytes)}")
@@ -276,6 +276,10 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _do_nothing() -> None:
+    """The request is over."""
 
 
 def uvicorn_config(edge: ServerContext, **settings: Any) -> Config:

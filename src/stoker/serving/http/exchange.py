@@ -1,4 +1,4 @@
-"""One HTTP request: its headers, its body under limits (`Exchange`), and the buffer that collects it (`BufferedBody`)."""
+"""One HTTP request: its headers, its body under limits (`Exchange`), and the body's buffer (`BufferedBody`)."""
 
 from __future__ import annotations
 
