@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from stoker.artifacts.dtypes import Arrays
 from stoker.errors import BadArtifact, ServiceError
-from stoker.records import ServingPrecision, TensorSpec
+from stoker.records import EngineName, ServingPrecision, TensorSpec
 
 Where = Literal["cpu", "cuda"]
 """The device an engine computes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRecord:
+    """An engine, as all other parts know it. A file of `stoker.engines` with a record `ENGINE` is an engine.
+
+    The file must be importable without the engine's library: `load_all` imports it, and raises BadArtifact if the
+    library is missing or refuses the graph.
+
+    Args:
+        name: in manifests, and of the engine's file.
+        load_all: one engine for each instance of a graph.
+        platform: name in the protocol's model metadata.
+        packages: distributions whose versions the answers depend on.
+        suffixes: of graphs in artifacts; other files that a graph of another format reads would not be checked.
+        export_rank: an export names the engine of the lowest rank that holds.
+        reference_rank: an imported graph means what the engine of the lowest rank answers.
+    """
+
+    name: EngineName
+    load_all: Callable[[Graph], Sequence[Engine]]
+    platform: str
+    packages: tuple[str, ...]
+    suffixes: tuple[str, ...] = (".onnx",)
+    export_rank: int = 100
+    reference_rank: int = 100
 
 
 class Engine(Protocol):

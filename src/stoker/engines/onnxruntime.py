@@ -13,15 +13,9 @@ from typing import Any
 import numpy as np
 
 from stoker.artifacts.dtypes import Arrays
-from stoker.engines.base import BadInput, Graph, cannot_load, cannot_run, not_installed, require_names
+from stoker.engines.base import BadInput, EngineRecord, Graph, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype
-
-try:
-    import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
-except ImportError as error:
-    raise not_installed("onnxruntime") from error
 
 _TYPES: dict[str, Datatype] = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
@@ -35,11 +29,12 @@ _SHAPES = re.compile(r"broadcast|[Dd]imension|[Ss]hape|out of (bounds|range)|out
 class OnnxRuntime:
     """An inference session, which instances may share."""
 
-    def __init__(self, session: Any, graph: Graph) -> None:
+    def __init__(self, library: Any, session: Any, graph: Graph) -> None:
         self._session = session
+        self._invalid_argument = library.capi.onnxruntime_pybind11_state.InvalidArgument
         self._names = [spec.name for spec in graph.outputs]
         self._strings = {spec.name for spec in (*graph.inputs, *graph.outputs) if spec.datatype == "BYTES"}
-        self._options = onnxruntime.RunOptions()
+        self._options = library.RunOptions()
         self._options.log_severity_level = _FATAL  # its errors are raised, not printed as well
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -50,7 +45,7 @@ class OnnxRuntime:
             raise BadInput(f"onnxruntime takes strings in UTF-8: {error}") from error
         except Exception as error:  # its errors have no base of their own
             # Some kernels report shapes that do not fit as a failure of their own.
-            is_input = isinstance(error, InvalidArgument) or _SHAPES.search(str(error)) is not None
+            is_input = isinstance(error, self._invalid_argument) or _SHAPES.search(str(error)) is not None
             raise cannot_run("onnxruntime", error, is_input=is_input) from error
         return self._converted(dict(zip(self._names, outputs, strict=True)), str.encode)
 
@@ -72,23 +67,27 @@ def load_all(graph: Graph) -> tuple[OnnxRuntime, ...]:
     """One engine for each instance of the graph.
 
     Raises:
-        BadArtifact: ONNX Runtime cannot load it, it has other inputs or outputs, the precision is not supported, or
-            there is no GPU.
+        BadArtifact: ONNX Runtime is not installed or cannot load it, it has other inputs or outputs, the precision is
+            not supported, or there is no GPU.
     """
+    try:
+        import onnxruntime  # noqa: PLC0415 - the engine is listed without its library
+    except ImportError as error:
+        raise not_installed("onnxruntime") from error
     if graph.precision in ("bf16", "fp16", "int8+bf16") and graph.where == "cpu":
         raise BadArtifact(
             f"{graph.path} is to be computed in {graph.precision}; ONNX Runtime has few kernels for it on the CPU",
             remedy="Use the engine openvino for this precision.",
         )
     shared = graph.threads == 1 or graph.where == "cuda"
-    sessions = [_session(graph) for _ in range(1 if shared else graph.instances)]
+    sessions = [_session(onnxruntime, graph) for _ in range(1 if shared else graph.instances)]
     require_names(graph.path, "input", graph.inputs, _datatypes(sessions[0].get_inputs()))
     require_names(graph.path, "output", graph.outputs, _datatypes(sessions[0].get_outputs()))
-    return tuple(OnnxRuntime(sessions[i % len(sessions)], graph) for i in range(graph.instances))
+    return tuple(OnnxRuntime(onnxruntime, sessions[i % len(sessions)], graph) for i in range(graph.instances))
 
 
-def _session(graph: Graph) -> Any:
-    options = onnxruntime.SessionOptions()
+def _session(library: Any, graph: Graph) -> Any:
+    options = library.SessionOptions()
     options.log_severity_level = _FATAL
     options.intra_op_num_threads = graph.threads
     options.inter_op_num_threads = 1
@@ -96,12 +95,12 @@ def _session(graph: Graph) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if graph.where == "cuda":
-        if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        if "CUDAExecutionProvider" not in library.get_available_providers():
             raise BadArtifact("This ONNX Runtime has no CUDA", remedy="pip install onnxruntime-gpu")
         # fp32 means fp32, not TF32. An operator without a GPU kernel runs on the CPU.
         providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
     try:
-        session = onnxruntime.InferenceSession(str(graph.path), options, providers=providers)
+        session = library.InferenceSession(str(graph.path), options, providers=providers)
     except Exception as error:  # its errors have no base of their own
         raise cannot_load(graph.path, "onnxruntime", error) from error
     if graph.where == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
@@ -116,3 +115,13 @@ def _datatypes(tensors: Iterable[Any]) -> dict[str, str]:
         tensor.name: _TYPES.get(tensor.type.removeprefix("tensor(").removesuffix(")"), tensor.type)
         for tensor in tensors
     }
+
+
+ENGINE = EngineRecord(
+    name="onnxruntime",
+    load_all=load_all,
+    platform="onnxruntime_onnx",
+    packages=("onnxruntime",),
+    export_rank=2,
+    reference_rank=1,
+)

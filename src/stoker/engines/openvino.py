@@ -11,15 +11,9 @@ import numpy as np
 
 from stoker.artifacts.dtypes import Arrays, dtype_of
 from stoker.engines import openvino_process
-from stoker.engines.base import BadInput, Graph, cannot_load, cannot_run, not_installed, require_names
+from stoker.engines.base import BadInput, EngineRecord, Graph, cannot_load, cannot_run, not_installed, require_names
 from stoker.errors import BadArtifact
 from stoker.records import Datatype, ServingPrecision
-
-openvino_process.withhold_telemetry()
-try:
-    import openvino
-except ImportError as error:
-    raise not_installed("openvino") from error
 
 _HINTS: dict[ServingPrecision, str] = {"fp32": "f32", "int8": "f32", "int8+bf16": "bf16", "bf16": "bf16", "fp16": "f16"}
 _TYPES: dict[str, Datatype] = {
@@ -45,7 +39,8 @@ class OpenVino:
     is repeated after one with another number of samples.
     """
 
-    def __init__(self, compiled: Any, graph: Graph) -> None:
+    def __init__(self, library: Any, compiled: Any, graph: Graph) -> None:
+        self._library = library
         self._request = compiled.create_infer_request()
         self._inputs = {spec.name: compiled.input(spec.name) for spec in graph.inputs}
         self._outputs = [(spec.name, compiled.output(spec.name), dtype_of(spec.datatype)) for spec in graph.outputs]
@@ -78,9 +73,9 @@ class OpenVino:
     def _infer(self, held: Arrays) -> Arrays:
         for name, array in held.items():
             if array.dtype == _BF16:
-                tensor = openvino.Tensor(array.view(np.int16), array.shape, openvino.Type.bf16)
+                tensor = self._library.Tensor(array.view(np.int16), array.shape, self._library.Type.bf16)
             else:
-                tensor = openvino.Tensor(array, shared_memory=True)
+                tensor = self._library.Tensor(array, shared_memory=True)
             self._request.set_tensor(self._inputs[name], tensor)
         if self._fails_silently:
             for _, port, _ in self._outputs:
@@ -135,8 +130,14 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
     """One engine for each instance of the graph.
 
     Raises:
-        BadArtifact: OpenVINO cannot load it, it has other inputs or outputs, or this CPU lacks the precision.
+        BadArtifact: OpenVINO is not installed or cannot load it, it has other inputs or outputs, or this CPU lacks the
+            precision.
     """
+    openvino_process.withhold_telemetry()
+    try:
+        import openvino  # noqa: PLC0415 - the engine is listed without its library
+    except ImportError as error:
+        raise not_installed("openvino") from error
     if graph.where != "cpu":
         raise BadArtifact("openvino runs on the CPU here", remedy="Use onnxruntime for an NVIDIA GPU.")
     if any(spec.datatype == "BYTES" for spec in (*graph.inputs, *graph.outputs)):
@@ -176,4 +177,15 @@ def load_all(graph: Graph) -> tuple[OpenVino, ...]:
             # Of a port with several names, only the manifest's counts.
             datatypes |= {name: _TYPES.get(kind, kind) for name in names if name in known or len(names) == 1}
         require_names(graph.path, what, specs, datatypes)
-    return tuple(OpenVino(compiled, graph) for _ in range(graph.instances))
+    return tuple(OpenVino(openvino, compiled, graph) for _ in range(graph.instances))
+
+
+ENGINE = EngineRecord(
+    name="openvino",
+    load_all=load_all,
+    platform="openvino",
+    packages=("openvino",),
+    suffixes=(".onnx", ".xml"),
+    export_rank=1,
+    reference_rank=2,
+)

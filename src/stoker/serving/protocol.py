@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.artifacts.dtypes import Arrays, datatype_of
+from stoker.engines import engine_record
 from stoker.errors import nearest
 from stoker.records import BATCH, DynamicDim, Manifest, ServiceSettings, TensorSpec
 from stoker.records.codec import JSON
@@ -44,7 +45,6 @@ ADMIN_EXTENSIONS = ("model_repository",)
 """Further extensions of the admin port."""
 
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
-_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "openvino": "openvino", "torch": "pytorch"}
 
 
 def server_metadata(*, name: str, version: str, is_admin: bool) -> dict[str, Any]:
@@ -54,10 +54,11 @@ def server_metadata(*, name: str, version: str, is_admin: bool) -> dict[str, Any
 
 def model_metadata(model: str, manifest: Manifest, versions: Iterable[str]) -> dict[str, Any]:
     """A model's inputs and outputs; -1 for each dimension that varies."""
+    record = engine_record(manifest.engine)
     return {
         "name": model,
         "versions": list(versions),
-        "platform": _PLATFORMS[manifest.engine],
+        "platform": manifest.engine if record is None else record.platform,
         "inputs": [_tensor_metadata(spec) for spec in manifest.inputs],
         "outputs": [_tensor_metadata(spec) for spec in manifest.outputs],
     }
