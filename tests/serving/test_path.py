@@ -14,7 +14,7 @@ from stoker.loadtesting.inference_requests import infer_payload
 from stoker.serving.server import BackgroundServer, ServerOptions
 from stoker.testing.tiny_models import tiny_artifact, tiny_inputs
 
-MOST_FILES = 18
+MOST_FILES = 14
 _ROOT = Path(stoker.__file__).parent
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from stoker.records import ServiceSettings
 from stoker.serving.batching import queue as shapes
 from stoker.serving.batching import scheduler as cutting
-from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import Queue, RequestPart, Shapes, urgency_of
+from stoker.serving.batching.queue import LatencyTable, Queue, RequestPart, Shapes, urgency_of
 from stoker.serving.batching.scheduler import BatchSelection, select_batch
 from tests.serving.batching.models import TOKENS
 from tests.serving.batching.simulation import Asking, Latency, simulate, transformer, warmed

@@ -17,8 +17,7 @@ from stoker.artifacts import Golden
 from stoker.artifacts.dtypes import Arrays
 from stoker.engines.base import BadInput, Engine
 from stoker.records import BATCH, Manifest, ServiceSettings
-from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import RequestPart, Shapes
+from stoker.serving.batching.queue import LatencyTable, RequestPart, Shapes
 from stoker.serving.batching.scheduler import Executed, RequestBatch, Scheduler
 from stoker.serving.batching.workers import (
     DEFAULT_HANG_LIMITS,

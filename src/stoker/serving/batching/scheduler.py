@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 from stoker.artifacts.dtypes import Arrays
 from stoker.records import ServiceSettings
-from stoker.serving.batching.latency import LatencyTable
 from stoker.serving.batching.queue import (
     GONE,
     IDLE,
     STALE_S,
     Arrival,
     Lane,
+    LatencyTable,
     Margin,
     Queue,
     RequestPart,

@@ -19,9 +19,9 @@ from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
 from stoker.records import Datatype
 from stoker.serving import protocol
 from stoker.serving.grpc.proto_file import parse
+from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings, to_raw
 from stoker.serving.refusals import BadRequest
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RequestedOutput
-from stoker.serving.tensor_codec import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings, to_raw
 
 _POOL = DescriptorPool()
 

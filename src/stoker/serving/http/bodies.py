@@ -19,9 +19,7 @@ import orjson
 from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
 from stoker.records import BATCH, Datatype, Manifest
 from stoker.serving import protocol
-from stoker.serving.refusals import BadRequest, TooLarge, WrongFormat, shortened
-from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
-from stoker.serving.tensor_codec import (
+from stoker.serving.protocol import (
     BINARY_ONLY,
     LARGE_BYTES,
     Buffer,
@@ -34,6 +32,8 @@ from stoker.serving.tensor_codec import (
     to_json_data,
     to_raw,
 )
+from stoker.serving.refusals import BadRequest, TooLarge, WrongFormat, shortened
+from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from stoker.serving.http.application import DISCONNECTED, Application
-from stoker.serving.http.exchange import BufferedBody
+from stoker.serving.http.application import DISCONNECTED, Application, BufferedBody
 from stoker.serving.refusals import OverCapacity
 from stoker.serving.service import ServerContext
 from stoker.units import format_bytes, format_seconds
