@@ -34,8 +34,7 @@ from stoker.engines import Engine, load
 from stoker.records import ServiceSettings
 from stoker.serving.batching import queue, scheduler
 from stoker.serving.batching.batcher import Batcher
-from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import Lane, RequestPart
+from stoker.serving.batching.queue import Lane, LatencyTable, RequestPart
 from stoker.serving.batching.scheduler import Executed
 
 SHORTEST, LONGEST = 8, 128

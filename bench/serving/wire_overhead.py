@@ -33,8 +33,8 @@ from bench.train.results import document, save
 from stoker.artifacts.dtypes import Arrays
 from stoker.records import ArtifactSource, Manifest, TensorSpec, Tolerance
 from stoker.serving.grpc import messages, server
+from stoker.serving.http.application import Receive, Scope, Send
 from stoker.serving.http.connection import uvicorn_config
-from stoker.serving.http.exchange import Receive, Scope, Send
 from stoker.serving.protocol import fit
 from stoker.serving.service import InferenceRequest, InferenceResponse, ServerContext
 

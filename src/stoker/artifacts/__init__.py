@@ -1,4 +1,4 @@
-"""A model on disk: versions of a directory each, with a graph, weights, golden answers and a manifest; no pickle."""
+"""A model on disk: one directory per version, with graph, weights, golden answers and a manifest; no pickle."""
 
 from stoker.artifacts.directory import (
     MANIFEST,

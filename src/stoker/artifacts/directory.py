@@ -1,13 +1,11 @@
-"""Versions of a model on disk: `models/digits/1/manifest.json` and the files it names.
+"""A model on disk: numbered versions (`models/digits/1/manifest.json` and its files) and `models/digits/service.json`.
 
-A version is written aside, with its manifest last, fsynced and renamed into place: it is there as a whole or not at
-all, after a power cut too. What somebody copies by hand may be half there; `Artifact.verify` tells.
+A version is written to a temporary directory, its manifest last, then fsynced and renamed: after a power cut it is
+complete or absent. A copy made by hand may be incomplete; `Artifact.verify` detects that.
 
-An artifact is its manifest and the regular files that the manifest lists, and nothing else: engines open files of their
-own accord (`model.bin` beside `model.xml`), so an unlisted file or a link would be read by a server without a check.
-Links above the files are the operator's own and are followed: a directory of models, a model, or a version may be one.
-
-How a model is served, beside its versions: `models/digits/service.json`.
+An artifact is its manifest and the regular files that the manifest lists, and nothing else: engines open files on their
+own (`model.bin` next to `model.xml`), so a server would read an unlisted file or a link without a check.
+Links above the files belong to the operator and are followed: a directory of models, a model, or a version may be one.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -23,12 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from stoker.artifacts.golden import Golden, read_golden
-from stoker.artifacts.manifest_validation import manifest_problem
 from stoker.errors import BadArtifact
-from stoker.records import FileDigest, Manifest, ServiceSettings, digest, dumps, from_json, loads
+from stoker.records import BATCH, FileDigest, Manifest, ServiceSettings, digest, dumps, from_json, loads
 from stoker.store import disk_errors, sha256_file, write_atomic, write_file
 from stoker.store import files as flock
 from stoker.store.files import aside_path, disk, is_aside, make_directories, remove_tree, sync_file
@@ -37,7 +35,7 @@ MANIFEST = "manifest.json"
 _MOST_MANIFEST_BYTES = 16 * 1024 * 1024
 _MOST_DIGITS = 9
 _ABANDONED_S = 86400.0
-"""A half-written version that was not touched for so long is nobody's, where locks do not tell [s]."""
+"""Age at which a half-written version counts as abandoned, on file systems without locks [s]."""
 
 Listing = Mapping[str, tuple[int, int, int, int]]
 """Files of an artifact by name: inode, size [bytes], times of the last change of content and of inode [ns]."""
@@ -45,14 +43,14 @@ Listing = Mapping[str, tuple[int, int, int, int]]
 
 @dataclass(frozen=True)
 class Artifact:
-    """One version of a model on disk, its manifest read; its other files are looked at when they are used."""
+    """One version of a model on disk. The manifest is read; other files are opened when they are used."""
 
     path: Path
     manifest: Manifest
 
     @property
     def version(self) -> int:
-        """Its number, which the directory is named for."""
+        """Number of the version [versions from 1], which is the directory's name."""
         return int(self.path.name)
 
     @property
@@ -62,8 +60,8 @@ class Artifact:
 
     @property
     def num_bytes(self) -> int:
-        """What its files take, the manifest aside [bytes]."""
-        return sum(one.num_bytes for one in self.manifest.files)
+        """Size of all files without the manifest [bytes]."""
+        return sum(file.num_bytes for file in self.manifest.files)
 
     @cached_property
     def digest(self) -> str:
@@ -77,13 +75,14 @@ class Artifact:
             BadArtifact: they cannot be read, or lack an input or output of the model: nothing would be checked of it.
         """
         path, manifest = self.path / self.manifest.golden, self.manifest
-        found = read_golden(path)
+        golden = read_golden(path)
         for what, tensors, specs in (
-            ("input", found.inputs, manifest.inputs), ("output", found.outputs, manifest.outputs)
-        ):  # fmt: skip
+            ("input", golden.inputs, manifest.inputs),
+            ("output", golden.outputs, manifest.outputs),
+        ):
             if lacking := [spec.name for spec in specs if spec.name not in tensors]:
                 raise BadArtifact(f"{path} has no {what} {lacking[0]!r}", remedy="Export the model again.")
-        return found
+        return golden
 
     def verify(self) -> Listing:
         """Compare the directory with the manifest: the same files, regular ones, each of the size and digest listed.
@@ -171,42 +170,105 @@ def read(path: str | Path) -> Artifact:
     """
     path = Path(path)
     with _reading(path):
-        is_version, found = (path / MANIFEST).is_file(), versions(path)
+        is_version, available = (path / MANIFEST).is_file(), versions(path)
     if not is_version:
-        if not found:
+        if not available:
             raise BadArtifact(
                 f"{path} is no exported model: neither it nor a numbered directory in it has a {MANIFEST}",
                 remedy="`stoker export RUN -o DIR` makes one.",
             )
-        path /= str(found[-1])
+        path /= str(available[-1])
     if version_number(path.name) is None:
         remedy = "Put it into a directory such as models/digits/1."
         raise BadArtifact(f"{path} is not named for a version", remedy=remedy)
-    return Artifact(path, _read_manifest(path / MANIFEST))
+    manifest_path = path / MANIFEST
+    with _reading(manifest_path):
+        num_bytes = manifest_path.stat().st_size
+        if num_bytes > _MOST_MANIFEST_BYTES:
+            raise BadArtifact(
+                f"{manifest_path} has {num_bytes:,} bytes; a manifest has at most {_MOST_MANIFEST_BYTES:,}"
+            )
+        manifest = loads(manifest_path.read_bytes(), Manifest)
+    problem = manifest_problem(manifest)
+    if problem is not None:
+        raise BadArtifact(f"{manifest_path} {problem}", remedy="Export the model again.")
+    return Artifact(path, manifest)
+
+
+def manifest_problem(manifest: Manifest) -> str | None:
+    """First contradiction in an untrusted manifest, as the end of a sentence that begins with its path; or None."""
+    return next(_manifest_problems(manifest), None)
+
+
+def _manifest_problems(manifest: Manifest) -> Iterator[str]:
+    names = [file.name for file in manifest.files]
+    for name in (manifest.graph, manifest.golden, *names):
+        is_absolute = PurePosixPath(name).is_absolute() or bool(PureWindowsPath(name).anchor)
+        if is_absolute or not name or "\0" in name or ".." in PurePosixPath(name.replace("\\", "/")).parts:
+            yield f"names {name!r}, which is outside its directory"
+    for name in (manifest.graph, manifest.golden):
+        if name not in names:
+            yield f"gives no digest of {name!r}"
+    yield from _signature_problems(manifest)
+    for dim in manifest.dims:
+        if dim.low < 0 or (dim.high is not None and dim.high < dim.low):
+            yield f"lets {dim.name!r} go from {dim.low} to {dim.high}"
+    for value in (manifest.tolerance.absolute, manifest.tolerance.relative):
+        if not (math.isfinite(value) and value >= 0):
+            yield f"allows answers to differ by {value}"
+
+
+def _signature_problems(manifest: Manifest) -> Iterator[str]:
+    for what, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
+        if not specs:
+            yield f"has no {what}"
+        if len({spec.name for spec in specs}) < len(specs):
+            yield f"has two {what} of one name"
+        for spec in specs:
+            if any(dim == "" or (not isinstance(dim, str) and dim < 0) for dim in spec.shape):
+                yield f"gives {spec.name!r} the shape {list(spec.shape)}"
+            if BATCH in spec.shape[1:]:
+                yield f"gives {spec.name!r} the shape {list(spec.shape)}: the batch comes first or not at all"
+    for name in manifest.labels:
+        if name not in {spec.name for spec in manifest.outputs}:
+            yield f"has labels of {name!r}, which is no output"
 
 
 def publish(model: Path, write: Callable[[Path, Callable[[], tuple[FileDigest, ...]]], Manifest]) -> Artifact:
-    """Write the next version of a model, whole or not at all; what killed writers left behind is removed.
+    """Write the next version of a model atomically. Half-written versions of killed writers are removed.
 
     `write(directory, digests)` puts files into `directory` and returns the manifest; `digests()` gives the digests of
-    all files that are there when it is called. Several processes may write versions of one model at once: each version
-    has the number that is free when it is whole.
+    all files in it at that time. Several processes may write versions of one model at once: each version takes the
+    number that is free when it is complete.
 
     Raises:
         BadArtifact: the disk is full, or cannot be written.
     """
+    aside = aside_path(model / "version")
+
+    def digests() -> tuple[FileDigest, ...]:
+        return tuple(
+            FileDigest(name=path.relative_to(aside).as_posix(), num_bytes=path.stat().st_size, sha256=sha256_file(path))
+            for path in sorted(aside.rglob("*"))
+            if path.is_file()
+        )
+
     with disk_errors(model, "the model", error=BadArtifact, option="-o DIR"):
         make_directories(model)
         _remove_abandoned(model)
-        aside = aside_path(model / "version")
         disk().make_directory(aside)
         lock = None
         try:
             with suppress(flock.LocksUnsupported):
                 lock = _locked_directory(aside)
-            manifest = write(aside, lambda: _digests_in(aside))
+            manifest = write(aside, digests)
             write_file(aside / MANIFEST, (dumps(manifest) + "\n").encode())
-            _sync_tree(aside)
+            for path in sorted(aside.rglob("*")):  # libraries wrote these files and did not wait for the disk
+                if path.is_file():
+                    sync_file(path)
+                elif path.is_dir():
+                    disk().sync_directory(path)
+            disk().sync_directory(aside)
             target = _renamed(aside, model)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -219,7 +281,7 @@ def publish(model: Path, write: Callable[[Path, Callable[[], tuple[FileDigest, .
 
 
 def _renamed(aside: Path, model: Path) -> Path:
-    """Give a whole version the next number; where another process took that meanwhile, the one after."""
+    """Rename a complete version to the next free number, again if another process takes that number first."""
     while True:
         target = model / str((versions(model) or (0,))[-1] + 1)
         try:
@@ -232,9 +294,9 @@ def _renamed(aside: Path, model: Path) -> Path:
 
 
 def _remove_abandoned(model: Path) -> None:
-    """Remove half-written versions whose writer is gone: it held a lock on the directory for as long as it lived.
+    """Remove half-written versions whose writer has ended: a writer holds a lock on the directory.
 
-    Where there are no such locks, those in which nothing was made for a day.
+    Without such locks, those in which no file was created for a day.
     """
     for entry in filter(is_aside, sorted(model.iterdir())):
         try:
@@ -249,7 +311,7 @@ def _remove_abandoned(model: Path) -> None:
 
 
 def _locked_directory(directory: Path) -> int | None:
-    """A descriptor that holds the lock of a directory until it is closed; None if another process holds it.
+    """Descriptor that holds the lock of a directory until it is closed; None if another process holds it.
 
     Raises:
         LocksUnsupported: the platform or the file system has no locks of directories.
@@ -272,7 +334,7 @@ def _locked_directory(directory: Path) -> int | None:
 
 
 def _walk(directory: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below a directory but directories, by its name from there; no link is followed."""
+    """Files and links below a directory, by relative name; no link is followed."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -282,24 +344,12 @@ def _walk(directory: Path, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _sha256_of_regular(path: Path) -> str:
-    """SHA-256 (hex) of a regular file, also where a link or a pipe took its place since it was listed."""
+    """SHA-256 (hex) of a regular file; OSError if a link or a pipe has replaced it since it was listed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(f"{path} is not a regular file")
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_manifest(path: Path) -> Manifest:
-    with _reading(path):
-        num_bytes = path.stat().st_size
-        if num_bytes > _MOST_MANIFEST_BYTES:
-            raise BadArtifact(f"{path} has {num_bytes:,} bytes; a manifest has at most {_MOST_MANIFEST_BYTES:,}")
-        manifest = loads(path.read_bytes(), Manifest)
-    problem = manifest_problem(manifest)
-    if problem is not None:
-        raise BadArtifact(f"{path} {problem}", remedy="Export the model again.")
-    return manifest
 
 
 @contextmanager
@@ -310,30 +360,12 @@ def _reading(path: Path) -> Iterator[None]:
         raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
 
 
-def _sync_tree(directory: Path) -> None:
-    """Libraries wrote these files and did not wait for the disk."""
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            sync_file(path)
-        elif path.is_dir():
-            disk().sync_directory(path)
-    disk().sync_directory(directory)
-
-
-def _digests_in(directory: Path) -> tuple[FileDigest, ...]:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return tuple(
-        FileDigest(name=path.relative_to(directory).as_posix(), num_bytes=path.stat().st_size, sha256=sha256_file(path))
-        for path in files
-    )
-
-
 SETTINGS = "service.json"
 _MOST_BYTES = 1024 * 1024
 
 
 def read_settings(model: Path) -> ServiceSettings:
-    """A model's settings; the defaults where nobody wrote any. What a person writes needs no `record` and `schema`.
+    """Settings in a model's `service.json`, or the defaults. A file written by hand needs no `record` and `schema`.
 
     Raises:
         BadArtifact: they cannot be read.
@@ -356,7 +388,7 @@ def read_settings(model: Path) -> ServiceSettings:
 
 
 def write_settings(model: Path, settings: ServiceSettings) -> None:
-    """Replace a model's settings, whole and durably.
+    """Replace a model's settings atomically and durably.
 
     Raises:
         BadArtifact: the disk is full, or cannot be written.

@@ -1,4 +1,4 @@
-"""Types of elements: the Open Inference Protocol's names and NumPy's dtypes."""
+"""Element types: the Open Inference Protocol's names and NumPy's dtypes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def datatype_of(dtype: np.dtype[Any]) -> Datatype:
     Raises:
         KeyError: the protocol has none, as for complex numbers.
     """
-    known = _DATATYPES.get(dtype)  # nearly always: asked several times a request
+    known = _DATATYPES.get(dtype)  # nearly always; called several times per request
     if known is not None:
         return known
     return "BYTES" if dtype.kind in "SUO" else _DATATYPES[dtype.newbyteorder("<")]

@@ -1,12 +1,8 @@
-"""Golden answers: inputs, and what the exported model gave for them, in one safetensors file.
+"""Golden answers: stored inputs with the exported model's outputs, how to compare outputs, and how to resize requests.
 
-`in.NAME` and `out.NAME` are tensors as they are. Two types are written otherwise, as NumPy's side of the format cannot
-hold them: strings are their bytes one after another, and beside them `in.NAME/lengths`: the length of each [bytes], in
-the tensor's shape; bfloat16 numbers are their bits, as `in.NAME/bf16`.
-
-Whether two answers to one request are the same answer.
-
-One request in other forms: some of its samples, cut shorter, or filled up; and answers cut back.
+The file is safetensors, with tensors `in.NAME` and `out.NAME`. Two types need another form, since NumPy's side of the
+format lacks them: strings are concatenated bytes plus `in.NAME/lengths` (length of each [bytes], in the tensor's
+shape); bfloat16 numbers are stored as their bits, under `in.NAME/bf16`.
 """
 
 from __future__ import annotations
@@ -40,35 +36,49 @@ class Golden:
     outputs: Arrays
 
     def as_tensors(self) -> Arrays:
-        """All of them in one dict, as they are stored."""
+        """All tensors in one dict, in the form that is stored."""
         named = {f"{_INPUT}{name}": array for name, array in self.inputs.items()}
         named |= {f"{_OUTPUT}{name}": array for name, array in self.outputs.items()}
         stored: Arrays = {}
         for name, array in named.items():
-            stored |= _stored(name, array)
+            if array.dtype.hasobject:
+                elements = [bytes(element) for element in array.flat]
+                lengths = np.array([len(element) for element in elements], dtype=np.int64)
+                stored[name] = np.frombuffer(b"".join(elements), dtype=np.uint8)
+                stored[name + _LENGTHS] = lengths.reshape(array.shape)
+                continue
+            # Of other arrays the library would write the memory, not the content. (`ascontiguousarray` makes a scalar
+            # an array of one dimension.)
+            array = np.asarray(array, order="C")  # noqa: PLW2901
+            if array.dtype == dtype_of("BF16"):
+                stored[name + _BF16] = array.view(np.uint16)
+            else:
+                stored[name] = array
         return stored
 
     def in_batches(self, sizes: Sequence[int]) -> Iterator[tuple[Arrays, Arrays]]:
-        """Inputs and the answers expected, in batches of these sizes [rows]; rows repeat where there are fewer."""
+        """Inputs and expected answers in batches of these sizes [rows]; rows repeat if there are fewer."""
         available = num_rows(self.inputs)
         for size in sizes:
             order = (np.arange(size) % available).tolist()
             yield rows(self.inputs, order), rows(self.outputs, order)
 
     def excess_in_batches(self, run: Callable[[Arrays], Arrays], tolerance: Tolerance, sizes: Sequence[int]) -> float:
-        """The largest difference from these answers at any batch size, as a share of what is allowed; see `excess`.
+        """Largest difference from these answers at any batch size, as a ratio to the tolerance [1]; see `excess`.
 
         Raises:
             ServiceError: the engine could not answer.
         """
-        return max((excess(run(asked), expected, tolerance) for asked, expected in self.in_batches(sizes)), default=0.0)
+        return max(
+            (excess(run(inputs), expected, tolerance) for inputs, expected in self.in_batches(sizes)), default=0.0
+        )
 
 
 def served_sizes(most_rows: int) -> tuple[int, ...]:
-    """Batch sizes [rows] at which a model that is served in batches of up to `most_rows` has to answer equally.
+    """Batch sizes [rows] at which a model served in batches of up to `most_rows` must give equal answers.
 
-    Engines choose kernels by the number of rows: powers of two, an odd number, and the largest. A server asks the
-    golden inputs again at the smallest and the largest of them before it takes a version.
+    Engines choose kernels by the number of rows: powers of two, an odd number, and the largest. Before a server accepts
+    a version, it runs the golden inputs at the smallest and the largest of these sizes.
 
     >>> served_sizes(32), served_sizes(5)
     ((1, 2, 3, 4, 8, 16, 32), (1, 2, 3, 4, 5))
@@ -85,7 +95,16 @@ def read_golden(path: Path) -> Golden:
     """
     try:
         stored = load_file(path)
-        tensors = dict(_restored(name, array, stored) for name, array in stored.items() if not name.endswith(_LENGTHS))
+        tensors: Arrays = {}
+        for name, array in stored.items():
+            if name.endswith(_LENGTHS):
+                continue
+            if name.endswith(_BF16):
+                tensors[name.removesuffix(_BF16)] = array.view(dtype_of("BF16"))
+            elif name + _LENGTHS in stored:
+                tensors[name] = _strings(array, stored[name + _LENGTHS])
+            else:
+                tensors[name] = array
     except (OSError, ValueError, KeyError, AttributeError, safetensors.SafetensorError) as error:
         # KeyError, AttributeError: a type that NumPy does not know
         raise BadArtifact(f"{path} cannot be read: {error}", remedy="Export the model again.") from error
@@ -96,47 +115,25 @@ def _beginning_with(prefix: str, tensors: Arrays) -> Arrays:
     return {name.removeprefix(prefix): array for name, array in tensors.items() if name.startswith(prefix)}
 
 
-def _stored(name: str, array: NDArray[Any]) -> Arrays:
-    if array.dtype.hasobject:
-        return _with_lengths(name, array)
-    # Of other arrays the library would write the memory, not the content. (`ascontiguousarray` makes [1] of a number.)
-    array = np.asarray(array, order="C")
-    if array.dtype == dtype_of("BF16"):
-        return {name + _BF16: array.view(np.uint16)}
-    return {name: array}
-
-
-def _restored(name: str, array: NDArray[Any], stored: Arrays) -> tuple[str, NDArray[Any]]:
-    if name.endswith(_BF16):
-        return name.removesuffix(_BF16), array.view(dtype_of("BF16"))
-    return name, _strings(array, stored[name + _LENGTHS]) if name + _LENGTHS in stored else array
-
-
-def _with_lengths(name: str, strings: NDArray[Any]) -> Arrays:
-    each = [bytes(one) for one in strings.flat]
-    lengths = np.array([len(one) for one in each], dtype=np.int64).reshape(strings.shape)
-    return {name: np.frombuffer(b"".join(each), dtype=np.uint8), name + _LENGTHS: lengths}
-
-
 def _strings(joined: NDArray[Any], lengths: NDArray[Any]) -> NDArray[Any]:
     if lengths.dtype != np.int64 or joined.dtype != np.uint8 or (lengths < 0).any() or lengths.sum() != joined.size:
         raise ValueError(f"the lengths of {lengths.size:,} strings are not those of {joined.size:,} bytes")
     ends = np.cumsum(lengths.reshape(-1))
     content, strings = joined.tobytes(), np.empty(lengths.size, dtype=object)
-    for at, (end, length) in enumerate(zip(ends, lengths.reshape(-1), strict=True)):
-        strings[at] = content[end - length : end]
+    for index, (end, length) in enumerate(zip(ends, lengths.reshape(-1), strict=True)):
+        strings[index] = content[end - length : end]
     return strings.reshape(lengths.shape)
 
 
-_FILLED, _APART = 1e4, 100.0
-"""A value that is filled in is at least so large, and so many times as large as all others."""
+_FILLED, _FAR = 1e4, 100.0
+"""Least size of a filled-in value, and its least ratio to all other values."""
 
 
 def excess(found: Arrays, wanted: Arrays, tolerance: Tolerance) -> float:
-    """The largest difference of any element as a share of what is allowed for it: at most 1, and they are the same.
+    """Largest difference of any element as a ratio to its tolerance [1]; answers are equal up to 1.
 
-    Infinite where an output is missing, has another shape, differs in a string or a whole number, which names something
-    (the next class, or token, is another), or is NaN in one of them alone.
+    Infinite if an output is missing, has another shape, differs in a string or a whole number (which names a class or a
+    token), or is NaN on one side only.
 
     >>> wanted = {"y": np.array([1.0, 2.0])}
     >>> round(excess({"y": np.array([1.0, 2.1])}, wanted, Tolerance(absolute=0.1, relative=0.05)), 6)
@@ -152,48 +149,48 @@ def excess(found: Arrays, wanted: Arrays, tolerance: Tolerance) -> float:
 
 
 def difference(found: Arrays, wanted: Arrays) -> float:
-    """The largest difference of any element, as a share of its output's largest value; infinite as for `excess`.
+    """Largest difference of any element, as a ratio to its output's largest value [1]; infinite as for `excess`.
 
-    What a model fills in, such as -1e9 for classes that are masked, is no measure of the others, and left aside.
+    Values that a model fills in, such as -1e9 for masked classes, are excluded from the scale.
 
     >>> difference({"y": np.array([1.0, 2.5])}, {"y": np.array([1.0, 2.0])})
     0.25
     """
     worst = 0.0
-    for apart, size in _differences(found, wanted):
-        if apart is None:
+    for errors, size in _differences(found, wanted):
+        if errors is None:
             return math.inf
         scale = _scale(size)
-        worst = max(worst, _largest(apart, np.asarray(scale if scale > 0 else 1.0)))
+        worst = max(worst, _largest(errors, np.asarray(scale if scale > 0 else 1.0)))
     return worst
 
 
 def output_scales(outputs: Arrays) -> tuple[float, ...]:
-    """The largest finite size of any number in each output, what is filled in aside; 0 of whole numbers and strings."""
+    """Largest finite magnitude in each output without filled-in values; 0 for whole numbers and strings."""
     return tuple(_scale(size) for _, size in _differences(outputs, outputs))
 
 
 def is_filled_in(sizes: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of an output's values, of these sizes, a model fills in, such as -1e9 for classes that are masked.
+    """Mask of values, given their magnitudes, that a model filled in, such as -1e9 for masked classes.
 
-    Where the largest occurs several times and nothing else comes near it, it says nothing of how large answers are.
+    The largest value counts as filled in if it occurs several times and no other value comes near it.
 
-    >>> filled_in(np.array([2.0, 1e9, 0.5, 1e9])).tolist()
+    >>> is_filled_in(np.array([2.0, 1e9, 0.5, 1e9])).tolist()
     [False, True, False, True]
     """
     largest = float(sizes.max(initial=0.0))
-    is_far = sizes >= largest / _APART
+    is_far = sizes >= largest / _FAR
     is_alone = 1 < np.count_nonzero(is_far) < sizes.size and bool((sizes[is_far] == largest).all())
     return is_far if is_alone and largest >= _FILLED else np.zeros(sizes.shape, np.bool_)
 
 
 def has_nan(outputs: Arrays) -> bool:
     """Whether any element is not a number."""
-    return any(bool(np.isnan(_numbers(one)).any()) for one in outputs.values() if not one.dtype.hasobject)
+    return any(bool(np.isnan(_numbers(array)).any()) for array in outputs.values() if not array.dtype.hasobject)
 
 
 def _differences(found: Arrays, wanted: Arrays) -> Iterator[tuple[NDArray[Any] | None, NDArray[Any]]]:
-    """|found - wanted| and |wanted| of each output; the former is None where no number says how far they lie apart."""
+    """|found - wanted| and |wanted| of each output; the former is None if no number measures the difference."""
     for name, right in wanted.items():
         left, nothing = found.get(name), np.zeros(0)
         if left is None or left.shape != right.shape or left.dtype != right.dtype:
@@ -218,11 +215,11 @@ def _numbers(array: NDArray[Any]) -> NDArray[Any]:
     return array.astype(np.float64)
 
 
-def _largest(apart: NDArray[Any], allowed: NDArray[Any]) -> float:
-    """The largest `apart / allowed`; what is equal is no difference, though nothing be allowed."""
-    with np.errstate(divide="ignore", over="ignore"):  # by nothing, or next to nothing: infinitely far
-        shares = np.divide(apart, allowed, where=apart > 0, out=np.zeros_like(apart))
-    return float(shares.max(initial=0.0))
+def _largest(errors: NDArray[Any], allowed: NDArray[Any]) -> float:
+    """Largest `errors / allowed`; equal elements give 0 even if nothing is allowed."""
+    with np.errstate(divide="ignore", over="ignore"):  # allowed may be 0: infinite
+        ratios = np.divide(errors, allowed, where=errors > 0, out=np.zeros_like(errors))
+    return float(ratios.max(initial=0.0))
 
 
 Sizes = Mapping[str, int]
@@ -230,23 +227,23 @@ Sizes = Mapping[str, int]
 
 
 def rows(tensors: Arrays, chosen: slice | Sequence[int]) -> Arrays:
-    """Some of the samples."""
+    """The chosen samples of every tensor."""
     return {name: array[chosen] for name, array in tensors.items()}
 
 
 def num_rows(tensors: Arrays) -> int:
-    """How many samples."""
+    """Number of samples [rows]."""
     return len(next(iter(tensors.values())))
 
 
 def stacked(parts: Iterable[Arrays]) -> Arrays:
     """Samples of several requests in one."""
-    each = list(parts)
-    return {name: np.concatenate([part[name] for part in each]) for name in each[0]}
+    parts = list(parts)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def sizes_of(tensors: Arrays, specs: Iterable[TensorSpec]) -> dict[str, int]:
-    """The sizes that named dimensions have in these tensors, the batch's among them.
+    """Sizes of the named dimensions in these tensors, including the batch.
 
     >>> spec = TensorSpec(name="ids", datatype="INT64", shape=("batch", "tokens"))
     >>> sizes_of({"ids": np.zeros((2, 5))}, [spec])
@@ -260,27 +257,26 @@ def sizes_of(tensors: Arrays, specs: Iterable[TensorSpec]) -> dict[str, int]:
 
 def cut(tensors: Arrays, specs: Iterable[TensorSpec], sizes: Sizes) -> Arrays:
     """Tensors with named dimensions cut back to these sizes; dimensions of other names stay."""
-    return {spec.name: _cut(tensors[spec.name], spec, sizes) for spec in specs if spec.name in tensors}
-
-
-def _cut(array: NDArray[Any], spec: TensorSpec, sizes: Sizes) -> NDArray[Any]:
-    kept = (slice(sizes.get(dim)) if isinstance(dim, str) else slice(None) for dim in spec.shape)
-    return array[(*kept, ...)]  # with `...` what has no dimensions stays an array
+    result: Arrays = {}
+    for spec in specs:
+        if spec.name in tensors:
+            kept = (slice(sizes.get(dim)) if isinstance(dim, str) else slice(None) for dim in spec.shape)
+            result[spec.name] = tensors[spec.name][(*kept, ...)]  # `...`: a scalar stays an array
+    return result
 
 
 def filled(tensors: Arrays, specs: Iterable[TensorSpec], sizes: Sizes) -> Arrays:
-    """Inputs filled up with their `pad` along named dimensions to these sizes; the batch, and unnamed ones, stay."""
-    return {spec.name: _filled(tensors, spec, sizes) for spec in specs}
-
-
-def _filled(tensors: Arrays, spec: TensorSpec, sizes: Sizes) -> NDArray[Any]:
-    array = tensors[spec.name]
-    shape = tuple(
-        sizes.get(dim, size) if isinstance(dim, str) and dim != BATCH else size
-        for dim, size in zip(spec.shape, array.shape, strict=True)
-    )
-    if shape == array.shape:
-        return array
-    full = np.full(shape, 0 if spec.pad is None else spec.pad, dtype=array.dtype)
-    full[tuple(map(slice, array.shape))] = array
-    return full
+    """Inputs filled up with their `pad` to these sizes of named dimensions; the batch and unnamed dimensions stay."""
+    result: Arrays = {}
+    for spec in specs:
+        array = tensors[spec.name]
+        shape = tuple(
+            sizes.get(dim, size) if isinstance(dim, str) and dim != BATCH else size
+            for dim, size in zip(spec.shape, array.shape, strict=True)
+        )
+        full = array
+        if shape != array.shape:
+            full = np.full(shape, 0 if spec.pad is None else spec.pad, dtype=array.dtype)
+            full[tuple(map(slice, array.shape))] = array
+        result[spec.name] = full
+    return result

@@ -1,42 +1,56 @@
-"""From an artifact to engines.
+"""Finds the engines, and loads the one that an artifact names after checking the files its graph reads weights from.
 
-Files that an ONNX graph reads its weights from ("external data").
-
-Engines open them by the names that the graph gives. Each engine refuses names outside the graph's directory today; a
-server does not rely on that, and holds the names against the manifest's list.
+Engines open an ONNX graph's external data by the names in the graph. Each engine refuses names outside the graph's
+directory today; a server does not rely on that, and compares the names with the manifest's list.
 
 Source: `onnx.proto`, `TensorProto.external_data`.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu
-from stoker.engines.base import Engine, Graph, Where
+from stoker.engines.base import Engine, EngineRecord, Graph, Where
 from stoker.errors import BadArtifact
 from stoker.records import EngineName
 
-_MODULES: dict[EngineName, str] = {
-    "openvino": "stoker.engines.openvino",
-    "onnxruntime": "stoker.engines.onnxruntime",
-}
-_FORMATS: dict[EngineName, tuple[str, ...]] = {"openvino": (".onnx", ".xml"), "onnxruntime": (".onnx",)}
-"""Endings of graphs that artifacts have; engines read further formats, whose other files nothing here knows."""
+_RECORD = "\nENGINE = "
+
+
+def engine_records() -> tuple[EngineRecord, ...]:
+    """Records of all engines, of each file of `stoker.engines` with an `ENGINE`; the preferred for exports first."""
+    package = importlib.import_module("stoker.engines")
+    return _records_in(package.__name__, tuple(package.__path__))
+
+
+@functools.cache
+def _records_in(package: str, paths: tuple[str, ...]) -> tuple[EngineRecord, ...]:
+    files = [file for path in paths for file in Path(path).glob("*.py")]
+    # By its text, since other files, such as `torch_module`, need libraries that a server goes without.
+    names = [file.stem for file in files if _RECORD in file.read_text(encoding="utf-8")]
+    records: list[EngineRecord] = [importlib.import_module(f"{package}.{name}").ENGINE for name in names]
+    return tuple(sorted(records, key=lambda record: (record.export_rank, record.name)))
+
+
+def engine_record(name: EngineName) -> EngineRecord | None:
+    """The record of an engine; None if there is no such engine here."""
+    return next((record for record in engine_records() if record.name == name), None)
 
 
 def load(
     artifact: Artifact, *, instances: int = 1, threads: int | None = None, where: Where = "cpu"
 ) -> tuple[Engine, ...]:
-    """Engines of an artifact, each with so many threads (default: the usable cores, shared among them).
+    """Engines of an artifact, each with `threads` threads (default: the usable cores divided by `instances`).
 
     Raises:
-        BadArtifact: the graph cannot be loaded, is of another format than artifacts have, reads weights from a file
+        BadArtifact: the graph cannot be loaded, has another format than artifacts have, reads weights from a file
             that the manifest does not list, or its engine is not installed.
     """
     manifest = artifact.manifest
@@ -63,22 +77,24 @@ def load_graph(engine: EngineName, graph: Graph) -> tuple[Engine, ...]:
     """
     if not graph.path.is_file():
         raise BadArtifact(f"There is no {graph.path}", remedy="Copy the artifact whole, or export it again.")
-    if engine not in _MODULES:
-        raise BadArtifact(
-            f"{graph.path} cannot be run by {engine}: programs of PyTorch may hold pickles, and are not opened",
-            remedy="Export the model to ONNX: `stoker export`.",
-        )
-    module = importlib.import_module(_MODULES[engine])
-    return tuple(cast("Sequence[Engine]", module.load_all(graph)))
+    record = engine_record(engine)
+    if record is not None:
+        return tuple(record.load_all(graph))
+    reason = f"there is no such engine here, only {', '.join(known.name for known in engine_records())}"
+    if engine == "torch":
+        reason = "programs of PyTorch may hold pickles, and are not opened"
+    raise BadArtifact(
+        f"{graph.path} cannot be run by {engine}: {reason}", remedy="Export the model to ONNX: `stoker export`."
+    )
 
 
 def _require_known_files(artifact: Artifact) -> None:
-    """Refuse a graph from which an engine would open files that nobody verified."""
+    """Refuse a graph from which an engine would open files that were not verified."""
     path, manifest = artifact.graph_path, artifact.manifest
-    if manifest.engine in _FORMATS and path.suffix not in _FORMATS[manifest.engine]:
+    record = engine_record(manifest.engine)
+    if record is not None and path.suffix not in record.suffixes:
         raise BadArtifact(
-            f"{path} is to be run by {manifest.engine}, whose graphs in artifacts end in "
-            f"{' or '.join(_FORMATS[manifest.engine])}",
+            f"{path} is to be run by {record.name}, whose graphs in artifacts end in {' or '.join(record.suffixes)}",
             remedy="Export the model again.",
         )
     if path.suffix != ".onnx" or not path.is_file():
@@ -97,16 +113,16 @@ def _require_known_files(artifact: Artifact) -> None:
 
 
 def default_threads(instances: int) -> int:
-    """Threads of each of so many instances: the cores this process may use, shared among them; at least 1."""
+    """Number of threads [threads] of each instance: the usable cores divided by the instances, at least 1."""
     return max(1, attached_cpu().cores // instances)
 
 
 _KEY = b"location"
-"""The key under which a tensor has its file; a graph without these bytes has no such tensor, however it is encoded."""
+"""Key of a tensor's file; a graph without these bytes has no external data in any encoding."""
 
 
 def weight_files(path: Path) -> tuple[str, ...]:
-    """Names of the files that a graph reads weights from, relative to its directory; without opening any of them.
+    """Names of the files that a graph reads weights from, relative to its directory; none of them is opened.
 
     Raises:
         OSError: the graph cannot be read.
@@ -116,7 +132,7 @@ def weight_files(path: Path) -> tuple[str, ...]:
         if path.stat().st_size == 0:
             return ()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(_KEY) < 0:  # nearly always; the graph is not parsed twice then
+            if content.find(_KEY) < 0:  # nearly always; saves parsing the graph
                 return ()
     import onnx  # noqa: PLC0415 - a tenth of a second that most graphs do not need
     from google.protobuf.message import DecodeError  # noqa: PLC0415 - comes with it
@@ -128,7 +144,7 @@ def weight_files(path: Path) -> tuple[str, ...]:
 
 
 def weights_named(model: Any) -> tuple[str, ...]:
-    """The same of an `onnx.ModelProto` that was read without its weights."""
+    """Like `weight_files`, for an `onnx.ModelProto` that was read without its weights."""
     return tuple(dict.fromkeys(_locations(model)))
 
 

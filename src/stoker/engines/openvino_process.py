@@ -1,10 +1,10 @@
-"""Where a thread handles signals, kept as it is while OpenVINO works.
+"""What OpenVINO does to the process, undone: its signal stack and its telemetry.
 
-When its CPU plug-in is loaded, OpenVINO 2026.4 gives the calling thread a stack for signal handlers, and takes it away
-again when the plug-in goes. Of two that do not go in the opposite order of coming, one puts back the other's, which is
-no more: the next signal ends the process. That was seen with SIGTERM after a few models had come and gone.
+OpenVINO 2026.4 gives the calling thread a stack for signal handlers when its CPU plug-in is loaded, and restores the
+previous one when the plug-in is unloaded. Two plug-ins that are not unloaded in reverse order restore a stack that was
+freed: the next signal ends the process. That was seen with SIGTERM after a few models were loaded and unloaded.
 
-OpenVINO and NNCF report their use to their makers, over the network; not from a process of Stoker's user.
+OpenVINO and NNCF send usage reports to their makers; Stoker prevents it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Stack(ctypes.Structure):
 
 @contextmanager
 def signal_stack_kept() -> Iterator[None]:
-    """After the block this thread has the signal stack that it had before, or none, as before."""
+    """Restore this thread's signal stack, or its absence, after the block."""
     if sys.platform != "linux":
         yield
         return
@@ -37,9 +37,6 @@ def signal_stack_kept() -> Iterator[None]:
 
 
 def withhold_telemetry() -> None:
-    """Let OpenVINO and NNCF, imported next, go without the package that sends; they do so wherever it is absent.
-
-    Without effect on what was imported before.
-    """
+    """Hide the telemetry package from OpenVINO and NNCF, which run without it; call before importing them."""
     modules: dict[str, Any] = sys.modules  # None stands for a package that cannot be imported
     modules.setdefault("openvino_telemetry", None)

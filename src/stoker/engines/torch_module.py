@@ -1,8 +1,8 @@
-"""PyTorch: a live module as an engine, the oracle that exported graphs are held against.
+"""PyTorch: a live module as an engine, the reference that exported graphs are compared with.
 
-No artifact is loaded into it. `torch.export.load` would have to open a program, and in torch 2.13 it unpickles what a
-program's file says is to be unpickled (`torch/export/pt2_archive/_package.py`: `torch.load(…, weights_only=False)`,
-`pickle.loads`), and evaluates sizes given as text (`sympy.sympify`): a file from elsewhere could run code.
+It loads no artifact: in torch 2.13 `torch.export.load` unpickles parts of a program's file
+(`torch/export/pt2_archive/_package.py`: `torch.load(…, weights_only=False)`, `pickle.loads`) and evaluates sizes given
+as text (`sympy.sympify`), so an untrusted file could run code.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BF16 = dtype_of("BF16")
 
 
 class TorchModule:
-    """A module of tensors by position, which returns a tuple of tensors; run as it is, in its mode, without gradients.
+    """A module that takes tensors by position and returns a tuple; run in its current mode, without gradients.
 
     Args:
-        module: takes the inputs by position, in the order of `inputs`; gives a tuple, in the order of `outputs`.
-        inputs: their names.
-        outputs: theirs.
+        module: takes its inputs in the order of `inputs`, returns a tuple in the order of `outputs`.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -39,18 +39,18 @@ class TorchModule:
         """Every output for these inputs."""
         try:
             with torch.no_grad():
-                found = self._module(*(as_tensor(inputs[name]).to(self._device) for name in self._inputs))
-        except Exception as error:  # the module is anybody's code
+                outputs = self._module(*(as_tensor(inputs[name]).to(self._device) for name in self._inputs))
+        except Exception as error:  # the module is user code
             raise cannot_run("PyTorch", error) from error
-        return {name: as_array(tensor) for name, tensor in zip(self._outputs, found, strict=True)}
+        return {name: as_array(tensor) for name, tensor in zip(self._outputs, outputs, strict=True)}
 
     def close(self) -> None:
-        """Forget the module."""
+        """Drop the module."""
         del self._module
 
 
 def as_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """A tensor of the array's content, and of its memory where that is writable."""
+    """The array as a tensor; shares memory if the array is writable and contiguous."""
     if not (array.flags.writeable and array.flags.c_contiguous):
         array = array.copy()
     if array.dtype == _BF16:
@@ -59,7 +59,7 @@ def as_tensor(array: NDArray[Any]) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """The tensor's content as an array of its own."""
+    """A copy of the tensor as an array."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().copy().view(_BF16)

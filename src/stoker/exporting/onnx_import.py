@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from stoker.artifacts import Artifact, dtype_of, read_settings
 from stoker.artifacts.dtypes import Arrays
-from stoker.engines import Graph, default_threads, load_graph
+from stoker.engines import Graph, default_threads, engine_records, load_graph
 from stoker.errors import BadArtifact, ServiceError
 from stoker.exporting.onnx_file import DRAWS, OnnxFile, draw_inputs, likely_sizes, named_batch, read_onnx
 from stoker.exporting.proofs import (
@@ -42,9 +42,6 @@ from stoker.store import sha256_file
 _MOST_BY_NONSENSE = 0.05
 """Answers alone and together that differ by more, of the largest value, are of samples that depend on one another, and
 not of rounding that drawn inputs magnify: no other kind is drawn then."""
-
-_REFERENCES: tuple[EngineName, ...] = ("onnxruntime", "openvino")
-"""Who says what a graph means: the first that can load it."""
 
 
 def import_onnx(
@@ -229,7 +226,7 @@ def _reference(file: OnnxFile, specs: tuple[TensorSpec, ...]) -> tuple[EngineNam
         BadArtifact: none can load it; with what each says.
     """
     problems: list[str] = []
-    for name in _REFERENCES:
+    for name in (record.name for record in sorted(engine_records(), key=lambda record: record.reference_rank)):
         graph = Graph(
             path=file.path, precision=_precision(file), inputs=specs, outputs=file.outputs, threads=default_threads(1)
         )

@@ -27,12 +27,9 @@ import numpy as np
 from stoker.artifacts import Golden, difference, served_sizes
 from stoker.artifacts.dtypes import Arrays
 from stoker.artifacts.golden import cut, filled, has_nan, num_rows, output_scales, rows, sizes_of, stacked
-from stoker.engines import Graph, load_graph
+from stoker.engines import Graph, engine_records, load_graph
 from stoker.errors import BadArtifact, ServiceError
 from stoker.records import BATCH, DynamicDim, EngineName, Proof, ServiceSettings, TensorSpec, Tolerance
-
-PREFERRED: tuple[EngineName, ...] = ("openvino", "onnxruntime")
-"""The first that computes what the model does is the one that an export names."""
 
 _FLOOR = 1e-4
 """Engines pick kernels by shape, and so differ between sizes that were not asked here."""
@@ -65,7 +62,7 @@ def prove(graph: Graph, oracle: Answer, oracle_name: str, trial: Trial, golden: 
     """
     chosen: tuple[EngineName, Arrays, Tolerance] | None = None
     proofs: list[Proof] = []
-    for name in PREFERRED:
+    for name in (record.name for record in engine_records()):
         own, result = _examined(name, graph, oracle, oracle_name, trial, golden, limit)
         proofs += own
         if chosen is None and result is not None:

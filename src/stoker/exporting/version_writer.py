@@ -12,10 +12,10 @@ from pathlib import Path
 from safetensors.numpy import save_file
 
 from stoker.artifacts import MANIFEST, Artifact, Golden, publish
+from stoker.artifacts.directory import manifest_problem
 from stoker.artifacts.dtypes import Arrays
-from stoker.artifacts.manifest_validation import manifest_problem
 from stoker.devices import attached_cpu
-from stoker.engines import Graph, default_threads
+from stoker.engines import Graph, default_threads, engine_records
 from stoker.errors import BadArtifact
 from stoker.exporting.proofs import LIMIT, Answer, Trial, prove
 from stoker.records import (
@@ -30,7 +30,7 @@ from stoker.records import (
 
 GOLDEN = "golden.safetensors"
 NUM_GOLDEN = 4
-_LIBRARIES = ("stoker", "torch", "onnx", "onnxscript", "openvino", "onnxruntime")
+_LIBRARIES = ("stoker", "torch", "onnx", "onnxscript")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ def now() -> str:
 def library_versions() -> dict[str, str]:
     """Versions of what takes part in an export, and of Python."""
     found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
+    for name in (*_LIBRARIES, *(package for record in engine_records() for package in record.packages)):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Asking a service at a given rate, and finding the highest that holds a latency objective."""
+"""Load tests of a service: measure at a given rate, and find the highest rate that holds a latency objective."""

@@ -1,4 +1,4 @@
-"""One connection of HTTP/1.1, by hand: what a request costs this side has to stay small beside what it measures."""
+"""A minimal HTTP/1.1 client connection: the client's cost per request must stay small next to what it measures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Address:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What came back: the status, the head of the response with its blank line, and its body."""
+    """A response: status, head including its blank line, and body."""
 
     status: int
     head: bytes
@@ -38,10 +38,10 @@ class HttpAnswer:
 
 
 def address_of(url: str) -> Address:
-    """Where `http://host:port/prefix` leads.
+    """The address in `http://host:port/prefix`.
 
     Raises:
-        BadJob: it is no such URL.
+        BadJob: the URL has another form.
     """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -57,9 +57,9 @@ def address_of(url: str) -> Address:
 
 
 class ClientConnection:
-    """A socket and the response that is coming in on it; one request at a time.
+    """A non-blocking socket and the response being received; one request at a time.
 
-    Opening it waits for the other side (on this machine microseconds, elsewhere a round trip); nothing else waits.
+    Only opening blocks: microseconds on this machine, a round trip elsewhere.
     """
 
     def __init__(self, address: Address) -> None:
@@ -71,7 +71,7 @@ class ClientConnection:
         self._answers = 0
 
     def fileno(self) -> int:
-        """The socket's number, which a selector waits for."""
+        """Number of the socket's file descriptor [descriptor], for selectors."""
         return self._socket.fileno()
 
     @property
@@ -81,11 +81,11 @@ class ClientConnection:
 
     @property
     def is_fresh_loss(self) -> bool:
-        """Whether a loss now says nothing about the request: the other side closed an idle connection."""
+        """Whether a loss now is not the request's fault: the other side closed an idle connection."""
         return self._answers > 0 and not self._received
 
     def begin(self, request: bytes) -> None:
-        """Send a request, as much of it as the socket takes now.
+        """Start a request: send as much of it as the socket takes now.
 
         Raises:
             OSError: the connection is lost.
@@ -95,7 +95,7 @@ class ClientConnection:
         self.send()
 
     def send(self) -> None:
-        """Send what is left of the request, as much as the socket takes now.
+        """Send more of the request, as much as the socket takes now.
 
         Raises:
             OSError: the connection is lost.
@@ -106,11 +106,11 @@ class ClientConnection:
             return
 
     def receive(self) -> HttpAnswer | None:
-        """Read what has come; the answer once it is whole.
+        """Read what has arrived; the answer once it is complete.
 
         Raises:
             OSError: the connection is lost.
-            ServiceError: what came is no HTTP/1.1.
+            ServiceError: the response is not HTTP/1.1.
         """
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -124,15 +124,15 @@ class ClientConnection:
         return answer
 
     def close(self) -> None:
-        """Close it; the service may drop what it still computes for it."""
+        """Close the socket; the service may drop the request."""
         self._socket.close()
 
 
 def parse(received: bytes | bytearray) -> HttpAnswer | None:
-    """The answer in these bytes, None while it is not whole.
+    """The answer in these bytes, None while it is incomplete.
 
     Raises:
-        ServiceError: it does not begin as HTTP/1.1 does, or has a chunk without a size.
+        ServiceError: the bytes are not HTTP/1.1, or a chunk has no size.
     """
     end = received.find(_HEAD_END)
     if end < 0:
@@ -143,19 +143,19 @@ def parse(received: bytes | bytearray) -> HttpAnswer | None:
         raise ServiceError(f"the answer is no HTTP/1.1: it begins with {head[:40]!r}")
     if status.startswith(b"1"):  # `100 Continue` and the like: the answer follows
         return parse(received[len(head) :])
-    body = _chunked(received, len(head)) if _CHUNKED.search(head) else _sized(received, head)
+    body: bytes | None
+    if _CHUNKED.search(head):
+        body = _chunked(received, len(head))
+    else:
+        length = _LENGTH.search(head)
+        end = len(head) + (int(length[1]) if length else 0)
+        body = bytes(received[len(head) : end]) if len(received) >= end else None
     return None if body is None else HttpAnswer(int(status), head, body)
 
 
 def closes(answer: HttpAnswer) -> bool:
     """Whether the service ends the connection after this answer."""
     return answer.head.startswith(b"HTTP/1.0") or _CLOSES.search(answer.head) is not None
-
-
-def _sized(received: bytes | bytearray, head: bytes) -> bytes | None:
-    found = _LENGTH.search(head)
-    end = len(head) + (int(found[1]) if found else 0)
-    return bytes(received[len(head) : end]) if len(received) >= end else None
 
 
 def _chunked(received: bytes | bytearray, start: int) -> bytes | None:
@@ -176,18 +176,18 @@ def _chunked(received: bytes | bytearray, start: int) -> bytes | None:
 
 
 def ask(address: Address, request: bytes, *, timeout_s: float = 30.0) -> HttpAnswer:
-    """Send one request on a connection of its own, and wait for the answer.
+    """Send one request on a new connection, and wait for the answer.
 
     Raises:
-        ServiceError: nobody listens there, the connection broke, or no answer came in time.
+        ServiceError: the connection failed, or no answer came in time.
     """
     where = f"http://{address.host}:{address.port}"
-    until = time.monotonic() + timeout_s
+    ends = time.monotonic() + timeout_s
     try:
         connection = ClientConnection(address)
         try:
             connection.begin(request)
-            while (left := until - time.monotonic()) > 0:
+            while (left := ends - time.monotonic()) > 0:
                 writing = [connection] if connection.wants_to_send else []
                 readable, writable, _ = select.select([connection], writing, [], left)
                 if writable:

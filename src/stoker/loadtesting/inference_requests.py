@@ -1,10 +1,6 @@
-"""What is asked: rows of an exported model's golden inputs, of a file, or made up; of one size or of many.
-
-Inference requests as bytes, encoded once: the Open Inference Protocol over HTTP/1.1, tensors in binary.
+"""Requests of a load test: their inputs (a file's, golden, or random), cut to rows and sizes, encoded once as bytes.
 
 Source: KServe, Open Inference Protocol v2, REST and its binary tensor data extension.
-
-What a model behind a URL takes, as it says itself.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from stoker.loadtesting.load_generator import Payload
 from stoker.records import BATCH, TensorSpec, from_json
 
 NUM_DRAWN = 64
-"""Requests of different sizes that are drawn, and sent in turn."""
+"""Number of requests of random sizes; they are sent in turn."""
 
 
 def from_file(path: Path) -> Arrays:
@@ -47,28 +43,29 @@ def from_file(path: Path) -> Arrays:
 
 
 def made_up(specs: Sequence[TensorSpec], *, rows: int = 8, seed: int = 0) -> Arrays:
-    """Inputs of the right form: floats drawn from the standard normal distribution, ones of any other type.
+    """Random inputs: floats from the standard normal distribution, ones for any other type.
 
-    Dimensions with a name get 16 elements, until `sized` gives them others. They say nothing of a model whose time
-    depends on what it is given.
+    Named dimensions have 16 elements, until `sized` changes them. Not representative of a model whose time depends on
+    the values.
     """
     random = np.random.default_rng(seed)
-    return {spec.name: _made_up(spec, rows, random) for spec in specs}
-
-
-def _made_up(spec: TensorSpec, rows: int, random: np.random.Generator) -> NDArray[Any]:
-    shape = tuple(rows if dim == BATCH else dim if isinstance(dim, int) else 16 for dim in spec.shape)
-    if spec.datatype == "BYTES":
-        return np.full(shape, b"1", dtype=object)
-    drawn = random.standard_normal(shape) if spec.datatype in {"FP16", "BF16", "FP32", "FP64"} else np.ones(shape)
-    return drawn.astype(dtype_of(spec.datatype))
+    arrays: Arrays = {}
+    for spec in specs:
+        shape = tuple(rows if dim == BATCH else dim if isinstance(dim, int) else 16 for dim in spec.shape)
+        if spec.datatype == "BYTES":
+            arrays[spec.name] = np.full(shape, b"1", dtype=object)
+            continue
+        is_float = spec.datatype in {"FP16", "BF16", "FP32", "FP64"}
+        values = random.standard_normal(shape) if is_float else np.ones(shape)
+        arrays[spec.name] = values.astype(dtype_of(spec.datatype))
+    return arrays
 
 
 def in_requests(arrays: Arrays, rows: int = 1) -> list[Arrays]:
-    """The arrays cut into requests of so many rows; from the beginning again where there are too few.
+    """The arrays cut into requests of `rows` rows; rows repeat if there are too few.
 
     Raises:
-        BadJob: `rows` is not positive, or arrays differ in how many rows they have.
+        BadJob: `rows` is not positive, or arrays differ in their number of rows.
     """
     if rows < 1:
         raise BadJob(f"--rows {rows}: wanted at least 1")
@@ -84,10 +81,10 @@ def in_requests(arrays: Arrays, rows: int = 1) -> list[Arrays]:
 
 
 def whole_requests(arrays: Arrays, specs: Sequence[TensorSpec], rows: int = 1) -> list[Arrays]:
-    """Requests of a model without a batch: arrays of exactly its inputs' dimensions are one, of one more are many.
+    """Requests of a model without a batch: one if arrays have its inputs' dimensions, several if they have one more.
 
     Raises:
-        BadJob: arrays are neither, or `rows` is not 1.
+        BadJob: the arrays have other dimensions, or `rows` is not 1.
     """
     if rows != 1:
         raise BadJob(f"--rows {rows}: the model has no batch, and a request is one", remedy="Leave --rows out.")
@@ -100,15 +97,15 @@ def whole_requests(arrays: Arrays, specs: Sequence[TensorSpec], rows: int = 1) -
             "the model has no batch: wanted the whole inputs of one request, or of several, stacked: "
             + ", ".join(f"{spec.name} {list(spec.shape)} is {list(arrays[spec.name].shape)}" for spec in specs),
         )
-    return [{name: array[at, ...] for name, array in arrays.items()} for at in range(counts.pop()[0])]
+    return [{name: array[index, ...] for name, array in arrays.items()} for index in range(counts.pop()[0])]
 
 
 def sized(
     requests: Sequence[Arrays], specs: Sequence[TensorSpec], sizes: Mapping[str, Sequence[int]], *, seed: int = 0
 ) -> list[Arrays]:
-    """As many requests as `NUM_DRAWN`, whose named dimensions have sizes drawn from `sizes`, all equally likely.
+    """`NUM_DRAWN` requests whose named dimensions have sizes drawn uniformly from `sizes`; unchanged without `sizes`.
 
-    A dimension is cut, or goes on from its beginning again. Without `sizes` the requests as they are.
+    A dimension is cut, or repeated from its beginning.
 
     Raises:
         BadJob: the model has no dimension of such a name.
@@ -119,26 +116,23 @@ def sized(
     if unknown := sizes.keys() - named:
         raise BadJob(f"--sizes: the model has no dimension {sorted(unknown)}; those that vary are {sorted(named)}")
     random = np.random.default_rng(seed)
-    drawn = [{name: int(random.choice(options)) for name, options in sizes.items()} for _ in range(NUM_DRAWN)]
-    by_name = {spec.name: spec for spec in specs}
-    return [
-        {name: _resized(array, by_name[name], wanted) for name, array in requests[number % len(requests)].items()}
-        for number, wanted in enumerate(drawn)
-    ]
-
-
-def _resized(array: NDArray[Any], spec: TensorSpec, wanted: Mapping[str, int]) -> NDArray[Any]:
-    for axis, dim in enumerate(spec.shape):
-        if isinstance(dim, str) and dim in wanted:
-            array = array.take(range(wanted[dim]), axis=axis, mode="wrap")
-    return array
+    resized = []
+    for number in range(NUM_DRAWN):
+        drawn = {name: int(random.choice(options)) for name, options in sizes.items()}
+        request = dict(requests[number % len(requests)])
+        for spec in specs:
+            for axis, dim in enumerate(spec.shape):
+                if isinstance(dim, str) and dim in drawn:
+                    request[spec.name] = request[spec.name].take(range(drawn[dim]), axis=axis, mode="wrap")
+        resized.append(request)
+    return resized
 
 
 def sizes_of(word: str) -> dict[str, Sequence[int]]:
-    """What `tokens=8-128` (all of them) or `tokens=8,16,64` (one of these) means.
+    """The sizes in `tokens=8-128` (a range) or `tokens=8,16,64` (a list), by dimension.
 
     Raises:
-        BadJob: it means neither.
+        BadJob: the text has another form.
 
     >>> sizes_of("tokens=8,16"), len(sizes_of("tokens=8-128")["tokens"])
     ({'tokens': (8, 16)}, 121)
@@ -160,20 +154,30 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 def infer_payload(
     address: Address, model: str, inputs: Arrays, *, version: str = "", headers: Mapping[str, str] | None = None
 ) -> Payload:
-    """A request for these inputs, all outputs wanted in binary; rows are the first dimension's size.
+    """A request with these inputs and binary outputs; its rows are the first dimension's size.
 
     Raises:
-        BadJob: an input has elements that the protocol has no name for.
+        BadJob: an input has an element type that the protocol lacks.
     """
-    tensors = {name: _tensor(name, array) for name, array in inputs.items()}
-    document = json.dumps(
-        {"inputs": [head for head, _ in tensors.values()], "parameters": {"binary_data_output": True}},
-        separators=(",", ":"),
-    ).encode()
+    heads, contents = [], []
+    for name, array in inputs.items():
+        try:
+            datatype = datatype_of(array.dtype)
+        except KeyError:
+            raise BadJob(
+                f"input {name!r} has elements of type {array.dtype}, which the protocol does not have",
+                remedy="Convert it, to float32 for example.",
+            ) from None
+        content = raw_bytes(array)
+        size = {"binary_data_size": len(content)}
+        heads.append({"name": name, "shape": list(array.shape), "datatype": datatype, "parameters": size})
+        contents.append(content)
+    request = {"inputs": heads, "parameters": {"binary_data_output": True}}
+    document = json.dumps(request, separators=(",", ":")).encode()
     path = (
         f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "") + "/infer"
     )
-    body = b"".join([document, *(data for _, data in tensors.values())])
+    body = b"".join([document, *contents])
     kind = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(document))}
     rows = min((len(array) if array.ndim else 1 for array in inputs.values()), default=1)
     return Payload(http_request(address, "POST", path, body, {**kind, **(headers or {})}), rows)
@@ -185,7 +189,7 @@ def http_request(
     """A whole HTTP/1.1 request.
 
     Raises:
-        BadJob: a header would break out of its line.
+        BadJob: a header or the path has a line break.
     """
     lines = [f"{method} {address.prefix}{path} HTTP/1.1", f"Host: {address.host}:{address.port}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
@@ -196,60 +200,40 @@ def http_request(
 
 
 def raw_bytes(array: NDArray[Any]) -> bytes:
-    """An array as the binary extension sends it: little-endian, row-major; strings each after their length."""
+    """An array in the binary extension's form: little-endian, row-major; each string after its length."""
     if datatype_of(array.dtype) == "BYTES":
-        words = [word if isinstance(word, bytes) else str(word).encode() for word in array.ravel().tolist()]
-        return b"".join(struct.pack("<I", len(word)) + word for word in words)
+        elements = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel().tolist()]
+        return b"".join(struct.pack("<I", len(element)) + element for element in elements)
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).tobytes()
 
 
-def _tensor(name: str, array: NDArray[Any]) -> tuple[dict[str, Any], bytes]:
-    try:
-        datatype = datatype_of(array.dtype)
-    except KeyError:
-        raise BadJob(
-            f"input {name!r} has elements of type {array.dtype}, which the protocol does not have",
-            remedy="Convert it, to float32 for example.",
-        ) from None
-    data = raw_bytes(array)
-    head = {
-        "name": name,
-        "shape": list(array.shape),
-        "datatype": datatype,
-        "parameters": {"binary_data_size": len(data)},
-    }
-    return head, data
-
-
 def input_specs(address: Address, model: str, headers: Mapping[str, str] | None = None) -> tuple[TensorSpec, ...]:
-    """The inputs of a model, from its metadata.
+    """The inputs of a served model, from its metadata.
 
     The protocol calls every dimension that varies -1: the first becomes the batch if it varies in every input and
-    output, the others are named `dim1`, `dim2`, … by their place.
+    output, the others are named `dim1`, `dim2`, … by their index.
 
     Raises:
-        ServiceError: there is no such model, or what came back is no metadata.
+        ServiceError: there is no such model, or the answer is not metadata.
     """
     path = f"/v2/models/{quote(model, safe='')}"
     answer = ask(address, http_request(address, "GET", path, headers=headers))
-    said = answer.body[:300].decode("utf-8", "replace")
+    text = answer.body[:300].decode("utf-8", "replace")
     if answer.status != 200:
         raise ServiceError(
-            f"the server has no metadata of model {model!r}: status {answer.status}: {said}",
+            f"the server has no metadata of model {model!r}: status {answer.status}: {text}",
             remedy="Name a model with --model; GET /v2/models or the repository's index tells which there are.",
         )
     try:
         document = json.loads(answer.body)
         tensors = [*document["inputs"], *document.get("outputs", ())]
-        is_batched = all(one["shape"][:1] == [-1] for one in tensors)
-        return tuple(_spec(one, is_batched=is_batched) for one in document["inputs"])
+        names = {0: BATCH} if all(tensor["shape"][:1] == [-1] for tensor in tensors) else {}
+        specs = []
+        for tensor in document["inputs"]:
+            shape = [names.get(axis, f"dim{axis}") if size == -1 else size for axis, size in enumerate(tensor["shape"])]
+            specs.append(
+                from_json({"name": tensor["name"], "datatype": tensor["datatype"], "shape": shape}, TensorSpec)
+            )
     except (ValueError, KeyError, TypeError) as error:
-        raise ServiceError(f"the metadata of model {model!r} cannot be used ({error!r}): {said}") from error
-
-
-def _spec(document: dict[str, Any], *, is_batched: bool) -> TensorSpec:
-    shape = [
-        (BATCH if place == 0 and is_batched else f"dim{place}") if size == -1 else size
-        for place, size in enumerate(document["shape"])
-    ]
-    return from_json({"name": document["name"], "datatype": document["datatype"], "shape": shape}, TensorSpec)
+        raise ServiceError(f"the metadata of model {model!r} cannot be used ({error!r}): {text}") from error
+    return tuple(specs)

@@ -1,14 +1,11 @@
-"""Sends requests when they are due and notes when answers come: one thread, non-blocking sockets, no framework.
+"""Load generator: sends requests when they are due and records when answers arrive; one thread, non-blocking sockets.
 
-In an open loop requests are due at times fixed beforehand, whatever the service does; a latency counts from when its
-request was due. A service that stalls for a second so gets the blame of everyone who would have come in that second,
-whom a loop that waits for answers would never have sent ("coordinated omission"). In a closed loop so many callers each
-send their next request once the last was answered.
+In an open loop the times are fixed beforehand, and a latency counts from the time its request was due. A stall of the
+service for a second is so charged to every request due in that second; a loop that waits for answers would never have
+sent them ("coordinated omission"). In a closed loop each caller sends its next request once the last was answered.
 
 Source: G. Tene, "How NOT to Measure Latency", 2013; B. Schroeder, A. Wierman and M. Harchol-Balter, "Open Versus
 Closed: A Cautionary Tale", NSDI 2006.
-
-When requests are due: fixed before the first is sent, so that a slow service cannot slow down who asks it.
 """
 
 from __future__ import annotations
@@ -27,17 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import BadJob, ServiceError
-from stoker.loadtesting.http_connection import Address, ClientConnection, HttpAnswer, closes
+from stoker.loadtesting.http_connection import Address, ClientConnection, closes
 
 LOST, UNANSWERED = -1, 0
-"""In place of an HTTP status: the connection broke, or no answer came before waiting ended."""
+"""Instead of an HTTP status: the connection broke, or no answer came in time."""
 
 _LONGEST_WAIT_S: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Payload:
-    """An HTTP request ready to be sent, and how many samples it asks about."""
+    """An encoded HTTP request, and its number of samples."""
 
     request: bytes
     rows: int
@@ -45,9 +42,9 @@ class Payload:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadLimits:
-    """When to stop: no answer is waited for longer than `patience_s` after the last request was due.
+    """When to stop: `patience_s` after the last request was due.
 
-    With `within_s`, sending ends once more than `most_late` requests have taken longer than that, or failed.
+    With `within_s`, sending ends once more than `most_late` requests took longer than that, or failed.
     """
 
     patience_s: float = 10.0
@@ -57,11 +54,11 @@ class LoadLimits:
 
 @dataclass
 class LoadTrace:
-    """What became of each request, in the order they were due; times are seconds since the first could be sent.
+    """Outcome of each request, in the order they were due; times are seconds since the start.
 
-    `noticed` is when the generator came to a request, `done` when its answer was whole or it failed (NaN: never),
-    `statuses` are those of HTTP, `LOST` or `UNANSWERED`. `ended` is when the last of them was done. `num_resent` counts
-    requests sent twice, since the service closed the connection that they were sent on before it read them.
+    `noticed` is when the generator reached a request, `done` when its answer was complete or it failed (NaN: never),
+    `statuses` are HTTP's, `LOST` or `UNANSWERED`. `ended` is when the last request was done. `num_resent` counts
+    requests sent twice because the service closed their connection before it read them.
     """
 
     due: list[float] = field(default_factory=list)
@@ -86,10 +83,10 @@ def open_loop(
     limits: LoadLimits,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoadTrace:
-    """Send a request at each of the times `due` [s], payloads in turn, over at most so many connections.
+    """Send a request at each of the times `due` [s], payloads in turn, over at most `connections` connections.
 
     Raises:
-        ServiceError: nobody listens at the address.
+        ServiceError: a connection cannot be opened.
     """
     return _Driver(address, payloads, due.tolist(), connections, limits, clock).run(until=0.0)
 
@@ -103,16 +100,16 @@ def closed_loop(
     limits: LoadLimits,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LoadTrace:
-    """So many callers, each sending its next request once the last is answered, for so many seconds.
+    """`connections` callers, each sending its next request once the last is answered, for `seconds`.
 
     Raises:
-        ServiceError: nobody listens at the address.
+        ServiceError: a connection cannot be opened.
     """
     return _Driver(address, payloads, [0.0] * connections, connections, limits, clock).run(until=seconds)
 
 
 class _Driver:
-    """Requests are numbered in the order they are due; a connection works on one of them at a time."""
+    """The loop. Requests are numbered in the order they are due; a connection serves one of them at a time."""
 
     def __init__(
         self,
@@ -137,13 +134,24 @@ class _Driver:
         self._began = 0.0
         self._num_good = 0
         self._num_judged = 0
-        self._open(connections)
+        try:
+            for _ in range(connections):
+                connection = ClientConnection(address)
+                self._selector.register(connection, selectors.EVENT_READ)
+                self._idle.append(connection)
+        except OSError as error:
+            self._close()
+            raise ServiceError(
+                f"connection {len(self._idle) + 1} of {connections} to {address.host}:{address.port} "
+                f"cannot be opened: {error}",
+                remedy="Is the server running there? `ulimit -n` bounds connections on both sides.",
+            ) from error
 
     def run(self, *, until: float) -> LoadTrace:
-        """Drive until every request due is answered or given up; before `until`, each answer makes another due."""
+        """Run until every due request is answered or given up; before `until`, each answer makes another due."""
         self._until = until
         had_gc = gc.isenabled()
-        gc.disable()  # a collection would be a stall of ours, in every latency of that moment
+        gc.disable()  # a collection would stall this thread and add to every latency of that moment
         cpu_s = time.thread_time()
         self._began = self._clock()
         try:
@@ -154,39 +162,42 @@ class _Driver:
             if had_gc:
                 gc.enable()
             self._close()
-        return self._finished()
+        trace = self._trace
+        del trace.due[len(trace.noticed) :]  # those that were not sent
+        trace.num_resent = len(self._resent)
+        answered = [done for done in trace.done if not math.isnan(done)]
+        trace.ended = self._now() if trace.was_cut else max([*trace.due[-1:], *answered], default=0.0)
+        return trace
 
     def _go_on(self) -> bool:
         """Begin what is due; False once there is nothing left to wait for."""
-        now = self._now()
+        now, trace = self._now(), self._trace
         while self._next < len(self._due) and self._due[self._next] <= now:
-            self._come_to(self._next, now)
+            trace.noticed.append(now)
+            trace.done.append(math.nan)
+            trace.statuses.append(UNANSWERED)
+            trace.rows.append(self._payloads[self._next % len(self._payloads)].rows)
+            trace.waited_for_connection += not (self._idle or self._missing or self._backlog)
+            self._backlog.append(self._next)
             self._next += 1
         while self._backlog and (self._idle or self._missing):
             self._begin(self._backlog.popleft())
-        if self._is_hopeless(now):
-            self._trace.was_cut = True
-            return False
+        within_s = self._limits.within_s
+        if within_s is not None:
+            while self._num_judged < self._next and self._due[self._num_judged] + within_s < now:
+                self._num_judged += 1
+            if self._num_judged - self._num_good > self._limits.most_late:
+                trace.was_cut = True
+                return False
         if self._next < len(self._due):
             return True
         return bool(self._busy or self._backlog) and now < self._due[-1] + self._limits.patience_s
 
-    def _come_to(self, number: int, now: float) -> None:
-        trace = self._trace
-        trace.noticed.append(now)
-        trace.done.append(math.nan)
-        trace.statuses.append(UNANSWERED)
-        trace.rows.append(self._payloads[number % len(self._payloads)].rows)
-        trace.waited_for_connection += not (self._idle or self._missing or self._backlog)
-        self._backlog.append(number)
-
     def _wait(self) -> None:
-        """Until something happens, or the next request is due: by `select`, whose timeout is in microseconds."""
+        """Wait until a socket is ready or the next request is due, by `select`, whose timeout is in microseconds."""
         wake = self._due[self._next] if self._next < len(self._due) else self._due[-1] + self._limits.patience_s
         timeout = min(max(wake - self._now(), 0.0), _LONGEST_WAIT_S)
-        if hasattr(
-            self._selector, "fileno"
-        ):  # epoll and kqueue round to milliseconds; their descriptor can be waited for
+        if hasattr(self._selector, "fileno"):  # epoll and kqueue round to milliseconds: wait for their descriptor
             select.select([self._selector.fileno()], [], [], timeout)
             timeout = 0.0
         for key, events in self._selector.select(timeout):
@@ -195,7 +206,8 @@ class _Driver:
             self._serve(connection, events)
 
     def _serve(self, connection: ClientConnection, events: int) -> None:
-        """Go on sending, or take what has come."""
+        """Send more of the request, or receive more of the answer."""
+        answer = None
         try:
             if events & selectors.EVENT_WRITE:
                 connection.send()
@@ -203,12 +215,10 @@ class _Driver:
                     self._selector.modify(connection, selectors.EVENT_READ)
             if events & selectors.EVENT_READ:
                 answer = connection.receive()
-                if answer is not None and connection in self._busy:
-                    self._answered(connection, answer)
         except (OSError, ServiceError):
             self._lost(connection)
-
-    def _answered(self, connection: ClientConnection, answer: HttpAnswer) -> None:
+        if answer is None or connection not in self._busy:
+            return
         now = self._now()
         number = self._busy.pop(connection)
         if closes(answer):
@@ -226,14 +236,14 @@ class _Driver:
             self._num_good += 1
 
     def _begin(self, number: int) -> None:
-        """Send a request on an idle connection, or on a new one where one was lost."""
+        """Send a request on an idle connection, or on a new one in place of a lost one."""
         if self._idle:
-            connection = self._idle.popleft()  # in turn, for services that share connections out among processes
+            connection = self._idle.popleft()  # in turn, for services that spread connections over processes
         else:
             try:
                 connection = ClientConnection(self._address)
             except OSError:
-                self._until = 0.0  # nobody is there any more: callers of a closed loop would only spin
+                self._until = 0.0  # the service is gone: callers of a closed loop would only spin
                 self._note(number, LOST, self._now())
                 return
             self._missing -= 1
@@ -248,7 +258,7 @@ class _Driver:
             self._lost(connection)
 
     def _lost(self, connection: ClientConnection) -> None:
-        """A connection is gone; a request that met an idle one's end is sent again, any other has failed."""
+        """Drop a lost connection. A request sent just as an idle one was closed is sent again; any other has failed."""
         number = self._busy.pop(connection, None)
         is_fresh = connection.is_fresh_loss
         self._drop(connection)
@@ -263,31 +273,8 @@ class _Driver:
         if now < self._until:
             self._due.append(now)
 
-    def _is_hopeless(self, now: float) -> bool:
-        """Whether more requests are late for good than may be."""
-        within = self._limits.within_s
-        if within is None:
-            return False
-        while self._num_judged < self._next and self._due[self._num_judged] + within < now:
-            self._num_judged += 1
-        return self._num_judged - self._num_good > self._limits.most_late
-
     def _now(self) -> float:
         return self._clock() - self._began
-
-    def _open(self, connections: int) -> None:
-        try:
-            for _ in range(connections):
-                connection = ClientConnection(self._address)
-                self._selector.register(connection, selectors.EVENT_READ)
-                self._idle.append(connection)
-        except OSError as error:
-            self._close()
-            raise ServiceError(
-                f"connection {len(self._idle) + 1} of {connections} to {self._address.host}:{self._address.port} "
-                f"cannot be opened: {error}",
-                remedy="Is the server running there? `ulimit -n` bounds connections on both sides.",
-            ) from error
 
     def _drop(self, connection: ClientConnection) -> None:
         self._selector.unregister(connection)
@@ -301,24 +288,16 @@ class _Driver:
             connection.close()
         self._selector.close()
 
-    def _finished(self) -> LoadTrace:
-        trace = self._trace
-        del trace.due[len(trace.noticed) :]  # those that were no longer sent
-        trace.num_resent = len(self._resent)
-        answered = [done for done in trace.done if not math.isnan(done)]
-        trace.ended = self._now() if trace.was_cut else max([*trace.due[-1:], *answered], default=0.0)
-        return trace
-
 
 MOST_REQUESTS = 1_000_000
-"""Of one measurement; every latency is kept."""
+"""Limit of one measurement; every latency is kept."""
 
 
 def poisson(rate: float, seconds: float, *, seed: int = 0) -> NDArray[np.float64]:
-    """Times [s] of independent callers: gaps are exponential, `rate` arrivals a second on average.
+    """Times [s] of independent callers: exponential gaps, `rate` arrivals per second on average.
 
-    Given how many arrive, arrivals of a Poisson process are uniform; so exactly `rate × seconds` of them come, and two
-    measurements of one length ask for the same.
+    Given their number, arrivals of a Poisson process are uniform; so there are exactly `rate × seconds` of them, and
+    two measurements of one length send equally many.
 
     Raises:
         BadJob: there would be none, or more than a million.
@@ -329,7 +308,7 @@ def poisson(rate: float, seconds: float, *, seed: int = 0) -> NDArray[np.float64
 
 
 def constant(rate: float, seconds: float) -> NDArray[np.float64]:
-    """Times [s] that are 1/`rate` apart: a metronome, kinder to a queue than callers are.
+    """Times [s] at equal distances of 1/`rate`; kinder to a queue than independent callers.
 
     Raises:
         BadJob: there would be none, or more than a million.
@@ -338,10 +317,10 @@ def constant(rate: float, seconds: float) -> NDArray[np.float64]:
 
 
 def _count(rate: float, seconds: float) -> int:
-    wanted = rate * seconds
-    if not (math.isfinite(wanted) and rate > 0 and seconds > 0 and 1 <= round(wanted) <= MOST_REQUESTS):
+    count = rate * seconds
+    if not (math.isfinite(count) and rate > 0 and seconds > 0 and 1 <= round(count) <= MOST_REQUESTS):
         raise BadJob(
-            f"{rate:g} requests/s for {seconds:g} s are {wanted:,.0f} requests: wanted 1 to {MOST_REQUESTS:,}",
+            f"{rate:g} requests/s for {seconds:g} s are {count:,.0f} requests: wanted 1 to {MOST_REQUESTS:,}",
             remedy="Choose another rate, or another time.",
         )
-    return round(wanted)
+    return round(count)

@@ -1,4 +1,4 @@
-"""How much load does a model's service hold? Of one that runs already, or of one that is started here to find out."""
+"""Load tests of a model's service: one that runs already, or one that is started here for the test."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 
 from stoker import artifacts
 from stoker.artifacts import Artifact
-from stoker.artifacts.dtypes import Arrays
 from stoker.devices import attached_cpu, sample_cpu
-from stoker.devices.cpu import CpuSample, others_cores
+from stoker.devices.cpu import others_cores
 from stoker.errors import BadJob, ServiceError
 from stoker.loadtesting.http_connection import Address, address_of
 from stoker.loadtesting.inference_requests import (
@@ -29,11 +28,12 @@ from stoker.loadtesting.inference_requests import (
 from stoker.loadtesting.measurement import LoadTarget, at_rate, greet, with_callers
 from stoker.loadtesting.server_process import cpu_seconds, served_in_child
 from stoker.loadtesting.serving_limit import SettingsSearch, highest_rate, probe_seconds
-from stoker.records import BATCH, ServiceSettings, TensorSpec
+from stoker.records import BATCH, ServiceSettings
 from stoker.records.service import LoadMeasurement, Objective, ServingLimit, SettingsTrial
+from stoker.serving.repository import model_settings
 
 MOST_CALLERS = 900
-"""Connections that can be waited for at once: `select` knows of 1024 files."""
+"""Limit on connections: `select` handles 1024 files."""
 
 _FIRST_RATE = 0.7
 _CAPACITY_S = 2.0
@@ -41,15 +41,15 @@ _CAPACITY_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What requests are like.
+    """The requests of a load test.
 
     Args:
-        inputs: a `.npz` file of arrays with rows; None: the model's golden inputs, or made up where these are not here.
+        inputs: a `.npz` file of arrays with rows; None: the model's golden inputs, or random ones if there are none.
         rows: samples in each request.
-        sizes: of named dimensions, drawn anew for each request; see `stoker.loadtesting.inference_requests.sizes_of`.
-        connections: at most so many at once.
+        sizes: of named dimensions, drawn for each request; see `stoker.loadtesting.inference_requests.sizes_of`.
+        connections: the most connections at once.
         headers: sent with each request, such as an API key.
-        is_constant: whether requests come at equal distances instead of at random.
+        is_constant: whether requests are sent at equal distances instead of at random times.
     """
 
     inputs: Path | None = None
@@ -74,12 +74,12 @@ def bench_serve(
 
     Args:
         models: a model (`models/digits`) or a directory of models.
-        objective: what has to be held, such as `p99=20ms`.
-        model: which of several.
-        seconds: the time it may take.
-        load: what requests are like.
+        objective: the latency to hold, such as `p99=20ms`.
+        model: name of the model, if there are several.
+        seconds: time limit of the search [s].
+        load: the requests.
         writes: whether to write the settings to the model's `service.json`, which `stoker serve` loads.
-        told: called with each trial, when it has ended.
+        told: called with each trial when it ends.
 
     Raises:
         BadArtifact: there is no such model.
@@ -91,26 +91,38 @@ def bench_serve(
     machine = attached_cpu()
     cores = machine.cores or 1
     before, began = sample_cpu(), time.monotonic()
-    found = SettingsSearch(
+    # The defaults of a server, where settings are searched; others stay.
+    plain = ServiceSettings()
+    untuned = replace(
+        artifacts.read_settings(directory),
+        instances=None,
+        threads=None,
+        max_batch_rows=plain.max_batch_rows,
+        max_delay_s=plain.max_delay_s,
+        basis="",
+    )
+    limit = SettingsSearch(
         start=lambda settings: _served(directory, artifact, settings, load, objective),
         objective=objective,
-        default=_untuned(artifacts.read_settings(directory), cores),
+        default=model_settings.sized(untuned, cores),
         cores=cores,
         seconds=seconds,
         told=told,
     ).run(model=directory.resolve().name, machine=f"{machine.model}, {cores} cores")
-    found = replace(found, others_cores=_others_since(before, began))
-    if not writes or found.chosen.rate == 0.0 or found.chosen.settings is None:
-        return found
-    artifacts.write_settings(directory, replace(found.chosen.settings, basis=basis(found, artifact)))
-    return replace(found, written_to=str(directory / artifacts.SETTINGS))
+    after = sample_cpu()
+    others = others_cores(before, after, time.monotonic() - began) if before and after else 0.0
+    limit = replace(limit, others_cores=others)
+    if not writes or limit.chosen.rate == 0.0 or limit.chosen.settings is None:
+        return limit
+    artifacts.write_settings(directory, replace(limit.chosen.settings, basis=basis(limit, artifact)))
+    return replace(limit, written_to=str(directory / artifacts.SETTINGS))
 
 
 def measure_models(
     models: Path, *, rate: float | None, callers: int | None, seconds: float, model: str = "",
     objective: Objective | None = None, load: Load | None = None,
 ) -> LoadMeasurement:  # fmt: skip
-    """One measurement of a model's service, started here with the settings it has; see `measure_url`."""
+    """One measurement of a model's service, started here with its current settings; see `measure_url`."""
     _require_one(rate, callers)
     directory, artifact = _chosen(models, model)
     load = load or Load()
@@ -122,10 +134,10 @@ def measure_url(
     url: str, model: str, *, rate: float | None, callers: int | None, seconds: float,
     objective: Objective | None = None, load: Load | None = None,
 ) -> LoadMeasurement:  # fmt: skip
-    """One measurement of a server that runs, at a rate or with so many callers that wait for their answers.
+    """One measurement of a running server: at `rate` [requests/s], or with `callers` that wait for their answers.
 
     Raises:
-        BadJob: neither or both of them, or the URL or the inputs cannot be used.
+        BadJob: neither or both are given, or the URL or the inputs cannot be used.
         ServiceError: the server does not answer, or refuses the request.
     """
     _require_one(rate, callers)
@@ -137,7 +149,7 @@ def measure_url(
 def highest_rate_of_url(
     url: str, model: str, objective: Objective, *, seconds: float, load: Load | None = None
 ) -> SettingsTrial:
-    """The highest rate that a server which runs already holds within the objective.
+    """The highest rate that a running server holds within the objective.
 
     Raises:
         BadJob: the URL or the inputs cannot be used.
@@ -146,10 +158,10 @@ def highest_rate_of_url(
     load = load or Load()
     target = _target(address_of(url), model, None, load, objective)
     greet(target)
-    until = time.monotonic() + seconds
+    ends = time.monotonic() + seconds
     capacity = with_callers(target, min(32, load.connections), min(_CAPACITY_S, seconds / 8))
     seeds = itertools.count(1)
-    found = highest_rate(
+    highest = highest_rate(
         lambda rate, duration_s: at_rate(
             target, rate, duration_s, is_constant=load.is_constant, cuts=True, seed=next(seeds)
         ),
@@ -157,13 +169,13 @@ def highest_rate_of_url(
         seconds_at=lambda rate: probe_seconds(
             rate, objective.q, shortest_s=min(2.0, seconds / 8), longest_s=max(2.0, seconds / 8)
         ),
-        has_time=lambda needed: until - time.monotonic() >= needed,
+        has_time=lambda needed: ends - time.monotonic() >= needed,
     )
-    return SettingsTrial(settings=None, rate=found.rate, why=found.why, tried=(capacity, *found.tried))
+    return SettingsTrial(settings=None, rate=highest.rate, why=highest.why, tried=(capacity, *highest.tried))
 
 
 def basis(found: ServingLimit, artifact: Artifact) -> str:
-    """Where settings were measured, in a sentence for `service.json`."""
+    """How settings were measured, in a sentence for `service.json`."""
     day = datetime.now(UTC).date().isoformat()
     libraries = ", ".join(f"{name} {number}" for name, number in artifact.manifest.libraries.items())
     return (
@@ -191,47 +203,29 @@ def _require_one(rate: float | None, callers: int | None) -> None:
         raise BadJob(f"--callers {callers}: wanted 1 to {MOST_CALLERS}")
 
 
-def _others_since(before: CpuSample | None, began: float) -> float:
-    """Cores that others kept busy since then, on average; 0 where the system does not tell."""
-    after = sample_cpu()
-    return others_cores(before, after, time.monotonic() - began) if before and after else 0.0
-
-
 def _chosen(models: Path, name: str) -> tuple[Path, Artifact]:
-    """A model's directory and its newest version; by name, where there are several."""
+    """A model's directory and its newest version."""
     if artifacts.versions(models):
-        found = {models.resolve().name: models}
+        by_name = {models.resolve().name: models}
     else:
-        inside = sorted(models.iterdir()) if models.is_dir() else []
-        found = {one.name: one for one in inside if not one.name.startswith(".") and artifacts.versions(one)}
-    if not found:
-        artifacts.read(models)  # says what is missing
-    if not name and len(found) > 1:
-        raise BadJob(f"{models} has several models: {', '.join(found)}", remedy=f"Add --model {next(iter(found))}.")
-    name = name or next(iter(found))
-    if name not in found:
-        raise BadJob(f"{models} has no model {name!r}, but {', '.join(found)}", remedy="Name one of these.")
-    return found[name], artifacts.read(found[name])
-
-
-def _untuned(settings: ServiceSettings, cores: int) -> ServiceSettings:
-    """These as a server would have them if nobody had searched; what is not searched stays."""
-    from stoker.serving.repository.model_settings import sized  # noqa: PLC0415 - its package needs libraries of an extra
-
-    plain = ServiceSettings()
-    untuned = replace(
-        settings, instances=None, threads=None, max_batch_rows=plain.max_batch_rows, max_delay_s=plain.max_delay_s,
-        basis="",
-    )  # fmt: skip
-    return sized(untuned, cores)
+        paths = sorted(models.iterdir()) if models.is_dir() else []
+        by_name = {path.name: path for path in paths if not path.name.startswith(".") and artifacts.versions(path)}
+    if not by_name:
+        artifacts.read(models)  # raises with what is missing
+    if not name and len(by_name) > 1:
+        raise BadJob(f"{models} has several models: {', '.join(by_name)}", remedy=f"Add --model {next(iter(by_name))}.")
+    name = name or next(iter(by_name))
+    if name not in by_name:
+        raise BadJob(f"{models} has no model {name!r}, but {', '.join(by_name)}", remedy="Name one of these.")
+    return by_name[name], artifacts.read(by_name[name])
 
 
 @contextmanager
 def _served(
     directory: Path, artifact: Artifact, settings: ServiceSettings, load: Load, objective: Objective | None
 ) -> Iterator[LoadTarget]:
-    """The model behind a server of its own on a free port of this machine alone."""
-    from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - its libraries are an extra of their own
+    """The model in a new server process, on a free port of the loopback address."""
+    from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - needs the libraries of an extra
 
     name = directory.resolve().name
     options = ServerOptions(
@@ -249,20 +243,15 @@ def _target(
     address: Address, model: str, artifact: Artifact | None, load: Load, objective: Objective | None
 ) -> LoadTarget:
     specs = input_specs(address, model, load.headers) if artifact is None else artifact.manifest.inputs
-    payloads = [
-        infer_payload(address, model, request, headers=load.headers) for request in _requests(specs, artifact, load)
-    ]
-    return LoadTarget(address, payloads, connections=load.connections, objective=objective)
-
-
-def _requests(specs: Sequence[TensorSpec], artifact: Artifact | None, load: Load) -> list[Arrays]:
     if load.inputs is not None:
         arrays = from_file(load.inputs)
     else:
         arrays = made_up(specs) if artifact is None else artifact.golden().inputs
     if wrong := {spec.name for spec in specs} ^ arrays.keys():
         raise BadJob(f"the inputs do not fit the model: {sorted(wrong)}; it takes {[spec.name for spec in specs]}")
-    is_batched = all(spec.shape[:1] == (BATCH,) for spec in specs)
-    if not (is_batched if artifact is None else artifact.manifest.is_batched):
-        return sized(whole_requests(arrays, specs, load.rows), specs, load.sizes)
-    return sized(in_requests(arrays, load.rows), specs, load.sizes)
+    is_batched = all(spec.shape[:1] == (BATCH,) for spec in specs) if artifact is None else artifact.manifest.is_batched
+    requests = in_requests(arrays, load.rows) if is_batched else whole_requests(arrays, specs, load.rows)
+    payloads = [
+        infer_payload(address, model, request, headers=load.headers) for request in sized(requests, specs, load.sizes)
+    ]
+    return LoadTarget(address, payloads, connections=load.connections, objective=objective)

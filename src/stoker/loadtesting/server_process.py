@@ -1,4 +1,4 @@
-"""A service in a process of its own, so that who measures shares no interpreter lock with it; it ends with this one."""
+"""A service in a child process, so that measuring shares no interpreter lock with it; it ends with this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stoker.devices.cpu import ticks_of
 from stoker.errors import ServiceError, StokerError
@@ -19,7 +19,7 @@ O = TypeVar("O")  # noqa: E741 - options
 S = TypeVar("S")
 
 Run = Callable[[O, Callable[[S], None]], None]
-"""Serves with options until the process is told to stop, and announces what it serves once it is up."""
+"""Serves with options until the process gets SIGTERM, and announces what it serves once it is up."""
 
 _START_S = 120.0
 _STOP_S = 15.0
@@ -27,15 +27,15 @@ _STOP_S = 15.0
 
 @contextmanager
 def served_in_child(run: Run[O, S], options: O) -> Iterator[tuple[S, int]]:
-    """What `run` announced, and the number of its process, which is told to stop when the block ends.
+    """What `run` announced, and the id of its process, which is stopped when the block ends.
 
     Args:
-        run: a function that can be imported, for the process imports it anew.
-        options: what it is called with; pickled.
+        run: a function that the child process can import.
+        options: its argument; pickled.
 
     Raises:
-        StokerError: what it raised instead of announcing.
-        ServiceError: it ended, or was silent for two minutes.
+        StokerError: what `run` raised instead of announcing.
+        ServiceError: the process ended, or was silent for two minutes.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
@@ -43,7 +43,17 @@ def served_in_child(run: Run[O, S], options: O) -> Iterator[tuple[S, int]]:
     process.start()
     there.close()
     try:
-        yield _announced(here), process.pid or 0
+        if not here.poll(_START_S):
+            raise ServiceError(f"the service was not up after {_START_S:g} s")
+        try:
+            announced = here.recv()
+        except EOFError:
+            raise ServiceError(
+                "the service ended before it was up", remedy="`stoker serve` with the same models shows why."
+            ) from None
+        if isinstance(announced, StokerError):
+            raise announced
+        yield announced, process.pid or 0
     finally:
         here.close()
         process.terminate()
@@ -55,7 +65,7 @@ def served_in_child(run: Run[O, S], options: O) -> Iterator[tuple[S, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used so far [s]; 0 where the system does not tell."""
+    """CPU time that a process has used so far [s]; 0 if the system does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -63,31 +73,13 @@ def cpu_seconds(pid: int) -> float:
     return ticks_of(stat) / os.sysconf("SC_CLK_TCK")
 
 
-def _announced(pipe: connection.Connection) -> Any:
-    if not pipe.poll(_START_S):
-        raise ServiceError(f"the service was not up after {_START_S:g} s")
-    try:
-        said = pipe.recv()
-    except EOFError:
-        raise ServiceError(
-            "the service ended before it was up", remedy="`stoker serve` with the same models shows why."
-        ) from None
-    if isinstance(said, StokerError):
-        raise said
-    return said
-
-
 def _child(run: Run[O, S], options: O, pipe: connection.Connection) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run(options, pipe.send)
     except StokerError as error:
-        pipe.send(_plain(error))
-
-
-def _plain(error: StokerError) -> StokerError:
-    """The same in a form that surely travels: subclasses may take other arguments than they keep."""
-    return ServiceError(error.message, remedy=error.remedy)
+        # Not the error itself: a subclass may take other arguments than it keeps, and then cannot be unpickled.
+        pipe.send(ServiceError(error.message, remedy=error.remedy))
 
 
 def _end_with_parent() -> None:

@@ -1,8 +1,7 @@
-"""What a service holds on this machine: settings tried against each other, over real sockets, in bounded time.
+"""Serving limit: the settings that hold the highest rate within an objective, over real sockets, in bounded time.
 
-The highest rate a service holds within an objective, by a bracket on the rate that a few measurements close.
-
-Which settings of a service hold the most: one coordinate after the other, each candidate against the best so far.
+For given settings a bracket on the rate is closed by a few measurements (`highest_rate`). Settings are searched one
+coordinate after the other, each candidate against the best so far (`search`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stoker.records.service import LoadMeasurement, Objective, ServingLimit, Set
 from stoker.units import format_seconds
 
 LEVELS = (0.5, 0.8, 1.0)
-"""Shares of the rate found at which the chosen settings are measured anew."""
+"""Shares of the highest rate at which the chosen settings are measured again."""
 
 _SEARCH_SHARE = 0.75
 _DEFAULT_SHARE = 0.35
@@ -33,10 +32,10 @@ _BACK_OFF = 0.93
 
 
 class Start(Protocol):
-    """Serves a model with given settings until the context ends, and gives what to ask."""
+    """Serves a model with given settings until the context ends; gives the target to measure."""
 
     def __call__(self, settings: ServiceSettings) -> AbstractContextManager[LoadTarget]:
-        """Raises StokerError where the service does not come up."""
+        """Raises StokerError if the service does not start."""
         ...
 
 
@@ -46,11 +45,11 @@ class SettingsSearch:
 
     Args:
         start: serves with settings.
-        objective: what has to be held.
-        default: settings that a service has without being told.
-        cores: those that may be shared out among instances.
-        seconds: the time it may take; at least a capacity and one rate are measured, however short.
-        told: called with each trial, when it has ended.
+        objective: the latency to hold.
+        default: the settings that are tried first.
+        cores: number of cores to divide among instances.
+        seconds: time limit [s]; a capacity and one rate are measured in any case.
+        told: called with each trial when it ends.
     """
 
     start: Start
@@ -63,15 +62,20 @@ class SettingsSearch:
     trials: list[SettingsTrial] = field(default_factory=list)
 
     def run(self, *, model: str, machine: str) -> ServingLimit:
-        """Try, choose, and measure what was chosen once more; what is known by then where the user interrupts.
+        """Try settings, choose the best, and measure it again; Ctrl-C ends the search with the best so far.
 
         Raises:
-            StokerError: the service does not come up, or does not answer, even with the default settings.
+            StokerError: the service does not start or answer even with the default settings.
         """
-        began, is_complete = self.clock(), False
+        self._began, is_complete = self.clock(), False
         levels: tuple[LoadMeasurement, ...] = ()
-        self._began = began
-        default = self._first_trial()
+        with self.start(self.default) as target:
+            greet(target)
+            # The first rate is a share of what callers that wait for their answers reach.
+            capacity = with_callers(target, _CAPACITY_CALLERS, min(_CAPACITY_S, self.seconds / 8))
+            highest = self._highest(target, first=_FIRST_SHARE * max(capacity.throughput, 1.0))
+        tried = (capacity, *highest.tried)
+        default = self._noted(SettingsTrial(settings=self.default, rate=highest.rate, why=highest.why, tried=tried))
         try:
             _, is_complete = search(
                 default,
@@ -83,32 +87,31 @@ class SettingsSearch:
         except KeyboardInterrupt:
             chosen = max(self.trials, key=lambda trial: trial.rate)
         return ServingLimit(
-            model=model, objective=self.objective, machine=machine, default=default, chosen=chosen,
-            trials=tuple(self.trials), levels=levels, took_s=self.clock() - began, is_complete=is_complete,
-        )  # fmt: skip
-
-    def _first_trial(self) -> SettingsTrial:
-        """The default settings, from a guess at the rate: a share of what callers that wait get out of it."""
-        with self.start(self.default) as target:
-            greet(target)
-            capacity = with_callers(target, _CAPACITY_CALLERS, min(_CAPACITY_S, self.seconds / 8))
-            found = self._highest(target, first=_FIRST_SHARE * max(capacity.throughput, 1.0))
-        return self._noted(SettingsTrial(settings=self.default, rate=found.rate, why=found.why,
-                                         tried=(capacity, *found.tried)))  # fmt: skip
+            model=model,
+            objective=self.objective,
+            machine=machine,
+            default=default,
+            chosen=chosen,
+            trials=tuple(self.trials),
+            levels=levels,
+            took_s=self.clock() - self._began,
+            is_complete=is_complete,
+        )
 
     def _attempt(self, settings: ServiceSettings, must_hold: float) -> SettingsTrial:
         try:
             with self.start(settings) as target:
                 greet(target)
-                found = self._highest(target, first=must_hold or self._lowest_rate, must_hold=must_hold)
+                highest = self._highest(target, first=must_hold or self._lowest_rate, must_hold=must_hold)
         except StokerError as error:
-            found = HighestRate(0.0, (), error.message)
-        return self._noted(SettingsTrial(settings=settings, rate=found.rate, why=found.why, tried=found.tried))
+            highest = HighestRate(0.0, (), error.message)
+        return self._noted(SettingsTrial(settings=settings, rate=highest.rate, why=highest.why, tried=highest.tried))
 
     def _confirmed(self, best: SettingsTrial) -> tuple[SettingsTrial, tuple[LoadMeasurement, ...]]:
-        """Fresh measurements of the best, since the luckiest of many is less good than it looked.
+        """New measurements of the best trial, since the maximum of noisy results is biased upwards.
 
-        The rate steps down until it is held anew, or time is over; then the last one that failed is told as it is.
+        The rate steps down until it is held again, or the time is over; then the last miss is reported. A share of the
+        rate that misses is measured twice if the full rate was held.
         """
         if best.rate == 0.0 or best.settings is None:
             return best, ()
@@ -118,8 +121,13 @@ class SettingsSearch:
             while full is None or (full.held != "held" and self._left(0.9) > self._seconds_at(rate)):
                 rate = rate if full is None else rate * _BACK_OFF
                 full = at_rate(target, rate, 1.5 * self._seconds_at(rate), cuts=True, seed=2)
-            rest = [self._level(target, share * rate, is_below_held=full.held == "held") for share in LEVELS[:-1]]
-        missed = [f"{one.rate:.4g}" for one in rest if one.held == "missed"]
+            rest = []
+            for share in LEVELS[:-1]:
+                level = at_rate(target, share * rate, self._in_time(share * rate), seed=3)
+                if level.held == "missed" and full.held == "held":
+                    level = at_rate(target, share * rate, self._in_time(share * rate), seed=4)
+                rest.append(level)
+        missed = [f"{level.rate:.4g}" for level in rest if level.held == "missed"]
         if full.held == "held" and missed:
             why = f"held again in a fresh measurement, though {', '.join(missed)} requests/s missed twice (noise)"
             return replace(best, rate=rate, why=why), (*rest, full)
@@ -127,22 +135,16 @@ class SettingsSearch:
             return replace(best, why=f"seen to hold it once, but not again at {rate:.4g} requests/s"), (*rest, full)
         return replace(best, rate=rate, why="held again in a fresh measurement"), (*rest, full)
 
-    def _level(self, target: LoadTarget, rate: float, *, is_below_held: bool) -> LoadMeasurement:
-        """A measurement at a share of the rate found; once more where it missed what a higher rate holds."""
-        measured = at_rate(target, rate, self._in_time(rate), seed=3)
-        if measured.held == "missed" and is_below_held:
-            measured = at_rate(target, rate, self._in_time(rate), seed=4)
-        return measured
-
     @property
     def _lowest_rate(self) -> float:
-        """The lowest rate that any settings were measured at [requests/s]: where to begin if none was held."""
-        return min((one.rate for trial in self.trials for one in trial.tried if one.rate), default=1.0)
+        """The lowest rate that was measured [requests/s]: the first rate if none was held."""
+        rates = [measured.rate for trial in self.trials for measured in trial.tried if measured.rate]
+        return min(rates, default=1.0)
 
     def _highest(self, target: LoadTarget, *, first: float, must_hold: float = 0.0) -> HighestRate:
-        """The bracket on the rate, of measurements that end as soon as they are lost.
+        """The highest rate by measurements that end early if they miss.
 
-        The default settings, tried first, have less time once they held something.
+        The default settings, tried first, get less time once they held a rate.
         """
         seeds = itertools.count(1000)
         held: list[bool] = []
@@ -159,13 +161,13 @@ class SettingsSearch:
         return highest_rate(probe, first=first, must_hold=must_hold, seconds_at=self._seconds_at, has_time=has_time)
 
     def _seconds_at(self, rate: float) -> float:
-        """How long to measure at a rate: a twentieth of the time, unless that tells nothing."""
+        """Seconds to measure at a rate: a twentieth of the time, or more if that is too few requests."""
         shortest_s = min(2.0, self.seconds / 8)
         longest_s = max(shortest_s, self.seconds / 20)
         return probe_seconds(rate, self.objective.q, shortest_s=shortest_s, longest_s=longest_s)
 
     def _in_time(self, rate: float) -> float:
-        """The same, cut to half of the time that is left, but at least a second: it decides nothing."""
+        """Like `_seconds_at`, at most half of the time left, at least a second; for levels, which decide nothing."""
         return max(1.0, min(self._seconds_at(rate), self._left(1.0) / 2))
 
     def _left(self, share: float) -> float:
@@ -178,13 +180,13 @@ class SettingsSearch:
 
 
 Probe = Callable[[float, float], LoadMeasurement]
-"""Measures at a rate [requests/s] for so long [s]."""
+"""Measures at a rate [requests/s] for a time [s]."""
 
 CLOSE_ENOUGH = 1.05
-"""The bracket's ends when it is done: its upper over its lower."""
+"""Ratio of the bracket's ends at which it is closed."""
 
 LEAST_RATE = 0.5
-"""Rates below are not tried [requests/s]: a measurement would take minutes."""
+"""The lowest rate to try [requests/s]: a measurement below would take minutes."""
 
 _AMPLE = 1.05
 _WELL = 3.9
@@ -194,13 +196,13 @@ _STEP_DOWN = 0.5
 
 @dataclass(frozen=True)
 class Bracket:
-    """A rate that is held (0: none is known), and one that is not (infinite: none is known) [requests/s]."""
+    """The highest rate known to be held (0: none) and the lowest known to be missed (infinite: none) [requests/s]."""
 
     held: float = 0.0
     missed: float = math.inf
 
     def next_rate(self, first: float) -> float | None:
-        """The rate to try next, `first` if nothing is known; None once the ends are close, or none can be held."""
+        """The next rate to try [requests/s], initially `first`; None once the ends are close or no rate can be held."""
         if self.held == 0.0 and math.isinf(self.missed):
             return first
         if self.held == 0.0:
@@ -210,13 +212,13 @@ class Bracket:
         return math.sqrt(self.held * self.missed) if self.missed / self.held > CLOSE_ENOUGH else None
 
     def after(self, rate: float, *, is_held: bool) -> Bracket:
-        """With what a measurement at `rate` showed."""
+        """The bracket after a measurement at `rate`."""
         return replace(self, held=max(self.held, rate)) if is_held else replace(self, missed=min(self.missed, rate))
 
 
 @dataclass(frozen=True)
 class HighestRate:
-    """The highest rate that was held [requests/s], what was measured for it, and what ended the search."""
+    """The highest rate that was held [requests/s], its measurements, and why the search ended."""
 
     rate: float
     tried: tuple[LoadMeasurement, ...]
@@ -224,7 +226,7 @@ class HighestRate:
 
 
 def probe_seconds(rate: float, q: float, *, shortest_s: float = 2.0, longest_s: float = 12.0) -> float:
-    """How long to measure at `rate` [s]: for requests enough to tell a quantile well, or at least at all.
+    """Time to measure at `rate` [s]: enough requests to estimate the quantile well, or at least to bound it.
 
     >>> [round(probe_seconds(rate, 0.99), 1) for rate in (20, 50, 500, 5000)]
     [19.3, 12.0, 3.0, 2.0]
@@ -241,18 +243,17 @@ def highest_rate(
     must_hold: float = 0.0,
     seconds_at: Callable[[float], float],
 ) -> HighestRate:
-    """Bracket the highest rate that `probe` finds held.
+    """Bracket the highest rate that is held.
 
-    A measurement that leaves it unclear is made once more, twice as long; what is still unclear is not held. `has_time`
-    tells whether there is time for a measurement of so many seconds; without, the highest rate held so far is found.
-    The first measurement is always made.
+    An unclear measurement is repeated, twice as long; if it is still unclear, the rate counts as not held. The first
+    measurement is always made.
 
     Args:
-        probe: what measures.
+        probe: measures at a rate.
         first: the rate to begin with [requests/s].
-        has_time: asked before each measurement but the first.
-        must_hold: a rate to beat; it is tried first, and nothing else once it is missed.
-        seconds_at: how long to measure at a rate.
+        has_time: whether there is time for a measurement of that many seconds; else the search ends.
+        must_hold: a rate to beat; it is tried first, and the search ends if it is missed.
+        seconds_at: time to measure at a rate [s].
     """
     bracket = Bracket()
     tried: list[LoadMeasurement] = []
@@ -261,7 +262,7 @@ def highest_rate(
         for stretch in (1, 2):
             needed_s = stretch * seconds_at(rate)
             if tried and not has_time(needed_s):
-                lowest = min(one.rate for one in tried if one.rate is not None)
+                lowest = min(measured.rate for measured in tried if measured.rate is not None)
                 missed = "" if bracket.held else f"missed at every rate tried, down to {lowest:.4g} requests/s; "
                 why = f"{missed}no time was left for the {format_seconds(needed_s)} that {rate:.4g} requests/s take"
                 return HighestRate(bracket.held, tuple(tried), why)
@@ -280,19 +281,19 @@ def highest_rate(
 
 
 Try = Callable[[ServiceSettings, float], SettingsTrial]
-"""Serves with these settings, and finds the highest rate held, if it is at least so high [requests/s]."""
+"""Serves with these settings; finds the highest rate held, if it reaches the one given [requests/s]."""
 
 Axis = Callable[[ServiceSettings], Iterator[ServiceSettings]]
-"""Settings that differ from given ones in one coordinate, the likeliest to be better first."""
+"""Settings that differ from the given ones in one coordinate, the most promising first."""
 
 LEAST_GAIN = 1.05
-"""A candidate has to hold so many times the best rate so far; less could be chance."""
+"""Least ratio of a candidate's rate to the best so far; less could be chance."""
 
 _LARGEST_BATCH = 256
 
 
 def instances_and_threads(cores: int) -> Axis:
-    """Ways to share the cores out: as many instances as divide them evenly, and one instance with one thread."""
+    """Divisions of the cores: numbers of instances that divide them evenly, and one instance with one thread."""
 
     def others(settings: ServiceSettings) -> Iterator[ServiceSettings]:
         shares = [(count, cores // count) for count in range(1, cores + 1) if cores % count == 0]
@@ -304,14 +305,14 @@ def instances_and_threads(cores: int) -> Axis:
 
 def batch_rows(settings: ServiceSettings) -> Iterator[ServiceSettings]:
     """Twice, half, four times and a quarter of the rows."""
-    for rows in (settings.max_batch_rows * 2, settings.max_batch_rows // 2, settings.max_batch_rows * 4,
-                 settings.max_batch_rows // 4):  # fmt: skip
+    most = settings.max_batch_rows
+    for rows in (most * 2, most // 2, most * 4, most // 4):
         if 1 <= rows <= _LARGEST_BATCH:
             yield replace(settings, max_batch_rows=rows)
 
 
 def delays(objective: Objective) -> Axis:
-    """Waiting for company: not at all, or small shares of the time that an answer may take."""
+    """Delays of a batch: none, or small shares of the objective's latency."""
 
     def others(settings: ServiceSettings) -> Iterator[ServiceSettings]:
         for share in (0.0, 0.05, 0.2):
@@ -323,10 +324,10 @@ def delays(objective: Objective) -> Axis:
 def search(
     default: SettingsTrial, axes: tuple[Axis, ...], attempt: Try, *, has_time: Callable[[], bool]
 ) -> tuple[tuple[SettingsTrial, ...], bool]:
-    """Try settings along the axes, in rounds, until a round improves nothing or time is over.
+    """Try settings along the axes, in rounds, until a round improves nothing or the time is over.
 
     Returns:
-        All trials after the default's, the best being whichever held the highest rate; and whether it ended by itself.
+        All trials after the default's, and whether the search ended before the time.
     """
     assert default.settings is not None
     best, best_settings, seen = default, default.settings, {default.settings}

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu
-from stoker.engines import Engine
+from stoker.engines import Engine, engine_record
 from stoker.errors import BadJob
 from stoker.predicting.batch_size import BatchAndPartSize, Bounds, about_rows, choose_sizes, head_of
 from stoker.predicting.batched_inference import PredictionModel
@@ -233,7 +233,8 @@ def _chosen(request: PredictionRequest, engines: Sequence[Engine], clock: Callab
 def _libraries(engine: EngineName) -> dict[str, str]:
     """Versions of what the bits of the answers, and of the files, depend on."""
     found = {}
-    for name in ("stoker", "pyarrow", engine):
+    record = engine_record(engine)
+    for name in ("stoker", "pyarrow", *((engine,) if record is None else record.packages)):
         try:
             found[name] = version(name)
         except PackageNotFoundError:  # ONNX Runtime has a package of another name for GPUs

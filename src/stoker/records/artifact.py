@@ -13,8 +13,8 @@ Datatype = Literal[
 ]  # fmt: skip
 """Types of elements, as the Open Inference Protocol names them; BYTES are strings of any length."""
 
-EngineName = Literal["openvino", "onnxruntime", "torch"]
-"""What can run a model."""
+EngineName = str
+"""Name of an engine: of a file in `stoker.engines` with a record `ENGINE`; or `torch`, which no artifact is run by."""
 
 ServingPrecision = Literal["fp32", "bf16", "fp16", "int8", "int8+bf16"]
 """What an engine computes in; always stated, never left to the engine.

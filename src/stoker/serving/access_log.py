@@ -1,4 +1,4 @@
-"""A line of JSON for every request, written by a thread of its own so that no disk and no reader holds it up."""
+"""Access log: a line of JSON per request, written by a thread, so that no disk or reader blocks a request."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stoker.errors import BadJob, first_line
 from stoker.serving.service import AccessEntry
 
 MOST_CHARS = 1000
-"""Of a path, of a request's id, and of what it calls its model and version."""
+"""Limit on each of a path, a request's id, and its model's and version's names."""
 _AT_ONCE = 100
-"""Lines that are written together, at most."""
+"""Most lines written together."""
 MOST_WAITING = 10_000
-"""Lines that may wait to be written; beyond them lines are dropped, and counted."""
+"""Most lines waiting; further ones are dropped and counted."""
 _CLOSING_S = 1.0
-"""How long `close` waits for lines to be written: nobody may read the other end of a pipe."""
+"""How long `close` waits [s]: a pipe may have no reader."""
 _REOPEN, _CLOSE = object(), object()
 
 
 class LineWriter:
-    """Writes lines on a thread of its own; takes them from any thread and never blocks, whatever the reader does.
+    """Writes lines on its own thread; takes them from any thread and never blocks.
 
     Args:
-        path: the file to append to, made if absent; None: standard error.
-        render: makes a line, with its end, of what `put` was given; on the writing thread.
+        path: the file to append to, created if absent; None: standard error.
+        render: turns an item given to `put` into a line with its end; on the writing thread.
 
     Raises:
         BadJob: the file cannot be opened.
@@ -41,7 +41,7 @@ class LineWriter:
 
     def __init__(self, path: Path | None, render: Callable[[Any], str] = str) -> None:
         self.dropped = 0
-        """Lines that were not written: the disk or the reader was too slow, or refused them."""
+        """Number of lines not written: the disk or the reader was too slow, or failed."""
         self._path = path
         self._render = render
         self._descriptor = self._opened()
@@ -51,21 +51,21 @@ class LineWriter:
         self._thread.start()
 
     def put(self, line: object) -> None:
-        """Queue something for a line, or count it as dropped."""
+        """Queue an item, or count it as dropped."""
         try:
             self._waiting.put_nowait(line)
         except queue.Full:
             self.dropped += 1
 
     def reopen(self) -> None:
-        """Open the file by its name again, behind the lines that wait; where too many do, before them."""
+        """Open the file by its name again, after the waiting lines; before them if the queue is full."""
         try:
             self._waiting.put_nowait(_REOPEN)
         except queue.Full:
             self._is_to_reopen = True
 
     def close(self) -> None:
-        """Write what waits, as far as it is taken within a second, and end."""
+        """Write the waiting lines, for at most a second, and end the thread."""
         try:
             self._waiting.put(_CLOSE, timeout=_CLOSING_S)
         except queue.Full:
@@ -73,7 +73,7 @@ class LineWriter:
         self._thread.join(_CLOSING_S)
 
     def _opened(self) -> int:
-        """A descriptor of its own: one that a thread is stuck in must not be `sys.stderr`'s, which Python flushes."""
+        """A new descriptor: Python flushes `sys.stderr`, so a thread must not be stuck in that one."""
         try:
             if self._path is None:
                 return os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
@@ -88,16 +88,23 @@ class LineWriter:
             if line is _REOPEN or self._is_to_reopen:
                 self._write(lines)
                 self._is_to_reopen = False
-                self._reopen()
+                if self._path is not None:
+                    try:
+                        fresh = self._opened()
+                    except BadJob:  # go on in the old file
+                        self.dropped += 1
+                    else:
+                        os.close(self._descriptor)
+                        self._descriptor = fresh
             if line is not _REOPEN:
                 lines.append(self._render(line).encode(errors="backslashreplace"))
-            if self._waiting.empty() or len(lines) >= _AT_ONCE:  # whoever reads along sees lines without delay
+            if self._waiting.empty() or len(lines) >= _AT_ONCE:  # a reader sees lines without delay
                 self._write(lines)
         self._write(lines)
         os.close(self._descriptor)
 
     def _write(self, lines: list[bytes]) -> None:
-        """Write lines and forget them; what is refused is counted."""
+        """Write lines and clear the list; on an error all are counted as dropped."""
         rest = memoryview(b"".join(lines))
         try:
             while rest:
@@ -106,24 +113,12 @@ class LineWriter:
             self.dropped += len(lines)
         lines.clear()
 
-    def _reopen(self) -> None:
-        """Go on in a new file; in the old one if there can be none."""
-        if self._path is None:
-            return
-        try:
-            fresh = self._opened()
-        except BadJob:
-            self.dropped += 1
-            return
-        os.close(self._descriptor)
-        self._descriptor = fresh
-
 
 class AccessLog(LineWriter):
-    """A line of JSON for every request; a file is reopened by `reopen`, after someone rotated it.
+    """A line of JSON per request; call `reopen` after the file was rotated.
 
     Args:
-        path: the file to append to, made if absent; None: standard error.
+        path: the file to append to, created if absent; None: standard error.
 
     Raises:
         BadJob: the file cannot be opened.
@@ -134,20 +129,16 @@ class AccessLog(LineWriter):
         self._wall_clock = wall_clock
 
     def __call__(self, access: AccessEntry) -> None:
-        """Queue a line; what a client chose to make long is cut, since many lines may wait."""
+        """Queue a line; long texts from clients are cut, since many lines may wait."""
         if len(access.path) + len(access.id) + len(access.model) + len(access.version) > MOST_CHARS:
-            access = _shortened(access)
+            short = {name: getattr(access, name)[:MOST_CHARS] for name in ("path", "id", "model", "version")}
+            access = replace(access, **short)
         self.put((self._wall_clock(), access))
 
 
-def _shortened(access: AccessEntry) -> AccessEntry:
-    chosen = {name: getattr(access, name)[:MOST_CHARS] for name in ("path", "id", "model", "version")}
-    return replace(access, **chosen)
-
-
 def _line(entry: tuple[float, AccessEntry]) -> str:
-    """When, and all of the record that says something; in ASCII, so that no client sends a terminal its commands."""
+    """Time and non-empty fields; in ASCII, so that a client cannot send control sequences to a terminal."""
     seconds, access = entry
-    told = {name: value for name, value in asdict(access).items() if value not in {"", 0}}
-    at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"at": at, **told, "seconds": round(access.seconds, 6)}) + "\n"
+    fields = {name: value for name, value in asdict(access).items() if value not in {"", 0}}
+    time_text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"at": time_text, **fields, "seconds": round(access.seconds, 6)}) + "\n"

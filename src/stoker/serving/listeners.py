@@ -1,7 +1,4 @@
-"""Doors of a server: sockets that are bound before anything is loaded, and the HTTP and gRPC servers behind them.
-
-TLS for all doors, from one certificate and its key, which can be replaced while connections go on.
-"""
+"""Listeners: sockets that are bound before models load, the HTTP and gRPC servers on them, and their TLS."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ BACKLOG = 2048
 """Connections that may wait to be accepted."""
 _START_S = 10.0
 _REFUSALS_S = 1.0
-"""How long those whose requests are given up have to read that."""
+"""Time for clients to read that their request was given up [s]."""
 
 
 def bind(host: str, port: int, what: str) -> socket.socket:
-    """A socket bound to an address; nobody can connect until it listens.
+    """A socket bound to an address; clients can connect once it listens.
 
     Raises:
-        ServiceError: the port is taken or forbidden, or the host is none of this machine's.
+        ServiceError: the port is taken or forbidden, or the host is not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -48,20 +45,22 @@ def bind(host: str, port: int, what: str) -> socket.socket:
     return bound
 
 
-def bind_all(*wanted: tuple[str, int | None, str]) -> list[socket.socket | None]:
-    """A socket for each (host, port, name), None where there is no port; all of them, or none is left bound.
+def bind_all(*addresses: tuple[str, int | None, str]) -> list[socket.socket | None]:
+    """A socket for each (host, port, name), None without a port; if one fails, none stays bound.
 
     Raises:
         ServiceError: see `bind`.
     """
     with contextlib.ExitStack() as bound:
-        found = [None if port is None else bound.enter_context(bind(host, port, what)) for host, port, what in wanted]
+        sockets = [
+            None if port is None else bound.enter_context(bind(host, port, what)) for host, port, what in addresses
+        ]
         bound.pop_all()
-    return found
+    return sockets
 
 
 def cannot_listen(host: str, port: int, what: str, error: Exception) -> ServiceError:
-    """An address that cannot be listened at."""
+    """The error for an address that cannot be listened at."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return ServiceError(
         f"cannot listen at {host}:{port} for {what}: {reason}",
@@ -70,7 +69,7 @@ def cannot_listen(host: str, port: int, what: str, error: Exception) -> ServiceE
 
 
 class HttpListener:
-    """An HTTP server in the running event loop, which leaves signals to others."""
+    """An HTTP server in the running event loop, without signal handlers."""
 
     def __init__(self, bound: socket.socket, edge: ServerContext, tls: Tls | None) -> None:
         host, port = bound.getsockname()[:2]
@@ -91,7 +90,7 @@ class HttpListener:
                 await asyncio.sleep(0.001)
 
     async def close(self, within_s: float) -> int:
-        """Accept nothing more, answer what came in; how many requests were still unanswered after `within_s`."""
+        """Accept nothing more, answer what arrived; number of requests [requests] still unanswered after `within_s`."""
         self._server.should_exit = True
         await asyncio.wait({self._task}, timeout=within_s)
         unanswered = set(self._server.server_state.tasks)
@@ -116,7 +115,7 @@ class GrpcListener:
 
     def __init__(self, host: str, port: int, edge: ServerContext, tls: Tls | None) -> None:
         if port:
-            bind(host, port, "grpc").close()  # gRPC itself would say less, and to standard error
+            bind(host, port, "grpc").close()  # gRPC itself reports less, on standard error
         self._server = server(edge)
         address = f"{url_host(host)}:{port}"
         try:
@@ -133,12 +132,12 @@ class GrpcListener:
         await self._server.start()
 
     async def close(self, within_s: float) -> None:
-        """Accept nothing more, answer what came in; what is left after `within_s` is cancelled."""
+        """Accept nothing more, answer what arrived; the rest is cancelled after `within_s`."""
         await self._server.stop(within_s)
 
 
 class _Quiet(uvicorn.Server):
-    """Uvicorn's server without its handlers of signals: the process has several servers and one way to stop."""
+    """Uvicorn's server without its signal handlers: the process has several servers and one shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -147,14 +146,14 @@ class _Quiet(uvicorn.Server):
 
 
 def url_host(host: str) -> str:
-    """A host as it stands in an address."""
+    """A host in the form of a URL: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 class Tls:
-    """A certificate chain and its private key: files in PEM, as they were when they were last read.
+    """A certificate chain and its private key: PEM files, as last read.
 
-    Connections keep what they began with; those that are made later get what was read last.
+    New connections use what was read last; existing ones keep theirs.
 
     Raises:
         BadJob: see `read`.
@@ -166,7 +165,7 @@ class Tls:
         self.read()
 
     def read(self) -> None:
-        """Take the files as they are now; where they cannot be used, those read before still hold.
+        """Read the files again; if they cannot be used, the earlier content still applies.
 
         Raises:
             BadJob: a file cannot be read, or the key is not the certificate's.
@@ -175,7 +174,8 @@ class Tls:
             pem = self._key.read_bytes(), self._certificate.read_bytes()
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(self._certificate, self._key, password=_no_password)
+            # An empty password, instead of a prompt on the terminal: an encrypted key then fails.
+            context.load_cert_chain(self._certificate, self._key, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             raise BadJob(
                 f"TLS cannot be set up with {self._certificate} and {self._key}: {error}",
@@ -186,17 +186,17 @@ class Tls:
 
     def context(self) -> ssl.SSLContext:
         """For HTTP: TLS 1.2 and later, as Python's defaults choose ciphers."""
+
+        def use_latest(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = self._context
+
         context = self._context
-        context.sni_callback = self._hand_over
+        context.sni_callback = use_latest  # called as each connection begins
         return context
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For gRPC, which asks for the certificate anew with each connection."""
+        """For gRPC, which asks for the certificate with each connection."""
         return grpc.dynamic_ssl_server_credentials(self._for_grpc, lambda: self._for_grpc)
-
-    def _hand_over(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """At the beginning of a connection: have it use the certificate that was read last."""
-        connection.context = self._context
 
 
 def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -210,8 +210,3 @@ def read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
     if certificate is None or key is None:
         raise BadJob("--tls-cert and --tls-key belong together", remedy="Give both, or neither.")
     return Tls(certificate, key)
-
-
-def _no_password() -> str:
-    """Instead of asking on the terminal; an encrypted key then does not open."""
-    return ""

@@ -1,31 +1,35 @@
-"""What the protocol tells about a server and its models, as JSON; gRPC's messages have the same fields.
+"""The Open Inference Protocol without its transport: tensors, documents, request parameters, input checks, classes.
 
-A model's settings in the form of Triton's model configuration, which clients and load tools ask for.
+Tensors are raw bytes (little-endian, row-major) or JSON `data` (nested as the shape is, or flat). Documents are JSON;
+gRPC's messages have the same fields. A model's settings are given as Triton's model configuration, which clients and
+load tools ask for.
 
-Source: Triton Inference Server, `model_config.proto`; sizes that vary are -1, and the batch is left out of `dims`.
-
-What both edges make of a request's parameters.
-
-Does a request fit the model?
-
-The classification extension: an output's largest values as strings `value:index:label`.
+Source: KServe, Open Inference Protocol v2, its "Binary Tensor Data" extension, and `raw_input_contents` of its gRPC
+form; Triton Inference Server, `model_config.proto` (sizes that vary are -1, and `dims` has no batch).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
+import secrets
+import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from stoker.artifacts.dtypes import Arrays, datatype_of
+from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
+from stoker.engines import engine_record
 from stoker.errors import nearest
-from stoker.records import BATCH, DynamicDim, Manifest, ServiceSettings, TensorSpec
+from stoker.records import BATCH, Datatype, DynamicDim, Manifest, ServiceSettings, TensorSpec
 from stoker.records.codec import JSON
 from stoker.serving.refusals import BadRequest, TooLarge, Unsupported
 from stoker.serving.service import (
-    BatchTotal,
     InferenceRequest,
     InferenceResponse,
     ModelStatistics,
@@ -33,7 +37,7 @@ from stoker.serving.service import (
     RepositoryEntry,
     Total,
 )
-from stoker.serving.tensor_codec import strings
+from stoker.units import KIB
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -43,11 +47,11 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-"""Those that every server has."""
+"""Extensions of every server."""
 ADMIN_EXTENSIONS = ("model_repository",)
-"""Those that the admin port has besides."""
+"""Further extensions of the admin port."""
 
-_PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "openvino": "openvino", "torch": "pytorch"}
+_COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
 def server_metadata(*, name: str, version: str, is_admin: bool) -> dict[str, Any]:
@@ -56,24 +60,43 @@ def server_metadata(*, name: str, version: str, is_admin: bool) -> dict[str, Any
 
 
 def model_metadata(model: str, manifest: Manifest, versions: Iterable[str]) -> dict[str, Any]:
-    """What a model takes and gives; -1 for each dimension that varies."""
+    """A model's inputs and outputs; -1 for each dimension that varies."""
+    record = engine_record(manifest.engine)
     return {
         "name": model,
         "versions": list(versions),
-        "platform": _PLATFORMS[manifest.engine],
+        "platform": manifest.engine if record is None else record.platform,
         "inputs": [_tensor_metadata(spec) for spec in manifest.inputs],
         "outputs": [_tensor_metadata(spec) for spec in manifest.outputs],
     }
 
 
 def statistics_document(models: Iterable[ModelStatistics]) -> dict[str, Any]:
-    """What models did, as the statistics extension has it."""
-    return {"model_stats": [_statistics(one) for one in models]}
+    """Statistics of models, in the statistics extension's form."""
+    documents = []
+    for model in models:
+        totals = {name: _total(getattr(model, name)) for name in ("success", "fail", "queue", *_COMPUTE)}
+        batches = [
+            {"batch_size": batch.batch_size, **{name: _total(getattr(batch, name)) for name in _COMPUTE}}
+            for batch in model.batches
+        ]
+        documents.append(
+            {
+                "name": model.name,
+                "version": model.version,
+                "last_inference": model.last_inference_ms,
+                "inference_count": model.inference_count,
+                "execution_count": model.execution_count,
+                "inference_stats": {**totals, "cache_hit": _total(Total()), "cache_miss": _total(Total())},
+                "batch_stats": batches,
+            }
+        )
+    return {"model_stats": documents}
 
 
 def index_document(entries: Iterable[RepositoryEntry]) -> list[dict[str, str]]:
-    """What is in the repository."""
-    return [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in entries]
+    """The repository's index."""
+    return [dataclasses.asdict(entry) for entry in entries]
 
 
 def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
@@ -81,45 +104,12 @@ def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
 
 
-def _statistics(of: ModelStatistics) -> dict[str, Any]:
-    return {
-        "name": of.name,
-        "version": of.version,
-        "last_inference": of.last_inference_ms,
-        "inference_count": of.inference_count,
-        "execution_count": of.execution_count,
-        "inference_stats": {
-            "success": _total(of.success),
-            "fail": _total(of.fail),
-            "queue": _total(of.queue),
-            "compute_input": _total(of.compute_input),
-            "compute_infer": _total(of.compute_infer),
-            "compute_output": _total(of.compute_output),
-            "cache_hit": _total(Total()),
-            "cache_miss": _total(Total()),
-        },
-        "batch_stats": [_batch(one) for one in of.batches],
-    }
-
-
-def _batch(of: BatchTotal) -> dict[str, Any]:
-    return {
-        "batch_size": of.batch_size,
-        "compute_input": _total(of.compute_input),
-        "compute_infer": _total(of.compute_infer),
-        "compute_output": _total(of.compute_output),
-    }
-
-
-def _total(of: Total) -> dict[str, int]:
-    return {"count": of.count, "ns": of.ns}
-
-
-_TRITON_TYPES = {"BYTES": "TYPE_STRING"}
+def _total(total: Total) -> dict[str, int]:
+    return {"count": total.count, "ns": total.ns}
 
 
 def triton_config(manifest: Manifest, settings: ServiceSettings, versions: tuple[int, ...]) -> JSON:
-    """The configuration of one version; `versions` are all that serve."""
+    """Triton's model configuration of one version; `versions` are all that serve."""
     return {
         "name": manifest.name,
         "platform": f"{manifest.engine}_{manifest.precision}",
@@ -146,7 +136,7 @@ def _triton_tensor(spec: TensorSpec, *, is_batched: bool) -> JSON:
     dims = spec.shape[1:] if is_batched and spec.shape[:1] == (BATCH,) else spec.shape
     return {
         "name": spec.name,
-        "data_type": _TRITON_TYPES.get(spec.datatype, f"TYPE_{spec.datatype}"),
+        "data_type": "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}",
         "dims": [size if isinstance(size, int) else -1 for size in dims],
     }
 
@@ -157,17 +147,17 @@ _NONE: dict[str, Parameter] = {}
 
 
 class Urgency(NamedTuple):
-    """How soon a request wants its answer: seconds from its arrival, and 1 for the most urgent, 0 for the default."""
+    """Deadline of a request [s after its arrival] and priority: 1 for the most urgent, 0 for the default."""
 
     deadline_s: float | None = None
     priority: int = 0
 
 
 def checked_parameters(parameters: object, where: str) -> dict[str, Any]:
-    """Parameters whose values are strings, numbers and booleans.
+    """Parameters, checked to be strings, numbers and booleans.
 
     Raises:
-        BadRequest: they are something else.
+        BadRequest: they are of another type.
     """
     if parameters is None:
         return _NONE
@@ -183,7 +173,7 @@ def urgency(parameters: Mapping[str, Parameter]) -> Urgency:
     """Deadline and priority of a request; a `timeout` is in microseconds, and 0 is none.
 
     Raises:
-        BadRequest: they are no whole numbers from 0.
+        BadRequest: they are not whole numbers from 0.
         Unsupported: the request is part of a sequence.
     """
     if not parameters:
@@ -196,10 +186,10 @@ def urgency(parameters: Mapping[str, Parameter]) -> Urgency:
 
 
 def whole_parameter(parameters: Mapping[str, Parameter], name: str, where: str) -> int:
-    """A parameter that is a whole number from 0; 0 where it is absent.
+    """Value of a parameter [its own unit] that is a whole number from 0; 0 if it is absent.
 
     Raises:
-        BadRequest: it is something else.
+        BadRequest: it is of another type.
     """
     value = parameters.get(name, 0)
     if type(value) is not int or value < 0:
@@ -208,10 +198,10 @@ def whole_parameter(parameters: Mapping[str, Parameter], name: str, where: str) 
 
 
 def flag_parameter(parameters: Mapping[str, Parameter], name: str, where: str, *, default: bool) -> bool:
-    """A parameter that is true or false.
+    """Value of a parameter that is true or false.
 
     Raises:
-        BadRequest: it is something else.
+        BadRequest: it is of another type.
     """
     value = parameters.get(name, default)
     if not isinstance(value, bool):
@@ -220,7 +210,7 @@ def flag_parameter(parameters: Mapping[str, Parameter], name: str, where: str, *
 
 
 def refuse_shared_memory(parameters: Mapping[str, Parameter], where: str) -> None:
-    """Say that tensors come over the wire alone.
+    """Refuse tensors in shared memory.
 
     Raises:
         Unsupported: a region of shared memory is named.
@@ -233,12 +223,11 @@ _UNLIMITED = DynamicDim(name="any")
 
 
 def fit(request: InferenceRequest, manifest: Manifest, *, max_rows: int | None = None) -> Arrays:
-    """The request's inputs in the manifest's order, each of them fitting it.
+    """The request's inputs in the manifest's order, checked against it.
 
     Raises:
         BadRequest: an input is missing, unknown, of another datatype or shape, has no rows, or a dimension that varies
-            is too small or differs between inputs; a string is not UTF-8, or a number not finite; or an output is
-            wanted that the model has not.
+            is too small or differs between inputs; a string is not UTF-8; or a requested output does not exist.
         TooLarge: there are more rows than `max_rows`, or a dimension is larger than the manifest allows.
     """
     inputs = request.inputs
@@ -249,7 +238,10 @@ def fit(request: InferenceRequest, manifest: Manifest, *, max_rows: int | None =
         _fit_tensor(inputs, spec, manifest.name, sizes)
     _check_sizes(sizes, manifest, max_rows)
     if request.outputs:
-        _check_outputs((one.name for one in request.outputs), manifest)
+        names = [spec.name for spec in manifest.outputs]
+        for output in request.outputs:
+            if output.name not in names:
+                raise BadRequest(f"{manifest.name!r} has no output {output.name!r}. {nearest(output.name, names)}")
     for spec in manifest.inputs:
         if spec.datatype == "BYTES":
             _require_utf8(inputs[spec.name], spec.name)
@@ -267,19 +259,19 @@ def _require_utf8(strings: NDArray[Any], name: str) -> None:
 
 
 def _fit_tensor(inputs: Arrays, spec: TensorSpec, model: str, sizes: dict[str, int]) -> None:
-    """Compare a tensor with its description; `sizes` gathers how large the dimensions that vary are."""
+    """Compare a tensor with its description; collect the sizes of named dimensions in `sizes`."""
     array = inputs[spec.name]
     datatype, shape = datatype_of(array.dtype), array.shape
     if datatype != spec.datatype or len(shape) != len(spec.shape):
         raise BadRequest(_tensor_differs(spec, model, datatype, shape))
-    for wanted, size in zip(spec.shape, shape, strict=True):
-        if isinstance(wanted, int):
-            if size != wanted:
+    for dim, size in zip(spec.shape, shape, strict=True):
+        if isinstance(dim, int):
+            if size != dim:
                 raise BadRequest(_tensor_differs(spec, model, datatype, shape))
-        elif sizes.setdefault(wanted, size) != size:
+        elif sizes.setdefault(dim, size) != size:
             raise BadRequest(
-                f"input {spec.name!r} of {model!r} has {size} where dimension {wanted!r} is, another input has "
-                f"{sizes[wanted]}; they must be equal"
+                f"input {spec.name!r} of {model!r} has {size} where dimension {dim!r} is, another input has "
+                f"{sizes[dim]}; they must be equal"
             )
 
 
@@ -296,13 +288,6 @@ def _check_sizes(sizes: dict[str, int], manifest: Manifest, max_rows: int | None
         raise TooLarge(f"this request has {rows} rows; {manifest.name!r} takes at most {max_rows}: send it in parts")
 
 
-def _check_outputs(wanted: Iterable[str], manifest: Manifest) -> None:
-    names = [spec.name for spec in manifest.outputs]
-    for name in wanted:
-        if name not in names:
-            raise BadRequest(f"{manifest.name!r} has no output {name!r}. {nearest(name, names)}")
-
-
 def _names_differ(inputs: Arrays, manifest: Manifest) -> str:
     names = [spec.name for spec in manifest.inputs]
     missing = [repr(name) for name in names if name not in inputs]
@@ -313,33 +298,33 @@ def _names_differ(inputs: Arrays, manifest: Manifest) -> str:
 
 
 def _tensor_differs(spec: TensorSpec, model: str, datatype: str, shape: tuple[int, ...]) -> str:
-    wanted = ", ".join(map(str, spec.shape))
+    expected = ", ".join(map(str, spec.shape))
     return (
-        f"input {spec.name!r} of {model!r} is {spec.datatype} [{wanted}]; this request has {datatype} "
+        f"input {spec.name!r} of {model!r} is {spec.datatype} [{expected}]; this request has {datatype} "
         f"[{', '.join(map(str, shape))}]"
     )
 
 
 MOST_CLASSES = 16_384
-"""Strings that are written for an output; they are made one by one, while all other requests wait."""
+"""Limit on the strings of an output; they are made one by one on the event loop."""
 
 
 def classify(
     response: InferenceResponse, request: InferenceRequest, labels: Mapping[str, Sequence[str]]
 ) -> InferenceResponse:
-    """The response with each output that is wanted as classes turned into them: BYTES [batch, k].
+    """The response with outputs requested as classes replaced by `value:index:label` strings: BYTES [batch, k].
 
     `labels` are those of the model's outputs (`Manifest.labels`). The first dimension is the batch, unless there is no
-    other; equal values come in the order of their indices, and what is no number comes last.
+    other. Equal values are ordered by index, and NaN comes last.
 
     Raises:
-        BadRequest: classes of a BYTES output are wanted, or more than `MOST_CLASSES`.
+        BadRequest: classes of a BYTES output are requested, or more than `MOST_CLASSES`.
     """
-    wanted = {one.name: one.classification for one in request.outputs if one.classification}
-    if not wanted:
+    num_classes = {output.name: output.classification for output in request.outputs if output.classification}
+    if not num_classes:
         return response
     outputs = {
-        name: _top(array, wanted[name], labels.get(name, ()), name) if name in wanted else array
+        name: _top(array, num_classes[name], labels.get(name, ()), name) if name in num_classes else array
         for name, array in response.outputs.items()
     }
     return response._replace(outputs=outputs)
@@ -355,21 +340,283 @@ def _top(array: NDArray[Any], most: int, labels: Sequence[str], name: str) -> ND
             f"output {name!r} would be {len(rows) * most:,} classes, at most {MOST_CLASSES:,} are written; ask for "
             "fewer, or for the numbers as binary data"
         )
-    elements = [_class(row[index], int(index), labels) for row in rows for index in _largest(row, most)]
+    elements = []
+    for row in rows:
+        for index in _largest(row, most):
+            label = f":{labels[index]}" if index < len(labels) else ""
+            elements.append(f"{row[index]}:{index}{label}".encode())
     return strings(elements).reshape((rows.shape[0], most) if array.ndim > 1 else (most,))
 
 
 def _largest(row: NDArray[Any], most: int) -> NDArray[np.intp]:
-    """Indices of the largest values, so many, from the largest on; equal values in the order of their indices."""
+    """Indices of the `most` largest values, descending; equal values in the order of their indices."""
     if row.dtype.kind not in "biu":
         row = np.where(np.isnan(row), -np.inf, row)
     indices = np.arange(len(row))
-    if 0 < most < len(row):  # of many classes a few are wanted: only these are sorted
+    if 0 < most < len(row):  # sort only these
         indices = indices[row >= np.partition(row, len(row) - most)[len(row) - most]]
     chosen = row[indices]
     return indices[len(chosen) - 1 - np.argsort(chosen[::-1], kind="stable")[::-1]][:most]
 
 
-def _class(value: Any, index: int, labels: Sequence[str]) -> bytes:
-    label = f":{labels[index]}" if index < len(labels) else ""
-    return f"{value}:{index}{label}".encode()
+Buffer = bytes | bytearray | memoryview
+
+MOST_DIMS = 32
+"""Limit on a tensor's dimensions; NumPy's is 64."""
+MOST_ELEMENTS = 2**40
+"""Limit on the product of a shape, zeros counted as ones; sizes in bytes then fit 64 bits."""
+
+_DATATYPES: frozenset[str] = frozenset(get_args(Datatype))
+_LENGTH = struct.Struct("<I")
+
+
+def datatype_named(value: object, tensor: str) -> Datatype:
+    """A datatype by its name in the protocol.
+
+    Raises:
+        BadRequest: the name is unknown.
+    """
+    if not isinstance(value, str) or value not in _DATATYPES:
+        raise BadRequest(f"{tensor} has datatype {value!r}; known: {', '.join(sorted(_DATATYPES))}")
+    return cast("Datatype", value)
+
+
+def checked_shape(shape: object, tensor: str) -> tuple[int, ...]:
+    """A shape, checked.
+
+    Raises:
+        BadRequest: it is not a list of whole numbers from 0, or has too many dimensions or elements.
+    """
+    if not isinstance(shape, Sequence) or isinstance(shape, str):
+        raise BadRequest(f"{tensor} needs a shape: a list of whole numbers")
+    if len(shape) > MOST_DIMS:
+        raise BadRequest(f"{tensor} has {len(shape)} dimensions; at most {MOST_DIMS} are taken")
+    elements = 1
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise BadRequest(f"{tensor} has {size!r} in its shape; sizes are whole numbers from 0")
+        elements *= size or 1
+    if elements > MOST_ELEMENTS:
+        raise BadRequest(f"{tensor} has a shape of {elements} elements, more than any server holds")
+    return tuple(shape)
+
+
+def count(shape: Sequence[int]) -> int:
+    """Number of elements [elements] of a tensor of this shape."""
+    return math.prod(shape)
+
+
+def from_raw(raw: Buffer, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
+    """The tensor in these bytes: a read-only view, perhaps unaligned; for BYTES an array of objects.
+
+    `shape` must come from `checked_shape`.
+
+    Raises:
+        BadRequest: there are more or fewer bytes than the shape needs, or a BOOL is neither 0 nor 1.
+    """
+    elements = count(shape)
+    if datatype == "BYTES":
+        return _unpack(raw, elements, tensor).reshape(shape)
+    dtype = dtype_of(datatype)
+    if len(raw) != elements * dtype.itemsize:
+        raise BadRequest(
+            f"{tensor} comes with {len(raw)} bytes; {datatype} {list(shape)} has {elements * dtype.itemsize}"
+        )
+    if elements == 0:
+        return np.empty(shape, dtype)
+    if datatype == "BOOL" and np.frombuffer(raw, np.uint8).max() > 1:
+        raise BadRequest(f"{tensor} is BOOL and has bytes other than 0 and 1")
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def to_raw(array: NDArray[Any]) -> Buffer:
+    """The bytes of a tensor: a view if it is row-major, else a copy; each string after its length."""
+    if array.dtype.kind in "OSU":
+        parts: list[bytes] = []
+        for value in array.reshape(-1).tolist():
+            element = as_bytes(value)
+            parts += (_LENGTH.pack(len(element)), element)
+        return b"".join(parts)
+    flat = array.reshape(-1)
+    return np.ascontiguousarray(flat).view(np.uint8).data
+
+
+def as_bytes(value: object) -> bytes:
+    """An element of a BYTES tensor; text becomes UTF-8."""
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def strings(values: Sequence[bytes]) -> NDArray[Any]:
+    """A BYTES tensor of one dimension."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _unpack(raw: Buffer, elements: int, tensor: str) -> NDArray[Any]:
+    """Strings, each after its length in four bytes."""
+    if elements * _LENGTH.size > len(raw):
+        raise BadRequest(f"{tensor} comes with {len(raw)} bytes, too few for {elements} strings and their lengths")
+    view, values, end = memoryview(raw), [], 0
+    for _ in range(elements):
+        start = end + _LENGTH.size
+        end = start + _LENGTH.unpack_from(view, end)[0] if start <= len(view) else start
+        if end > len(view):
+            raise BadRequest(f"{tensor} has a string that ends {end - len(view)} bytes behind its {len(view)} bytes")
+        values.append(bytes(view[start:end]))
+    if end != len(view):
+        raise BadRequest(f"{tensor} has {len(view) - end} bytes behind its last string")
+    return strings(values)
+
+
+BINARY_ONLY = frozenset[Datatype]({"FP16", "BF16"})
+"""Element types that JSON does not carry, according to the protocol."""
+
+LARGE_BYTES = 64 * KIB
+"""Larger JSON is read in parts, so that the interpreter is not blocked for all of it at once."""
+_MOST_LISTS, _MOST_VALUES = 100_000, 1_000_000
+_LONG = re.compile(rb'(?<!\\)"data"\s*:\s*(\[[\[\]\d\s.,eE+\-]{%d,}\])' % LARGE_BYTES)
+_OUT_OF_PLACE = re.compile(rb"[\d.]\s*\[|\]\s*[\d.\-]")
+_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_PART_BYTES = 256 * KIB
+
+
+class Numbers(NamedTuple):
+    """The text of a long `data` of numbers, nested or flat, not yet parsed."""
+
+    text: bytes
+
+
+def cut_out(text: bytes) -> tuple[bytes, dict[str, Numbers]]:
+    """A JSON text with each long `data` of numbers replaced by a random string, and the numbers by that string.
+
+    Parsed at once such a list takes thirty times its length in memory, and blocks the process.
+
+    Raises:
+        TooLarge: the rest has too many lists, objects or values.
+    """
+    token = secrets.token_hex(16)
+    long: dict[str, Numbers] = {}
+
+    def replaced(match: re.Match[bytes]) -> bytes:
+        name = f"{token}{len(long)}"
+        long[name] = Numbers(match[1])
+        return b'"data":"%s"' % name.encode()
+
+    rest = _LONG.sub(replaced, text)
+    if rest.count(b"[") + rest.count(b"{") > _MOST_LISTS or rest.count(b",") > _MOST_VALUES:
+        raise TooLarge(
+            f"the JSON has more than {_MOST_LISTS:,} lists and objects, or {_MOST_VALUES:,} values that are no numbers "
+            "of a `data`; send them as binary data"
+        )
+    return rest, long
+
+
+def _from_long(numbers: Numbers, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
+    """The tensor in a long text: its brackets are compared with the shape's, its numbers parsed in parts."""
+    text, elements = numbers.text, count(shape)
+    values, lists = text.count(b",") + 1, text.count(b"[")
+    if values != elements:
+        raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {values}")
+    nested = sum(count(shape[:depth]) for depth in range(len(shape)))
+    is_flat = lists == 1
+    is_valid = is_flat or lists == nested
+    if is_valid:
+        expected = b""  # the JSON without its numbers; no dimension is 0
+        for size in reversed((elements,) if is_flat else shape):
+            expected = b"[" + b",".join([expected] * size) + b"]"
+        is_valid = text.translate(None, b"0123456789.eE+- \t\r\n") == expected and not _OUT_OF_PLACE.search(text)
+    if not is_valid:
+        raise BadRequest(f"{tensor} has shape {list(shape)}; its data is neither nested so nor flat")
+    text = text.translate(_NO_BRACKETS)
+    array = np.empty(elements, dtype_of(datatype))
+    done = start = 0
+    while start <= len(text):
+        end = text.find(b",", start + _PART_BYTES)
+        end = len(text) if end < 0 else end
+        try:
+            part = orjson.loads(b"[%s]" % text[start:end])
+        except orjson.JSONDecodeError as error:
+            raise BadRequest(f"the data of {tensor} is no JSON: {error}") from error
+        if done + len(part) > elements:
+            break
+        array[done : done + len(part)] = _checked(part, datatype, tensor)
+        done, start = done + len(part), end + 1
+    if done != elements:
+        raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {done}")
+    return array.reshape(shape)
+
+
+def from_json_data(data: object, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
+    """The tensor in `data`, copied.
+
+    `shape` must come from `checked_shape`.
+
+    Raises:
+        BadRequest: more or fewer values than the shape has, another nesting, values of another type (a string or a
+            boolean among numbers, a fraction among integers), values too large for the datatype, or FP16 or BF16.
+    """
+    if datatype in BINARY_ONLY:
+        raise BadRequest(f"{tensor} is {datatype}, which JSON does not carry; send it as binary data")
+    if isinstance(data, Numbers):
+        return _from_long(data, datatype, shape, tensor)
+    values = _flat(data, shape, tensor)
+    if datatype == "BYTES":
+        _checked_kinds(values, datatype, tensor)
+        return strings([value.encode() for value in values]).reshape(shape)
+    return _checked(values, datatype, tensor).reshape(shape)
+
+
+def _checked_kinds(values: list[Any], datatype: Datatype, tensor: str) -> None:
+    kinds: set[type] = {int, float} if datatype.startswith("FP") else {int}
+    if datatype in {"BYTES", "BOOL"}:
+        kinds = {str} if datatype == "BYTES" else {bool}
+    foreign = set(map(type, values)) - kinds
+    if foreign:
+        names = ", ".join(sorted(_JSON_NAMES.get(kind, kind.__name__) for kind in foreign))
+        raise BadRequest(f"{tensor} is {datatype} and has values of other kinds in its data: {names}")
+
+
+def _checked(values: list[Any], datatype: Datatype, tensor: str) -> NDArray[Any]:
+    """Numbers or booleans as an array of one dimension."""
+    _checked_kinds(values, datatype, tensor)
+    try:
+        with np.errstate(over="ignore"):
+            array = np.array(values, dtype_of(datatype))
+    except OverflowError as error:
+        raise BadRequest(f"{tensor} is {datatype} and has a value that does not fit: {error}") from error
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise BadRequest(f"{tensor} is {datatype} and has a value that is too large for it")
+    return array
+
+
+def to_json_data(array: NDArray[Any]) -> object:
+    """The `data` to write, flat; orjson writes the array itself, and `null` for NaN and infinities."""
+    flat = array.reshape(-1)
+    if array.dtype.kind in "OSU":
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in flat.tolist()]
+    return np.ascontiguousarray(flat)
+
+
+_JSON_NAMES = {type(None): "null", bool: "boolean", str: "string", list: "list", dict: "object", float: "fraction"}
+
+
+def _flat(data: Any, shape: tuple[int, ...], tensor: str) -> list[Any]:
+    """The values in one list, in row-major order."""
+    if not isinstance(data, list):
+        if shape or data is None:
+            raise BadRequest(f"{tensor} needs `data`: a list, nested as its shape is, or flat")
+        return [data]
+    elements = count(shape)
+    if len(data) == elements and not (data and isinstance(data[0], list)):
+        return data
+    level: list[Any] = [data]
+    for dim, size in enumerate(shape):
+        for part in level:
+            if type(part) is not list or len(part) != size:
+                found = f"{len(part)} values" if isinstance(part, list) else "no list"
+                raise BadRequest(f"{tensor} has shape {list(shape)}; its data has {found} where dimension {dim} is")
+        level = list(chain.from_iterable(level))
+    if len(level) != elements:
+        raise BadRequest(f"{tensor} has shape {list(shape)}, of {elements} values; its data has {len(level)}")
+    return level

@@ -1,4 +1,4 @@
-"""What a service says when it does not answer; each kind has its HTTP and gRPC status."""
+"""Refusals: why a request is not answered, each with its HTTP and gRPC status."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import ClassVar
 from stoker.errors import ServiceError
 
 MOST_CHARS = 600
-"""Of a longer message the middle is left out: names in it come from callers, and gRPC sends it in a header."""
-
-
+"""Limit on a message; the middle of a longer one is left out, since names in it come from callers."""
 _MOST_OF_A_NAME = 80
 
 
 def shortened(name: str) -> str:
-    """A name that a caller sent, in quotes; of a long one the beginning, and how long it is.
+    """A name that a caller sent, in quotes; for a long one its beginning and its length.
 
     >>> shortened("digits"), shortened("1" * 5000)[-22:]
     ("'digits'", "1' … (5000 characters)")
@@ -39,7 +37,7 @@ class Refusal(ServiceError):
 
 
 class BadRequest(Refusal):
-    """It is malformed, or does not fit the model's inputs."""
+    """The request is malformed, or does not fit the model's inputs."""
 
     reason = "bad_request"
     http_status = 400
@@ -47,7 +45,7 @@ class BadRequest(Refusal):
 
 
 class Unauthorized(Refusal):
-    """It has no API key, or an unknown one."""
+    """The request has no API key, or an unknown one."""
 
     reason = "unauthorized"
     http_status = 401
@@ -55,7 +53,7 @@ class Unauthorized(Refusal):
 
 
 class Forbidden(Refusal):
-    """It comes from a web page of another site, by way of a browser."""
+    """A web page of another site sent the request through a browser."""
 
     reason = "forbidden"
     http_status = 403
@@ -71,7 +69,7 @@ class NotFound(Refusal):
 
 
 class NotAllowed(Refusal):
-    """The page is there, for another HTTP method than the one that was used."""
+    """The page exists for another HTTP method."""
 
     reason = "not_allowed"
     http_status = 405
@@ -79,7 +77,7 @@ class NotAllowed(Refusal):
 
 
 class RequestTimeout(Refusal):
-    """Its body did not arrive in the time that there is for one."""
+    """The body did not arrive in time."""
 
     reason = "too_slow"
     http_status = 408
@@ -87,7 +85,7 @@ class RequestTimeout(Refusal):
 
 
 class TooLarge(Refusal):
-    """Its body, rows or dimensions are over a limit."""
+    """The body, the rows or a dimension exceed a limit."""
 
     reason = "too_large"
     http_status = 413
@@ -95,7 +93,7 @@ class TooLarge(Refusal):
 
 
 class WrongFormat(Refusal):
-    """Its body is compressed or written in a way that is not taken here."""
+    """The body has an unknown compression or content type."""
 
     reason = "wrong_format"
     http_status = 415
@@ -111,7 +109,7 @@ class QueueFull(Refusal):
 
 
 class OverCapacity(Refusal):
-    """The bodies of all requests that are under way are as much as the server may hold."""
+    """The bodies of all requests in flight have reached the server's limit."""
 
     reason = "crowded"
     http_status = 429
@@ -125,7 +123,7 @@ class Failed(Refusal):
 
 
 class Unsupported(Refusal):
-    """The protocol has it, this server does not."""
+    """A part of the protocol that this server does not have."""
 
     reason = "unsupported"
     http_status = 501
@@ -141,7 +139,7 @@ class Unavailable(Refusal):
 
 
 class DeadlineUnreachable(Refusal):
-    """Its deadline cannot be met, as far as can be foretold; it was not computed."""
+    """The deadline is predicted to be missed; the request was not computed."""
 
     reason = "would_be_late"
     http_status = 503
@@ -149,7 +147,7 @@ class DeadlineUnreachable(Refusal):
 
 
 class DeadlinePassed(Refusal):
-    """Its deadline passed while it waited, or could no longer be met; it was not computed."""
+    """The deadline passed in the queue, or could no longer be met; the request was not computed."""
 
     reason = "deadline_passed"
     http_status = 504
@@ -157,7 +155,7 @@ class DeadlinePassed(Refusal):
 
 
 class Cancelled(Refusal):
-    """Its caller has gone away."""
+    """The caller has disconnected."""
 
     reason = "cancelled"
     http_status = 499

@@ -1,9 +1,7 @@
-"""API keys: a file of names and keys, and the question whose key a request brought.
+"""API keys (a file of names and keys), and protection of the admin port against requests from other sites' web pages.
 
-Whether a request to the admin door comes from a web page of another site, by way of its user's browser.
-
-A page may have a browser send a POST to `127.0.0.1`, and with a name that it lets point there (DNS rebinding) also read
-the answers. What browsers add, and pages cannot leave out, tells such requests from those of programs.
+A web page can make a browser send a POST to `127.0.0.1`, and read the answer through a host name that resolves there
+(DNS rebinding). Headers that browsers add and pages cannot omit identify such requests.
 
 Source: Fetch Standard, "`Origin` header"; Fetch Metadata Request Headers (W3C); RFC 9110, section 7.2 (`Host`).
 """
@@ -24,7 +22,7 @@ from stoker.errors import BadJob
 from stoker.serving.refusals import Forbidden, Unauthorized, WrongFormat
 
 _HEX = re.compile(r"(?:(key|sha256):)?([0-9a-fA-F]{64})")
-"""What 64 hexadecimal digits are, if it is said: a key, as `openssl rand -hex 32` prints one, or the SHA-256 of one."""
+"""64 hexadecimal digits: a key, as `openssl rand -hex 32` prints one, or the SHA-256 of one; a prefix says which."""
 _LEAST_LETTERS = 16
 _WANTED = "wanted one NAME:KEY or NAME:sha256:DIGEST in a line; 64 hexadecimal digits that are a key: NAME:key:DIGITS"
 _log = logging.getLogger(__name__)
@@ -32,41 +30,49 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KeyRing:
-    """The keys that are accepted, as SHA-256 digests with the name of the caller each stands for."""
+    """The accepted keys, as SHA-256 digests with the caller's name."""
 
     digests: tuple[tuple[str, bytes], ...]
 
     def caller(self, key: str) -> str:
-        """The name of the caller whose key this is.
+        """The name of the key's caller.
 
-        Every digest is compared, each in constant time, so that the time taken tells nothing of the keys.
+        Every digest is compared, each in constant time, so that the time does not depend on the keys.
 
         Raises:
-            Unauthorized: it is empty, or nobody's.
+            Unauthorized: the key is empty or unknown.
         """
         if not key:
             raise Unauthorized("this server wants an API key: send `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-        found = ""
-        for content in _contents(key):
+        # Headers are decoded as Latin-1, and clients send either that or UTF-8.
+        contents = [key.encode("utf-8", "surrogateescape")]
+        if not key.isascii():
+            with contextlib.suppress(UnicodeEncodeError):
+                contents.append(key.encode("latin-1"))
+        caller = ""
+        for content in contents:
             presented = hashlib.sha256(content).digest()
-            for name, wanted in self.digests:
-                if hmac.compare_digest(presented, wanted):
-                    found = name
-        if not found:
+            for name, expected in self.digests:
+                if hmac.compare_digest(presented, expected):
+                    caller = name
+        if not caller:
             raise Unauthorized("the API key is not known to this server")
-        return found
+        return caller
 
     def authorize(self, headers: Mapping[str, str]) -> str:
-        """The caller, from the headers of a request or the metadata of a call; names in lower case.
+        """The caller's name, from the headers of a request or the metadata of a call; names in lower case.
 
         Raises:
-            Unauthorized: there is no key among them, or it is nobody's.
+            Unauthorized: there is no key, or it is unknown.
         """
-        return self.caller(_presented(headers))
+        if key := headers.get("x-api-key", "").strip():
+            return self.caller(key)
+        scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+        return self.caller(key.strip() if scheme.lower() == "bearer" else "")
 
 
 class KeyFile:
-    """The keys in a file, as they were when it was last read.
+    """The keys in a file, as last read.
 
     Raises:
         BadJob: see `read_keys`.
@@ -77,7 +83,7 @@ class KeyFile:
         self._ring = read_keys(path)
 
     def read(self) -> None:
-        """Take the file's keys as they are now; where it cannot be used, those read before still hold.
+        """Read the file again; if it cannot be used, the earlier keys still apply.
 
         Raises:
             BadJob: see `read_keys`.
@@ -89,50 +95,31 @@ class KeyFile:
         return self._ring.authorize(headers)
 
 
-def _presented(headers: Mapping[str, str]) -> str:
-    """The key that the headers carry; empty if none does."""
-    if key := headers.get("x-api-key", "").strip():
-        return key
-    scheme, _, key = headers.get("authorization", "").strip().partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _contents(key: str) -> tuple[bytes, ...]:
-    """The bytes that a key may stand for: headers come decoded as Latin-1, and clients send either that or UTF-8."""
-    if key.isascii():
-        return (key.encode(),)
-    both = [key.encode("utf-8", "surrogateescape")]
-    with contextlib.suppress(UnicodeEncodeError):
-        both.append(key.encode("latin-1"))
-    return tuple(both)
-
-
 def read_keys(path: Path) -> KeyRing:
-    """The keys in a file: one `NAME:KEY` or `NAME:sha256:DIGEST` a line; empty lines and `#` comments are passed over.
+    """The keys in a file: one `NAME:KEY` or `NAME:sha256:DIGEST` per line; empty lines and `#` comments are skipped.
 
-    64 hexadecimal digits alone are a digest, with a warning, since they look like a key too; `NAME:key:DIGITS` is one.
-
-    A name may have several keys, so that a key can be changed while the old one still holds.
+    64 hexadecimal digits alone are a digest, with a warning, since they could be a key; `NAME:key:DIGITS` is a key.
+    A name may have several keys, so that a key can be replaced while the old one is still valid.
 
     Raises:
-        BadJob: it cannot be read, has no key, a line of another form, or a key that is too short.
+        BadJob: the file cannot be read, has no key, a line of another form, or a key that is too short.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadJob(f"the file of API keys {path} cannot be read: {error}") from error
-    found = tuple(
+    digests = tuple(
         _parse(line.strip(), f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
         if line.strip() and not line.lstrip().startswith("#")
     )
-    if not found:
+    if not digests:
         raise BadJob(f"the file of API keys {path} has none", remedy=_WANTED)
-    return KeyRing(found)
+    return KeyRing(digests)
 
 
 def _parse(line: str, where: str) -> tuple[str, bytes]:
-    """Name and digest of a line. Its content is never repeated in a message."""
+    """Name and digest of a line. Messages never contain the key."""
     name, colon, key = (part.strip() for part in line.partition(":"))
     if not (name and colon and key):
         raise BadJob(f"{where}: no NAME:KEY", remedy=_WANTED)
@@ -155,20 +142,20 @@ def _parse(line: str, where: str) -> tuple[str, bytes]:
 
 
 _FORMATS = frozenset({"application/json", "application/octet-stream", "application/x-www-form-urlencoded"})
-"""Types of bodies; the last is what `curl -d` says of any."""
+"""Accepted content types; the last is `curl -d`'s default."""
 
 
 def refuse_cross_site(headers: Mapping[bytes, bytes], *, has_keys: bool) -> None:
-    """Refuse what a page of another site may have sent.
+    """Refuse requests that a web page of another site may have sent.
 
     Args:
         headers: of the request, names in lower case.
-        has_keys: whether callers have to bring a key, which no page has; without, the request must be for this machine
-            by its own name: an address, or `localhost`.
+        has_keys: whether callers need a key, which pages do not have; without one, the request's host must be an
+            address or `localhost`.
 
     Raises:
-        Forbidden: its origin is another site, or it is for a host of another name.
-        WrongFormat: its body is of a type that pages may send and clients do not.
+        Forbidden: the origin is another site, or the host has another name.
+        WrongFormat: the body has a type that pages may send and clients do not.
     """
     host = headers.get(b"host", b"").decode("latin-1")
     origin = headers.get(b"origin")
@@ -184,7 +171,7 @@ def refuse_cross_site(headers: Mapping[bytes, bytes], *, has_keys: bool) -> None
 
 
 def _is_own(host: str) -> bool:
-    """Whether a `Host` is an address, or localhost: names are what somebody else may point here."""
+    """Whether a `Host` is an address or localhost: other names can be made to resolve here."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
     if name.lower() == "localhost":
         return True

@@ -1,4 +1,7 @@
-"""Serving exported models until someone stops the server."""
+"""`serve` and `rollback`: serve exported models until a signal, and choose which version serves.
+
+Imports no library of the extra `serve` until it is needed, so that a missing one is reported well.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from stoker import artifacts
 from stoker.errors import BadArtifact, BadJob, ServiceError
 
 NEEDED = ("uvicorn", "httptools", "uvloop", "orjson", "grpc", "google.protobuf", "prometheus_client", "ml_dtypes")
-"""Modules of the extra `serve`, besides engines, which are loaded with the models that name them."""
+"""Modules of the extra `serve`; engines are imported with the models that name them."""
 
 
 def serve(
@@ -29,36 +32,29 @@ def serve(
 
     Args:
         models: a model (`models/digits`), a directory of models (`models`), or several of either.
-        announce: is told what is up (`stoker.serving.server.ServerStarted`) before requests are awaited.
+        announce: called with the `stoker.serving.server.ServerStarted` once the server is up.
         options: fields of `stoker.serving.server.ServerOptions`.
 
     Raises:
         StokerError: it could not start, or left requests unanswered; see `stoker.serving.server.run`.
     """
-    # Until the server handles it: what it asks for, reading files again, has not been read yet.
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if _may_set_signals() else None
+    # Ignored until the server handles it: there is nothing to reload yet. Only the main thread may set a handler.
+    may_set_signals = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if may_set_signals else None
     try:
-        _serve(models, announce, options)
+        require_libraries()
+        from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - needs the libraries just checked
+
+        places = (models,) if isinstance(models, str | PathLike) else models
+        run(ServerOptions(places=tuple(Path(place) for place in places), **options), announce)
     finally:
         if before is not None:
             signal.signal(signal.SIGHUP, before)
 
 
-def _serve(
-    models: str | PathLike[str] | Sequence[str | PathLike[str]],
-    announce: Callable[[Any], None],
-    options: dict[str, Any],
-) -> None:
-    require_libraries()
-    from stoker.serving.server import ServerOptions, run  # noqa: PLC0415 - needs the libraries just looked for
-
-    places = (models,) if isinstance(models, str | PathLike) else models
-    run(ServerOptions(places=tuple(Path(place) for place in places), **options), announce)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rollback:
-    """Which version of a model serves from now on, and which did; None: the newest that passes its checks."""
+    """The version of a model that serves now, and the one before; None: the newest that passes its checks."""
 
     model: str
     before: int | None
@@ -66,12 +62,12 @@ class Rollback:
 
 
 def rollback(model: str | PathLike[str], *, to: int | None = None, newest: bool = False) -> Rollback:
-    """Have a model served by an older version; a server that watches its directory takes it up in a second or two.
+    """Serve an older version of a model; a server that watches its directory follows within two seconds.
 
     Args:
         model: its directory, such as `models/digits`.
-        to: the version to serve; None: the one before the version that serves.
-        newest: serve the newest version again, and those to come, as without a rollback.
+        to: the version to serve; None: the one before the current version.
+        newest: serve the newest version again, including later ones, as without a rollback.
 
     Raises:
         BadArtifact: there is no such version, its files are not what was exported, or `service.json` cannot be
@@ -89,35 +85,26 @@ def rollback(model: str | PathLike[str], *, to: int | None = None, newest: bool 
         )
     settings = artifacts.read_settings(place)
     before = max(settings.versions, default=None)
-    now = None if newest else _version_to_serve(place, available, before or available[-1], to)
-    if now is not None:
+    listed = ", ".join(map(str, available))
+    serving = before or available[-1]
+    older = [number for number in available if number < serving]
+    if to is not None and to not in available:
+        raise BadArtifact(f"{place} has no version {to}", remedy=f"There are: {listed}.")
+    if to is None and not newest and not older:
+        raise BadJob(f"{place} has no version older than {serving}, which serves", remedy=f"There are: {listed}.")
+    now = None
+    if not newest:
+        now = older[-1] if to is None else to
         artifacts.read(place / str(now)).verify()
     artifacts.write_settings(place, dataclasses.replace(settings, versions=() if now is None else (now,)))
     return Rollback(model=place.resolve().name, before=before, now=now)
 
 
-def _version_to_serve(model: Path, available: Sequence[int], serving: int, to: int | None) -> int:
-    listed = ", ".join(map(str, available))
-    if to is not None:
-        if to not in available:
-            raise BadArtifact(f"{model} has no version {to}", remedy=f"There are: {listed}.")
-        return to
-    older = [number for number in available if number < serving]
-    if not older:
-        raise BadJob(f"{model} has no version older than {serving}, which serves", remedy=f"There are: {listed}.")
-    return older[-1]
-
-
-def _may_set_signals() -> bool:
-    """Whether this is the thread that signals are handled in."""
-    return threading.current_thread() is threading.main_thread()
-
-
 def require_libraries(needed: Sequence[str] = NEEDED) -> None:
-    """See that what a server stands on is installed.
+    """Check that a server's libraries are installed.
 
     Raises:
-        ServiceError: it is not; the extra that brings it is named.
+        ServiceError: one is not; with the extra to install.
     """
     for name in needed:
         try:

@@ -1,11 +1,8 @@
-"""A server: one process, one event loop; models behind doors of HTTP, gRPC and administration.
+"""A server: one process, one event loop, models behind listeners for HTTP, gRPC and administration.
 
-Doors open first (alive, not ready), then models load. A shutdown goes the other way round: no longer ready, the public
-doors close and answer what came in, then the admin door, then the models.
-
-What a server is told, and what it tells once it is up.
-
-A server as a process of its own (`run`), or within another (`Running`).
+Listeners open first (alive, not ready), then models load. A shutdown goes the other way: the server is no longer ready,
+the public listeners close and answer what they accepted, then the admin listeners, then the models.
+`run` serves until a signal; `BackgroundServer` serves on a thread of this process.
 """
 
 from __future__ import annotations
@@ -41,14 +38,14 @@ from stoker.units import MIB, format_bytes
 _log = logging.getLogger(__name__)
 
 LEAST_CLOSING_S = 1.0
-"""What the admin door and the models get of time to close each, however little is left of the grace."""
+"""Least time for the admin listeners, and for the models, to close, even if the grace is over [s]."""
 
 
 class Server:
-    """A service and its doors, in the running event loop.
+    """A service and its listeners, in the running event loop.
 
     Raises:
-        BadJob: an option cannot be followed.
+        BadJob: an option is invalid.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -68,8 +65,9 @@ class Server:
         )
         self.repository = Repository(shelf, self.metrics)
         self.models = RepositoryService(self.repository, self.metrics)
-        self._log = log = _access_log(options.access_log)
-        if log is not None:
+        self._log: AccessLog | None = None
+        if options.access_log is not None:
+            self._log = log = AccessLog(None if options.access_log == "-" else Path(options.access_log))
             self.metrics.read(
                 "access_log_dropped", "Lines of the access log not written.", lambda: log.dropped, is_total=True
             )
@@ -80,14 +78,14 @@ class Server:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> ServerStarted:
-        """Open the doors, load the models; what is up then.
+        """Open the listeners and load the models.
 
         Raises:
-            ServiceError: a port is taken, or no model could be served (with `is_strict`: not every one).
-            BadArtifact: there is no model at all.
+            ServiceError: a port is taken, or no model can be served (with `is_strict`: not every model).
+            BadArtifact: there is no model.
         """
         try:
-            await self._open_doors()
+            await self._open_listeners()
             problems = await self.repository.open()
             self._judge(problems)
         except BaseException:
@@ -96,38 +94,60 @@ class Server:
         self.models.is_open = True
         if self._options.watch_s is not None:
             self._watching = asyncio.get_running_loop().create_task(self.repository.watch(self._options.watch_s))
-            self._watching.add_done_callback(_watch_ended)
+            self._watching.add_done_callback(_log_end_of_watch)
             self.metrics.read(
-                "repository_look_age_seconds", "Since the models' directories were last looked at.",
+                "repository_look_age_seconds",
+                "Since the models' directories were last looked at.",
                 lambda: time.monotonic() - self.repository.looked_at_s,
-            )  # fmt: skip
-        return self._started(problems)
+            )
+        models = tuple(
+            ServedModel(
+                name=name,
+                version=served.version,
+                engine=served.manifest.engine,
+                precision=served.manifest.precision,
+                inputs=served.manifest.inputs,
+                outputs=served.manifest.outputs,
+                settings=served.settings,
+                load_s=served.load_s,
+            )
+            for name, model in self.repository.models.items()
+            for _, served in sorted(model.served.items())
+        )
+        return ServerStarted(
+            http=None if self._http is None else self._http.address,
+            grpc=None if self._grpc is None else self._grpc.address,
+            admin=None if self._admin is None else self._admin.address,
+            admin_grpc=None if self._admin_grpc is None else self._admin_grpc.address,
+            models=models,
+            problems=problems,
+            has_keys=self._keys is not None,
+            has_tls=self._tls is not None,
+        )
 
     async def stop(self, grace_s: float) -> int:
-        """Answer what was accepted and give everything back; how many HTTP requests `grace_s` was too short for."""
+        """Answer what was accepted and release everything; number of HTTP requests [requests] left after `grace_s`."""
         self.models.is_stopping = True
         ends_s = time.monotonic() + grace_s
         if self._watching is not None:
             self._watching.cancel()
-        unanswered, _ = await asyncio.gather(
-            _no_listener_to_close() if self._http is None else self._http.close(_seconds_left(ends_s)),
-            _no_listener_to_close() if self._grpc is None else self._grpc.close(_seconds_left(ends_s)),
-        )
-        for door in (self._admin, self._admin_grpc):
-            if door is not None:
-                await door.close(LEAST_CLOSING_S)
+        public = [listener for listener in (self._http, self._grpc) if listener is not None]
+        unanswered = await asyncio.gather(*(listener.close(_seconds_left(ends_s)) for listener in public))
+        for listener in (self._admin, self._admin_grpc):
+            if listener is not None:
+                await listener.close(LEAST_CLOSING_S)
         await self.repository.close(max(LEAST_CLOSING_S, _seconds_left(ends_s)))
         if self._log is not None:
             self._log.close()
-        return unanswered
+        return sum(count for count in unanswered if count is not None)
 
     async def reload(self) -> None:
-        """Reopen the access log, read keys and certificate again, look at the directories: what SIGHUP asks for.
+        """Reopen the access log, reread keys and certificate, scan the directories; SIGHUP calls this.
 
-        Each part is done whatever becomes of the others.
+        A failing part does not stop the others.
 
         Raises:
-            BadJob: files cannot be used; what was read of them before still holds.
+            BadJob: files cannot be used; their earlier content still applies.
         """
         if self._log is not None:
             self._log.reopen()
@@ -142,10 +162,10 @@ class Server:
         if problems:
             raise BadJob("; ".join(problems))
 
-    async def _open_doors(self) -> None:
-        """Bind every port before the first door opens, so that one that is taken stops everything at once."""
+    async def _open_listeners(self) -> None:
+        """Bind every port before the first listener opens, so that a taken port stops the start at once."""
         options = self._options
-        public, private = self._edge(self._keys), self._edge(self._admin_keys, is_admin=True)
+        public, private = self._context(self._keys), self._context(self._admin_keys, is_admin=True)
         if options.grpc_port is not None:
             self._grpc = GrpcListener(options.host, options.grpc_port, public, self._tls)
         if options.admin_grpc_port is not None:
@@ -157,34 +177,31 @@ class Server:
             self._http = HttpListener(http, public, self._tls)
         if admin is not None:
             self._admin = HttpListener(admin, private, self._tls)
-        for door in self._doors():
-            await door.opened()
+        for listener in (self._http, self._grpc, self._admin, self._admin_grpc):
+            if listener is not None:
+                await listener.opened()
 
-    def _doors(self) -> tuple[HttpListener | GrpcListener, ...]:
-        return tuple(door for door in (self._http, self._grpc, self._admin, self._admin_grpc) if door is not None)
-
-    def _edge(self, keys: KeyFile | None, *, is_admin: bool = False) -> ServerContext:
+    def _context(self, keys: KeyFile | None, *, is_admin: bool = False) -> ServerContext:
         options = self._options
+        most_bytes = options.max_body_bytes
+        if not is_admin:
+            most_bytes = options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes
         return ServerContext(
             service=self.models,
             authorize=None if keys is None else keys.authorize,
             log=self._log,
             metrics=self.metrics.document if is_admin else None,
             limits=RequestLimits(body_bytes=options.max_body_bytes),
-            in_flight=InFlight(
-                options.max_body_bytes
-                if is_admin
-                else options.max_bodies_bytes or BODIES_AT_ONCE * options.max_body_bytes
-            ),
+            in_flight=InFlight(most_bytes),
             is_admin=is_admin,
         )
 
     def _judge(self, problems: Mapping[str, tuple[str, ...]]) -> None:
-        """Go on, or not, with the models that could be served.
+        """Refuse to start with too few models.
 
         Raises:
-            BadArtifact: there is none at all.
-            ServiceError: none of them serves; with `is_strict`: not every one does.
+            BadArtifact: there is no model.
+            ServiceError: no model serves; with `is_strict`: not every model serves.
         """
         places = ", ".join(map(str, self._options.places))
         if not self.repository.models:
@@ -194,48 +211,23 @@ class Server:
                 "models/digits` makes one.",
             )
         if problems and (self._options.is_strict or not any(model.served for model in self.repository.models.values())):
-            reasons = "; ".join(f"{name}: {' '.join(said)}" for name, said in problems.items())
+            reasons = "; ".join(f"{name}: {' '.join(why)}" for name, why in problems.items())
             raise ServiceError(
                 f"{len(problems)} of {len(self.repository.models)} models cannot be served: {reasons}",
                 remedy="Export them again, or serve the others without --strict." if self._options.is_strict else None,
             )
 
-    def _started(self, problems: Mapping[str, tuple[str, ...]]) -> ServerStarted:
-        return ServerStarted(
-            http=None if self._http is None else self._http.address,
-            grpc=None if self._grpc is None else self._grpc.address,
-            admin=None if self._admin is None else self._admin.address,
-            admin_grpc=None if self._admin_grpc is None else self._admin_grpc.address,
-            models=tuple(
-                ServedModel(
-                    name=name,
-                    version=served.version,
-                    engine=served.manifest.engine,
-                    precision=served.manifest.precision,
-                    inputs=served.manifest.inputs,
-                    outputs=served.manifest.outputs,
-                    settings=served.settings,
-                    load_s=served.load_s,
-                )
-                for name, model in self.repository.models.items()
-                for _, served in sorted(model.served.items())
-            ),
-            problems=problems,
-            has_keys=self._keys is not None,
-            has_tls=self._tls is not None,
-        )
-
 
 def _check(options: ServerOptions) -> None:
-    """Refuse what goes against itself, or opens more than was meant.
-
-    Raises:
-        BadJob: see above.
-    """
+    """Refuse options that contradict each other, or open more than intended."""
     if options.http_port is None and options.grpc_port is None:
         raise BadJob("a server needs a door: give --http-port, --grpc-port or both")
     has_admin = options.admin_port is not None or options.admin_grpc_port is not None
-    if has_admin and options.admin_keys is None and not _is_loopback(options.admin_host):
+    try:
+        is_loopback = ipaddress.ip_address(options.admin_host).is_loopback
+    except ValueError:
+        is_loopback = options.admin_host == "localhost"
+    if has_admin and options.admin_keys is None and not is_loopback:
         raise BadJob(
             f"the admin port at {options.admin_host} would let everyone who reaches it unload models",
             remedy="Give --admin-keys FILE as well, or leave --admin-host at 127.0.0.1.",
@@ -250,32 +242,13 @@ def _check(options: ServerOptions) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _access_log(where: str | None) -> AccessLog | None:
-    if where is None:
-        return None
-    return AccessLog(None if where == "-" else Path(where))
-
-
-def _watch_ended(task: asyncio.Task[None]) -> None:
-    """The watch goes on until it is cancelled; should it end otherwise, say so."""
+def _log_end_of_watch(task: asyncio.Task[None]) -> None:
+    """Log an end of the watch that is not a cancellation."""
     if not task.cancelled() and task.exception() is not None:
         _log.critical(
             "the watch of the models' directories has ended; new versions are served after a restart, or when asked",
             exc_info=task.exception(),
         )
-
-
-async def _no_listener_to_close() -> int:
-    """Close a door that is not there."""
-    return 0
 
 
 def _seconds_left(ends_s: float) -> float:
@@ -285,18 +258,18 @@ def _seconds_left(ends_s: float) -> float:
 LOOPBACK = "127.0.0.1"
 BODIES_AT_ONCE = 16
 GRACE_S = 25.0
-"""Below the 30 s after which Kubernetes kills a container that was told to stop: what is left is for closing."""
+"""Time for answers at shutdown [s]; Kubernetes kills a container after 30 s, and closing takes the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How to serve. Ports of 0 are free ones that the system chooses; None leaves that door out.
+    """Options of a server. Port 0 is a free one that the system chooses, None means no such listener.
 
-    `places` are models, or directories of models. `settings` of a model stand in for its `service.json`; `overrides`
-    are words such as `digits.max_batch_rows=16`. `watch_s` is the time between two looks at the directories, None: they
-    are looked at when asked. `grace_s` is how long a shutdown waits for answers. `access_log` is a file, `-` for
-    standard error, None for none. `max_bodies_bytes` bounds the bodies of all requests under way together, None: at
-    `BODIES_AT_ONCE` of the largest. With `is_strict` a model that cannot be served stops the server from starting.
+    `places` are models, or directories of models. `settings` of a model replace its `service.json`; `overrides` are
+    such as `digits.max_batch_rows=16`. `watch_s` is the time between two scans of the directories; None: they are
+    scanned on request. `grace_s` is how long a shutdown waits for answers. `access_log` is a file, `-` for standard
+    error, None for none. `max_bodies_bytes` bounds the bodies of all requests in flight together; None:
+    `BODIES_AT_ONCE` of the largest. With `is_strict` a model that cannot be served prevents the start.
     """
 
     places: tuple[Path, ...]
@@ -323,7 +296,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A version that serves, and how."""
+    """A version that serves."""
 
     name: str
     version: str
@@ -337,9 +310,9 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStarted:
-    """A server that is up: its doors, its models, and why others are not served.
+    """A running server: its addresses, its models, and why others are not served.
 
-    Addresses are `http://127.0.0.1:8000`; gRPC's has no scheme. None: there is no such door.
+    Addresses are `http://127.0.0.1:8000`; gRPC's has no scheme. None: no such listener.
     """
 
     http: str | None
@@ -356,19 +329,19 @@ T = TypeVar("T")
 
 
 def run(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> None:
-    """Serve until SIGTERM or SIGINT, and then finish what was accepted; a second signal ends the process at once.
+    """Serve until SIGTERM or SIGINT, then finish what was accepted; a second signal ends the process at once.
 
-    SIGHUP reopens the access log, reads keys and certificate again and looks at the models' directories.
+    SIGHUP reopens the access log, rereads keys and certificate and scans the models' directories.
 
     Args:
-        options: what to serve, and how.
-        announce: is told once the server is up.
+        options: of the server.
+        announce: called once the server is up.
 
     Raises:
         StokerError: it could not start; see `Server.start`.
         ServiceError: requests were left unanswered when the grace was over.
     """
-    # In all of the process, which is the server's own: nobody reads when a series began.
+    # Process-wide: the times when series began are not used.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         unanswered = runner.run(_serve(options, announce))
@@ -382,8 +355,14 @@ def run(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> No
 async def _serve(options: ServerOptions, announce: Callable[[ServerStarted], None]) -> int:
     stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop_or_exit(number: int) -> None:
+        if stop.is_set():  # by an earlier signal
+            os._exit(128 + number)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):  # before anything else: a signal may come at any moment
-        loop.add_signal_handler(number, _stop_or_end, stop, number)
+        loop.add_signal_handler(number, stop_or_exit, number)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     server = Server(options)
     starting = loop.create_task(server.start())
@@ -401,7 +380,7 @@ async def _serve(options: ServerOptions, announce: Callable[[ServerStarted], Non
 
 
 async def _reload(server: Server, asked: asyncio.Event) -> None:
-    """Reload whenever it is asked for; once for what was asked several times meanwhile, or during the start."""
+    """Reload on each request; once for several requests during a reload or the start."""
     while True:
         await asked.wait()
         asked.clear()
@@ -409,25 +388,18 @@ async def _reload(server: Server, asked: asyncio.Event) -> None:
             await server.reload()
         except StokerError as error:
             _log.warning("%s", error)
-        except Exception:  # noqa: BLE001 - the next signal is to be followed as well
+        except Exception:  # noqa: BLE001 - later signals must be handled too
             _log.exception("the reload failed")
-
-
-def _stop_or_end(stop: asyncio.Event, number: int) -> None:
-    """The first signal stops the server, the second ends the process where it is."""
-    if stop.is_set():
-        os._exit(128 + number)
-    stop.set()
 
 
 class BackgroundServer:
     """A server on a thread of this process, for tests and measurements.
 
     ```
-    with Running(ServerOptions(places=(path,), http_port=0, grpc_port=0, admin_port=0)) as running:
+    with BackgroundServer(ServerOptions(places=(path,), http_port=0, grpc_port=0, admin_port=0)) as running:
         print(running.started.http)
     ```
-    `unanswered` is how many requests were left when it ended. Entering raises what `Server.start` raises.
+    `unanswered` is the number of requests left when it ended. Entering raises what `Server.start` raises.
     """
 
     started: ServerStarted
@@ -459,7 +431,7 @@ class BackgroundServer:
             raise self._error
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The outcome of a coroutine on the server's event loop."""
+        """The result of a coroutine run on the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _run(self) -> None:

@@ -1,10 +1,6 @@
-"""The seam between the wire and the models: what an edge (HTTP, gRPC) asks of a service.
+"""The interface between the protocols (HTTP, gRPC) and the models: `Service`, its records, and the limits on requests.
 
-Requests and responses are named tuples, which take a third of the time that frozen dataclasses take to make.
-
-How much of requests and answers there may be in memory at a time, of all connections together.
-
-What both edges, HTTP and gRPC, are handed beside the service: limits, keys, a log, metrics, a clock.
+Requests and responses are named tuples, which are made in a third of the time of frozen dataclasses.
 """
 
 from __future__ import annotations
@@ -30,18 +26,18 @@ Parameter = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedOutput:
-    """An output that a request names; with `classification` its so many largest values as `value:index:label`."""
+    """An output that a request names; `classification` > 0: that many largest values, as `value:index:label`."""
 
     name: str
     classification: int = 0
 
 
 class InferenceRequest(NamedTuple):
-    """An inference request, decoded; whether it fits the model's inputs is not yet checked.
+    """A decoded inference request; not yet checked against the model's inputs.
 
-    `version` is empty for the model's default one, `outputs` for all. `deadline_s` counts from when the request came in
+    `version` is empty for the model's default one, `outputs` for all. `deadline_s` counts from the request's arrival
     (`parameters.timeout`, in microseconds on the wire); `priority` is 1 for the most urgent, 0 for the default.
-    `caller` is the name of the API key it came with. `num_bytes` are those of its body.
+    `caller` is the name of its API key. `num_bytes` is the size of its body.
     """
 
     model: str
@@ -57,7 +53,7 @@ class InferenceRequest(NamedTuple):
 
 
 class InferenceResponse(NamedTuple):
-    """Answers to a request: the outputs it wanted, in its order."""
+    """Answer to a request: the outputs it named, in its order."""
 
     model: str
     version: str
@@ -80,7 +76,7 @@ class RepositoryEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Total:
-    """How many, and how many nanoseconds they took together."""
+    """A count, and the total time [ns]."""
 
     count: int = 0
     ns: int = 0
@@ -98,7 +94,7 @@ class BatchTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStatistics:
-    """What a model's version did since it was loaded, as the protocol's statistics extension counts.
+    """Statistics of a model's version since it was loaded, as the protocol's statistics extension counts.
 
     `last_inference_ms` is since 1970; `inference_count` counts rows, `execution_count` batches.
     """
@@ -118,22 +114,22 @@ class ModelStatistics:
 
 
 class Service(Protocol):
-    """Models that can be asked. Methods raise `Refusal`: NotFound, BadRequest, QueueFull, Unavailable and others."""
+    """Models that answer requests. Methods raise `Refusal`: NotFound, BadRequest, QueueFull, Unavailable and others."""
 
     def is_ready(self) -> bool:
         """Whether every model that should be served is."""
         ...
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Whether it would answer now; raises NotFound where there is no such model."""
+        """Whether it would answer now; raises NotFound if there is no such model."""
         ...
 
     def manifest(self, model: str, version: str = "") -> Manifest:
-        """What it takes and gives; raises Unavailable while it is not loaded."""
+        """Its manifest; raises Unavailable while it is not loaded."""
         ...
 
     def versions(self, model: str) -> tuple[str, ...]:
-        """Those that are served, oldest first."""
+        """The served versions, oldest first."""
         ...
 
     def config(self, model: str, version: str = "") -> JSON:
@@ -149,19 +145,19 @@ class Service(Protocol):
         ...
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Answer; cancelling the task takes the request out of the queue before it is computed."""
+        """Answer a request; cancelling the task removes it from the queue if it is not yet computed."""
         ...
 
     async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
-        """Load a model, or its newest version, and serve it once it has passed its checks; the old serves until then.
+        """Load a model, or its newest version, and serve it once it passed its checks; the old one serves until then.
 
-        `parameters` are those of the protocol's request, as they came (`config`: a model configuration as JSON text,
-        whose `version_policy` chooses versions); BadRequest or Unsupported where they cannot be followed.
+        `parameters` are those of the protocol's request (`config`: a model configuration as JSON text, whose
+        `version_policy` chooses versions); raises BadRequest or Unsupported if they are invalid.
         """
         ...
 
     async def unload(self, model: str) -> None:
-        """Stop serving a model; what it accepted is answered."""
+        """Stop serving a model; accepted requests are answered."""
         ...
 
 
@@ -169,10 +165,10 @@ RETRY_S = 1.0
 
 
 class InFlight:
-    """Bytes held for requests that come in, wait or are computed, and for answers until their clients have read them.
+    """Bytes held for requests being received, queued or computed, and for answers until clients have read them.
 
-    Each body has a limit of its own; this bounds what many of them take together, and how many connections there are.
-    It belongs to one event loop.
+    Each body has its own limit; this bounds their total, and the number of connections. Not thread-safe: it belongs to
+    one event loop.
     """
 
     def __init__(self, most_bytes: int = GIB) -> None:
@@ -182,10 +178,10 @@ class InFlight:
         """Open connections of HTTP by the peer's address."""
 
     def connect(self, peer: str, *, most: int, most_of_peer: int) -> None:
-        """Count a connection in.
+        """Count a connection.
 
         Raises:
-            Crowded: there are as many as there may be, of all peers or of this one; it was not counted.
+            OverCapacity: the limit for all peers, or for this one, is reached; it was not counted.
         """
         if self.connections.total() >= most or self.connections[peer] >= most_of_peer:
             raise OverCapacity(
@@ -195,16 +191,16 @@ class InFlight:
         self.connections[peer] += 1
 
     def disconnect(self, peer: str) -> None:
-        """Count one out."""
+        """Uncount a connection."""
         self.connections[peer] -= 1
         if not self.connections[peer]:
             del self.connections[peer]
 
     def take(self, num_bytes: int) -> None:
-        """Count some in, which are to be given back.
+        """Count bytes, to be released by `give_back`.
 
         Raises:
-            Crowded: they would be more than there may be; they were not counted.
+            OverCapacity: the limit would be exceeded; they were not counted.
         """
         if self.num_bytes + num_bytes > self.most_bytes:
             raise OverCapacity(
@@ -215,15 +211,15 @@ class InFlight:
         self.num_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """Count some out that were taken."""
+        """Release bytes that were taken."""
         self.num_bytes -= num_bytes
 
     @contextmanager
     def taken(self, num_bytes: int) -> Iterator[None]:
-        """Count some in for a while.
+        """Count bytes within the block.
 
         Raises:
-            Crowded: see `take`.
+            OverCapacity: see `take`.
         """
         self.take(num_bytes)
         try:
@@ -234,13 +230,13 @@ class InFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What a client may send, and how long it may take to.
+    """Limits on what a client sends, and on its time.
 
-    `body_bytes` hold for a body before and after it was decompressed, and for a gRPC message; `header_bytes` for
-    headers, and for trailers. `header_s` is how long headers may take to arrive, `body_s` a body or a message. A client
-    that reads an answer at less than `least_bytes_per_s` over `body_s` is dropped. `linger_s` is how long what follows
-    a refused body is read and thrown away, so that the client comes to read the refusal. `connections` are HTTP's on
-    one door, of all clients and of one address; gRPC's follow from the memory budget.
+    `body_bytes` applies to a body before and after decompression, and to a gRPC message; `header_bytes` to headers and
+    to trailers. Headers must arrive within `header_s`, a body or message within `body_s`. A client that reads an answer
+    at less than `least_bytes_per_s` over `body_s` is dropped. For `linger_s` after a refused body, further data is read
+    and discarded, so that the client can read the refusal. `connections` are of one HTTP listener, from all clients and
+    from one address; gRPC's follow from the memory budget.
     """
 
     body_bytes: int = 64 * MIB
@@ -255,10 +251,10 @@ class RequestLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AccessEntry:
-    """One request and what became of it, for the access log.
+    """One request and its outcome, for the access log.
 
-    `status` is HTTP's, or gRPC's by name. Bytes are those of bodies, as they came over the wire. `reason` is a
-    refusal's (`queue_full`), `error` its message; both are empty for an answer. Of a gRPC stream each request counts.
+    `status` is HTTP's, or gRPC's by name. Bytes are sizes of bodies on the wire. `reason` is a refusal's
+    (`queue_full`), `error` its message; both are empty for an answer. Each request of a gRPC stream has an entry.
     """
 
     protocol: str
@@ -282,11 +278,11 @@ Authorize = Callable[[Mapping[str, str]], str]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
-    """A service, and the terms on which an edge gives it to others.
+    """A service, and what a listener needs to offer it: keys, log, metrics, limits, clock.
 
-    Without `authorize` everyone may ask; questions about health never need a key. `metrics` gives a page and its
-    content type. `log` must not block; without one no records are made for it. `in_flight` counts the bodies of all
-    requests to it. `is_admin` adds the repository's calls and the metrics.
+    Without `authorize` no key is needed; health requests never need one. `metrics` gives a page and its content type.
+    `log` must not block. `in_flight` counts the bodies of all requests to it. `is_admin` adds the repository's calls
+    and the metrics.
     """
 
     service: Service

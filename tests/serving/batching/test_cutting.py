@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from stoker.records import ServiceSettings
 from stoker.serving.batching import queue as shapes
 from stoker.serving.batching import scheduler as cutting
-from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import Queue, RequestPart, Shapes, urgency_of
+from stoker.serving.batching.queue import LatencyTable, Queue, RequestPart, Shapes, urgency_of
 from stoker.serving.batching.scheduler import BatchSelection, select_batch
 from tests.serving.batching.models import TOKENS
 from tests.serving.batching.simulation import Asking, Latency, simulate, transformer, warmed
@@ -224,7 +223,7 @@ def _without_an_eye_for_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
         return cutting.BatchComposition(max_rows, (shelf,), 0.0, 0.0)
 
     monkeypatch.setattr(shapes, "round_up", lambda _size: LENGTHS[1])
-    monkeypatch.setattr(cutting, "choose", everything)
+    monkeypatch.setattr(cutting, "choose_composition", everything)
 
 
 def test_mixed_lengths_gain_over_padding_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.serving.batching.latency import LatencyTable
+from stoker.serving.batching.queue import LatencyTable
 
 POSITIVE = st.floats(1e-6, 10.0)
 

@@ -10,8 +10,7 @@ import pytest
 from stoker.artifacts.dtypes import Arrays
 from stoker.records import DynamicDim
 from stoker.serving.batching.batcher import resized, warm_up, warm_up_points
-from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import Shapes
+from stoker.serving.batching.queue import LatencyTable, Shapes
 from stoker.testing.fakes import FakeClock
 from tests.serving.batching.models import FIXED, TOKENS, TokenEngine, token_inputs
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from stoker.artifacts.dtypes import dtype_of
 from stoker.serving.grpc.messages import decode, encode, message
+from stoker.serving.protocol import from_raw, strings
 from stoker.serving.refusals import BadRequest, Refusal, Unsupported
 from stoker.serving.service import InferenceResponse, RequestedOutput
-from stoker.serving.tensor_codec import from_raw, strings
 
 ModelInferRequest = message("ModelInferRequest")
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.serving.http import routes
-from stoker.serving.http.routes import Route, find
+from stoker.serving.http import application as routes
+from stoker.serving.http.application import Route, find
 from stoker.serving.refusals import NotFound, Unsupported
 
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.serving.protocol import classify
+from stoker.serving.protocol import classify, strings
 from stoker.serving.refusals import BadRequest
 from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
-from stoker.serving.tensor_codec import strings
 
 
 def classes(array: np.ndarray, most: int, labels: tuple[str, ...] = ()) -> np.ndarray:

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays_of
 from stoker.artifacts.dtypes import dtype_of
 from stoker.records import Datatype
 from stoker.serving.http.bodies import decode
+from stoker.serving.protocol import from_json_data, to_json_data
 from stoker.serving.refusals import BadRequest, Refusal
-from stoker.serving.tensor_codec import from_json_data, to_json_data
 
 IN_JSON: tuple[Datatype, ...] = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64",

@@ -4,8 +4,8 @@ import numpy as np
 import orjson
 
 from stoker.serving.http.bodies import OutputForm, encode
+from stoker.serving.protocol import from_raw, strings
 from stoker.serving.service import InferenceResponse
-from stoker.serving.tensor_codec import from_raw, strings
 
 SCORES = np.array([[0.1, 0.7]], np.float32)
 RESPONSE = InferenceResponse(model="m", version="3", id="r", outputs={"y": SCORES, "w": strings([b"ab"])})

@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as arrays_of
 
 from stoker.artifacts.dtypes import datatype_of, dtype_of
 from stoker.records import Datatype
+from stoker.serving.protocol import MOST_ELEMENTS, checked_shape, count, datatype_named, from_raw, strings, to_raw
 from stoker.serving.refusals import BadRequest
-from stoker.serving.tensor_codec import MOST_ELEMENTS, checked_shape, count, datatype_named, from_raw, strings, to_raw
 
 NUMBERS: tuple[Datatype, ...] = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64",

@@ -1,6 +1,7 @@
-"""The batcher: `await batcher.ask(inputs)`, and the answer comes out of a batch shared with others.
+"""The batcher: `await batcher.ask(inputs)` answers from a batch shared with other requests; and its warm-up.
 
-Filling the table of latencies before the first request: golden inputs at several rows and sizes.
+The event loop admits requests and delivers answers, one thread per engine takes batches from the scheduler. Warm-up
+fills the table of latencies with golden inputs at several rows and sizes before the first request.
 """
 
 from __future__ import annotations
@@ -9,17 +10,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.artifacts import Golden
 from stoker.artifacts.dtypes import Arrays
 from stoker.engines.base import BadInput, Engine
-from stoker.records import BATCH, Manifest, ServiceSettings, TensorSpec
-from stoker.serving.batching.latency import LatencyTable
-from stoker.serving.batching.queue import RequestPart, Shapes
+from stoker.records import BATCH, Manifest, ServiceSettings
+from stoker.serving.batching.queue import LatencyTable, RequestPart, Shapes
 from stoker.serving.batching.scheduler import Executed, RequestBatch, Scheduler
 from stoker.serving.batching.workers import (
     DEFAULT_HANG_LIMITS,
@@ -37,11 +35,11 @@ from stoker.serving.refusals import BadRequest, DeadlinePassed, Failed, Refusal,
 from stoker.units import format_seconds
 
 _ALARM_EVERY_S = 0.005
-"""Those who wait beyond their deadline are told within so long."""
+"""Least time between two checks for passed deadlines [s]."""
 
 
 class _PendingRequest:
-    """A request that was let in, and what came of its parts so far."""
+    """An admitted request, and the answers to its parts so far."""
 
     __slots__ = ("answers", "future", "missing", "parts")
 
@@ -53,13 +51,13 @@ class _PendingRequest:
 
 
 class Batcher:
-    """Answers requests to one model with the engines it is given, in batches formed while they are busy.
+    """Answers requests to one model, in batches that form while its engines are busy.
 
-    Requests come in and answers go out on one event loop; each engine has a thread. An idle engine never waits, unless
-    `max_delay_s` says so. Without `allow_nan` inputs have to be finite.
-    Deadlines are points on `clock`. `observe` is told of every run of an engine, on the loop,
-    after the answers have been given, `on_broken` of every engine that takes no more batches: it fails on what it once
-    answered, or hangs for longer than `patience` has. Engines stay the caller's, who closes those that `join` gives.
+    Requests and answers pass through one event loop; each engine has a thread. An idle engine never waits, unless
+    `max_delay_s` is set. Without `allow_nan` inputs must be finite. Deadlines are points on `clock`.
+    `observe` is called on the loop for every run of an engine, after its answers were delivered; `on_broken` for every
+    engine that takes no more batches, because it fails on its golden inputs or hangs longer than `patience` allows.
+    The caller owns the engines, and closes those that `join` returns.
     """
 
     def __init__(
@@ -104,17 +102,17 @@ class Batcher:
 
     @property
     def queue_rows(self) -> int:
-        """Rows that wait; those being computed are not counted."""
+        """Number of rows in the queue, without those being computed [rows]."""
         return self._scheduler.queue.rows
 
     @property
     def queue_bytes(self) -> int:
-        """Bytes of the requests that wait."""
+        """Size of the requests in the queue [bytes]."""
         return self._scheduler.queue.num_bytes
 
     @property
     def problem(self) -> str:
-        """Why an engine takes no more batches, in words; empty as long as all of them do."""
+        """Why an engine takes no more batches; empty while all of them work."""
         return next((worker.problem for worker in self._workers if worker.problem), "")
 
     @property
@@ -123,12 +121,21 @@ class Batcher:
         return any(worker.problem for worker in self._workers)
 
     async def warm(self, golden: Golden, *, budget_s: float = 5.0) -> None:
-        """Measure what batches take, before the first request.
+        """Measure the times of batches, before the first request.
 
         Raises:
             ServiceError: an engine cannot compute the golden inputs.
         """
-        await asyncio.to_thread(self._warm, golden.inputs, budget_s)
+        inputs = golden.inputs
+
+        def measure() -> None:
+            for worker in self._workers:
+                worker.engine.run(inputs)
+                worker.golden = inputs
+            engine, table = self._workers[0].engine, self._scheduler.table
+            warm_up(engine, inputs, self._manifest, self._shapes, table, clock=self._clock, budget_s=budget_s)
+
+        await asyncio.to_thread(measure)
 
     async def ask(
         self,
@@ -141,23 +148,26 @@ class Batcher:
     ) -> Arrays:
         """Every output for these inputs, which fit the manifest (not checked) and must not change until it returns.
 
-        Cancelling takes what was not yet computed out of the queue.
+        Cancelling removes from the queue what was not yet computed.
 
         Args:
             inputs: all inputs, samples stacked along their first dimension.
-            deadline: when the answer must be there at the latest, on the batcher's clock.
+            deadline: latest time of the answer, on the batcher's clock.
             priority: 1 for the most urgent, 0 for the default, which is 2.
-            caller: whose share of the queue it takes.
-            num_bytes: what it takes of the queue's bytes; 0: those of the inputs.
+            caller: whose share of the queue counts.
+            num_bytes: bytes that count in the queue; 0: those of the inputs.
 
         Raises:
-            Refusal: QueueFull, TooLarge, WouldBeLate, Unavailable (at once), DeadlinePassed or Failed.
+            Refusal: QueueFull, TooLarge, DeadlineUnreachable, Unavailable (at once), DeadlinePassed or Failed.
         """
         loop = asyncio.get_running_loop()
         if self._refused:
             raise Unavailable(self._refused)
         if self._loop is not loop:
-            self._start(loop)
+            if self._loop is None:  # the first request
+                for worker in self._workers:
+                    worker.start()
+            self._loop = loop
         asked = _PendingRequest(loop.create_future())
         room = self._room
         with room.lock:
@@ -181,7 +191,7 @@ class Batcher:
             raise
 
     async def drain(self) -> None:
-        """Answer what was accepted, and accept nothing more."""
+        """Answer the accepted requests, and accept no more."""
         self._refused = self._refused or "the model is being unloaded, or the server is shutting down"
         if self._open:
             self._drained = self._drained or asyncio.Event()
@@ -189,7 +199,7 @@ class Batcher:
             await asyncio.sleep(0)  # so that the last batch has been observed
 
     def close(self) -> None:
-        """Take no batch any more; who still waits, for a batch or for the end of one, is refused. `drain` answers."""
+        """Take no more batches and refuse all requests that are not answered yet; `drain` answers them instead."""
         self._refused = self._refused or "the model was unloaded"
         with self._room.lock:
             self._room.is_open = False
@@ -204,9 +214,9 @@ class Batcher:
         self._alarm, self._next_look, self._alarm_at = None, None, math.inf
 
     def join(self, within_s: float) -> tuple[Engine, ...]:
-        """Wait for the batches under way after `close`, for so long in all; the engines that are done with theirs.
+        """Wait for the running batches after `close`, for at most `within_s` in all; the engines that have finished.
 
-        Blocks. The others compute, or hang: whoever closes them takes away what they stand on.
+        Blocks. The other engines still compute, or hang, and must not be closed.
         """
         ends = time.monotonic() + within_s
         return tuple(
@@ -215,28 +225,14 @@ class Batcher:
             if worker.join(0.0 if worker.hangs else max(0.0, ends - time.monotonic()))
         )
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to work for a loop, with the first request."""
-        if self._loop is None:
-            for worker in self._workers:
-                worker.start()
-        self._loop = loop
-
-    def _warm(self, inputs: Arrays, budget_s: float) -> None:
-        for worker in self._workers:
-            worker.engine.run(inputs)
-            worker.golden = inputs
-        engine, table = self._workers[0].engine, self._scheduler.table
-        warm_up(engine, inputs, self._manifest, self._shapes, table, clock=self._clock, budget_s=budget_s)
-
     def _post(self, worker: EngineWorker, batch: RequestBatch, attempt: Attempt | None) -> None:
-        """From a worker's thread: have the loop give out answers."""
+        """Have the loop deliver answers; called on a worker's thread."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._deliver, worker, batch, attempt)
         except RuntimeError:
             if not self._loop.is_closed():
-                raise  # with a closed loop, nobody is left who asked
+                raise  # with a closed loop, no request is left
 
     def _deliver(self, worker: EngineWorker, batch: RequestBatch, attempt: Attempt | None) -> None:
         if attempt is None:
@@ -247,14 +243,14 @@ class Batcher:
             for part, answer in zip(attempt.parts, attempt.answers, strict=True):
                 self._answer(part, answer)
         elif attempt.is_final:
-            # Where it was computed alone, its own inputs are what the engine cannot take.
+            # Computed alone: the engine cannot take its inputs.
             kind = BadRequest if isinstance(attempt.error, BadInput) and len(attempt.parts) == 1 else Failed
             for part in attempt.parts:
                 self._fail(part.owner, kind(f"the model could not compute this request: {attempt.error}"))
         if worker.problem:
             self._lose(worker)
         assert self._loop is not None
-        self._loop.call_soon(self._record, worker.index, batch, attempt)  # those who were answered go first
+        self._loop.call_soon(self._record, worker.index, batch, attempt)  # answered tasks run first
 
     def _record(self, instance: int, batch: RequestBatch, attempt: Attempt) -> None:
         if attempt.error is None and attempt.parts is batch.parts:
@@ -286,14 +282,14 @@ class Batcher:
         self._end(asked)
 
     def _end(self, asked: _PendingRequest) -> None:
-        """Take what still waits of a request out of the queue."""
+        """Remove the parts of a request that still wait from the queue."""
         with self._room.lock:
             for part in asked.parts:
                 self._scheduler.withdraw(part)
         self._close_off(asked)
 
     def _close_off(self, asked: _PendingRequest) -> None:
-        asked.parts = []  # which point back: what came would stay in memory until somebody looked for such circles
+        asked.parts = []  # they point back: such a cycle would stay in memory until the garbage collector runs
         self._open.discard(asked)
         if self._drained is not None and not self._open:
             self._drained.set()
@@ -303,29 +299,29 @@ class Batcher:
         self._next_look = self._loop.call_later(self._patience.every_s, self._look)
 
     def _look(self) -> None:
-        """See whether an instance hangs; again before long, while there is work."""
+        """Check for hanging instances, and schedule the next check while there is work.
+
+        A hanging instance is abandoned: its thread stays where it is, with all that it holds.
+        """
         self._next_look = None
         stints = {worker.index: worker.at for worker in self._workers if not worker.hangs}
         runs = {index: EngineRun(at[0], at[1].expected_s) for index, at in stints.items() if at is not None}
         for index, seconds in self._watch.look(runs, self._clock()).items():
-            self._abandon(self._workers[index], runs[index], seconds)
+            worker, run = self._workers[index], runs[index]
+            problem = f"it has been at one run for {format_seconds(seconds)}, and hangs"
+            if run.expected_s:
+                problem += f"; {format_seconds(run.expected_s)} were expected"
+            with self._room.lock:
+                parts = worker.abandon(run.number, problem)
+            for part in parts:
+                self._fail(part.owner, Failed(f"the model's engine did not answer this request: {problem}"))
+            if worker.hangs:
+                self._lose(worker)
         if self._open or runs:
             self._look_later()
 
-    def _abandon(self, worker: EngineWorker, run: EngineRun, seconds: float) -> None:
-        """Go on without an instance that hangs; its thread is left where it is, with all that it holds."""
-        problem = f"it has been at one run for {format_seconds(seconds)}, and hangs"
-        if run.expected_s:
-            problem += f"; {format_seconds(run.expected_s)} were expected"
-        with self._room.lock:
-            parts = worker.abandon(run.number, problem)
-        for part in parts:
-            self._fail(part.owner, Failed(f"the model's engine did not answer this request: {problem}"))
-        if worker.hangs:
-            self._lose(worker)
-
     def _lose(self, worker: EngineWorker) -> None:
-        """Count on an engine no more. Without any left, what waits and what comes is refused."""
+        """Stop counting on an engine. Without any left, all requests are refused."""
         if worker.index in self._lost:
             return
         self._lost.add(worker.index)
@@ -338,7 +334,7 @@ class Batcher:
         self._on_broken()
 
     def _set_alarm(self, at: float) -> None:
-        """Look for parts past their deadline at this point in time, and not before."""
+        """Check for passed deadlines at this point in time."""
         assert self._loop is not None
         if self._alarm is not None:
             self._alarm.cancel()
@@ -364,7 +360,7 @@ def _deadline_passed(part: RequestPart) -> DeadlinePassed:
 
 
 LONGEST_WITHOUT_LIMIT = 512
-"""Dimensions that the manifest sets no limit are measured up to this size, or that of the golden inputs."""
+"""Largest size measured of a dimension without a limit, unless the golden inputs' is larger."""
 
 _REPEATS = 2
 
@@ -379,10 +375,10 @@ def warm_up(
     clock: Callable[[], float],
     budget_s: float,
 ) -> None:
-    """Run golden inputs, repeated or cut to each of the table's rows and sizes, and learn what they take.
+    """Time golden inputs, repeated or cut to each of the table's rows and sizes, and fill the table.
 
-    Each is run once for what engines do at the first time, then up to twice for the clock, of which the shorter
-    counts. What the budget does not suffice for is extrapolated.
+    Each batch is run once for one-time work, then twice for the clock; the shorter time counts. Times beyond the
+    budget are extrapolated by the table.
     """
     started = clock()
     for rows, sizes in warm_up_points(manifest, shapes, inputs, table.grid):
@@ -396,14 +392,14 @@ def warm_up(
             engine.run(batch)
             times.append(clock() - before)
         _, shape = shapes.measure(batch)
-        elements = shape.elements if not sizes else _product(shape.lane) * _product(sizes)
+        elements = shape.elements if not sizes else math.prod(shape.lane) * math.prod(sizes)
         table.learn(rows, elements, max(min(times), 1e-9), clock())
 
 
 def warm_up_points(
     manifest: Manifest, shapes: Shapes, inputs: Arrays, grid: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Rows and sizes of padded dimensions to measure, those of few elements first."""
+    """Rows and sizes of padded dimensions to measure, ascending in elements."""
     if not shapes.is_batched:
         yield 1, ()
         return
@@ -411,34 +407,28 @@ def warm_up_points(
     ladders = [_ladder(manifest, dim, size) for dim, size in zip(shapes.padded_dims, own, strict=True)]
     longest = max((len(ladder) for ladder in ladders), default=1)
     sizes = [tuple(ladder[min(step, len(ladder) - 1)] for ladder in ladders) for step in range(longest)]
-    yield from sorted(((rows, each) for each in sizes for rows in grid), key=lambda one: one[0] * _product(one[1]))
+    points = [(rows, each) for each in sizes for rows in grid]
+    yield from sorted(points, key=lambda point: point[0] * math.prod(point[1]))
 
 
 def resized(inputs: Arrays, manifest: Manifest, shapes: Shapes, rows: int, sizes: tuple[int, ...]) -> Arrays:
-    """Golden inputs with so many rows and such sizes, by taking what is there again and again."""
-    wanted = dict(zip(shapes.padded_dims, sizes, strict=True)) | ({BATCH: rows} if shapes.is_batched else {})
-    return {spec.name: _resized(inputs[spec.name], spec, wanted) for spec in manifest.inputs}
-
-
-def _resized(array: NDArray[Any], spec: TensorSpec, wanted: dict[str, int]) -> NDArray[Any]:
-    for axis, dim in enumerate(spec.shape):
-        if (size := wanted.get(str(dim))) is not None and isinstance(dim, str):
-            array = np.take(array, np.arange(size) % array.shape[axis], axis=axis)
-    return np.asarray(array, order="C")  # of a single number `ascontiguousarray` makes a row of one
+    """Golden inputs cut or repeated to these rows and sizes."""
+    targets = dict(zip(shapes.padded_dims, sizes, strict=True)) | ({BATCH: rows} if shapes.is_batched else {})
+    result: Arrays = {}
+    for spec in manifest.inputs:
+        array = inputs[spec.name]
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and dim in targets:
+                array = np.take(array, np.arange(targets[dim]) % array.shape[axis], axis=axis)
+        result[spec.name] = np.asarray(array, order="C")  # `ascontiguousarray` would give a scalar a dimension
+    return result
 
 
 def _ladder(manifest: Manifest, dim: str, golden: int) -> list[int]:
     """Powers of two between the limits of a dimension, and the upper limit."""
-    limits = next((one for one in manifest.dims if one.name == dim), None)
+    limits = next((limit for limit in manifest.dims if limit.name == dim), None)
     low = limits.low if limits else 1
     high = limits.high if limits and limits.high is not None else max(golden, LONGEST_WITHOUT_LIMIT)
     low = max(low, 8) if high >= 8 else low
     powers = [1 << power for power in range(high.bit_length() + 1)]
     return [*(power for power in powers if low <= power < high), high]
-
-
-def _product(sizes: tuple[int, ...]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product

@@ -1,27 +1,16 @@
-"""What the batcher decides: who is let in, what goes next, what is late. No clock, no threads: times are handed in.
+"""The scheduler: admits requests, forms the next batch, finds what is late. No clock, no threads: times are arguments.
 
-Which of what waits goes into the next batch.
-
-What: the most urgent part goes always. What goes with it is chosen so that least time is lost: a batch's predicted
-seconds, with all its padding, less what each of its rows would take in the best batch of its own size (of no more rows
-than wait now). So samples share a batch as long as that is faster than apart; and on fixed shapes the same rule finds
-how many rows are worth taking at once. If fewer rows get nearly as much done in a second, they answer sooner, unless
-more than a batch waits: then that many batches would only cost more threads' turns.
+What: a batch always has the most urgent part. The others are chosen to lose least time: a batch's predicted seconds,
+including padding, minus the seconds of its rows in the best batches of their own sizes (with no more rows than wait).
+So samples of different sizes share a batch as long as that is faster than separate batches; for fixed shapes the rule
+finds the number of rows worth taking at once. If fewer rows have nearly the same throughput, they are taken, since they
+answer sooner; unless more than a batch waits.
+With `max_delay_s` an idle instance may wait to fill a batch, unless as many rows wait or are computed as were ever in
+flight together in the last seconds: then no caller is left that could send more.
 Use when: an instance becomes free.
-Costs: microseconds for each shelf; nothing is looked at part by part but what goes.
-Does not combine with: models whose answers depend on what shares their batch (an export refuses those).
-Source: the least loss instead of the best ratio: Dinkelbach 1967, On Nonlinear Fractional Programming, at a ratio of 1.
-
-How many rows were asked for at the same time lately: whether it can pay to wait for more.
-
-What: a delay is there to fill a batch. Where as much waits, or is being computed, as was ever under way together in the
-last seconds, nobody is left who could ask, and an idle instance need not wait its delay out: a lone caller never does,
-and four callers wait until the fourth has asked.
-Use when: `max_delay_s` is above 0.
-Costs: a comparison for each request.
-Does not combine with: nothing; a crowd that grows is met with smaller batches for as long as it grows.
-
-What became of a batch: a record for the metrics, one for every time an engine ran.
+Costs: microseconds per shape in the queue.
+Does not combine with: models whose answers depend on the other samples of a batch (an export refuses those).
+Source: least loss instead of best ratio: Dinkelbach 1967, On Nonlinear Fractional Programming, at a ratio of 1.
 """
 
 from __future__ import annotations
@@ -34,13 +23,13 @@ from typing import Any, Literal
 
 from stoker.artifacts.dtypes import Arrays
 from stoker.records import ServiceSettings
-from stoker.serving.batching.latency import LatencyTable
 from stoker.serving.batching.queue import (
     GONE,
     IDLE,
     STALE_S,
     Arrival,
     Lane,
+    LatencyTable,
     Margin,
     Queue,
     RequestPart,
@@ -52,17 +41,17 @@ from stoker.serving.batching.queue import (
 )
 
 FULL_EVERY = 16
-"""One batch in so many is full if enough waits, to measure what that takes."""
+"""One batch in this many is full if enough rows wait, to measure its time."""
 
 _STALE_ANSWERS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """Parts that an instance shall compute together, padded to `sizes`; `late` are to be refused.
+    """Parts to compute together, padded to `sizes`; `late` are to be refused.
 
-    `elements` are the positions of each padded sample, `taken` the point in time at which the instance took it, and
-    `expected_s` what it is predicted to take; 0: nothing was measured.
+    `elements` are the positions of each padded sample, `taken` is the time at which the instance took the batch, and
+    `expected_s` its predicted time; 0: not measured yet.
     """
 
     taken: float
@@ -77,13 +66,13 @@ class RequestBatch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is to be computed before this point in time, unless something comes."""
+    """Compute nothing before this point in time, unless a request arrives."""
 
     until: float
 
 
 class Scheduler:
-    """The queue of a model, the table of its latencies, and what its instances are busy with."""
+    """A model's queue, latency table, and the work of its instances."""
 
     def __init__(self, shapes: Shapes, settings: ServiceSettings, instances: int) -> None:
         self.queue = Queue()
@@ -94,7 +83,7 @@ class Scheduler:
         self._settings = settings
         self._busy_until = [IDLE] * instances
         self._busy_rows = [0] * instances
-        self._company = PeakConcurrency()
+        self._concurrency = PeakConcurrency()
         self._num_cut = 0
         self._standing = Standing(self.queue, self.table, self._busy_until)
 
@@ -104,14 +93,18 @@ class Scheduler:
         """Queue a request, in parts of at most the rows of a batch.
 
         Raises:
-            Refusal: TooLarge, QueueFull or WouldBeLate.
+            Refusal: TooLarge, QueueFull or DeadlineUnreachable.
         """
         rows, shape = self._shapes.measure(inputs)
-        arrival = Arrival(rows, num_bytes or sum(one.nbytes for one in inputs.values()), shape, caller, deadline)
-        predicted_s = self._predicted_s(arrival, now)
-        refused = refusal(
-            arrival, self._standing, self._settings, now=now, allowed_s=self._allowed_s(predicted_s, arrival, now)
-        )
+        arrival = Arrival(rows, num_bytes or sum(array.nbytes for array in inputs.values()), shape, caller, deadline)
+        predicted_s = allowed_s = 0.0  # without a deadline or measurements
+        if deadline != math.inf and not self.table.is_empty:
+            predicted_s = self._standing.seconds_to_answer(rows, shape, now)
+            if self.table.age(shape.elements, now) > max(STALE_S, _STALE_ANSWERS * predicted_s):
+                self.table.touch(shape.elements, now)  # too old to refuse by: this request measures again
+            else:
+                allowed_s = predicted_s if self._standing.is_idle else self.margin.allowed_s(predicted_s)
+        refused = refusal(arrival, self._standing, self._settings, now=now, allowed_s=allowed_s)
         if refused is not None:
             raise refused
         urgency = urgency_of(priority, now, deadline)
@@ -121,69 +114,58 @@ class Scheduler:
         ]
         for part in parts:
             self.queue.put(part)
-        self._company.see(self._rows_under_way(), now)
+        self._concurrency.see(self._rows_under_way(), now)
         return parts
 
     def take(self, instance: int, now: float) -> RequestBatch | Wait | None:
-        """What an idle instance shall do: compute a batch, wait for one to fill, or (None) wait for anything."""
+        """The next work of an idle instance: a batch, waiting for one to fill, or (None) waiting for a request."""
         self._busy_until[instance], self._busy_rows[instance] = IDLE, 0
-        is_delayed = self._settings.max_delay_s > 0 and self.queue.rows < self.max_rows and self._may_grow(now)
+        is_delayed = False
+        if self._settings.max_delay_s > 0 and self.queue.rows < self.max_rows:
+            under_way = self._rows_under_way()
+            self._concurrency.see(under_way, now)
+            is_delayed = under_way < self._concurrency.most  # others may still ask
         if is_delayed and (until := self._delayed_until()) > now:
             return Wait(until)
-        found = select_batch(self.queue, self.table, self.max_rows, now, tries_full=self._num_cut % FULL_EVERY == 0)
-        if found is None:
+        selection = select_batch(self.queue, self.table, self.max_rows, now, tries_full=self._num_cut % FULL_EVERY == 0)
+        if selection is None:
             return None
         self._num_cut += 1
-        self._judge(found.late, now)
-        reason: CutReason = "delay" if is_delayed and found.reason == "idle" else found.reason
-        parts = found.parts
+        self._judge(selection.late, now)
+        reason: CutReason = "delay" if is_delayed and selection.reason == "idle" else selection.reason
+        parts = selection.parts
         if not parts:
-            return RequestBatch(now, parts, found.late, 0, (), 0, reason)
+            return RequestBatch(now, parts, selection.late, 0, (), 0, reason)
         sizes = self._shapes.padded([part.shape for part in parts])
         rows = sum(part.rows for part in parts)
         elements = math.prod(parts[0].shape.lane) * math.prod(sizes)
         expected_s = self.table.seconds(rows, elements)
         self._busy_until[instance], self._busy_rows[instance] = now + expected_s, rows
-        return RequestBatch(now, parts, found.late, rows, sizes, elements, reason, expected_s)
+        return RequestBatch(now, parts, selection.late, rows, sizes, elements, reason, expected_s)
 
     def learn(self, batch: RequestBatch, ended: float) -> None:
-        """Take in how long a batch took, of which nothing failed."""
+        """Learn from the time of a batch in which nothing failed."""
         self.table.learn(batch.rows, batch.elements, ended - batch.taken, ended)
         self._judge(batch.parts, ended)
 
     def lose(self, instance: int) -> None:
-        """Count on an instance no more: it takes no further batches."""
+        """Stop counting on an instance: it takes no more batches."""
         self._busy_until[instance], self._busy_rows[instance] = GONE, 0
 
     def withdraw(self, part: RequestPart) -> None:
-        """Take a part out, if it still waits."""
+        """Remove a part from the queue, if it still waits."""
         self.queue.remove(part)
 
     def expire(self, now: float) -> tuple[list[RequestPart], float]:
-        """Take out what is past its deadline, and tell the next deadline of what waits (infinite: none)."""
+        """Remove parts past their deadline; they, and the next deadline in the queue (infinite: none)."""
         late = [part for part in self.queue.parts() if part.deadline <= now]
         for part in late:
             self.queue.remove(part)
         self._judge(late, now)
         return late, min((part.deadline for part in self.queue.parts()), default=math.inf)
 
-    def _predicted_s(self, arrival: Arrival, now: float) -> float:
-        """How long its answer will take; 0 where it has no deadline, or nothing was measured yet."""
-        if arrival.deadline == math.inf or self.table.is_empty:
-            return 0.0
-        return self._standing.seconds_to_answer(arrival.rows, arrival.shape, now)
-
-    def _allowed_s(self, predicted_s: float, arrival: Arrival, now: float) -> float:
-        """How long an answer may take by such a prediction; 0: there is none, or it is too old and to be tried."""
-        if not predicted_s:
-            return 0.0
-        if self.table.age(arrival.shape.elements, now) > max(STALE_S, _STALE_ANSWERS * predicted_s):
-            self.table.touch(arrival.shape.elements, now)
-            return 0.0
-        return predicted_s if self._standing.is_idle else self.margin.allowed_s(predicted_s)
-
     def _judge(self, parts: list[RequestPart], ended: float) -> None:
-        """Learn how far predictions were off, from answers and from what waited beyond its deadline."""
+        """Learn the errors of predictions, from answers and from parts that passed their deadline."""
         for part in parts:
             if part.predicted_s:
                 self.margin.learn(part.predicted_s, ended - part.arrived)
@@ -192,14 +174,8 @@ class Scheduler:
         """Rows that wait or are being computed."""
         return self.queue.rows + sum(self._busy_rows)
 
-    def _may_grow(self, now: float) -> bool:
-        """Whether more than is under way now was so lately, so that others may still ask."""
-        under_way = self._rows_under_way()
-        self._company.see(under_way, now)
-        return under_way < self._company.most
-
     def _delayed_until(self) -> float:
-        """How long the batch that would be cut now may wait for more: its delay, less if a deadline presses."""
+        """Point in time until which the next batch may wait for more: its delay, or earlier for a deadline."""
         first = min((part.arrived for part in self.queue.parts()), default=math.inf)
         pressing = min(
             (part.deadline - self.table.seconds(self.max_rows, part.shape.elements) for part in self.queue.parts()),
@@ -209,7 +185,7 @@ class Scheduler:
 
 
 def _pieces(inputs: Arrays, arrival: Arrival, max_rows: int) -> Iterator[tuple[Arrays, int, int]]:
-    """A request in pieces of at most `max_rows`: inputs, rows, and their share of its bytes."""
+    """A request in pieces of at most `max_rows`: inputs, rows, and share of its bytes."""
     if arrival.rows <= max_rows:
         yield inputs, arrival.rows, arrival.num_bytes
         return
@@ -220,22 +196,22 @@ def _pieces(inputs: Arrays, arrival: Arrival, max_rows: int) -> Iterator[tuple[A
 
 
 AS_GOOD = 0.97
-"""What gets this share of the most done in a second is as good: of such numbers of rows the least is taken, so that the
-next batch is already waiting when answers lead to questions; with more than a batch waiting anyway, the most."""
+"""Share of the best throughput that counts as equal. The least of such numbers of rows is taken, so that the next batch
+already waits when answers lead to new requests; if more than a batch waits, the most."""
 
 BATCH_OVERHEAD_S = 0.5e-3
-"""What a batch costs beside its run: threads that hand over, a cut, a delivery. The table has an engine's seconds
-alone, by which one row at a time may look as good as many."""
+"""Cost of a batch besides its run [s]: thread switches, selection, delivery. The table has only the engine's times, by
+which single rows may look as good as many."""
 
 _MOST_TOPS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class BatchComposition:
-    """What to take beside the head: up to `rows` in all, from `shelves` in this order.
+    """What to take with the head: up to `rows` in all, from `shelves` in this order.
 
-    `seconds` are what the batch is predicted to take, `value` what its rows would take in the best batches of their own
-    sizes; the difference is lost.
+    `seconds` is the predicted time of the batch, `value` that of its rows in the best batches of their own sizes; the
+    difference is the loss.
     """
 
     rows: int
@@ -246,7 +222,7 @@ class BatchComposition:
 
 @dataclass(frozen=True, slots=True)
 class BatchSelection:
-    """Parts that go together, and those whose deadline passed while they waited; all have left the queue."""
+    """Parts of the next batch, and those whose deadline passed; all have left the queue."""
 
     parts: list[RequestPart]
     late: list[RequestPart]
@@ -258,8 +234,8 @@ def select_batch(
 ) -> BatchSelection | None:
     """Take the next batch out of the queue; None if nothing waits.
 
-    With `tries_full` it is a full one if there are samples of one size for it, whatever the table says: a number of
-    rows that was slow once, as at warm-up beside other work, would else never be measured again.
+    With `tries_full` it is a full one if enough samples of one size wait, whatever the table says: a number of rows
+    that was slow once, as at warm-up under load, would otherwise never be measured again.
     """
     late: list[RequestPart] = []
     while (head := queue.head()) is not None and head.deadline <= now + _least_s(queue, head, table, max_rows, now):
@@ -280,15 +256,25 @@ def select_batch(
     is_shortened = False
     if limit := _tightest(parts, table, now, choice.seconds):
         parts, is_shortened = _shorten(queue, parts, table, limit - now)
-    reason = _reason(queue, parts, choice, max_rows, is_shortened=is_shortened)
+    rows = sum(part.rows for part in parts)
+    reason: CutReason
+    if is_shortened:
+        reason = "deadline"
+    elif not queue.rows:
+        reason = "idle"
+    elif rows >= max_rows or rows < choice.rows:
+        reason = "full"
+    else:
+        reason = "pace" if any(shelf.entries for shelf in choice.shelves) else "shape"
     return BatchSelection(parts, late + missed, reason)
 
 
 def _least_s(queue: Queue, head: RequestPart, table: LatencyTable, max_rows: int, now: float) -> float:
-    """Seconds to the head's answer at least: of a full batch where others wait to fill it, else of its own.
+    """Least seconds to the head's answer: of a full batch if enough rows wait to fill it, else of its own rows.
 
-    What cannot be met is not computed, nor are batches cut short for it: under overload the most urgent are always
-    about to be late, and answering them in vain makes the next ones late as well. 0 where nothing was measured lately.
+    A deadline that cannot be met is not computed, and no batch is shortened for it: under overload the most urgent
+    parts are always about to be late, and computing them makes the next ones late as well. 0 without recent
+    measurements.
     """
     if table.age(head.shape.elements, now) > STALE_S:
         return 0.0
@@ -296,7 +282,10 @@ def _least_s(queue: Queue, head: RequestPart, table: LatencyTable, max_rows: int
 
 
 def choose_composition(lane: Lane, head: RequestPart, table: LatencyTable, max_rows: int) -> BatchComposition:
-    """How much to take, and from which shelves."""
+    """The rows to take, and the shapes to take them from: the candidate with the least loss.
+
+    Among its stops with nearly the best throughput, the one with fewest rows; with most, if more than a batch waits.
+    """
     own = lane[head.shape.shelf]
     if table.is_empty:
         return BatchComposition(max_rows, (own,), 0.0, 0.0)
@@ -304,54 +293,41 @@ def choose_composition(lane: Lane, head: RequestPart, table: LatencyTable, max_r
     worth = {
         sizes: table.seconds_a_row(shelf.shape.elements, waiting, BATCH_OVERHEAD_S) for sizes, shelf in lane.items()
     }
-    best: tuple[float, Sequence[ShapeQueue], list[_Stop]] | None = None
-    for elements, shelves in _walks(lane, own):
-        stops = list(_stops(shelves, head, worth, elements, table, max_rows))
-        loss = min(seconds - value for _, seconds, value in stops)
-        if best is None or loss < best[0]:
-            best = loss, shelves, stops
-    assert best is not None  # the head's own shelf is always walked
-    return _chosen(*best, max_rows)
-
-
-_Stop = tuple[int, float, float]
-"""Rows of a batch, its predicted seconds, and its value."""
-
-
-def _chosen(loss: float, shelves: Sequence[ShapeQueue], stops: Sequence[_Stop], max_rows: int) -> BatchComposition:
-    """Of the stops of the best walk that get nearly as much done in a second as the best, the one of fewest rows.
-
-    Where more waits than a batch may have, the one of most rows.
-    """
-    _, seconds, value = next(stop for stop in stops if stop[1] - stop[2] == loss)
+    least = math.inf
+    shelves: Sequence[ShapeQueue] = ()
+    stops: list[_Stop] = []
+    for elements, candidates in _walks(lane, own):
+        ends = list(_stops(candidates, head, worth, elements, table, max_rows))
+        loss = min(seconds - value for _, seconds, value in ends)
+        if not stops or loss < least:
+            least, shelves, stops = loss, candidates, ends
+    _, seconds, value = next(stop for stop in stops if stop[1] - stop[2] == least)
     enough = AS_GOOD * value / (seconds + BATCH_OVERHEAD_S)
     as_good = [stop for stop in stops if stop[2] / (stop[1] + BATCH_OVERHEAD_S) >= enough]
     rows, seconds, value = as_good[-1 if sum(shelf.rows for shelf in shelves) > max_rows else 0]
     return BatchComposition(rows, shelves, seconds, value)
 
 
-def _walks(lane: Lane, own: ShapeQueue) -> Iterator[tuple[int, Sequence[ShapeQueue]]]:
-    """Shelves to take from, the largest first since they waste least, and the positions their samples are padded to.
+_Stop = tuple[int, float, float]
+"""Rows of a batch, its predicted seconds, and its value."""
 
-    One walk for each of some sizes, from the head's own to the largest: what is larger stays behind.
+
+def _walks(lane: Lane, own: ShapeQueue) -> Iterator[tuple[int, Sequence[ShapeQueue]]]:
+    """Candidates: padded positions of a sample, and the shapes to take from, largest first since they waste least.
+
+    One candidate for each of some largest sizes, from the head's own on; larger samples stay in the queue.
     """
     if len(lane) == 1:
         yield own.shape.elements, (own,)
         return
     descending = sorted(lane.items(), key=lambda item: item[1].shape.elements, reverse=True)
-    fixed = math.prod(own.shape.lane)
-    for tops in _tops(lane, own):
+    fixed, least = math.prod(own.shape.lane), own.shape.shelf
+    limits = sorted({tuple(map(max, least, sizes)) for sizes in lane}, key=lambda sizes: (math.prod(sizes), sizes))
+    if len(limits) > _MOST_TOPS:  # the nearest ones and the largest
+        limits = [*limits[: _MOST_TOPS - 1], limits[-1]]
+    for tops in limits:
         within = [shelf for sizes, shelf in descending if all(map(operator.le, sizes, tops))]
         yield fixed * math.prod(tops), within
-
-
-def _tops(lane: Lane, own: ShapeQueue) -> list[tuple[int, ...]]:
-    """Sizes up to which samples may be taken: those of the head, and some that are larger."""
-    least = own.shape.shelf
-    tops = sorted({tuple(map(max, least, sizes)) for sizes in lane}, key=lambda sizes: (math.prod(sizes), sizes))
-    if len(tops) > _MOST_TOPS:  # the nearest ones and the largest
-        return [*tops[: _MOST_TOPS - 1], tops[-1]]
-    return tops
 
 
 def _stops(
@@ -362,7 +338,7 @@ def _stops(
     table: LatencyTable,
     max_rows: int,
 ) -> Iterator[_Stop]:
-    """Where a walk may end: at each number of rows that is measured, and with all that it finds."""
+    """Where a candidate's batch may end: at each measured number of rows, and at all that wait."""
     own = head.shape.shelf
     rows, value = head.rows, head.rows * worth[own]
     end = max(rows, min(max_rows, sum(shelf.rows for shelf in shelves)))
@@ -381,7 +357,7 @@ def _stops(
 def _take(
     queue: Queue, head: RequestPart, choice: BatchComposition, now: float
 ) -> tuple[list[RequestPart], list[RequestPart]]:
-    """Take the head and what the choice says out of the queue; what is past its deadline apart."""
+    """Take the head and the chosen parts out of the queue; and those past their deadline."""
     queue.remove(head)
     parts, left = [head], choice.rows - head.rows
     late: list[RequestPart] = []
@@ -401,7 +377,7 @@ def _take(
 
 
 def _tightest(parts: list[RequestPart], table: LatencyTable, now: float, seconds: float) -> float | None:
-    """The first deadline that the batch would break, and that its part could keep in a batch of its own."""
+    """The first deadline that the batch would miss and its part could meet in a batch of its own."""
     ends = now + seconds
     broken = [
         part.deadline
@@ -414,14 +390,14 @@ def _tightest(parts: list[RequestPart], table: LatencyTable, now: float, seconds
 def _shorten(
     queue: Queue, parts: list[RequestPart], table: LatencyTable, limit_s: float
 ) -> tuple[list[RequestPart], bool]:
-    """Put back what would make the batch take longer than the limit, the head and the most urgent last."""
+    """Put back parts that make the batch longer than the limit, the least urgent first."""
     head, *others = parts
     others.sort(key=lambda part: (part.urgency, part.sequence))
     kept, rows, elements = [head], head.rows, head.shape.elements
-    for at, part in enumerate(others):
+    for index, part in enumerate(others):
         elements = max(elements, part.shape.elements)
         if table.seconds(rows + part.rows, elements) > limit_s:
-            for back in others[at:]:
+            for back in others[index:]:
                 queue.put_back(back)
             return kept, True
         kept.append(part)
@@ -429,26 +405,12 @@ def _shorten(
     return kept, False
 
 
-def _reason(
-    queue: Queue, parts: list[RequestPart], choice: BatchComposition, max_rows: int, *, is_shortened: bool
-) -> CutReason:
-    rows = sum(part.rows for part in parts)
-    if is_shortened:
-        return "deadline"
-    if not queue.rows:
-        return "idle"
-    if rows >= max_rows or rows < choice.rows:
-        return "full"
-    is_more_within = any(shelf.entries for shelf in choice.shelves)
-    return "pace" if is_more_within else "shape"
-
-
 MEMORY_S = 1.0
-"""What was seen is forgotten after this long at the earliest, and after twice as long at the latest."""
+"""Observations count for this long at least, and twice as long at most [s]."""
 
 
 class PeakConcurrency:
-    """The most rows that were under way together lately. Times are handed in."""
+    """The most rows in flight together in the last seconds. Times are arguments."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -457,11 +419,11 @@ class PeakConcurrency:
 
     @property
     def most(self) -> int:
-        """The most rows under way at once, of the last one to two seconds."""
+        """Peak of the rows in flight over the last one to two seconds [rows]."""
         return max(self._before, self._now)
 
     def see(self, rows: int, now: float) -> None:
-        """Take in that so many rows are under way."""
+        """Record the current number of rows in flight."""
         passed_s = now - self._since
         if passed_s >= MEMORY_S:
             self._before = self._now if passed_s < 2 * MEMORY_S else 0
@@ -470,15 +432,15 @@ class PeakConcurrency:
 
 
 CutReason = Literal["idle", "full", "pace", "shape", "deadline", "delay", "bisect"]
-"""Why a batch ended where it did.
+"""Why a batch has no more rows.
 
 - idle: an instance was free and took all that waited
-- full: the next request would have gone beyond `max_batch_rows`
-- pace: more rows at once were measured to be no faster
-- shape: what still waited has other sizes, and padding to them was measured to cost more than it saves
-- deadline: with more rows, one of them would have been late
+- full: the next request would exceed `max_batch_rows`
+- pace: more rows at once are not faster, as measured
+- shape: the other waiting samples have other sizes, and padding costs more than it saves, as measured
+- deadline: with more rows, one of them would be late
 - delay: `max_delay_s` was over before it was full
-- bisect: a part of a batch that failed, run again to find the request at fault
+- bisect: a part of a failed batch, run again to find the failing request
 """
 
 
@@ -486,10 +448,10 @@ CutReason = Literal["idle", "full", "pace", "shape", "deadline", "delay", "bisec
 class Executed:
     """One run of an engine.
 
-    `sizes` are those that the padded dimensions had. `elements` counts the positions of all samples (tokens, pixels;
-    1 for a sample of fixed shape) that were asked for, `padding` those that were added to them. `queue_s` has the
-    seconds that each request which this run ended had waited: none where a failed batch is bisected, and run again.
-    The three times are those of putting the batch together, of the engine, and of taking its outputs apart.
+    `sizes` are those of the padded dimensions. `elements` counts the requested positions of all samples (tokens,
+    pixels; 1 for a sample of fixed shape), `padding` the added ones. `queue_s` has the waiting time of each request
+    that this run completed; it is empty if a failed batch is bisected. The three times are for assembling the batch,
+    the engine, and splitting its outputs.
     """
 
     instance: int

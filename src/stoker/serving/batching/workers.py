@@ -1,16 +1,10 @@
-"""Batches out of parts, and answers out of batches.
+"""Engine workers: one thread per engine that takes batches, assembles inputs, runs the engine and splits its outputs.
 
-A batch in an engine; one that fails is halved and run again, until the request at fault is alone.
-
-Whether an instance hangs: at one run for longer than any run takes, as far as somebody was awake to see it.
-
-What: an engine that neither answers nor raises keeps those who asked waiting for ever. Whoever looks again and again
-tells what each instance is at; one that is seen at the same run for long enough counts as hanging.
-Use when: anything is being computed.
-Costs: one look a second while there is work, of a microsecond for each instance.
-Does not combine with: models whose runs rightly take a hundred times what was measured of them, and half a minute.
-
-Threads that feed engines: one for each instance, asleep until there is something to compute.
+What: a batch that fails is halved and run again, until the failing request is alone (`attempts`). An engine that
+neither answers nor raises counts as hanging once it was seen at the same run for long enough (`HangWatch`).
+Use when: anything is computed.
+Costs: for the watch one check per second while there is work, of a microsecond per instance.
+Does not combine with: models whose runs may take half a minute and a hundred times their measured time.
 """
 
 from __future__ import annotations
@@ -28,30 +22,42 @@ from stoker.artifacts.dtypes import Arrays, dtype_of
 from stoker.engines.base import BadInput, Engine
 from stoker.records import Manifest, TensorSpec
 from stoker.serving.batching.queue import RequestPart
-from stoker.serving.batching.scheduler import CutReason, Executed, RequestBatch, Scheduler, Wait
+from stoker.serving.batching.scheduler import CutReason, Executed, RequestBatch, Scheduler
 
 FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _FEW = 65_536
 
 
 class Assembler:
-    """Puts inputs together in buffers of its own, which are used again for the next batch; one for each instance.
+    """Assembles inputs in buffers that are reused for the next batch; one for each instance.
 
-    A part that is a whole batch and needs no padding is passed through as it is. Answers are views of the outputs of
-    their batch, which stay in memory as long as one of them does.
+    A part that is a whole batch and needs no padding is passed on without a copy. Answers are views of their batch's
+    outputs, which stay in memory as long as one of them does.
     """
 
     def __init__(self, manifest: Manifest, padded_dims: tuple[str, ...], *, allow_nan: bool = True) -> None:
         self._inputs, self._name = manifest.inputs, manifest.name
         self._finite = () if allow_nan else tuple(spec.name for spec in manifest.inputs if spec.datatype in FLOATS)
         self._is_batched = manifest.is_batched
-        self._padded = {spec.name: _axes(spec, padded_dims) for spec in (*manifest.inputs, *manifest.outputs)}
+        # Padded axes of each tensor, with the index of their dimension among a sample shape's sizes.
+        self._padded = {
+            spec.name: [
+                (axis, padded_dims.index(str(dim))) for axis, dim in enumerate(spec.shape) if dim in padded_dims
+            ]
+            for spec in (*manifest.inputs, *manifest.outputs)
+        }
         self._buffers = {spec.name: np.empty(0, dtype_of(spec.datatype)) for spec in manifest.inputs}
 
     def inputs(self, parts: list[RequestPart], sizes: tuple[int, ...]) -> Arrays:
-        """The inputs of a batch, its padded dimensions of these sizes."""
+        """The inputs of a batch, padded to these sizes."""
         if len(parts) == 1 and parts[0].shape.sizes == sizes:
-            return {name: _tidy(array) for name, array in parts[0].inputs.items()}
+            # Not every engine reads views that are unaligned, as from the middle of a body.
+            return {
+                name: array
+                if array.flags.c_contiguous and array.flags.aligned
+                else np.require(array, requirements=("C", "A"))
+                for name, array in parts[0].inputs.items()
+            }
         if all(part.shape.sizes == sizes for part in parts):
             return {spec.name: self._stacked(spec.name, parts) for spec in self._inputs}
         return {spec.name: self._filled(spec, parts, sizes) for spec in self._inputs}
@@ -59,11 +65,11 @@ class Assembler:
     def require_finite(self, inputs: Arrays) -> None:
         """Refuse NaN and infinities, as JSON does, unless the model takes them.
 
-        Of a batch, and in the engine's thread: on the event loop NumPy gives up the interpreter's lock for it, and
-        getting it back took 13 µs of an answer's 50.
+        Checked per batch on the engine's thread: on the event loop NumPy releases the interpreter lock for it, and
+        getting the lock back took 13 µs of an answer's 50.
 
         Raises:
-            BadInput: an input has some; in a batch of several, that of any of them.
+            BadInput: an input of any request of the batch has some.
         """
         for name in self._finite:
             if not is_finite(inputs[name]):
@@ -75,7 +81,7 @@ class Assembler:
         """Each part's rows of the outputs, cut back to its own sizes.
 
         Raises:
-            ValueError: an output has another number of rows than was asked for.
+            ValueError: an output has another number of rows than the batch.
         """
         if not self._is_batched:
             return [outputs]
@@ -95,7 +101,7 @@ class Assembler:
         return answers
 
     def _stacked(self, name: str, parts: list[RequestPart]) -> NDArray[Any]:
-        """Parts of equal shapes, one after the other."""
+        """Parts of equal shapes, concatenated."""
         arrays = [part.inputs[name] for part in parts]
         rows = sum(part.rows for part in parts)
         if arrays[0].dtype.hasobject:
@@ -120,7 +126,7 @@ class Assembler:
         return batch
 
     def _cut(self, name: str, sizes: tuple[int, ...]) -> tuple[slice, ...]:
-        """What of a padded tensor belongs to a part of these sizes."""
+        """The slices of a padded tensor that belong to a part of these sizes."""
         axes = self._padded[name]
         if not axes:
             return ()
@@ -130,34 +136,23 @@ class Assembler:
         return tuple(slices)
 
     def _buffer(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Room for an input of this shape, in memory that is kept."""
-        wanted = math.prod(shape)
-        if self._buffers[name].size < wanted:
-            self._buffers[name] = np.empty(wanted, self._buffers[name].dtype)
-        return self._buffers[name][:wanted].reshape(shape)
+        """Reused memory for an input of this shape."""
+        size = math.prod(shape)
+        if self._buffers[name].size < size:
+            self._buffers[name] = np.empty(size, self._buffers[name].dtype)
+        return self._buffers[name][:size].reshape(shape)
 
 
 def join_answers(answers: list[Arrays]) -> Arrays:
-    """The answer to a request from those to its parts."""
+    """The answer to a request from the answers to its parts."""
     if len(answers) == 1:
         return answers[0]
     return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
 
 
-def _axes(spec: TensorSpec, padded_dims: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """The axes of a tensor that are padded, with the place of their dimension among the sizes of a sample shape."""
-    return tuple((axis, padded_dims.index(str(dim))) for axis, dim in enumerate(spec.shape) if dim in padded_dims)
-
-
-def _tidy(array: NDArray[Any]) -> NDArray[Any]:
-    """The array itself, or a copy where it is a view that not every engine can read, as from the middle of a body."""
-    flags = array.flags
-    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=("C", "A"))
-
-
 def is_finite(array: NDArray[Any]) -> bool:
     """Whether every number of an array of floats is finite."""
-    if array.dtype.itemsize == 2:  # NumPy computes in few of these: the exponent is all ones in what is not finite
+    if array.dtype.itemsize == 2:  # NumPy is slow in these: a number is not finite if its exponent is all ones
         bits = array.view(np.uint16) & np.uint16(0x7FFF)
         return array.size == 0 or int(bits.max()) < (0x7C00 if array.dtype == np.float16 else 0x7F80)
     if array.size <= _FEW:  # 0.7 µs for a sample of 64
@@ -166,9 +161,9 @@ def is_finite(array: NDArray[Any]) -> bool:
 
 
 MOST_RUNS = 24
-"""A batch that fails is run at most so often, in halves, quarters, …; what then still failed, fails together.
+"""Limit on the runs of a failed batch, in halves, quarters, …; parts that still fail then, fail together.
 
-One request at fault among 32 is found in 11 runs, two in at most 19.
+One failing request among 32 is found in 11 runs, two in at most 19.
 """
 
 
@@ -176,8 +171,8 @@ One request at fault among 32 is found in 11 runs, two in at most 19.
 class Attempt:
     """One run of an engine: answers in the order of the parts, or an error.
 
-    `is_final` is False where the parts are run again. The times are those of putting inputs together, of the engine
-    and of taking outputs apart [s].
+    `is_final` is False if the parts are run again. The times are for assembling inputs, the engine, and splitting
+    outputs [s].
     """
 
     parts: list[RequestPart]
@@ -192,7 +187,7 @@ class Attempt:
 
     @property
     def ended(self) -> float:
-        """When answers were there, on the batcher's clock."""
+        """Time when the answers were complete, on the batcher's clock [s]."""
         return self.started + self.input_s + self.infer_s + self.output_s
 
 
@@ -209,43 +204,28 @@ def attempts(
     while waiting:
         some = waiting.pop()
         runs += 1
-        may_halve = len(some) > 1 and runs + len(waiting) + 2 <= MOST_RUNS
-        attempt = _attempt(engine, assembler, some, sizes, reason, clock, may_halve=may_halve)
+        started = assembled = ran = clock()
+        answers, failure = None, None
+        try:
+            inputs = assembler.inputs(some, sizes)
+            assembler.require_finite(inputs)
+            assembled = ran = clock()
+            outputs = engine.run(inputs)
+            ran = clock()
+            answers = assembler.answers(outputs, some, sizes)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises, the others of the batch are answered
+            failure = error
+        ended = clock()
+        if failure is not None:
+            ran = ended
+        is_final = failure is None or len(some) == 1 or runs + len(waiting) + 2 > MOST_RUNS
+        yield Attempt(
+            some, reason, answers, failure, is_final, started, assembled - started, ran - assembled, ended - ran
+        )
         reason = "bisect"
-        yield attempt
-        if not attempt.is_final:
+        if not is_final:
             half = len(some) // 2
             waiting += [some[half:], some[:half]]
-
-
-def _attempt(
-    engine: Engine,
-    assembler: Assembler,
-    parts: list[RequestPart],
-    sizes: tuple[int, ...],
-    reason: CutReason,
-    clock: Callable[[], float],
-    *,
-    may_halve: bool,
-) -> Attempt:
-    started = assembled = ran = clock()
-    answers, failure = None, None
-    try:
-        inputs = assembler.inputs(parts, sizes)
-        assembler.require_finite(inputs)
-        assembled = ran = clock()
-        outputs = engine.run(inputs)
-        ran = clock()
-        answers = assembler.answers(outputs, parts, sizes)
-    except Exception as error:  # noqa: BLE001 - whatever a library raises, the others of the batch are to be answered
-        failure = error
-    ended = clock()
-    if failure is not None:
-        ran = ended
-    is_final = failure is None or not may_halve
-    return Attempt(
-        parts, reason, answers, failure, is_final, started, assembled - started, ran - assembled, ended - ran
-    )
 
 
 def executed(instance: int, batch: RequestBatch, attempt: Attempt) -> Executed:
@@ -269,20 +249,19 @@ def executed(instance: int, batch: RequestBatch, attempt: Attempt) -> Executed:
 
 
 MOST_LOOKS = 2
-"""The time between two looks counts as at most so many of their intervals: a process that was stopped for an hour, and
-its engines with it, has not watched them for an hour."""
+"""Limit on the time counted between two checks, in intervals: while a process is stopped, its engines are too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """An instance hangs once a run takes `times` what was expected of it, and `least_s`; looks are `every_s` apart."""
+    """An instance hangs once a run takes `times` its expected time, and `least_s`; checks are `every_s` apart."""
 
     least_s: float = 30.0
     times: float = 100.0
     every_s: float = 1.0
 
     def limit_s(self, expected_s: float) -> float:
-        """Seconds that a run may take which was expected to take so many; 0 stands for no expectation."""
+        """Longest time of a run that was expected to take `expected_s` (0: unknown) [s]."""
         return max(self.least_s, self.times * expected_s)
 
 
@@ -291,14 +270,14 @@ DEFAULT_HANG_LIMITS = HangLimits()
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What an instance is at: its runs are numbered, so that the next one is told from this."""
+    """The current run of an instance; runs are numbered."""
 
     number: int
     expected_s: float
 
 
 class HangWatch:
-    """For how long each instance was seen at its run. Times are handed in."""
+    """How long each instance was seen at its current run. Times are arguments."""
 
     def __init__(self, patience: HangLimits) -> None:
         self._patience = patience
@@ -306,7 +285,7 @@ class HangWatch:
         self._seen: dict[int, tuple[int, float]] = {}
 
     def look(self, runs: Mapping[int, EngineRun], now: float) -> dict[int, float]:
-        """Take in what those instances are at that are not idle; which hang, and how long they were seen to [s]."""
+        """Record the runs of busy instances; those that hang, and the time they were seen at their run [s]."""
         most_s = MOST_LOOKS * self._patience.every_s
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, most_s)
         self._looked_at = now
@@ -322,14 +301,14 @@ class HangWatch:
 
 
 SUSPICIOUS_FAILURES = 3
-"""After so many requests in a row that failed alone, an engine is asked for its golden inputs."""
+"""Number of failed requests in a row after which an engine is run on its golden inputs."""
 
 Post = Callable[["EngineWorker", RequestBatch, Attempt | None], None]
-"""Takes what an attempt gave to whoever asked, or (without one) says which parts are late; called from any thread."""
+"""Delivers an attempt's outcome, or (without one) refuses the late parts; called on a worker's thread."""
 
 
 class WorkerState:
-    """What workers share, and the lock that guards it: the scheduler, who is idle, whether work goes on."""
+    """State shared by the workers, and its lock: the scheduler, the idle workers, whether work continues."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.lock = threading.Lock()
@@ -339,15 +318,15 @@ class WorkerState:
         self.is_open = True
 
     def roused(self, most: int) -> list[EngineWorker]:
-        """Take so many of the idle out, or all there are; each is then to be woken. To be called with the lock held."""
+        """Remove up to `most` idle workers, each of which must then be woken. Call with the lock held."""
         return [self.idle.pop() for _ in range(min(most, len(self.idle)))]
 
 
 class EngineWorker:
-    """An engine and its thread. Takes a batch as soon as it is idle and there is one, without going through the loop.
+    """An engine and its thread, which takes a batch as soon as it is idle, without going through the loop.
 
-    `golden` are inputs that the engine answered at warm-up: what tells an engine that died from bad requests.
-    `problem` says why it takes no more batches. `at` is the number of its run, and the batch that this is for.
+    `golden` are inputs that the engine answered at warm-up, to distinguish a dead engine from bad requests. `problem`
+    says why it takes no more batches. `at` is the number of its current run and its batch.
     """
 
     def __init__(self, index: int, engine: Engine, assembler: Assembler, room: WorkerState, post: Post) -> None:
@@ -371,18 +350,18 @@ class EngineWorker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have it look again; to be called once for each time it was taken from `Room.idle`."""
+        """Wake the thread; call once each time it was removed from `WorkerState.idle`."""
         self._bell.release()
 
     def abandon(self, number: int, problem: str) -> list[RequestPart]:
-        """Count on it no more, if it is still at that run; the parts it was to compute. Call with the lock held."""
+        """Give the worker up if it is still at that run; the parts of that run. Call with the lock held."""
         if self.at is None or self.at[0] != number:
             return []
         self.problem, self.hangs = problem, True
         return self.at[1].parts
 
     def join(self, within_s: float) -> bool:
-        """Wait until its thread has ended, after its batch; whether it has, and the engine is free."""
+        """Wait until its thread has ended after its batch; whether it has, and the engine is free."""
         if self._thread.is_alive():
             self._thread.join(within_s)
         return not self._thread.is_alive()
@@ -391,48 +370,41 @@ class EngineWorker:
         while (batch := self._next()) is not None:
             if batch.late:
                 self._post(self, batch, None)
-            if batch.parts:
-                self._run(batch)
+            if not batch.parts:
+                continue
+            clock = self._room.clock
+            for attempt in attempts(self.engine, self._assembler, batch.parts, batch.sizes, batch.reason, clock):
+                if self.hangs:  # it did not, but its requests were refused by now
+                    break
+                if attempt.error is None:
+                    self._failures = 0
+                elif attempt.is_final:
+                    self._count_failures(len(attempt.parts), batch)
+                self._post(self, batch, attempt)
+                self._begin(batch)
 
     def _next(self) -> RequestBatch | None:
-        """The next batch; sleeps until there is one. None: the room is closed, or nobody counts on it any more."""
+        """The next batch; sleeps until there is one. None: work has ended, or this worker was given up."""
         room = self._room
         while True:
             with room.lock:
                 self.at = None
                 if self.problem or not room.is_open:
                     return None
-                found = room.scheduler.take(self.index, room.clock())
-                if isinstance(found, RequestBatch):
-                    self._begin(found)
-                    return found
+                work = room.scheduler.take(self.index, room.clock())
+                if isinstance(work, RequestBatch):
+                    self._begin(work)
+                    return work
                 room.idle.append(self)
-            self._sleep(found)
-
-    def _sleep(self, wait: Wait | None) -> None:
-        if wait is None:
-            self._bell.acquire()
-            return
-        if self._bell.acquire(timeout=max(0.0, wait.until - self._room.clock())):
-            return
-        with self._room.lock:
-            is_still_idle = self in self._room.idle
-            if is_still_idle:
-                self._room.idle.remove(self)
-        if not is_still_idle:  # someone is about to wake it
-            self._bell.acquire()
-
-    def _run(self, batch: RequestBatch) -> None:
-        clock = self._room.clock
-        for attempt in attempts(self.engine, self._assembler, batch.parts, batch.sizes, batch.reason, clock):
-            if self.hangs:  # it did not after all, but those who asked were told so
-                return
-            if attempt.error is None:
-                self._failures = 0
-            elif attempt.is_final:
-                self._count_failures(len(attempt.parts), batch)
-            self._post(self, batch, attempt)
-            self._begin(batch)
+            timeout = -1.0 if work is None else max(0.0, work.until - room.clock())
+            if self._bell.acquire(timeout=timeout):
+                continue
+            with room.lock:
+                is_still_idle = self in room.idle
+                if is_still_idle:
+                    room.idle.remove(self)
+            if not is_still_idle:  # it is about to be woken
+                self._bell.acquire()
 
     def _begin(self, batch: RequestBatch) -> None:
         self._num_runs += 1
@@ -443,14 +415,7 @@ class EngineWorker:
         if self._failures >= SUSPICIOUS_FAILURES and self.golden is not None:
             self._failures = 0
             self._begin(batch)
-            if not _answers(self.engine, self.golden):
+            try:
+                self.engine.run(self.golden)
+            except Exception:  # noqa: BLE001 - any error means that it is broken
                 self.problem = "it fails on the inputs that it was checked with"
-
-
-def _answers(engine: Engine, inputs: Arrays) -> bool:
-    """Whether an engine can still compute what it once could."""
-    try:
-        engine.run(inputs)
-    except Exception:  # noqa: BLE001 - that it raises is the answer
-        return False
-    return True

@@ -1,8 +1,7 @@
-"""The messages of the protocol as classes, made from our .proto files when this is imported.
+"""gRPC messages: their classes, and inference messages decoded to requests and encoded from responses.
 
-They live in a pool of their own, so that a client's generated messages of the same names can be in the same process.
-
-Inference messages of gRPC to requests, and responses to messages.
+The classes are made from our .proto files on import, in a separate pool, so that a client's generated messages with the
+same names can be in the same process.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
 from stoker.records import Datatype
 from stoker.serving import protocol
 from stoker.serving.grpc.proto_file import parse
+from stoker.serving.protocol import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings, to_raw
 from stoker.serving.refusals import BadRequest
 from stoker.serving.service import InferenceRequest, InferenceResponse, Parameter, RequestedOutput
-from stoker.serving.tensor_codec import BINARY_ONLY, checked_shape, count, datatype_named, from_raw, strings, to_raw
 
 _POOL = DescriptorPool()
 
@@ -43,12 +42,12 @@ def message(name: str) -> Any:
 
 
 def request_class(method: MethodDescriptor) -> Any:
-    """The class of what a method takes."""
+    """The class of a method's request."""
     return GetMessageClass(method.input_type)
 
 
 def response_class(method: MethodDescriptor) -> Any:
-    """The class of what a method gives."""
+    """The class of a method's response."""
     return GetMessageClass(method.output_type)
 
 
@@ -71,16 +70,16 @@ _CONTENTS: dict[Datatype, str] = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""In which field of InferTensorContents a datatype's elements are."""
+"""The field of InferTensorContents with a datatype's elements."""
 
 
 def decode(asked: Message, *, caller: str = "", time_left_s: float | None = None) -> InferenceRequest:
-    """The request in a ModelInferRequest; inputs that come as raw bytes are views of them.
+    """The request in a ModelInferRequest; raw inputs are views of its bytes.
 
-    The deadline is the sooner one of the parameter `timeout` and of gRPC's own (`time_left_s`).
+    The deadline is the earlier of the parameter `timeout` and gRPC's own (`time_left_s`).
 
     Raises:
-        BadRequest: it is malformed; whether it fits the model is not looked at.
+        BadRequest: it is malformed; whether it fits the model is not checked here.
         Unsupported: it needs shared memory or sequences.
     """
     parameters = parameters_of(asked.parameters)
@@ -92,7 +91,7 @@ def decode(asked: Message, *, caller: str = "", time_left_s: float | None = None
         model=asked.model_name,
         version=asked.model_version,
         id=asked.id,
-        inputs=_raw_inputs(asked.inputs, list(raw)) if raw else _typed_inputs(asked.inputs),
+        inputs=_inputs(asked.inputs, list(raw)),
         outputs=_outputs(asked.outputs),
         deadline_s=deadline_s,
         priority=priority,
@@ -112,41 +111,32 @@ def encode(response: InferenceResponse) -> Message:
 
 
 def parameters_of(given: Any) -> dict[str, Parameter]:
-    """Values of a map of InferParameter; those that are unset are left out."""
+    """Values of a map of InferParameter, without unset ones."""
     if not given:
         return {}
     chosen = {name: value.WhichOneof("parameter_choice") for name, value in given.items()}
     return {name: getattr(given[name], choice) for name, choice in chosen.items() if choice}
 
 
-def _raw_inputs(described: Any, raw: list[bytes]) -> Arrays:
-    if len(raw) != len(described):
+def _inputs(described: Any, raw: list[bytes]) -> Arrays:
+    """Inputs by name, from the raw contents if there are any, else from each input's own."""
+    if raw and len(raw) != len(described):
         raise BadRequest(f"the request has {len(described)} inputs and raw contents of {len(raw)}")
     arrays: Arrays = {}
-    for one, content in zip(described, raw, strict=True):
-        tensor, datatype, shape = _tensor(one, arrays)
-        if one.HasField("contents"):
+    for index, given in enumerate(described):
+        tensor = f"input {given.name!r}"
+        if given.name in arrays:
+            raise BadRequest(f"{tensor} is given twice")
+        if given.parameters:
+            protocol.refuse_shared_memory(parameters_of(given.parameters), tensor)
+        datatype, shape = datatype_named(given.datatype, tensor), checked_shape(given.shape, tensor)
+        if not raw:
+            arrays[given.name] = _typed(given.contents, datatype, shape, tensor)
+            continue
+        if given.HasField("contents"):
             raise BadRequest(f"{tensor} has contents besides the raw ones; one of them has to go")
-        arrays[one.name] = from_raw(content, datatype, shape, tensor)
+        arrays[given.name] = from_raw(raw[index], datatype, shape, tensor)
     return arrays
-
-
-def _typed_inputs(described: Any) -> Arrays:
-    arrays: Arrays = {}
-    for one in described:
-        tensor, datatype, shape = _tensor(one, arrays)
-        arrays[one.name] = _typed(one.contents, datatype, shape, tensor)
-    return arrays
-
-
-def _tensor(one: Any, before: Arrays) -> tuple[str, Datatype, tuple[int, ...]]:
-    """An input's name for messages, its datatype and its shape."""
-    tensor = f"input {one.name!r}"
-    if one.name in before:
-        raise BadRequest(f"{tensor} is given twice")
-    if one.parameters:
-        protocol.refuse_shared_memory(parameters_of(one.parameters), tensor)
-    return tensor, datatype_named(one.datatype, tensor), checked_shape(one.shape, tensor)
 
 
 def _typed(contents: Any, datatype: Datatype, shape: tuple[int, ...], tensor: str) -> NDArray[Any]:
@@ -169,14 +159,13 @@ def _typed(contents: Any, datatype: Datatype, shape: tuple[int, ...], tensor: st
 
 
 def _outputs(described: Any) -> tuple[RequestedOutput, ...]:
-    wanted: dict[str, RequestedOutput] = {}
-    for one in described:
-        where = f"output {one.name!r}"
-        if one.name in wanted:
+    outputs: dict[str, RequestedOutput] = {}
+    for given in described:
+        where = f"output {given.name!r}"
+        if given.name in outputs:
             raise BadRequest(f"{where} is asked for twice")
-        own = parameters_of(one.parameters)
+        own = parameters_of(given.parameters)
         protocol.refuse_shared_memory(own, where)
-        wanted[one.name] = RequestedOutput(
-            name=one.name, classification=protocol.whole_parameter(own, "classification", where)
-        )
-    return tuple(wanted.values())
+        num_classes = protocol.whole_parameter(own, "classification", where)
+        outputs[given.name] = RequestedOutput(name=given.name, classification=num_classes)
+    return tuple(outputs.values())

@@ -1,16 +1,11 @@
-"""What each method answers, given its message: nothing of gRPC's in here but the messages.
-
-One call of gRPC: its caller, its deadline, its refusal, its line in the log.
-
-ModelInfer and ModelStreamInfer.
-"""
+"""gRPC methods: the response of each (`answer`, `infer`, `InferenceStream`), and a call's key, status and log entry."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -25,65 +20,11 @@ from stoker.serving.protocol import classify
 from stoker.serving.refusals import Cancelled, Failed, NotFound, Refusal
 from stoker.serving.service import AccessEntry, ServerContext
 
-Answering = Callable[[ServerContext, Message], Awaitable[Message]]
-
 _Health = messages.response_class(messages.HEALTH.methods_by_name["Check"])
 
 
-def _document(kind: str, value: Any) -> Message:
-    """A message with the fields of a JSON document; what it has no fields for is left out."""
-    return ParseDict(value, messages.message(kind)(), ignore_unknown_fields=True)
-
-
-async def _live(_edge: ServerContext, _asked: Message) -> Message:
-    return _document("ServerLiveResponse", {"live": True})
-
-
-async def _ready(edge: ServerContext, _asked: Message) -> Message:
-    return _document("ServerReadyResponse", {"ready": edge.service.is_ready()})
-
-
-async def _model_ready(edge: ServerContext, asked: Message) -> Message:
-    return _document("ModelReadyResponse", {"ready": edge.service.is_model_ready(asked.name, asked.version)})
-
-
-async def _server_metadata(edge: ServerContext, _asked: Message) -> Message:
-    told = protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin)
-    return _document("ServerMetadataResponse", told)
-
-
-async def _model_metadata(edge: ServerContext, asked: Message) -> Message:
-    manifest = edge.service.manifest(asked.name, asked.version)
-    told = protocol.model_metadata(asked.name, manifest, edge.service.versions(asked.name))
-    return _document("ModelMetadataResponse", told)
-
-
-async def _config(edge: ServerContext, asked: Message) -> Message:
-    return _document("ModelConfigResponse", {"config": edge.service.config(asked.name, asked.version)})
-
-
-async def _statistics(edge: ServerContext, asked: Message) -> Message:
-    told = protocol.statistics_document(edge.service.statistics(asked.name, asked.version))
-    return _document("ModelStatisticsResponse", told)
-
-
-async def _index(edge: ServerContext, asked: Message) -> Message:
-    told = protocol.index_document(edge.service.index(ready_only=asked.ready))
-    return _document("RepositoryIndexResponse", {"models": told})
-
-
-async def _load(edge: ServerContext, asked: Message) -> Message:
-    await edge.service.load(asked.model_name, parameters_of(asked.parameters))
-    return _document("RepositoryModelLoadResponse", {})
-
-
-async def _unload(edge: ServerContext, asked: Message) -> Message:
-    await edge.service.unload(asked.model_name)
-    return _document("RepositoryModelUnloadResponse", {})
-
-
-async def _health(edge: ServerContext, asked: Message) -> Message:
-    """Of the server, where no service or the protocol's is named, else of the model of that name."""
+def _health(edge: ServerContext, asked: Message) -> Message:
+    """Of the server, if no service or the protocol's is named, else of the model of that name."""
     if asked.service in {"", messages.INFERENCE.full_name}:
         is_ready = edge.service.is_ready()
     else:
@@ -91,41 +32,61 @@ async def _health(edge: ServerContext, asked: Message) -> Message:
     return _Health(status="SERVING" if is_ready else "NOT_SERVING")
 
 
-async def _only_for_admins(_edge: ServerContext, _asked: Message) -> Message:
-    raise NotFound("the repository's calls are not on this port; the admin port has them")
+def _model_metadata(edge: ServerContext, asked: Message) -> Any:
+    manifest = edge.service.manifest(asked.name, asked.version)
+    return protocol.model_metadata(asked.name, manifest, edge.service.versions(asked.name))
 
 
-UNARY_METHODS: dict[str, Answering] = {
-    "ServerLive": _live,
-    "ServerReady": _ready,
-    "ModelReady": _model_ready,
-    "ServerMetadata": _server_metadata,
+_DOCUMENTS: dict[str, Callable[[ServerContext, Message], Any]] = {
+    "ServerLive": lambda _edge, _asked: {"live": True},
+    "ServerReady": lambda edge, _asked: {"ready": edge.service.is_ready()},
+    "ModelReady": lambda edge, asked: {"ready": edge.service.is_model_ready(asked.name, asked.version)},
+    "ServerMetadata": lambda edge, _asked: protocol.server_metadata(
+        name=edge.name, version=edge.version, is_admin=edge.is_admin
+    ),
     "ModelMetadata": _model_metadata,
-    "ModelConfig": _config,
-    "ModelStatistics": _statistics,
-    "Check": _health,
+    "ModelConfig": lambda edge, asked: {"config": edge.service.config(asked.name, asked.version)},
+    "ModelStatistics": lambda edge, asked: protocol.statistics_document(
+        edge.service.statistics(asked.name, asked.version)
+    ),
+    "RepositoryIndex": lambda edge, asked: {
+        "models": protocol.index_document(edge.service.index(ready_only=asked.ready))
+    },
 }
-_REPOSITORY: dict[str, Answering] = {
-    "RepositoryIndex": _index,
-    "RepositoryModelLoad": _load,
-    "RepositoryModelUnload": _unload,
-}
+"""Methods that only read the state; the response has the fields of their document."""
+_REPOSITORY = frozenset({"RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"})
 WITHOUT_KEY = frozenset({"ServerLive", "ServerReady", "ModelReady", "Check"})
 
 
-def method_handlers(*, is_admin: bool) -> dict[str, Answering]:
-    """Every method by name, inference apart."""
-    return UNARY_METHODS | (_REPOSITORY if is_admin else dict.fromkeys(_REPOSITORY, _only_for_admins))
+async def answer(edge: ServerContext, method: str, asked: Message) -> Message:
+    """The response of any method without inference.
+
+    Raises:
+        Refusal: the method is for the admin port only, or the service refused.
+    """
+    if method in _REPOSITORY and not edge.is_admin:
+        raise NotFound("the repository's calls are not on this port; the admin port has them")
+    if method == "Check":
+        return _health(edge, asked)
+    document: Any = {}
+    if method == "RepositoryModelLoad":
+        await edge.service.load(asked.model_name, parameters_of(asked.parameters))
+    elif method == "RepositoryModelUnload":
+        await edge.service.unload(asked.model_name)
+    else:
+        document = _DOCUMENTS[method](edge, asked)
+    # What the message has no fields for is left out.
+    return ParseDict(document, message(f"{method}Response")(), ignore_unknown_fields=True)
 
 
 _logger = logging.getLogger(__name__)
 
 
 def caller_of(edge: ServerContext, method: str, context: ServicerContext) -> str:
-    """The caller's name; empty where no key is needed.
+    """The caller's name; empty if no key is needed.
 
     Raises:
-        Unauthorized: its metadata has no key, or an unknown one.
+        Unauthorized: the metadata has no key, or an unknown one.
     """
     if edge.authorize is None or method in WITHOUT_KEY:
         return ""
@@ -134,7 +95,7 @@ def caller_of(edge: ServerContext, method: str, context: ServicerContext) -> str
 
 
 def as_refusal(error: BaseException, method: str) -> Refusal:
-    """What to say of an error; one that nobody foresaw goes to the program's log and not to the caller."""
+    """The refusal for an error; an unexpected one goes to the program's log and not to the caller."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, StokerError):
@@ -144,7 +105,7 @@ def as_refusal(error: BaseException, method: str) -> Refusal:
 
 
 async def abort(context: ServicerContext, refused: Refusal) -> None:
-    """End the call with the refusal's status; when to try again is in the trailing metadata `retry-after` [s]."""
+    """End the call with the refusal's status, and `retry-after` [s] in the trailing metadata."""
     trailing: tuple[tuple[str, str], ...] = ()
     if refused.retry_after_s is not None:
         trailing = (("retry-after", str(max(1, math.ceil(refused.retry_after_s)))),)
@@ -152,7 +113,7 @@ async def abort(context: ServicerContext, refused: Refusal) -> None:
 
 
 class CallRecord:
-    """A line of the log that is being gathered, from the start of a request to its end."""
+    """The log entry of a call, from its start to its end."""
 
     def __init__(self, edge: ServerContext, method: str) -> None:
         self._edge = edge
@@ -162,7 +123,7 @@ class CallRecord:
         self.bytes_in = 0
 
     def done(self, *, bytes_out: int = 0, refused: Refusal | None = None, status: str = "OK") -> None:
-        """Write it: what was answered, or why not."""
+        """Write the entry: the answer's size, or the refusal."""
         if self._edge.log is None:
             return
         self._edge.log(
@@ -185,7 +146,7 @@ class CallRecord:
 
 
 MOST_AT_ONCE = 256
-"""Requests of one stream that are under way or answered and not yet sent; further ones are not read meanwhile."""
+"""Limit on a stream's requests in flight or answered and not yet sent; further ones are not read until then."""
 
 _FINAL, _WANTS_FINAL = "triton_final_response", "triton_enable_empty_final_response"
 _StreamResponse = message("ModelStreamInferResponse")
@@ -195,7 +156,7 @@ async def infer(edge: ServerContext, asked: Message, entry: CallRecord, *, time_
     """Answer one request.
 
     Raises:
-        Refusal: it is malformed, does not fit the model, or cannot be answered in time.
+        Refusal: the request is malformed, does not fit the model, or cannot be answered in time.
     """
     entry.model, entry.version, entry.id = asked.model_name, asked.model_version, asked.id
     entry.bytes_in = entry.bytes_in or asked.ByteSize()
@@ -206,7 +167,7 @@ async def infer(edge: ServerContext, asked: Message, entry: CallRecord, *, time_
 
 
 class InferenceStream:
-    """Requests of a stream, answered in the order in which they are done, each with its id."""
+    """Requests of a stream, answered in the order of completion, each with its id."""
 
     def __init__(self, edge: ServerContext, context: ServicerContext, method: str) -> None:
         self._edge = edge
@@ -217,8 +178,18 @@ class InferenceStream:
         self._done: asyncio.Queue[Message | None] = asyncio.Queue()
 
     async def answers(self, asked: AsyncIterator[Message]) -> AsyncIterator[Message]:
-        """One answer for each request; ends when the client sends no more and all are answered."""
-        reading = asyncio.create_task(self._read(asked))
+        """One answer per request; ends when the client sends no more and all are answered."""
+
+        async def read() -> None:
+            try:
+                async with asyncio.TaskGroup() as under_way:
+                    async for message in asked:
+                        await self._room.acquire()
+                        under_way.create_task(self._answer(message))
+            finally:  # the queue ends in any case
+                self._done.put_nowait(None)
+
+        reading = asyncio.create_task(read())
         try:
             while (answer := await self._done.get()) is not None:
                 self._room.release()
@@ -226,16 +197,6 @@ class InferenceStream:
             await reading
         finally:
             reading.cancel()
-
-    async def _read(self, asked: AsyncIterator[Message]) -> None:
-        """Start what comes in; in the end, however it comes, the queue ends."""
-        try:
-            async with asyncio.TaskGroup() as under_way:
-                async for one in asked:
-                    await self._room.acquire()
-                    under_way.create_task(self._answer(one))
-        finally:
-            self._done.put_nowait(None)
 
     async def _answer(self, asked: Message) -> None:
         entry = CallRecord(self._edge, self._method)

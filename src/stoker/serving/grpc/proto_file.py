@@ -1,7 +1,7 @@
-"""Reads the part of proto3 that our .proto files are written in, into protobuf's own description of a file.
+"""Parser for the subset of proto3 in our .proto files, into protobuf's description of a file.
 
-Known are messages (nested too), enums, `repeated`, `map<string, …>`, `oneof`, and services; no imports, no options.
-Anything else is an error of ours, and raises at start.
+It knows messages (also nested), enums, `repeated`, `map<string, …>`, `oneof`, and services; no imports, no options.
+Anything else raises on import.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REPEATED, _SINGLE = FieldDescriptorProto.LABEL_REPEATED, FieldDescriptorProto.L
 
 
 def parse(text: str, name: str) -> FileDescriptorProto:
-    """The file's description, which is to be linked under `name`; types are looked up when it is added to a pool.
+    """The file's description, named `name`; types are resolved when it is added to a pool.
 
     >>> parse('package p; message A { repeated bool b = 1; }', 'a.proto').message_type[0].field[0].name
     'b'
@@ -35,13 +35,13 @@ def parse(text: str, name: str) -> FileDescriptorProto:
 
 
 class _Reader:
-    """Goes over the tokens once; each method reads what its keyword begins."""
+    """Reads the tokens once; each method reads what its keyword begins."""
 
     def __init__(self, text: str, name: str) -> None:
         self._tokens: list[str] = [token for token in _TOKEN.findall(text) if not token.startswith("//")]
-        self._at = 0
+        self._index = 0
         self.file = FileDescriptorProto(name=name, syntax="proto3")
-        while self._at < len(self._tokens):
+        while self._index < len(self._tokens):
             match self._next():
                 case "syntax":
                     self._expect("=", '"proto3"', ";")
@@ -58,13 +58,13 @@ class _Reader:
                     raise ValueError(f"{name}: {other!r} begins nothing that is known here")
 
     def _next(self) -> str:
-        self._at += 1
-        return self._tokens[self._at - 1]
+        self._index += 1
+        return self._tokens[self._index - 1]
 
     def _expect(self, *tokens: str) -> None:
         for token in tokens:
-            if (found := self._next()) != token:
-                raise ValueError(f"{self.file.name}: expected {token!r}, found {found!r}")
+            if (actual := self._next()) != token:
+                raise ValueError(f"{self.file.name}: expected {token!r}, found {actual!r}")
 
     def _block(self) -> Iterator[str]:
         """The first token of each statement up to the closing brace."""
@@ -107,7 +107,7 @@ class _Reader:
         self._expect("<", "string", ",")
         value = self._next()
         self._expect(">")
-        name = self._tokens[self._at].title().replace("_", "") + "Entry"
+        name = self._tokens[self._index].title().replace("_", "") + "Entry"
         self._field(message, name).label = _REPEATED
         entry = message.nested_type.add(name=name)
         entry.options.map_entry = True
@@ -133,7 +133,7 @@ class _Reader:
             self._expect("{", "}")
 
     def _side(self) -> tuple[str, bool]:
-        """What a method takes or gives, and whether as a stream."""
+        """The message of a method's request or response, and whether it is a stream."""
         self._expect("(")
         kind = self._next()
         is_stream = kind == "stream"

@@ -1,20 +1,18 @@
-"""The gRPC server: the protocol's methods, and gRPC's own question after health.
+"""The gRPC server: the protocol's methods and gRPC's health check, with bounded memory for messages and answers.
 
-Bounds what gRPC holds that no handler sees: messages that are still coming in, and answers that are not read.
-
-What: gRPC's library takes a message's bytes as soon as it is asked for the message, and says nothing before it has all
-of them. So it is asked only after the key was checked, and only for as many messages at a time as fit a quarter of the
-memory budget at the largest size allowed. A read that is not done after `QUICK_S` is slow, and slow ones may have half
-of the places: those who send little of a large message and wait cannot keep out small ones. A stream that waits for its
-next message looks the same as one that sends half of it, so there may be as many streams as fit half of the budget.
-Until its turn a call has at most `WINDOW_BYTES` of its message here, which is HTTP/2's flow control; the limits on
-connections and on calls of one make the last quarter of that. Together this is the budget once more, beside what
-`InFlight` counts: the library (grpcio 1.85) cannot be told to count both as one. An answer counts until gRPC is done
-with it, and a client that reads it more slowly than the least rate loses its connection, whose socket is found among
-the process's own: the library has no call for that.
-Costs: for each message an entry in a dictionary; one timer while there are any.
+What: gRPC's library receives a message as soon as it is requested, and reports nothing before it is complete. So a
+message is requested only after the key was checked, and only as many at a time as fit a quarter of the memory budget at
+the largest size. A read not done after `QUICK_S` is slow, and slow ones may use half of the places, so that senders of
+partial messages cannot block small ones. An idle stream looks like one with a partial message, so there are at most as
+many streams as fit half of the budget. Until its turn a call has at most `WINDOW_BYTES` of its message here (HTTP/2's
+flow control); limits on connections and on calls per connection make that the last quarter. Together this is a second
+budget next to `InFlight`'s: the library (grpcio 1.85) cannot count both as one. An answer counts until gRPC is done
+with it. A client that reads it too slowly loses its connection, whose socket is found among the process's own, since
+the library has no call for that.
+Use when: always.
+Costs: a dictionary entry per message; one timer while there are any.
 Does not combine with: systems without `/proc`, where clients that do not read are not dropped; their answers count.
-Source: the newest first under overload: Maurer 2015, Fail at Scale, ACM Queue 13(8), "adaptive LIFO".
+Source: newest first under overload: Maurer 2015, Fail at Scale, ACM Queue 13(8), "adaptive LIFO".
 """
 
 from __future__ import annotations
@@ -38,14 +36,13 @@ from grpc.aio import EOF, ServicerContext
 from stoker.serving.grpc import messages
 from stoker.serving.grpc.messages import Message
 from stoker.serving.grpc.methods import (
-    Answering,
     CallRecord,
     InferenceStream,
     abort,
+    answer,
     as_refusal,
     caller_of,
     infer,
-    method_handlers,
 )
 from stoker.serving.refusals import BadRequest, Cancelled, OverCapacity, RequestTimeout
 from stoker.serving.service import ServerContext
@@ -63,27 +60,24 @@ _OPTIONS = (
 
 
 COUNTED_BYTES = 16 * KIB
-"""Answers above it are counted in the memory budget until the client has read them."""
+"""Larger answers count in the memory budget until the client has read them."""
 
 
 def server(edge: ServerContext, *, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Server:
-    """A server that has no port yet: `add_insecure_port` or `add_secure_port` give it one, `start` starts it.
+    """A server without a port; add one with `add_insecure_port` or `add_secure_port`, then call `start`.
 
-    Must be made in the event loop that it is to run in.
+    Must be created in the event loop that it runs in.
     """
     made = grpc.aio.server(options=[*_OPTIONS, *limit_options(edge), *options])
     reception = Reception(edge)
-    answering = method_handlers(is_admin=edge.is_admin)
     for service in (messages.INFERENCE, messages.HEALTH):
-        handlers = {method.name: _handler(edge, method, answering, reception) for method in service.methods}
+        handlers = {method.name: _handler(edge, method, reception) for method in service.methods}
         made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
     return made
 
 
-def _handler(
-    edge: ServerContext, method: MethodDescriptor, answering: dict[str, Answering], reception: Reception
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """How gRPC calls a method. Its messages are read by `reception`, as bytes, which it takes a streaming method for.
+def _handler(edge: ServerContext, method: MethodDescriptor, reception: Reception) -> grpc.RpcMethodHandler[Any, Any]:
+    """The handler of a method. `reception` reads its messages as bytes, which needs a streaming method.
 
     On the wire a call with one message is the same as a stream of one.
     """
@@ -92,12 +86,13 @@ def _handler(
     if method.name == "ModelStreamInfer":
         stream = _streamed(edge, method.name, reception, parse)
         return grpc.stream_stream_rpc_method_handler(stream, response_serializer=write)
-    single = _single(edge, method.name, answering.get(method.name), reception, parse)
+    single = _single(edge, method.name, reception, parse)
     return grpc.stream_unary_rpc_method_handler(single, response_serializer=write)
 
 
-def _single(edge: ServerContext, method: str, answering: Answering | None, reception: Reception, parse: Parse) -> Any:
-    """A method that takes one message and gives one; without `answering` it is inference."""
+def _single(edge: ServerContext, method: str, reception: Reception, parse: Parse) -> Any:
+    """A method with one message and one response."""
+    is_inference = method == "ModelInfer"
 
     async def call(_messages: object, context: ServicerContext) -> Message | None:
         entry = CallRecord(edge, method)
@@ -107,11 +102,11 @@ def _single(edge: ServerContext, method: str, answering: Answering | None, recep
             entry.bytes_in = len(raw)
             asked = parsed(raw, parse)
             del raw
-            if answering is None:
-                answer = await infer(edge, asked, entry, time_left_s=context.time_remaining())
+            if is_inference:
+                response = await infer(edge, asked, entry, time_left_s=context.time_remaining())
             else:
-                answer = await answering(edge, asked)
-            bytes_out = answer.ByteSize()
+                response = await answer(edge, method, asked)
+            bytes_out = response.ByteSize()
             if bytes_out > COUNTED_BYTES:
                 reception.hold_answer(context, bytes_out)
         except asyncio.CancelledError:
@@ -123,7 +118,7 @@ def _single(edge: ServerContext, method: str, answering: Answering | None, recep
             await abort(context, refused)
             return None
         entry.done(bytes_out=bytes_out)
-        return answer
+        return response
 
     return call
 
@@ -145,33 +140,33 @@ def _streamed(edge: ServerContext, method: str, reception: Reception, parse: Par
                 CallRecord(edge, method).done(refused=refused)
                 await abort(context, refused)
                 return
-            async for answer in stream.answers(asked_by(context)):
-                yield answer
+            async for response in stream.answers(asked_by(context)):
+                yield response
 
     return call
 
 
 _DESCRIPTORS = Path("/proc/self/fd")
 QUICK_S = 0.05
-"""A read that is done within it competes with no slow one."""
+"""Longer reads count as slow [s]."""
 WINDOW_BYTES = 16 * KIB
-"""Of a message that may not be read yet."""
+"""Bytes of a message that may arrive before it is read."""
 MOST_CALLS = 128
-"""Calls at a time on one connection."""
+"""Limit on concurrent calls of one connection."""
 _IDLE_LOOK_S = 0.25
 _NEWEST_FIRST_S = 0.1
-"""When the first in line waits longer, the last goes first: there is more than can be read, and it has given up."""
+"""Waiting time of the oldest call above which the newest goes first [s]: under overload the oldest has given up."""
 
 
 Parse = Callable[[bytes], Any]
-"""Makes a message of its bytes."""
+"""Parses a message from its bytes."""
 
 
 def parsed(raw: bytes, parse: Parse) -> Any:
     """The message in these bytes.
 
     Raises:
-        BadRequest: they are none.
+        BadRequest: they are not that message.
     """
     try:
         return parse(raw)
@@ -180,33 +175,33 @@ def parsed(raw: bytes, parse: Parse) -> Any:
 
 
 def limit_options(edge: ServerContext) -> list[tuple[str, int]]:
-    """What the library is told: the largest message, and limits whose product is a quarter of the memory budget."""
+    """The library's options: the largest message, and limits whose product is a quarter of the memory budget."""
     return [
         ("grpc.max_receive_message_length", edge.limits.body_bytes),
         ("grpc.max_concurrent_streams", MOST_CALLS),
         ("grpc.max_allowed_incoming_connections", max(1, edge.in_flight.most_bytes // (4 * MOST_CALLS * WINDOW_BYTES))),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-        # It would let a call have up to 32 MiB here before anybody asks for its message.
+        # With it, a call could send up to 32 MiB before its message is requested.
         ("grpc.http2.bdp_probe", 0),
     ]
 
 
 def connection_of(peer: str) -> socket.socket | None:
-    """A second descriptor of the connection to `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; None where none is seen."""
+    """A second descriptor of the connection to `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`; None if it is not found."""
     _, _, address = unquote(peer).partition(":")
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not port.isdigit() or not _DESCRIPTORS.is_dir():
         return None
     for entry in _DESCRIPTORS.iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile, or a socket that is not connected
+        with contextlib.suppress(OSError):  # just closed, or not connected
             if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
                 continue
             copy = socket.socket(fileno=os.dup(int(entry.name)))
             try:
                 if copy.family in {socket.AF_INET, socket.AF_INET6}:
-                    there = copy.getpeername()  # gRPC takes IPv4 by sockets of IPv6 too, under mapped addresses
-                    if (there[0].removeprefix("::ffff:"), there[1]) == (host, int(port)):
+                    name = copy.getpeername()  # gRPC accepts IPv4 by IPv6 sockets too, with mapped addresses
+                    if (name[0].removeprefix("::ffff:"), name[1]) == (host, int(port)):
                         return copy
             except OSError:
                 copy.close()
@@ -216,7 +211,7 @@ def connection_of(peer: str) -> socket.socket | None:
 
 
 class Reception:
-    """The places in which messages come in."""
+    """Bounds the messages being received, the streams, and the unread answers."""
 
     def __init__(self, edge: ServerContext) -> None:
         self._limits = edge.limits
@@ -232,11 +227,11 @@ class Reception:
         self._timer: asyncio.TimerHandle | None = None
 
     async def read(self, context: ServicerContext[Any, Any]) -> bytes | None:
-        """The bytes of a call's next message; None where there is none any more.
+        """The bytes of a call's next message; None at the end.
 
         Raises:
-            Crowded: too many messages come in slowly.
-            TooSlow: it, or its turn, did not come within `Limits.body_s`.
+            OverCapacity: too many messages arrive slowly.
+            RequestTimeout: it, or its turn, did not come within `RequestLimits.body_s`.
         """
         loop = asyncio.get_running_loop()
         if len(self._reading) >= self.places or self._waiting:
@@ -248,7 +243,7 @@ class Reception:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled() and turn.exception() is None:
-                    self._next()  # the turn had been given, and nobody takes it
+                    self._next()  # the turn had been given: pass it on
                 raise
             finally:
                 if entry in self._waiting:
@@ -272,10 +267,10 @@ class Reception:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream in while it lasts; its messages need no place.
+        """Count a stream within the block; its messages need no place.
 
         Raises:
-            Crowded: there are as many as there may be.
+            OverCapacity: the limit on streams is reached.
         """
         if self._num_streams >= self.most_streams:
             raise OverCapacity(
@@ -290,10 +285,10 @@ class Reception:
             self._num_streams -= 1
 
     def hold_answer(self, context: ServicerContext[Any, Any], num_bytes: int) -> None:
-        """Count an answer until it is sent, and drop its connection when it is not read at the least rate.
+        """Count an answer until it is sent, and drop its connection if it is read too slowly.
 
         Raises:
-            Crowded: there is no room; it was not counted.
+            OverCapacity: there is no room; it was not counted.
         """
         loop, limits = asyncio.get_running_loop(), self._limits
         self._in_flight.take(num_bytes)
@@ -312,8 +307,8 @@ class Reception:
 
         Raises:
             BadRequest: there is none.
-            Crowded: see `read`.
-            TooSlow: likewise.
+            OverCapacity: see `read`.
+            RequestTimeout: likewise.
         """
         raw = await self.read(context)
         if raw is None:
@@ -321,7 +316,7 @@ class Reception:
         return raw
 
     def _next(self) -> None:
-        """Give a place that is free to one who waits."""
+        """Give a free place to a waiting call."""
         while self._waiting and len(self._reading) < self.places:
             is_long = asyncio.get_running_loop().time() - self._waiting[0][0] > _NEWEST_FIRST_S
             _, turn = self._waiting.pop() if is_long else self._waiting.popleft()
@@ -335,7 +330,7 @@ class Reception:
             self._timer = loop.call_later(QUICK_S if is_busy else _IDLE_LOOK_S, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up reads that take too long, or are slow and too many; go on while there is any."""
+        """Give up reads that take too long, or are slow and too many; repeat while there are any."""
         self._timer = None
         now = loop.time()
         patience = format_seconds(self._limits.body_s)

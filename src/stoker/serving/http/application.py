@@ -1,8 +1,6 @@
-"""The ASGI application: a request in, one answer and one line of log out.
+"""The ASGI application: each request gets one response and one log entry; refusals are `{"error": …}`.
 
-Answers of HTTP: status, headers, body; every refusal is `{"error": …}`.
-
-What each page answers; inference apart.
+`find` gives the page of a path, `Exchange` a request with its body under limits, `Application` the response.
 """
 
 from __future__ import annotations
@@ -11,18 +9,19 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 import orjson
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from stoker.errors import StokerError
 from stoker.serving import protocol
 from stoker.serving.http import bodies
 from stoker.serving.http.bodies import Encoded, check_output_form, decode, decode_raw, encode
-from stoker.serving.http.exchange import WORTH_A_THREAD_BYTES, Exchange, Receive, Scope, Send
-from stoker.serving.http.routes import ADMIN, WITHOUT_KEY, Page, Route, find
 from stoker.serving.protocol import checked_parameters, classify
 from stoker.serving.refusals import (
     BadRequest,
@@ -32,26 +31,320 @@ from stoker.serving.refusals import (
     NotFound,
     OverCapacity,
     Refusal,
+    RequestTimeout,
+    TooLarge,
     Unavailable,
+    Unsupported,
     shortened,
 )
 from stoker.serving.security import refuse_cross_site
-from stoker.serving.service import AccessEntry, ServerContext
+from stoker.serving.service import AccessEntry, InFlight, RequestLimits, ServerContext
+from stoker.units import format_bytes, format_seconds
+
+Page = Literal[
+    "server", "live", "ready", "models", "all_statistics", "metadata", "model_ready", "config", "statistics", "infer",
+    "index", "load", "unload", "metrics",
+]  # fmt: skip
+Method = Literal["GET", "POST"]
+
+POSTED: frozenset[Page] = frozenset({"infer", "index", "load", "unload"})
+ADMIN: frozenset[Page] = frozenset({"index", "load", "unload", "metrics"})
+WITHOUT_KEY: frozenset[Page] = frozenset({"live", "ready", "model_ready"})
+"""An orchestrator's probes have no key."""
+
+_PAGES: dict[tuple[str, ...], Page] = {
+    ("v2",): "server",
+    ("v2", "health", "live"): "live",
+    ("v2", "health", "ready"): "ready",
+    ("v2", "models"): "models",
+    ("v2", "models", "stats"): "all_statistics",
+    ("v2", "repository", "index"): "index",
+    ("metrics",): "metrics",
+}
+_OF_A_MODEL: dict[str, Page] = {
+    "": "metadata", "ready": "model_ready", "config": "config", "stats": "statistics", "infer": "infer",
+}  # fmt: skip
+_OF_THE_REPOSITORY: dict[str, Page] = {"load": "load", "unload": "unload"}
+_UNSUPPORTED_OF_A_MODEL = frozenset({"generate", "generate_stream", "trace"})
+_MOST_KNOWN_CHARS = 256
+"""Longer paths are not cached: they are no model's, and many of them would fill the memory."""
+_UNSUPPORTED = frozenset({"trace", "logging", "systemsharedmemory", "cudasharedmemory"})
+
+
+@dataclass(frozen=True)
+class Route:
+    """A page and its model; an empty `version` is the default one."""
+
+    page: Page
+    model: str = ""
+    version: str = ""
+
+    @property
+    def method(self) -> Method:
+        """The page's HTTP method; HEAD is treated as GET."""
+        return "POST" if self.page in POSTED else "GET"
+
+
+def find(path: str) -> Route:
+    """The page at a percent-quoted path; segments are unquoted one by one.
+
+    Raises:
+        NotFound: there is none.
+        Unsupported: the protocol has it, this server does not.
+    """
+    return _known(path) if len(path) <= _MOST_KNOWN_CHARS else _find(path)
+
+
+def _find(path: str) -> Route:
+    segments = tuple(unquote(part) for part in path.removesuffix("/").split("/")[1:])
+    if page := _PAGES.get(segments):
+        return Route(page)
+    match segments:
+        case ("v2", "models", model, "versions", version, *action) if model and version:
+            return _of_a_model(path, model, version, action)
+        case ("v2", "models", model, *action) if model:
+            return _of_a_model(path, model, "", action)
+        case ("v2", "repository", "models", model, action) if model and action in _OF_THE_REPOSITORY:
+            return Route(_OF_THE_REPOSITORY[action], model)
+        case ("v2", extension, *_) if extension in _UNSUPPORTED:
+            raise Unsupported(f"this server does not have the extension at {shortened(path)}")
+    raise NotFound(f"there is no page {shortened(path)}; the protocol's begin at /v2")
+
+
+_known = lru_cache(maxsize=1024)(_find)
+
+
+def _of_a_model(path: str, model: str, version: str, action: list[str]) -> Route:
+    if len(action) <= 1 and (page := _OF_A_MODEL.get("".join(action))):
+        return Route(page, model, version)
+    if action and action[0] in _UNSUPPORTED_OF_A_MODEL:
+        raise Unsupported(f"this server does not have the extension at {shortened(path)}")
+    raise NotFound(f"there is no page {shortened(path)}; of a model there are ready, config, stats and infer")
+
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+WORTH_A_THREAD_BYTES = 64 * 1024
+"""Size above which bytes are decompressed, parsed or written on a thread instead of the event loop."""
+
+
+class Exchange:
+    """A request while it is answered. `scope` and `receive` are ASGI's.
+
+    Its decompressed body, and its answer until it is sent, count in `in_flight` until `release`; then the connection
+    counts what its client has not read.
+    """
+
+    __slots__ = (
+        "_in_flight", "_receive", "_taken", "bytes_in", "caller", "headers", "id", "limits", "path", "route", "scope",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, limits: RequestLimits, in_flight: InFlight) -> None:
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.limits = limits
+        self.path: str = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+        self.route: Route | None = None
+        self.caller = self.id = ""
+        self.bytes_in = self._taken = 0
+        self._receive = receive
+        self._in_flight = in_flight
+
+    def hold(self, num_bytes: int) -> None:
+        """Count bytes held for this request.
+
+        Raises:
+            OverCapacity: there is no room.
+        """
+        self._in_flight.take(num_bytes)
+        self._taken += num_bytes
+
+    def release(self) -> None:
+        """Release all counted bytes."""
+        self._in_flight.give_back(self._taken)
+        self._taken = 0
+
+    def text_headers(self) -> dict[str, str]:
+        """All headers, names in lower case."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers.items()}
+
+    def number(self, header: bytes) -> int | None:
+        """Value of a header that is a number of bytes; None if it is absent.
+
+        Raises:
+            BadRequest: it is not a whole number.
+        """
+        value = self.headers.get(header)
+        if value is None:
+            return None
+        if not value.isdigit() or len(value) > 18:
+            raise BadRequest(f"the header {header.decode()} must be a number of bytes, got {value[:40]!r}")
+        return int(value)
+
+    async def body(self) -> bytes:
+        """The whole body, decompressed.
+
+        Raises:
+            TooLarge: it exceeds the limit, as sent or decompressed.
+            OverCapacity: all bodies together exceed the server's limit.
+            RequestTimeout: it did not arrive in time.
+            Cancelled: the client disconnected.
+            BadRequest: it is damaged.
+            WrongFormat: its compression is unknown.
+        """
+        body = await self._read()
+        self.bytes_in = len(body)
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is None:
+            return body
+        name, most = encoding.decode("latin-1"), self.limits.body_bytes
+        if len(body) < WORTH_A_THREAD_BYTES:
+            whole = bodies.decompress(body, name, most_bytes=most)
+        else:
+            whole = await asyncio.to_thread(bodies.decompress, body, name, most_bytes=most)
+        self.hold(len(whole))
+        return whole
+
+    async def _read(self) -> bytes:
+        if isinstance(self._receive, BufferedBody) and self._receive.is_whole:  # nearly always, and without a timer
+            return self._bounded([(await self._receive())["body"]])
+        announced = self.number(b"content-length")
+        if announced is not None and announced > self.limits.body_bytes:
+            raise self._too_large(announced)
+        try:
+            async with asyncio.timeout(self.limits.body_s):
+                pieces: list[bytes] = []
+                size = 0
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise Cancelled(f"the client went away after {size} bytes of the body")
+                    pieces.append(message.get("body", b""))
+                    size += len(pieces[-1])
+                    if size > self.limits.body_bytes or not message.get("more_body", False):
+                        return self._bounded(pieces)
+        except TimeoutError as error:
+            raise RequestTimeout(
+                f"the body did not arrive within {format_seconds(self.limits.body_s)}; send it faster, or in parts"
+            ) from error
+
+    def _bounded(self, pieces: list[bytes]) -> bytes:
+        size = sum(map(len, pieces))
+        if size > self.limits.body_bytes:
+            raise self._too_large(size)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _too_large(self, size: int) -> TooLarge:
+        most = format_bytes(self.limits.body_bytes)
+        return TooLarge(f"the body has {size} bytes or more; this server takes {most}: send fewer rows at once")
+
+
+def header_list(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers in ASGI's form."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BufferedBody:
+    """ASGI's `receive` for an application that needs the whole body; it wakes the request's task once.
+
+    Uvicorn's pauses every 64 KiB and copies the body twice more. Of a body with more than `most_bytes`, no more than
+    the exceeding piece is kept; the application receives it as a part, and refuses it. Kept bytes count in `in_flight`
+    until `release`.
+    """
+
+    __slots__ = (
+        "_awaited", "_content", "_cycle", "_has_news", "_in_flight", "_most_bytes", "_num_bytes", "_refusal", "_taken",
+        "is_whole",
+    )  # fmt: skip
+
+    def __init__(self, cycle: RequestResponseCycle, most_bytes: int, in_flight: InFlight) -> None:
+        self._cycle = cycle
+        self._most_bytes = most_bytes
+        self._in_flight = in_flight
+        self._content: bytes | bytearray = b""
+        self._num_bytes = self._taken = 0
+        self._refusal: OverCapacity | None = None
+        self.is_whole = False
+        """Whether the body is complete."""
+        self._has_news = False
+        self._awaited: asyncio.Event | None = None
+
+    def add(self, piece: bytes) -> None:
+        """Add a received piece."""
+        if self._num_bytes > self._most_bytes or self._refusal is not None:
+            return
+        try:
+            self._in_flight.take(len(piece))
+        except OverCapacity as refusal:
+            self._refusal = refusal
+            self.release()
+            self._tell()
+            return
+        self._taken += len(piece)
+        if not self._num_bytes:
+            self._content = piece  # nearly always the only one; not copied
+        elif isinstance(self._content, bytes):
+            self._content = bytearray(self._content + piece)
+        else:
+            self._content += piece  # a list of pieces of two bytes would take thirty times as much
+        self._num_bytes += len(piece)
+        if self._num_bytes > self._most_bytes:
+            self._tell()
+
+    def end(self) -> None:
+        """Mark the body as complete."""
+        self.is_whole = True
+        self._tell()
+
+    def release(self) -> None:
+        """Drop the content: the request is over, or will not be answered."""
+        self._in_flight.give_back(self._taken)
+        self._content, self._taken = b"", 0
+
+    async def __call__(self) -> dict[str, Any]:
+        """The body, or its beginning if it is too large.
+
+        Raises:
+            OverCapacity: all bodies together exceed the server's limit.
+        """
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and not cycle.transport.is_closing():
+            cycle.transport.write(_CONTINUE)
+            cycle.waiting_for_100_continue = False
+        if not self._has_news:
+            self._awaited = asyncio.Event()
+            await self._awaited.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        body, self._content = self._content, b""
+        return {"type": "http.request", "body": body, "more_body": not self.is_whole}
+
+    def _tell(self) -> None:
+        """Wake the application, or let it not wait at all."""
+        self._has_news = True
+        if self._awaited is not None:
+            self._awaited.set()
+
 
 DISCONNECTED = "the client went away"
-"""With this message the task of a request is cancelled whose connection is lost."""
+"""Message of the cancellation of a request whose connection is lost."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Application:
-    """The Open Inference Protocol over a service; with `edge.is_admin` the repository's calls and metrics as well."""
+    """The Open Inference Protocol over a service; with `edge.is_admin` also the repository's calls and metrics."""
 
     def __init__(self, edge: ServerContext) -> None:
         self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI 3 calls for."""
+        """Answer one ASGI 3 request."""
         if scope["type"] != "http":
             return
         clock = self._edge.clock
@@ -59,12 +352,12 @@ class Application:
         exchange = Exchange(scope, receive, self._edge.limits, self._edge.in_flight)
         answer = await self._answer(exchange)
         if len(answer.body) > WORTH_A_THREAD_BYTES:
-            exchange.release()  # of the request; from here on the answer counts
+            exchange.release()  # the request's bytes; from here on the answer counts
             try:
                 exchange.hold(len(answer.body))
             except OverCapacity as refused:
                 answer = error_response(refused)
-        with contextlib.suppress(asyncio.CancelledError):  # gone while it was answered; the line of log is still due
+        with contextlib.suppress(asyncio.CancelledError):  # the client is gone; the log entry is still due
             await send_response(answer, send)
         exchange.release()
         if self._edge.log is None:
@@ -89,7 +382,7 @@ class Application:
         )
 
     async def _answer(self, exchange: Exchange) -> HttpResponse:
-        """What goes back, whatever happens."""
+        """The response, also for any error."""
         try:
             return await self._dispatch(exchange)
         except NotAllowed as error:
@@ -118,8 +411,8 @@ class Application:
             exchange.caller = edge.authorize(exchange.text_headers())
         if route.page == "infer":
             return await self._infer(exchange, route)
-        if doing := ACTION_PAGES.get(route.page):
-            return await doing(edge, route, exchange)
+        if route.page in POSTED:
+            return await repository_page(edge, route, exchange)
         return STATE_PAGES[route.page](edge, route)
 
     async def _infer(self, exchange: Exchange, route: Route) -> HttpResponse:
@@ -131,7 +424,10 @@ class Application:
             request, form = decode_raw(body, manifest=manifest, model=route.model, version=route.version, caller=caller)
         else:
             read = partial(decode, body, json_bytes=json_bytes, model=route.model, version=route.version, caller=caller)
-            if len(body) > WORTH_A_THREAD_BYTES and _takes_long(body, json_bytes):
+            # JSON and strings are read value by value; other binary data is only viewed.
+            if len(body) > WORTH_A_THREAD_BYTES and (
+                json_bytes is None or json_bytes > WORTH_A_THREAD_BYTES or b"BYTES" in body[:json_bytes]
+            ):
                 exchange.hold(2 * len(body))  # its copies while it is read
                 request, form = await asyncio.to_thread(read)
             else:
@@ -141,18 +437,11 @@ class Application:
         inferred = await service.infer(request)
         is_raw = form.binary and not form.outputs and not request.outputs
         if not is_raw and sum(array.nbytes for array in inferred.outputs.values()) > WORTH_A_THREAD_BYTES:
-            encoded = await asyncio.to_thread(
-                lambda: encode(classify(inferred, request, manifest.labels), form),
-            )
+            encoded = await asyncio.to_thread(lambda: encode(classify(inferred, request, manifest.labels), form))
         else:
             encoded = encode(classify(inferred, request, manifest.labels), form)
         accepted = exchange.headers.get(b"accept-encoding", b"").decode("latin-1")
         return inference_response(encoded, accepted)
-
-
-def _takes_long(body: bytes, json_bytes: int | None) -> bool:
-    """Whether a large body is read value by value: JSON, or strings. Binary numbers are only looked at."""
-    return json_bytes is None or json_bytes > WORTH_A_THREAD_BYTES or b"BYTES" in body[:json_bytes]
 
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -164,7 +453,7 @@ _AFTER_STATUS: dict[int, Headers] = {401: ((b"www-authenticate", b"Bearer"),), 4
 
 
 class HttpResponse(NamedTuple):
-    """What goes back; `reason` and `error` are a refusal's, for the log."""
+    """A response; `reason` and `error` are a refusal's, for the log."""
 
     status: int
     body: bytes
@@ -179,7 +468,7 @@ def json_response(value: Any, status: int = 200) -> HttpResponse:
 
 
 def inference_response(encoded: Encoded, accept_encoding: str = "") -> HttpResponse:
-    """An inference response, compressed where the client wants that and it can pay."""
+    """An inference response, compressed if the client requests it and it is large enough."""
     body, json_bytes = encoded
     headers: Headers = (_JSON,)
     if json_bytes is not None:
@@ -191,7 +480,7 @@ def inference_response(encoded: Encoded, accept_encoding: str = "") -> HttpRespo
 
 
 def error_response(error: StokerError, *, extra: Headers = ()) -> HttpResponse:
-    """What is said instead of an answer, with the status that the error's kind has."""
+    """The response for an error, with the status of its class."""
     headers: Headers = (_JSON, *_AFTER_STATUS.get(error.http_status, ()), *extra)
     reason = "internal"
     if isinstance(error, Refusal):
@@ -203,22 +492,10 @@ def error_response(error: StokerError, *, extra: Headers = ()) -> HttpResponse:
 
 
 async def send_response(answer: HttpResponse, to: Send) -> None:
-    """Hand it to the ASGI server."""
+    """Pass a response to the ASGI server."""
     length = (b"content-length", str(len(answer.body)).encode())
     await to({"type": "http.response.start", "status": answer.status, "headers": [*answer.headers, length]})
     await to({"type": "http.response.body", "body": answer.body})
-
-
-StatePage = Callable[[ServerContext, Route], HttpResponse]
-ActionPage = Callable[[ServerContext, Route, Exchange], Awaitable[HttpResponse]]
-
-
-def _server(edge: ServerContext, _route: Route) -> HttpResponse:
-    return json_response(protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin))
-
-
-def _live(_edge: ServerContext, _route: Route) -> HttpResponse:
-    return json_response({"live": True})
 
 
 def _ready(edge: ServerContext, _route: Route) -> HttpResponse:
@@ -241,10 +518,6 @@ def _metadata(edge: ServerContext, route: Route) -> HttpResponse:
     return json_response(protocol.model_metadata(route.model, manifest, edge.service.versions(route.model)))
 
 
-def _config(edge: ServerContext, route: Route) -> HttpResponse:
-    return json_response(edge.service.config(route.model, route.version))
-
-
 def _statistics(edge: ServerContext, route: Route) -> HttpResponse:
     return json_response(protocol.statistics_document(edge.service.statistics(route.model, route.version)))
 
@@ -256,46 +529,40 @@ def _metrics(edge: ServerContext, _route: Route) -> HttpResponse:
     return HttpResponse(200, body, ((b"content-type", content_type.encode()),))
 
 
-STATE_PAGES: dict[Page, StatePage] = {
-    "server": _server,
-    "live": _live,
+STATE_PAGES: dict[Page, Callable[[ServerContext, Route], HttpResponse]] = {
+    "server": lambda edge, _route: json_response(
+        protocol.server_metadata(name=edge.name, version=edge.version, is_admin=edge.is_admin)
+    ),
+    "live": lambda _edge, _route: json_response({"live": True}),
     "ready": _ready,
     "models": _models,
     "all_statistics": _statistics,
     "metadata": _metadata,
     "model_ready": _model_ready,
-    "config": _config,
+    "config": lambda edge, route: json_response(edge.service.config(route.model, route.version)),
     "statistics": _statistics,
     "metrics": _metrics,
 }
-"""Pages that only look."""
+"""Pages that only read the state."""
 
 
-async def _index(edge: ServerContext, _route: Route, exchange: Exchange) -> HttpResponse:
-    ready_only = (await _settings(exchange)).get("ready", False)
-    if not isinstance(ready_only, bool):
-        raise BadRequest(f"`ready` must be true or false, got {ready_only!r}")
-    return json_response(protocol.index_document(edge.service.index(ready_only=ready_only)))
-
-
-async def _load(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
-    given = (await _settings(exchange)).get("parameters")
-    await edge.service.load(route.model, checked_parameters(given, "the request"))
+async def repository_page(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
+    """The index, or the loading or unloading of a model; each takes a JSON body."""
+    settings = await _settings(exchange)
+    if route.page == "index":
+        ready_only = settings.get("ready", False)
+        if not isinstance(ready_only, bool):
+            raise BadRequest(f"`ready` must be true or false, got {ready_only!r}")
+        return json_response(protocol.index_document(edge.service.index(ready_only=ready_only)))
+    if route.page == "load":
+        await edge.service.load(route.model, checked_parameters(settings.get("parameters"), "the request"))
+    else:
+        await edge.service.unload(route.model)
     return json_response({})
-
-
-async def _unload(edge: ServerContext, route: Route, exchange: Exchange) -> HttpResponse:
-    await _settings(exchange)
-    await edge.service.unload(route.model)
-    return json_response({})
-
-
-ACTION_PAGES: dict[Page, ActionPage] = {"index": _index, "load": _load, "unload": _unload}
-"""Pages that read a body and may take their time."""
 
 
 async def _settings(exchange: Exchange) -> dict[str, object]:
-    """The JSON object in a body; an empty body is an empty one."""
+    """The JSON object in a body; empty for an empty body."""
     body = await exchange.body()
     if not body.strip():
         return {}

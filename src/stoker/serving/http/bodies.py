@@ -1,12 +1,9 @@
-"""In which form a caller of REST wants its outputs: as binary data behind the JSON, or in it.
+"""Bodies of REST: inference requests decoded, responses encoded, and gzip and deflate in both directions.
 
-Inference requests of REST: JSON, JSON with binary data behind it, or one tensor's bytes and nothing else.
+A request is JSON, JSON followed by binary data, or the bytes of one tensor; a response is JSON, or JSON followed by the
+outputs that were requested as binary data.
 
 Source: Open Inference Protocol, "Inference" and its extensions "Binary Tensor Data", "Classification", "Parameters".
-
-Answers of REST: JSON, with the outputs that were wanted so as binary data behind it.
-
-Bodies compressed as gzip or deflate, both ways; what comes out of one is bounded while it comes out.
 """
 
 from __future__ import annotations
@@ -22,9 +19,7 @@ import orjson
 from stoker.artifacts.dtypes import Arrays, datatype_of, dtype_of
 from stoker.records import BATCH, Datatype, Manifest
 from stoker.serving import protocol
-from stoker.serving.refusals import BadRequest, TooLarge, WrongFormat, shortened
-from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
-from stoker.serving.tensor_codec import (
+from stoker.serving.protocol import (
     BINARY_ONLY,
     LARGE_BYTES,
     Buffer,
@@ -37,33 +32,35 @@ from stoker.serving.tensor_codec import (
     to_json_data,
     to_raw,
 )
+from stoker.serving.refusals import BadRequest, TooLarge, WrongFormat, shortened
+from stoker.serving.service import InferenceRequest, InferenceResponse, RequestedOutput
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputForm:
-    """`binary` holds for all outputs (`binary_data_output`), `outputs` for those named in it (`binary_data`)."""
+    """Form of the outputs: `binary` is the default (`binary_data_output`), `outputs` are per name (`binary_data`)."""
 
     binary: bool = False
     outputs: Mapping[str, bool] = field(default_factory=dict)
 
     def is_binary(self, output: str) -> bool:
-        """Whether this output goes behind the JSON."""
+        """Whether this output is binary data after the JSON."""
         return self.outputs.get(output, self.binary)
 
 
 def check_output_form(form: OutputForm, request: InferenceRequest, manifest: Manifest) -> None:
-    """See, before anything is computed, that JSON can carry what is wanted in it.
+    """Check, before anything is computed, that JSON can carry the outputs requested in it.
 
     Raises:
-        BadRequest: an FP16 or BF16 output is wanted as JSON.
+        BadRequest: an FP16 or BF16 output is requested as JSON.
     """
     if form.binary and not form.outputs:
         return
-    wanted = {one.name: one.classification for one in request.outputs}
+    num_classes = {output.name: output.classification for output in request.outputs}
     for spec in manifest.outputs:
         if spec.datatype not in BINARY_ONLY or form.is_binary(spec.name):
             continue
-        if not wanted or wanted.get(spec.name) == 0:
+        if not num_classes or num_classes.get(spec.name) == 0:
             raise BadRequest(
                 f"output {spec.name!r} of {manifest.name!r} is {spec.datatype}, which JSON does not carry; ask for it "
                 "with the parameter binary_data, or for all with binary_data_output"
@@ -72,12 +69,12 @@ def check_output_form(form: OutputForm, request: InferenceRequest, manifest: Man
 
 _ALL_JSON, _ALL_BINARY = OutputForm(), OutputForm(binary=True)
 _MOST_KNOWN_BYTES = 4096
-"""The JSON before binary data is remembered up to this length: who asks with tensors of one shape sends the same again
-and again, and reading it takes longer than finding it."""
+"""The parsed JSON before binary data is cached up to this length: clients with tensors of one shape repeat it, and
+parsing takes longer than the lookup."""
 
 
 class _Described(NamedTuple):
-    """An input as the JSON has it; without `num_bytes` its elements are in `data`."""
+    """An input as described in the JSON; without `num_bytes` its elements are in `data`."""
 
     name: str
     datatype: Datatype
@@ -87,7 +84,7 @@ class _Described(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """All that a request's JSON says. It is shared by the requests that say it, and never changed."""
+    """The content of a request's JSON. Requests with equal JSON share it; it is never changed."""
 
     id: str
     inputs: tuple[_Described, ...]
@@ -100,17 +97,17 @@ class _Head(NamedTuple):
 def decode(
     body: bytes, *, json_bytes: int | None, model: str, version: str = "", caller: str = ""
 ) -> tuple[InferenceRequest, OutputForm]:
-    """The request in a body, and in which form it wants its answer; inputs are views of the body where they can be.
+    """The request in a body, and the form of its answer; binary inputs are views of the body.
 
     Args:
-        body: not compressed any more.
+        body: decompressed.
         json_bytes: length of the JSON at its start (`Inference-Header-Content-Length`); None: all of it.
-        model: as the path names it, like `version`.
-        version: empty where the path names none.
+        model: from the path, like `version`.
+        version: empty if the path has none.
         caller: name of the API key.
 
     Raises:
-        BadRequest: it is malformed; whether it fits the model is not looked at.
+        BadRequest: it is malformed; whether it fits the model is not checked here.
         Unsupported: it needs shared memory or sequences.
     """
     view = memoryview(body).toreadonly()
@@ -140,12 +137,12 @@ def decode(
 def decode_raw(
     body: bytes, *, manifest: Manifest, model: str, version: str = "", caller: str = ""
 ) -> tuple[InferenceRequest, OutputForm]:
-    """The request in a body that is one tensor's bytes and nothing else (`Inference-Header-Content-Length: 0`).
+    """The request in a body that is one tensor's bytes (`Inference-Header-Content-Length: 0`).
 
     Its shape is the model's, with one sample; one other dimension may vary, and follows from the number of bytes.
 
     Raises:
-        BadRequest: the model has several inputs or dimensions that vary, or the bytes do not divide.
+        BadRequest: the model has several inputs or varying dimensions, or the bytes do not divide evenly.
     """
     if len(manifest.inputs) != 1:
         raise BadRequest(
@@ -173,103 +170,91 @@ def decode_raw(
 
 
 def _head(text: bytes | memoryview) -> _Head:
-    """What the JSON of a request says."""
+    """Parse the JSON of a request."""
     long: Mapping[str, Numbers] = {}
     if len(text) > LARGE_BYTES:
         text, long = cut_out(bytes(text))
-    document = _document(text)
-    parameters = protocol.checked_parameters(document.get("parameters"), "the request")
-    urgency = protocol.urgency(parameters)
-    outputs, form = _outputs(document.get("outputs"), parameters)
-    identity = _identity(document.get("id"))
-    return _Head(identity, _described(document.get("inputs"), long), outputs, form, urgency, parameters)
-
-
-_known_head = lru_cache(maxsize=256)(_head)
-
-
-def _document(text: bytes | memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
     if not isinstance(document, dict):
         raise BadRequest("the body must be a JSON object with `inputs`")
-    return document
+    parameters = protocol.checked_parameters(document.get("parameters"), "the request")
+    urgency = protocol.urgency(parameters)
+    outputs, form = _outputs(document.get("outputs"), parameters)
+    identity = document.get("id")
+    if not isinstance(identity, str | None):
+        raise BadRequest(f"the request's id must be a string, got {identity!r}")
+    return _Head(identity or "", _described(document.get("inputs"), long), outputs, form, urgency, parameters)
 
 
-def _identity(value: object) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise BadRequest(f"the request's id must be a string, got {value!r}")
-    return value
+_known_head = lru_cache(maxsize=256)(_head)
 
 
 def _described(inputs: object, long: Mapping[str, Numbers]) -> tuple[_Described, ...]:
-    """Each input as it is described, with its `data` or the length of its binary data."""
+    """Each input's description, with its `data` or the length of its binary data."""
     if not isinstance(inputs, list) or not inputs:
         raise BadRequest("the request needs `inputs`: a list of tensors, each with name, shape, datatype and data")
     described: dict[str, _Described] = {}
-    for one in inputs:
-        name = _name(one, "input")
+    for given in inputs:
+        name = _name(given, "input")
         tensor = f"input {name!r}"
         if name in described:
             raise BadRequest(f"{tensor} is given twice")
-        datatype, shape = datatype_named(one.get("datatype"), tensor), checked_shape(one.get("shape"), tensor)
-        parameters = protocol.checked_parameters(one.get("parameters"), tensor)
+        datatype, shape = datatype_named(given.get("datatype"), tensor), checked_shape(given.get("shape"), tensor)
+        parameters = protocol.checked_parameters(given.get("parameters"), tensor)
         protocol.refuse_shared_memory(parameters, tensor)
         is_binary = "binary_data_size" in parameters
-        if is_binary and "data" in one:
+        if is_binary and "data" in given:
             raise BadRequest(f"{tensor} has both `data` and binary_data_size; one of them has to go")
         size = protocol.whole_parameter(parameters, "binary_data_size", tensor) if is_binary else None
-        described[name] = _Described(name, datatype, shape, size, _data(one.get("data"), long))
+        data = given.get("data")
+        if long and isinstance(data, str):  # it may stand for numbers that were cut out
+            data = long.get(data, data)
+        described[name] = _Described(name, datatype, shape, size, data)
     return tuple(described.values())
-
-
-def _data(value: object, long: Mapping[str, Numbers]) -> object:
-    """An input's `data`; where it was cut out, what stood there."""
-    return long.get(value, value) if long and isinstance(value, str) else value
 
 
 def _inputs(described: tuple[_Described, ...], tail: memoryview) -> Arrays:
     """Each input by name: from its `data`, or from the bytes that follow those of the inputs before it."""
     arrays: Arrays = {}
-    at = 0
+    start = 0
     for name, datatype, shape, num_bytes, data in described:
         tensor = f"input {name!r}"
         if num_bytes is None:
             arrays[name] = from_json_data(data, datatype, shape, tensor)
             continue
-        end = at + num_bytes
+        end = start + num_bytes
         if end > len(tail):
             raise BadRequest(f"{tensor} ends at byte {end} of the binary data, of which there are {len(tail)} bytes")
-        arrays[name] = from_raw(tail[at:end], datatype, shape, tensor)
-        at = end
-    if at != len(tail):
-        raise BadRequest(f"{len(tail)} bytes of binary data follow the JSON; its inputs claim {at} of them")
+        arrays[name] = from_raw(tail[start:end], datatype, shape, tensor)
+        start = end
+    if start != len(tail):
+        raise BadRequest(f"{len(tail)} bytes of binary data follow the JSON; its inputs claim {start} of them")
     return arrays
 
 
 def _outputs(described: object, parameters: dict[str, Any]) -> tuple[tuple[RequestedOutput, ...], OutputForm]:
-    """Which outputs are wanted, and in which form."""
+    """The requested outputs, and their form."""
     binary = protocol.flag_parameter(parameters, "binary_data_output", "the request", default=False)
     if described is None or described == []:
         return (), _ALL_BINARY if binary else _ALL_JSON
     if not isinstance(described, list):
         raise BadRequest("`outputs` must be a list of objects, each with a name")
-    wanted: dict[str, RequestedOutput] = {}
+    outputs: dict[str, RequestedOutput] = {}
     forms: dict[str, bool] = {}
-    for one in described:
-        name = _name(one, "output")
-        if name in wanted:
+    for given in described:
+        name = _name(given, "output")
+        if name in outputs:
             raise BadRequest(f"output {name!r} is asked for twice")
         where = f"output {name!r}"
-        own = protocol.checked_parameters(one.get("parameters"), where)
+        own = protocol.checked_parameters(given.get("parameters"), where)
         protocol.refuse_shared_memory(own, where)
-        wanted[name] = RequestedOutput(name=name, classification=protocol.whole_parameter(own, "classification", where))
+        num_classes = protocol.whole_parameter(own, "classification", where)
+        outputs[name] = RequestedOutput(name=name, classification=num_classes)
         forms[name] = protocol.flag_parameter(own, "binary_data", where, default=binary)
-    return tuple(wanted.values()), OutputForm(binary=binary, outputs=forms)
+    return tuple(outputs.values()), OutputForm(binary=binary, outputs=forms)
 
 
 def _name(described: object, what: str) -> str:
@@ -280,14 +265,14 @@ def _name(described: object, what: str) -> str:
 
 
 class Encoded(NamedTuple):
-    """A body, and the length of the JSON at its start where binary data follow it (else None)."""
+    """A body, and the length of the JSON at its start if binary data follows (else None)."""
 
     body: bytes
     json_bytes: int | None
 
 
 def encode(response: InferenceResponse, form: OutputForm) -> Encoded:
-    """An answer in the form that was wanted; every byte of a row-major output is copied once, into the body."""
+    """A response in the requested form; each byte of a row-major output is copied once, into the body."""
     tail: list[Buffer] = []
     outputs = []
     for name, array in response.outputs.items():
@@ -308,19 +293,19 @@ def encode(response: InferenceResponse, form: OutputForm) -> Encoded:
 
 
 LEAST_BYTES = 1024
-"""Below this an answer is not compressed: it fits into one packet as it is."""
+"""Smaller answers are not compressed: they fit into one packet."""
 
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 _FASTEST = 1
 
 
 def decompress(body: bytes, encoding: str, *, most_bytes: int) -> bytes:
-    """The body without its `Content-Encoding`; deflate is zlib's format, as HTTP defines it.
+    """The decompressed body; deflate is zlib's format, as HTTP defines it.
 
     Raises:
-        BadRequest: it is damaged, cut off, or something follows it.
-        TooLarge: it would have more than `most_bytes`; no more than these were ever held.
-        WrongFormat: another encoding.
+        BadRequest: it is damaged or incomplete, or bytes follow it.
+        TooLarge: it would have more than `most_bytes`; no more were held.
+        WrongFormat: the encoding is unknown.
     """
     encoding = encoding.strip().lower()
     if encoding in {"", "identity"}:
@@ -342,10 +327,10 @@ def decompress(body: bytes, encoding: str, *, most_bytes: int) -> bytes:
 
 
 def accepted_encoding(accept_encoding: str) -> str:
-    """The encoding of the answer: the only one that `Accept-Encoding` names, or empty.
+    """The encoding of the answer: the one that `Accept-Encoding` names alone, or empty.
 
-    A list such as `gzip, deflate` is what HTTP libraries send unasked, and compressing tensors costs more than it
-    saves near the server; who names one alone wants it.
+    HTTP libraries send lists such as `gzip, deflate` by default, and compressing tensors costs more than it saves near
+    the server.
     """
     if not accept_encoding:
         return ""
@@ -356,6 +341,6 @@ def accepted_encoding(accept_encoding: str) -> str:
 
 
 def compress(body: bytes, encoding: str) -> bytes:
-    """The body as `gzip` or `deflate`, quickly rather than small."""
+    """The body as `gzip` or `deflate`, at the fastest level."""
     stream = zlib.compressobj(_FASTEST, zlib.DEFLATED, _WINDOW_BITS[encoding])
     return stream.compress(body) + stream.flush()

@@ -1,10 +1,10 @@
-"""Connections of uvicorn with limits: headers, trailers, pipelined requests, slow clients, unread answers.
+"""HTTP connections: uvicorn's with limits on headers, trailers, pipelined requests, slow clients and unread answers.
 
-Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; what is overridden here is the interface of its parser
-(httptools) and of asyncio, and `_start_asgi_task` and `on_response_complete` of its own: one timer looks after an idle
-connection instead of one for each request, and the task of a request is a coroutine shorter.
+An answer's head and body are sent in one write: one system call, and one packet if it fits.
 
-Sends an answer's head and body in one write: one system call, and where it fits one packet.
+Source: uvicorn 0.54, `protocols/http/httptools_impl.py`; overridden are the interfaces of its parser (httptools) and of
+asyncio, and its own `_start_asgi_task` and `on_response_complete`: one timer per idle connection instead of one per
+request, and one coroutine less per request.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from stoker.serving.http.application import DISCONNECTED, Application
-from stoker.serving.http.exchange import BufferedBody
+from stoker.serving.http.application import DISCONNECTED, Application, BufferedBody
 from stoker.serving.refusals import OverCapacity
 from stoker.serving.service import ServerContext
 from stoker.units import format_bytes, format_seconds
 
 MOST_HEADERS = 128
-"""Header lines of a request: a short line takes thirty times its length in memory."""
+"""Limit on a request's header lines: a short line takes thirty times its length in memory."""
 MOST_PIPELINED = 64
-"""Requests of a connection that wait for the answer to an earlier one: each takes some kilobytes, however short."""
+"""Limit on a connection's requests that wait for the answer to an earlier one: each takes some kilobytes."""
 
 _logger = logging.getLogger(__name__)
 
@@ -58,10 +57,10 @@ class HttpConnection(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect headers before long."""
+        """Start the timer for the headers."""
         super().connection_made(transport)
         self._peer = self.client[0] if self.client else ""
-        # Paused as soon as anything of an answer is left, which holds all of it. With 0, uvloop's TLS pauses at once.
+        # Paused while any part of an answer is unsent, which keeps all of it. With 0, uvloop's TLS pauses at once.
         transport.set_write_buffer_limits(high=1, low=0)
         try:
             self._in_flight.connect(
@@ -76,7 +75,7 @@ class HttpConnection(HttpToolsProtocol):
         self._look_at_idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel what nobody waits for any more."""
+        """Cancel the connection's requests."""
         super().connection_lost(exc)
         self._disarm()
         self._end_stall()
@@ -85,15 +84,15 @@ class HttpConnection(HttpToolsProtocol):
         self.pipeline.clear()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        for body in self._bodies.values():  # of requests that came behind others, and were not begun
+        for body in self._bodies.values():  # of pipelined requests that were not started
             body.release()
         self._bodies.clear()
         if self._running is not None and self._answered is not None and not self._running.done():
-            self._answered.disconnected = True  # uvicorn says so to the newest request, behind which it may wait
+            self._answered.disconnected = True  # uvicorn sets it on the newest request only, which may be a later one
             self._running.cancel(DISCONNECTED)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and stop at headers or trailers that are too long; what is no HTTP is refused without a log line."""
+        """Parse; refuse headers or trailers that are too long, and, without a log line, what is not HTTP."""
         if self._is_refused:
             return
         self._come_bytes = len(data)
@@ -101,7 +100,7 @@ class HttpConnection(HttpToolsProtocol):
             self.parser.feed_data(data)
         except HttpParserUpgrade:
             if not self._is_refused:
-                self.cycle.keep_alive = False  # answered as it is; what follows would be in another protocol
+                self.cycle.keep_alive = False  # answered; what follows would be in another protocol
         except HttpParserError as error:
             if not self._is_refused:
                 self._refuse(400, f"this is not an HTTP/1.1 request: {error}")
@@ -113,18 +112,18 @@ class HttpConnection(HttpToolsProtocol):
             elif self._timer is None:
                 self._arm(self._limits.header_s, self._headers_are_late)
         elif self._is_in_body:
-            self._bodiless_bytes += len(data)  # on_body sets it back: what adds up is trailers and chunk extensions
+            self._bodiless_bytes += len(data)  # on_body resets it: trailers and chunk extensions add up
             if self._bodiless_bytes > self._limits.header_bytes + len(data):
                 self._refuse(431, f"the trailers have more than {format_bytes(self._limits.header_bytes)}")
 
     def on_message_begin(self) -> None:
-        """Headers follow."""
+        """A request begins; headers follow."""
         super().on_message_begin()
         self._in_headers = True
         self._header_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header. Trailers, which nothing here reads, are dropped."""
+        """Keep a header; trailers are dropped."""
         if not self._in_headers:
             return
         name = name.lower()
@@ -133,7 +132,7 @@ class HttpConnection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Start the request, unless its headers are too long, or too many others wait before it."""
+        """Start the request, unless its headers are too long or too many requests wait before it."""
         self._in_headers = False
         if self._is_refused:
             return
@@ -147,7 +146,7 @@ class HttpConnection(HttpToolsProtocol):
         elif len(self.pipeline) >= MOST_PIPELINED:
             self._refuse(429, f"more than {MOST_PIPELINED} requests wait on this connection; read the answers first")
         elif self.parser.should_upgrade() and self.parser.get_method() != b"GET":
-            # httptools takes the body for the other protocol's, and drops it.
+            # httptools would drop the body as the other protocol's.
             self._refuse(400, "this connection stays HTTP/1.1; send the request without Upgrade")
         else:
             super().on_headers_complete()
@@ -156,13 +155,13 @@ class HttpConnection(HttpToolsProtocol):
             self._is_in_body, self._bodiless_bytes = True, 0
 
     def on_body(self, body: bytes) -> None:
-        """Gather it, where a request was started that is not answered yet."""
+        """Collect the body of a started request that is not answered yet."""
         self._bodiless_bytes = 0
         if not (self._is_refused or self.cycle.response_complete):
             self._body.add(body)
 
     def on_message_complete(self) -> None:
-        """The body is whole; there is nothing to wait for."""
+        """The body is complete."""
         self._is_in_body = False
         self._disarm()
         if not self._is_refused:
@@ -170,7 +169,7 @@ class HttpConnection(HttpToolsProtocol):
             self._body.end()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request; what is still to come of one that was answered early is thrown away."""
+        """Start the next request; the rest of one that was answered early is discarded."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -180,21 +179,21 @@ class HttpConnection(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         else:
             self._idle_since = self.loop.time()
-        if not self.pipeline:  # else each answer would let in thousands of short requests more
+        if not self.pipeline:  # else each answer would admit thousands of further short requests
             self.flow.resume_reading()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is answered: count what it has not read, and watch its rate."""
+        """The client reads too slowly: watch its rate."""
         super().pause_writing()
         self._watch_stall()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """The client has caught up."""
         super().resume_writing()
         self._end_stall()
 
     def _look_at_idle(self) -> None:
-        """Hang up on a client that has asked nothing for as long as a connection is kept."""
+        """Close a connection that was idle for the keep-alive time."""
         if self.transport.is_closing():
             return
         is_idle = not self._in_headers and self.cycle.response_complete
@@ -205,17 +204,17 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _watch_stall(self) -> None:
-        """Look again after `body_s` how much was read."""
+        """Check every `body_s` that the client reads at the least rate; else drop it."""
         self._unsent_bytes = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(self._limits.body_s, self._look_at_stall)
 
-    def _look_at_stall(self) -> None:
-        """Drop a client that takes its answer more slowly than at the least rate, and what it has not taken."""
-        taken = self._unsent_bytes - self.transport.get_write_buffer_size()
-        if taken >= self._limits.least_bytes_per_s * self._limits.body_s:
-            self._watch_stall()
-        else:
-            self.transport.abort()
+        def check() -> None:
+            taken = self._unsent_bytes - self.transport.get_write_buffer_size()
+            if taken >= self._limits.least_bytes_per_s * self._limits.body_s:
+                self._watch_stall()
+            else:
+                self.transport.abort()
+
+        self._stall = self.loop.call_later(self._limits.body_s, check)
 
     def _end_stall(self) -> None:
         if self._stall is not None:
@@ -225,7 +224,7 @@ class HttpConnection(HttpToolsProtocol):
             self._held_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """As uvicorn does, with body and answer in one piece each; the task can be cancelled later."""
+        """Like uvicorn's, with body and answer in one piece each, and a task that can be cancelled later."""
         self._answered = cycle
         task = self._running = self.loop.create_task(self._answer(cycle, app))
         task.add_done_callback(self.tasks.discard)
@@ -240,10 +239,10 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
         finally:
             body.release()
-            if self._stall is not None:  # the whole of an answer is held until the last byte of it is sent
+            if self._stall is not None:  # an answer is held until its last byte is sent
                 self._in_flight.give_back(self._held_bytes - answer.num_bytes)
                 self._held_bytes = answer.num_bytes
-            cycle.on_response = _do_nothing  # which points here: neither would go without the garbage collector
+            cycle.on_response = _do_nothing  # the bound method makes a cycle that only the garbage collector frees
 
     def _headers_are_long(self) -> None:
         self._refuse(431, f"the headers have more than {format_bytes(self._limits.header_bytes)}")
@@ -283,9 +282,9 @@ def _do_nothing() -> None:
 
 
 def uvicorn_config(edge: ServerContext, **settings: Any) -> Config:
-    """How uvicorn runs the protocol: httptools, uvloop, no log of its own, none of the headers it would add.
+    """Configuration of uvicorn: httptools, uvloop, no log and no headers of its own.
 
-    `settings` are further ones of `uvicorn.Config` (TLS, timeouts), and win over these.
+    `settings` are further ones of `uvicorn.Config` (TLS, timeouts), and override these.
     """
     ours: dict[str, Any] = {
         "http": partial(HttpConnection, edge=edge),
@@ -305,8 +304,8 @@ def uvicorn_config(edge: ServerContext, **settings: Any) -> Config:
 class BufferedResponse:
     """ASGI's `send` for answers whose body comes in one piece, in place of uvicorn's.
 
-    Headers are written as they are: none of ours has anything in it that a client sent. Source: uvicorn 0.54,
-    `RequestResponseCycle.send`, of which this keeps the state in order.
+    Headers are written without checks: none contains text from a client. Source: uvicorn 0.54,
+    `RequestResponseCycle.send`, whose state this maintains.
     """
 
     __slots__ = ("_cycle", "_head", "num_bytes")
@@ -315,13 +314,21 @@ class BufferedResponse:
         self._cycle = cycle
         self._head = b""
         self.num_bytes = 0
-        """Of the body that was written."""
+        """Size of the written body [bytes]."""
 
     async def __call__(self, message: dict[str, Any]) -> None:
         """Keep the head; with the body, write both."""
         cycle = self._cycle
         if message["type"] == "http.response.start":
-            self._head = self._head_of(message)
+            lines = [STATUS_LINE[message["status"]]]
+            for name, value in message["headers"]:
+                lines += (name, b": ", value, b"\r\n")
+                if name == b"connection":
+                    cycle.keep_alive = False  # the only value of our answers is `close`
+            if not cycle.keep_alive and b"connection" not in lines:
+                lines.append(b"connection: close\r\n")
+            lines.append(b"\r\n")
+            self._head = b"".join(lines)
             return
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()
@@ -336,14 +343,3 @@ class BufferedResponse:
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
-
-    def _head_of(self, message: dict[str, Any]) -> bytes:
-        lines = [STATUS_LINE[message["status"]]]
-        for name, value in message["headers"]:
-            lines += (name, b": ", value, b"\r\n")
-            if name == b"connection":
-                self._cycle.keep_alive = False  # the only value that an answer has is `close`
-        if not self._cycle.keep_alive and b"connection" not in lines:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        return b"".join(lines)

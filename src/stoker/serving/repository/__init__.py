@@ -1,1 +1,1 @@
-"""Models of a directory, kept loaded: found, checked, swapped for newer versions, and drained."""
+"""The models of a directory: discovered, checked, loaded, replaced by newer versions, and drained."""

@@ -1,9 +1,4 @@
-"""Which models lie under the paths that a server was given.
-
-Which versions of a model to serve. Values in, values out.
-
-What lies in a model's directory, as far as a glance tells: whether to look again at what is served.
-"""
+"""Discovery: the models under a server's paths, the versions to serve, and snapshots of files to detect changes."""
 
 from __future__ import annotations
 
@@ -16,20 +11,19 @@ from pathlib import Path
 
 from stoker import artifacts
 from stoker.errors import BadArtifact, first_line
-from stoker.records.codec import JSON
 from stoker.serving.refusals import BadRequest, Unsupported
 from stoker.serving.service import Parameter
 
 _NOT_MODELS = frozenset({"lost+found"})
-"""Directories that a file system makes in its root, for its administrator alone."""
+"""Directories that a file system creates in its root."""
 
 
 @dataclass(frozen=True)
 class DiscoveredModels:
-    """Models by name, in the order of the names, and what could not be looked at.
+    """Models by name, sorted, and errors.
 
-    `problems` has a sentence for each directory that may be a model and cannot be read, by its name. `faults` are what
-    is wrong with the places themselves: a server does not start with one, and goes on if it comes later.
+    `problems` has a sentence for each directory that may be a model and cannot be read, by its name. `faults` are
+    errors of the places themselves: a server does not start with one, and continues if it occurs later.
     """
 
     models: dict[str, Path]
@@ -40,9 +34,9 @@ class DiscoveredModels:
 def find_models(places: Sequence[Path]) -> DiscoveredModels:
     """The directory of every model.
 
-    A place is a model itself (`models/digits`), or a directory of models (`models`). A model is named for its
-    directory; one without a version that is whole is not seen yet, and neither is one whose name begins with a dot.
-    What is wrong with one directory or place says nothing of the others.
+    A place is a model itself (`models/digits`), or a directory of models (`models`). A model has its directory's name;
+    directories without a complete version, and names with a leading dot, are ignored. An error in one directory or
+    place does not affect the others.
     """
     models: dict[str, Path] = {}
     problems: dict[str, str] = {}
@@ -70,7 +64,7 @@ def find_models(places: Sequence[Path]) -> DiscoveredModels:
 
 
 def _models_in(place: Path, problems: dict[str, str]) -> Iterator[Path]:
-    """`place` if it is a model, else the models in it; why others may be models and are not is added to `problems`."""
+    """`place` if it is a model, else the models in it; directories that cannot be read are added to `problems`."""
     if artifacts.versions(place):
         yield place
         return
@@ -92,24 +86,24 @@ def _models_in(place: Path, problems: dict[str, str]) -> Iterator[Path]:
 
 
 def versions_to_try(available: Sequence[int], asked: Sequence[int]) -> tuple[int, ...]:
-    """Versions in the order to try them: those asked for, newest first; without any, all of those there are.
+    """Versions in the order to try them: the requested ones, or all available ones, newest first.
 
     Args:
-        available: those on disk.
-        asked: those to serve, all of them; empty: the newest that passes its checks.
+        available: on disk.
+        asked: versions to serve, all of them; empty: the newest that passes its checks.
     """
     return tuple(sorted(set(asked or available), reverse=True))
 
 
 def asked_versions(parameters: Mapping[str, Parameter] | None, available: Sequence[int]) -> tuple[int, ...]:
-    """The versions that the parameters of a load request ask for; none for the model's own setting.
+    """The versions named by a load request's parameters; empty for the model's own setting.
 
-    They may have `config`, a model configuration as JSON text; all that is followed of it is
-    `version_policy`: `{"latest": {"num_versions": 2}}`, `{"all": {}}` or `{"specific": {"versions": [1]}}`.
+    The parameter `config` may be a model configuration as JSON text; only its `version_policy` is used:
+    `{"latest": {"num_versions": 2}}`, `{"all": {}}` or `{"specific": {"versions": [1]}}`.
 
     Raises:
         BadRequest: the configuration cannot be read.
-        Unsupported: files are sent along.
+        Unsupported: files are uploaded.
     """
     parameters = parameters or {}
     for name in parameters:
@@ -123,20 +117,17 @@ def asked_versions(parameters: Mapping[str, Parameter] | None, available: Sequen
     if not isinstance(config, dict):
         raise BadRequest(f"the parameter 'config' must be a JSON object, got {str(text)[:40]}")
     policy = config.get("version_policy")
-    return () if not policy else _chosen(policy, available)
-
-
-def _chosen(policy: JSON, available: Sequence[int]) -> tuple[int, ...]:
-    """The versions that a Triton `version_policy` means."""
+    if not policy:
+        return ()
     newest_first = sorted(available, reverse=True)
     match policy:
         case {"all": _}:
             return tuple(newest_first)
         case {"latest": {"num_versions": int(number)}} if number > 0:
             return tuple(newest_first[:number])
-        case {"specific": {"versions": [_, *_] as numbers}} if all(isinstance(one, int | str) for one in numbers):
+        case {"specific": {"versions": [_, *_] as numbers}} if all(isinstance(number, int | str) for number in numbers):
             try:
-                return tuple(int(one) for one in numbers)  # protobuf's JSON writes 64-bit numbers as strings
+                return tuple(int(number) for number in numbers)  # protobuf's JSON writes 64-bit numbers as strings
             except ValueError:
                 pass
     raise BadRequest(
@@ -149,32 +140,32 @@ Snapshot = tuple[tuple[str, int, int, int], ...]
 """Name, size [bytes], time of the last change [ns] and inode of every file of a model."""
 
 MOST_FILES = 100_000
-"""Files of a model that a glance looks at; a model with more of them does not hold up the others."""
+"""Limit on the files of a model in a snapshot, so that a large model does not delay the others."""
 
 
 def snapshot(model: Path) -> Snapshot:
-    """The files of a model's versions and its settings, sorted; nothing where it is gone or cannot be read."""
+    """The files of a model's versions and its settings, sorted; empty if it is gone or cannot be read."""
     return tuple(sorted(itertools.islice(_files(model, "", depth=0), MOST_FILES)))
 
 
 def settled_models(
     seen: Mapping[str, Snapshot], before: Mapping[str, Snapshot], tried: Mapping[str, Snapshot]
 ) -> list[str]:
-    """Models to look at: those that changed since they were last `tried`, and rest since the glance `before`.
+    """Models to load: changed since they were last `tried`, and unchanged since the snapshot `before`.
 
-    A directory that is still being copied into changes from one glance to the next.
+    A directory that is still being copied into changes between two snapshots.
     """
-    return [name for name, one in seen.items() if one == before.get(name) and one != tried.get(name)]
+    return [name for name, files in seen.items() if files == before.get(name) and files != tried.get(name)]
 
 
 def _files(directory: Path, prefix: str, *, depth: int) -> Iterator[tuple[str, int, int, int]]:
     """Files below a directory. Links are followed to a version and to the settings, not within a version.
 
-    Within a version a link is listed as one: two links to `.` would otherwise be an endless tree.
+    Within a version a link is listed as a file: two links to `.` would be an endless tree.
     """
     try:
         entries = list(os.scandir(directory))
-    except OSError:  # gone between two looks, or not ours to read: loading it would say so
+    except OSError:  # just deleted, or not readable: loading it reports that
         return
     for entry in entries:
         if entry.name.startswith(".") and depth == 0:

@@ -1,9 +1,7 @@
-"""One version that answers: its batcher, what it counts, and how it retires.
+"""One model of the repository (`RepositoryModel`) and each version in service (`ServedVersion`).
 
-One model of the repository: which of its versions serve, and how a newer one takes over without a gap.
-
-A version is loaded and checked on a thread while the old one answers; then the pointer is moved, on the event loop,
-and the old one drained. Whatever goes wrong before that leaves the old one where it was.
+A new version is loaded and checked on a thread while the old one answers; then the event loop switches to it and the
+old one is drained. Any error before the switch leaves the old one in service.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker import artifacts
-from stoker.artifacts import Golden, datatype_of, version_number
+from stoker.artifacts import datatype_of, version_number
 from stoker.errors import StokerError, first_line
 from stoker.records import Manifest, ServiceSettings, digest
 from stoker.serving.batching.batcher import Batcher
@@ -33,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 
 class ServedVersion:
-    """A version in service. Made on the event loop, with what was loaded on a thread.
+    """A version in service: its batcher and its statistics. Created on the event loop.
 
     Args:
-        name: what its model is asked for as.
-        loaded: what passed the checks.
-        wanted: its settings as they were given, before what they leave open was chosen.
-        metrics: where its requests and batches are counted, besides its own statistics.
-        on_broken: is told of every engine that takes no more batches.
+        name: the model's name in requests.
+        loaded: the version that passed its checks.
+        wanted: its settings as given, before open ones were chosen.
+        metrics: counts its requests and batches, in addition to its own statistics.
+        on_broken: called for every engine that takes no more batches.
         patience: when an engine counts as hanging.
-        clock: seconds that only go up.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -62,41 +60,53 @@ class ServedVersion:
         self.wanted_settings = wanted
         self.settings: ServiceSettings = loaded.settings
         given = loaded.settings.allow_nan
-        self.allow_nan = not _all_finite(loaded.golden) if given is None else given
-        """Whether inputs may have NaN and infinities."""
+        floats = [array for array in loaded.golden.inputs.values() if datatype_of(array.dtype) in FLOATS]
+        self.allow_nan = not all(map(is_finite, floats)) if given is None else given
+        """Whether inputs may have NaN and infinities; by default if the golden inputs have."""
         self.load_s = loaded.load_s
         self._counters = Counters(name, self.version)
         self._metrics = metrics
         self._engines = loaded.engines
         self._golden = loaded.golden
         self.num_left_behind = 0
-        """Engines that were still at a batch when it retired, and keep what they hold."""
+        """Number of engines that were still computing when it retired, and keep their memory."""
+
+        def observe(batch: Executed) -> None:
+            self._counters.add_batch(batch)
+            metrics.batch(batch)
+
         self.batcher = Batcher(
-            loaded.engines, self.manifest, loaded.settings,
-            allow_nan=self.allow_nan, observe=self._count_batch, on_broken=on_broken, patience=patience, clock=clock,
-        )  # fmt: skip
+            loaded.engines,
+            self.manifest,
+            loaded.settings,
+            allow_nan=self.allow_nan,
+            observe=observe,
+            on_broken=on_broken,
+            patience=patience,
+            clock=clock,
+        )
 
     @property
     def is_broken(self) -> bool:
-        """Whether an engine of it has died, or hangs."""
+        """Whether one of its engines has died, or hangs."""
         return self.batcher.is_broken
 
     @property
     def problem(self) -> str:
-        """What became of that engine, in words; empty where none is broken."""
+        """What is wrong with that engine; empty if none is broken."""
         return self.batcher.problem
 
     def statistics(self) -> ModelStatistics:
-        """What it did since it was loaded."""
+        """Its statistics since it was loaded."""
         return self._counters.statistics()
 
     def count_request(self, outcome: str, seconds: float) -> None:
-        """Count a request that ended, `seconds` after it came in; `outcome` is `ok` or why it was refused."""
+        """Count a finished request, which took `seconds`; `outcome` is `ok` or the reason of its refusal."""
         self._counters.add_request(seconds, succeeded=outcome == OK)
         self._metrics.request(outcome, seconds)
 
     async def warm(self) -> None:
-        """Let the batcher measure how long batches take, on the golden rows; where it cannot, all is given back."""
+        """Let the batcher measure batches of the golden rows; on an error everything is released."""
         try:
             await self.batcher.warm(self._golden)
         except BaseException:
@@ -104,7 +114,7 @@ class ServedVersion:
             raise
 
     async def retire(self, within_s: float = LONGEST_DRAIN_S) -> None:
-        """Answer what was accepted, then give back threads and memory; an engine that hangs is left behind."""
+        """Answer the accepted requests, then release threads and memory; a hanging engine is left behind."""
         ends_s = time.monotonic() + within_s
         try:
             await asyncio.wait_for(self.batcher.drain(), within_s)
@@ -115,13 +125,13 @@ class ServedVersion:
         await asyncio.to_thread(self._close_engines, max(0.0, ends_s - time.monotonic()))
 
     def close(self) -> None:
-        """Give back threads and memory at once; what still waits is refused."""
+        """Release threads and memory at once; waiting requests are refused."""
         self.batcher.close()
         self._metrics.release()
         self._close_engines(0.0)
 
     def _close_engines(self, within_s: float) -> None:
-        """Close those that are done with their batch within that time. Blocks."""
+        """Close the engines that finish their batch within that time. Blocks."""
         done = self.batcher.join(within_s)
         for engine in done:
             engine.close()
@@ -129,35 +139,28 @@ class ServedVersion:
         if self.num_left_behind:
             _log.error(
                 "model %s: version %s leaves %d of its %d engines behind at a batch, with their memory",
-                self.manifest.name, self.version, self.num_left_behind, len(self._engines),
-            )  # fmt: skip
+                self.manifest.name,
+                self.version,
+                self.num_left_behind,
+                len(self._engines),
+            )
         self._engines = ()
-
-    def _count_batch(self, batch: Executed) -> None:
-        self._counters.add_batch(batch)
-        self._metrics.batch(batch)
-
-
-def _all_finite(golden: Golden) -> bool:
-    """Whether the inputs that a model was exported with are finite numbers."""
-    floats = (array for array in golden.inputs.values() if datatype_of(array.dtype) in FLOATS)
-    return all(map(is_finite, floats))
 
 
 Start = Callable[[str, Path, ServiceSettings], Awaitable[ServedVersion]]
-"""Loads, checks and warms a version of the model of that name; raises StokerError where it does not pass."""
+"""Loads, checks and warms a version of a named model; raises StokerError if it does not pass."""
 
 MOST_LEFT_BEHIND = 4
-"""Engines of one model that hang and keep their memory; with so many a model stays broken until somebody loads it."""
+"""Limit on a model's hanging engines, which keep their memory; then it is not repaired until a load request."""
 
 
 class RepositoryModel:
-    """Versions of one model. All methods belong to the event loop; none of them blocks it.
+    """The versions of one model. All methods belong to the event loop; none blocks it.
 
     Args:
-        name: what it is asked for as.
+        name: the model's name in requests.
         path: its directory, with a directory for each version.
-        read_settings: gives its settings as they are now; raises StokerError.
+        read_settings: reads its current settings; raises StokerError.
         start: brings up a version.
     """
 
@@ -167,13 +170,13 @@ class RepositoryModel:
         self.default: ServedVersion | None = None
         self.served: dict[int, ServedVersion] = {}
         self.asked: tuple[int, ...] = ()
-        """Versions that the last load asked for by number; they stay until another load."""
+        """Versions that the last load request named; valid until the next one."""
         self.is_wanted = True
-        """Whether it should be served: nobody unloaded it."""
+        """Whether it should be served: it was not unloaded."""
         self.has_served = False
         """Whether a version of it ever passed its checks."""
         self.problem = ""
-        """Why its settings or its directory could not be read at the last refresh; empty where they could."""
+        """Why its settings or its directory could not be read at the last refresh; empty if they could."""
         self._read_settings = read_settings
         self._start = start
         self._on_disk: tuple[int, ...] = ()
@@ -189,21 +192,27 @@ class RepositoryModel:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether an engine of a version that serves is broken, and another may be loaded for it."""
+        """Whether an engine of a served version is broken, and another may be loaded for it."""
         may_load = self._num_left_behind < MOST_LEFT_BEHIND
-        return self.is_wanted and may_load and any(one.is_broken for one in self.served.values())
+        return self.is_wanted and may_load and any(version.is_broken for version in self.served.values())
 
     def find(self, version: str) -> ServedVersion:
         """The version of that number, or the default one for an empty text.
 
         Raises:
             NotFound: there is no such version.
-            Unavailable: it is not served now; the reason is told.
+            Unavailable: it is not served now; with the reason.
         """
         if not version:
-            if self.default is None:
-                raise Unavailable(f"model {self.name!r} is not ready: {self._why()}")
-            return self.default
+            if self.default is not None:
+                return self.default
+            why = self.problem or "it is being loaded"
+            if not self.is_wanted:
+                why = "it was unloaded"
+            elif self._problems:
+                newest = max(self._problems)
+                why = f"version {newest}: {self._problems[newest]}"
+            raise Unavailable(f"model {self.name!r} is not ready: {why}")
         number = version_number(version)
         if number in self.served:
             return self.served[number]
@@ -213,14 +222,14 @@ class RepositoryModel:
         raise NotFound(f"model {self.name!r} has no version {shortened(version)} in service; served: {served}")
 
     def index(self) -> tuple[RepositoryEntry, ...]:
-        """Every version on the disk, as of the last look, and every one in memory."""
+        """Every version on disk, as of the last scan, and every one in memory."""
         absent = self.problem or ("another version is served" if self.is_wanted else "unloaded")
         states: dict[int, tuple[ModelState, str]] = {
             number: ("UNAVAILABLE", self._problems.get(number, absent)) for number in (*self._on_disk, *self._problems)
         }
-        for number, one in self.served.items():
+        for number, served in self.served.items():
             stale = self._problems.get(number, self.problem)
-            states[number] = ("UNAVAILABLE", one.problem) if one.is_broken else ("READY", stale)
+            states[number] = ("UNAVAILABLE", served.problem) if served.is_broken else ("READY", stale)
         states |= {number: (state, "") for number, state in self._moving.items() if number not in self.served}
         if self.problem and not states:
             return (RepositoryEntry(name=self.name, version="", state="UNAVAILABLE", reason=self.problem),)
@@ -230,10 +239,10 @@ class RepositoryModel:
         )
 
     async def refresh(self, asked: tuple[int, ...] | None = None) -> tuple[str, ...]:
-        """Serve what the directory and the settings say now; those that serve go on until their successors have passed.
+        """Serve the versions of the current directory and settings; old ones serve until their successors passed.
 
         Args:
-            asked: versions to serve from now on; empty: as the settings say; None: as at the last load.
+            asked: versions to serve from now on; empty: as in the settings; None: as at the last load.
 
         Returns:
             Why a version that should be served is not, a sentence each.
@@ -245,19 +254,22 @@ class RepositoryModel:
             try:
                 settings = await asyncio.to_thread(self._read_settings)
                 self._on_disk = await asyncio.to_thread(artifacts.versions, self.path)
-            except Exception as error:  # noqa: BLE001 - whatever is wrong with one model is that model's problem
-                self.problem = error.message if isinstance(error, StokerError) else _unreadable(self.path, error)
+            except Exception as error:  # noqa: BLE001 - an error of one model must not stop the others
+                self.problem = f"{self.path} cannot be read: {type(error).__name__}: {first_line(error)}"
+                if isinstance(error, StokerError):
+                    self.problem = error.message
                 return (self.problem,)
             self.problem = ""
             chosen = self.asked or settings.versions
             fresh = await self._bring_up(versions_to_try(self._on_disk, chosen), settings, enough=len(chosen) or 1)
-            self._forget({*self._on_disk, *chosen})
+            known = {*self._on_disk, *chosen}
+            self._problems = {number: reason for number, reason in self._problems.items() if number in known}
             if fresh:
                 await self._swap(fresh)
             return tuple(f"version {number}: {reason}" for number, reason in sorted(self._problems.items()))
 
     async def unload(self, within_s: float = LONGEST_DRAIN_S) -> None:
-        """Stop serving; what was accepted is answered. The model stays unloaded until it is asked for again."""
+        """Stop serving; accepted requests are answered. The model stays unloaded until a load request."""
         async with self._lock:
             self.is_wanted = False
             self._problems.clear()
@@ -266,7 +278,7 @@ class RepositoryModel:
     async def _bring_up(
         self, numbers: tuple[int, ...], settings: ServiceSettings, *, enough: int
     ) -> dict[int, ServedVersion]:
-        """The first `enough` versions that pass, those that serve already among them."""
+        """The first `enough` versions that pass, including those that serve already."""
         fresh: dict[int, ServedVersion] = {}
         for number in numbers:
             if len(fresh) == enough:
@@ -288,42 +300,26 @@ class RepositoryModel:
                 del self._moving[number]
         return fresh
 
-    def _is_current(self, one: ServedVersion, settings: ServiceSettings) -> bool:
-        """Whether it answers, and the manifest on disk and the settings are those that it was loaded with."""
-        if one.is_broken or one.wanted_settings != settings:
+    def _is_current(self, version: ServedVersion, settings: ServiceSettings) -> bool:
+        """Whether it answers, and the manifest on disk and the settings are those it was loaded with."""
+        if version.is_broken or version.wanted_settings != settings:
             return False
         try:
-            return digest(artifacts.read(one.artifact.path).manifest) == one.artifact.digest
+            return digest(artifacts.read(version.artifact.path).manifest) == version.artifact.digest
         except StokerError:
             return False
 
     async def _swap(self, fresh: dict[int, ServedVersion], within_s: float = LONGEST_DRAIN_S) -> None:
-        """Move the pointers, and then let those go that no longer serve."""
-        leaving = [one for number, one in self.served.items() if fresh.get(number) is not one]
+        """Switch to these versions, then retire those that no longer serve."""
+        leaving = [version for number, version in self.served.items() if fresh.get(number) is not version]
         self.served = fresh
         self.has_served = self.has_served or bool(fresh)
         self.default = fresh[max(fresh)] if fresh else None
-        for one in leaving:
-            number = int(one.version)
+        for version in leaving:
+            number = int(version.version)
             self._moving[number] = "UNLOADING"
             try:
-                await one.retire(within_s)
+                await version.retire(within_s)
             finally:
-                self._num_left_behind += one.num_left_behind
+                self._num_left_behind += version.num_left_behind
                 del self._moving[number]
-
-    def _forget(self, known: set[int]) -> None:
-        """Drop reasons of versions that are gone from the disk and that nobody asks for."""
-        self._problems = {number: reason for number, reason in self._problems.items() if number in known}
-
-    def _why(self) -> str:
-        if not self.is_wanted:
-            return "it was unloaded"
-        newest = max(self._problems, default=None)
-        if newest is None:
-            return self.problem or "it is being loaded"
-        return f"version {newest}: {self._problems[newest]}"
-
-
-def _unreadable(path: Path, error: Exception) -> str:
-    return f"{path} cannot be read: {type(error).__name__}: {first_line(error)}"

@@ -1,7 +1,4 @@
-"""How each model is to be served: its `service.json`, and what the command line sets over it.
-
-How many instances of a model, and threads in each, where nobody has measured what is best.
-"""
+"""Settings of each model: its `service.json`, overrides of the command line, and default instances and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _FIELDS = tuple(field.name for field in fields(ServiceSettings) if field.name !=
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """A setting of one model, or of every one (`*`), that outranks its `service.json`."""
+    """A setting of one model, or of every model (`*`), that overrides its `service.json`."""
 
     model: str
     name: str
@@ -32,25 +29,33 @@ def parse_overrides(words: Iterable[str]) -> tuple[Override, ...]:
     """Overrides from `MODEL.NAME=VALUE`, `*.NAME=VALUE` or `NAME=VALUE`; lists are written `16,32,64`.
 
     Raises:
-        BadJob: a word has another form, an unknown name, or a value of another type.
+        BadJob: an override has another form, an unknown name, or a value of another type.
     """
-    found = tuple(_override(word) for word in words)
-    for one in found:
-        overridden(ServiceSettings(), (one,), one.model)
-    return found
+    overrides = []
+    for text in words:
+        target, equals, value = text.partition("=")
+        model, dot, name = target.strip().rpartition(".")
+        if not equals or not name:
+            raise BadJob(f"--set {text}: wanted MODEL.NAME=VALUE, such as digits.max_batch_rows=16")
+        if name not in _FIELDS:
+            raise BadJob(f"--set {text}: there is no setting {name!r}", remedy=nearest(name, _FIELDS))
+        override = Override(model=model if dot else EVERY_MODEL, name=name, value=_value(name, value.strip()))
+        overridden(ServiceSettings(), (override,), override.model)
+        overrides.append(override)
+    return tuple(overrides)
 
 
 def overridden(settings: ServiceSettings, overrides: Iterable[Override], model: str) -> ServiceSettings:
-    """`settings` of a model with what is set over them; the last word counts, and one model's before every one's.
+    """`settings` of a model with its overrides; the last one counts, and a model's own before those of every model.
 
     Raises:
-        BadJob: the outcome is no setting a server can follow.
+        BadJob: the result is not valid.
     """
-    mine = [one for one in overrides if one.model in (EVERY_MODEL, model)]
-    mine.sort(key=lambda one: one.model == model)
-    if not mine:
+    own = [override for override in overrides if override.model in (EVERY_MODEL, model)]
+    own.sort(key=lambda override: override.model == model)
+    if not own:
         return settings
-    document = to_json(settings) | {one.name: one.value for one in mine}
+    document = to_json(settings) | {override.name: override.value for override in own}
     try:
         return from_json(document, ServiceSettings)
     except ValueError as error:
@@ -60,40 +65,29 @@ def overridden(settings: ServiceSettings, overrides: Iterable[Override], model: 
 def model_settings(
     name: str, model: Path, *, given: ServiceSettings | None = None, overrides: Iterable[Override] = ()
 ) -> ServiceSettings:
-    """Those given, or those of `service.json` in the model's directory, or the defaults; with what is set over them.
+    """The given settings, or those of the model's `service.json`, or the defaults; with overrides.
 
     Raises:
-        BadArtifact: the file cannot be read, or has no settings a server can follow.
-        BadJob: what is set over them does not go with them.
+        BadArtifact: the file cannot be read, or is not valid.
+        BadJob: the overrides contradict it.
     """
     return overridden(given or read_settings(model), overrides, name)
 
 
 def require_models(overrides: Iterable[Override], known: Collection[str]) -> None:
-    """See that every override is of a model there is; with none at all, that is what is to be told.
+    """Check that every override names a known model; not checked without any model.
 
     Raises:
-        BadJob: one is not, and would change nothing.
+        BadJob: one does not, and would change nothing.
     """
-    for one in overrides:
-        if known and one.model != EVERY_MODEL and one.model not in known:
-            raise BadJob(
-                f"--set {one.model}.{one.name}: there is no model {one.model!r}", remedy=nearest(one.model, known)
-            )
-
-
-def _override(word: str) -> Override:
-    where, equals, text = word.partition("=")
-    model, dot, name = where.strip().rpartition(".")
-    if not equals or not name:
-        raise BadJob(f"--set {word}: wanted MODEL.NAME=VALUE, such as digits.max_batch_rows=16")
-    if name not in _FIELDS:
-        raise BadJob(f"--set {word}: there is no setting {name!r}", remedy=nearest(name, _FIELDS))
-    return Override(model=model if dot else EVERY_MODEL, name=name, value=_value(name, text.strip()))
+    for override in overrides:
+        name = override.model
+        if known and name != EVERY_MODEL and name not in known:
+            raise BadJob(f"--set {name}.{override.name}: there is no model {name!r}", remedy=nearest(name, known))
 
 
 def _value(name: str, text: str) -> JSON:
-    """The JSON value that is meant; `16,32` is a list, and what is no JSON stays a text for the codec to refuse."""
+    """The JSON value of a text; `16,32` is a list, and invalid JSON stays text, which the codec refuses."""
     is_list = name in {"buckets", "versions"} and not text.startswith("[")
     try:
         return json.loads(f"[{text}]" if is_list else text)
@@ -102,11 +96,11 @@ def _value(name: str, text: str) -> JSON:
 
 
 CORES_PER_INSTANCE = 4
-"""One instance for so many cores: a few threads shorten a lone request, more instances answer several at once."""
+"""Cores per instance: some threads shorten a single request, more instances answer several at once."""
 
 
 def sized(settings: ServiceSettings, cores: int) -> ServiceSettings:
-    """`settings` with both numbers chosen: instances × threads never exceed the usable cores unless they were given.
+    """`settings` with instances and threads chosen; their product exceeds the cores only if both were given.
 
     >>> [(s.instances, s.threads) for s in (sized(ServiceSettings(), cores) for cores in (1, 2, 4, 8, 32))]
     [(1, 1), (1, 2), (1, 4), (2, 4), (8, 4)]

@@ -1,8 +1,6 @@
-"""All models of a server: loaded at the start, again when their directories change, and when their engines break.
+"""All models of a server (`Repository`), and the `Service` that HTTP and gRPC call (`RepositoryService`).
 
-How long to wait before trying again what keeps failing.
-
-The models of a repository as a service: what the edges ask.
+Models are loaded at the start, when their directories change, and, with growing pauses, when their engines break.
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ from stoker.serving.metrics import OK, Metrics
 from stoker.serving.protocol import fit, triton_config
 from stoker.serving.refusals import DeadlinePassed, DeadlineUnreachable, NotFound, Refusal, Unavailable, shortened
 from stoker.serving.repository.discovery import (
-    DiscoveredModels,
     Snapshot,
     asked_versions,
     find_models,
@@ -45,13 +42,13 @@ from stoker.serving.service import InferenceRequest, InferenceResponse, ModelSta
 _log = logging.getLogger(__name__)
 
 MOST_LOADS = 4
-"""Versions that are loaded at the same time, at most: no more than there are cores, and two in any case, so that one
-that hangs does not hold up all others."""
+"""Limit on versions loaded at the same time: at most the cores, and at least two, so that a hanging one does not block
+all others."""
 LOADING_SHARE = 1 / 8
-"""Share of the memory that the files of versions which are loaded at the same time may have together; a version with
-larger files is loaded alone. Engines take a few times a file's size while they read it."""
+"""Share of the memory for the files of all versions loaded at the same time; a larger version is loaded alone. Engines
+take a few times a file's size while they read it."""
 _WARMING_TURN_S = 30.0
-"""How long a version waits for others to be measured, whose computing would disturb its own."""
+"""How long a version's warm-up waits for that of others, which would disturb its measurements [s]."""
 _LAST = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 
 
@@ -59,8 +56,8 @@ _LAST = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
 class RepositoryOptions:
     """Where models come from, and the cores and the memory [bytes, 0: unknown] that they may use.
 
-    `settings` of a model stand in for its `service.json`; `overrides` change single ones of either. `patience` is what
-    there is with engines that hang.
+    `settings` of a model replace its `service.json`; `overrides` change single ones of either. `patience` says when an
+    engine counts as hanging.
     """
 
     places: tuple[Path, ...]
@@ -88,9 +85,9 @@ class Repository:
         self._clock = clock
         self._sleep = sleep
         self.problems: dict[str, str] = {}
-        """Why directories that may be models could not be looked at, by name, at the last look."""
+        """Why directories that may be models could not be read at the last scan, by name."""
         self.looked_at_s = clock()
-        """When the directories were last looked at, on the clock."""
+        """Time of the last scan of the directories, on the clock."""
         self._loader = ThreadPoolExecutor(
             max_workers=max(2, min(MOST_LOADS, shelf.cores)), thread_name_prefix="stoker-load"
         )
@@ -106,21 +103,21 @@ class Repository:
         self._looking = asyncio.Lock()
 
     async def open(self) -> dict[str, tuple[str, ...]]:
-        """Load every model there is; why those that could not be served are not, by name.
+        """Load every model; why some are not served, by name.
 
         Raises:
-            BadArtifact: a place is no directory, or two models have one name.
-            BadJob: a setting is given for a model that is not there.
+            BadArtifact: a place is not a directory, or two models have one name.
+            BadJob: a setting is given for an unknown model.
         """
-        found = await asyncio.to_thread(find_models, self._shelf.places)
-        for fault in found.faults.values():
+        discovered = await asyncio.to_thread(find_models, self._shelf.places)
+        for fault in discovered.faults.values():
             raise fault
-        require_models(self._shelf.overrides, found.models)
-        self.problems = found.problems
-        models = [self._add(name, path) for name, path in found.models.items()]
+        require_models(self._shelf.overrides, discovered.models)
+        self.problems = discovered.problems
+        models = [self._add(name, path) for name, path in discovered.models.items()]
         reasons = await asyncio.gather(*map(self._refreshed, models))
-        told = {model.name: each for model, each in zip(models, reasons, strict=True) if each}
-        return told | {name: (reason,) for name, reason in found.problems.items()}
+        problems = {model.name: why for model, why in zip(models, reasons, strict=True) if why}
+        return problems | {name: (reason,) for name, reason in discovered.problems.items()}
 
     def model(self, name: str) -> RepositoryModel:
         """The model of that name.
@@ -131,22 +128,22 @@ class Repository:
         try:
             return self.models[name]
         except KeyError:
-            # Without the names of others: questions about health need no key.
+            # Without the names of others: health requests need no key.
             raise NotFound(f"there is no model {shortened(name)}") from None
 
     async def load(self, name: str, parameters: Mapping[str, Parameter] | None = None) -> None:
-        """Serve a model, or its newest version; see `Service.load`. It goes on if the caller does not wait.
+        """Serve a model, or its newest version; see `Service.load`. It continues if the caller is cancelled.
 
         Raises:
             NotFound: there is no such directory.
-            Unavailable: a version that should be served is not; those that served still do.
+            Unavailable: a version that should be served is not; earlier ones still serve.
         """
         if name not in self.models:
-            found = await asyncio.to_thread(find_models, self._shelf.places)
-            if name in found.problems:
-                raise Unavailable(f"model {name!r}: {found.problems[name]}")
-            if name in found.models and name not in self.models:
-                self._add(name, found.models[name])
+            discovered = await asyncio.to_thread(find_models, self._shelf.places)
+            if name in discovered.problems:
+                raise Unavailable(f"model {name!r}: {discovered.problems[name]}")
+            if name in discovered.models and name not in self.models:
+                self._add(name, discovered.models[name])
         model = self.model(name)
         on_disk = await asyncio.to_thread(artifacts.versions, model.path)
         asked = asked_versions(parameters, on_disk)
@@ -155,7 +152,7 @@ class Repository:
             raise Unavailable(f"model {name!r}: {'; '.join(problems)}")
 
     async def unload(self, name: str) -> None:
-        """Stop serving a model, answering what it accepted.
+        """Stop serving a model; accepted requests are answered.
 
         Raises:
             NotFound: there is no such model.
@@ -163,24 +160,28 @@ class Repository:
         await self._shielded(self.model(name).unload())
 
     async def look_around(self) -> None:
-        """Look at the directories: models that changed and rest are refreshed, those that are gone unloaded."""
+        """Scan the directories: refresh models whose files changed and are stable, unload those that are gone."""
         await asyncio.gather(*await self._look())
 
     async def _look(self) -> list[asyncio.Task[None]]:
-        """The work that a look found to do, begun; what is wrong with one model stays that model's."""
-        async with self._looking:  # whoever asks meanwhile, by a signal, wants to see what is there then
-            found = await asyncio.to_thread(find_models, self._shelf.places)
-            self._tell_problems(found)
-            seen = await asyncio.to_thread(lambda: {name: snapshot(path) for name, path in found.models.items()})
+        """Scan, and start the work found; an error of one model does not affect the others."""
+        async with self._looking:  # a request during a scan, by a signal, needs a new scan
+            discovered = await asyncio.to_thread(find_models, self._shelf.places)
+            problems = discovered.problems | {name: fault.message for name, fault in discovered.faults.items()}
+            for name, problem in problems.items():
+                if self.problems.get(name) != problem:
+                    _log.warning("the models' directories cannot all be looked at: %s: %s", name, problem)
+            self.problems = problems
+            seen = await asyncio.to_thread(lambda: {name: snapshot(path) for name, path in discovered.models.items()})
             changed, self._seen = settled_models(seen, self._seen, self._tried), seen
             tasks = []
             for name in [name for name in changed if name not in self._refreshing]:
-                model = self.models.get(name) or self._add(name, found.models[name])
+                model = self.models.get(name) or self._add(name, discovered.models[name])
                 self._tried[name] = seen[name]
                 if model.is_wanted:
                     self._refreshing.add(name)
                     tasks.append(self._spawn(self._refresh_changed(model)))
-            absent = [model for name, model in self.models.items() if name not in found.models]
+            absent = [model for name, model in self.models.items() if name not in discovered.models]
             for model in await asyncio.to_thread(lambda: list(filter(self._is_gone, absent))):
                 if self.models.pop(model.name, None) is not None:
                     self._tried.pop(model.name, None)
@@ -188,16 +189,8 @@ class Repository:
             self.looked_at_s = self._clock()
             return tasks
 
-    def _tell_problems(self, found: DiscoveredModels) -> None:
-        """Keep what could not be looked at for the index, and log what is new of it."""
-        problems = found.problems | {name: fault.message for name, fault in found.faults.items()}
-        for name, problem in problems.items():
-            if self.problems.get(name) != problem:
-                _log.warning("the models' directories cannot all be looked at: %s: %s", name, problem)
-        self.problems = problems
-
     def _is_gone(self, model: RepositoryModel) -> bool:
-        """Whether a model's directory was removed; not where the place that it was in cannot be seen."""
+        """Whether a model's directory was removed; not if its parent cannot be seen."""
         try:
             is_visible = model.path not in self._shelf.places and model.path.parent.is_dir()
             return is_visible and not model.path.exists()
@@ -205,9 +198,9 @@ class Repository:
             return False
 
     async def watch(self, every_s: float) -> None:
-        """Look around again and again, until cancelled; what goes wrong is logged once, and tried again.
+        """Scan the directories every `every_s` until cancelled; an error is logged once, and the scan repeated.
 
-        A model that takes long to load, or never ends loading, does not hold up the next look.
+        A model that is slow to load, or never finishes, does not delay the next scan.
         """
         last = ""
         while True:
@@ -215,13 +208,13 @@ class Repository:
             try:
                 await self._look()
                 last = ""
-            except Exception as error:  # noqa: BLE001 - the watch goes on, whatever a look met
+            except Exception as error:  # noqa: BLE001 - the watch continues after any error
                 if str(error) != last:
                     _log.exception("the models' directories cannot be looked at")
                 last = str(error)
 
     async def close(self, within_s: float = LONGEST_DRAIN_S) -> None:
-        """Answer what was accepted, as far as there is time, then give everything back."""
+        """Answer the accepted requests within the time, then release everything."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -239,7 +232,7 @@ class Repository:
         return await model.refresh(asked)
 
     async def _refreshed(self, model: RepositoryModel) -> tuple[str, ...]:
-        """Like `_refresh`, and what nobody foresaw is a reason as well."""
+        """Like `_refresh`, with any error as a reason."""
         try:
             return await self._refresh(model)
         except Exception as error:  # noqa: BLE001 - one model's problem, not the server's
@@ -250,14 +243,14 @@ class Repository:
     async def _refresh_changed(self, model: RepositoryModel) -> None:
         try:
             await self._refresh_unasked(model)
-        except Exception as error:  # noqa: BLE001 - one model's problem, of which the index tells
+        except Exception as error:  # noqa: BLE001 - one model's problem, shown in the index
             model.problem = f"it could not be refreshed: {first_line(error)}"
             _log.exception("model %s could not be refreshed", model.name)
         finally:
             self._refreshing.discard(model.name)
 
     async def _refresh_unasked(self, model: RepositoryModel) -> None:
-        """The same where nobody waits to hear what came of it: it is logged."""
+        """Like `_refresh`, with its outcome logged."""
         before = model.default
         for problem in await self._refresh(model):
             _log.warning("model %s: %s", model.name, problem)
@@ -265,7 +258,7 @@ class Repository:
             _log.info("model %s: version %s passed its checks and serves", model.name, model.default.version)
 
     async def _start(self, name: str, path: Path, settings: ServiceSettings) -> ServedVersion:
-        """Load a version on a loading thread, warm it here."""
+        """Load a version on a thread, and warm it up."""
         began = self._clock()
         try:
             artifact = await asyncio.to_thread(artifacts.read, path)
@@ -273,13 +266,26 @@ class Repository:
             async with self._loading(artifact.num_bytes):
                 loaded = await asyncio.get_running_loop().run_in_executor(self._loader, load)
             served = ServedVersion(
-                name, loaded, settings, metrics=self._metrics.version(name, path.name),
-                on_broken=partial(self._mend_soon, name), patience=self._shelf.patience, clock=self._clock,
-            )  # fmt: skip
-            await self._warm(served)
+                name,
+                loaded,
+                settings,
+                metrics=self._metrics.version(name, path.name),
+                on_broken=partial(self._repair_soon, name),
+                patience=self._shelf.patience,
+                clock=self._clock,
+            )
+            is_alone = False
+            with contextlib.suppress(TimeoutError):  # a turn that does not come is not waited for
+                async with asyncio.timeout(_WARMING_TURN_S):
+                    is_alone = await self._warming.acquire()
+            try:
+                await served.warm()
+            finally:
+                if is_alone:
+                    self._warming.release()
         except _LAST:
             raise
-        except BaseException as error:  # a panic in a library written in Rust is no Exception
+        except BaseException as error:  # a panic in a Rust library is not an Exception
             self._metrics.load(name, self._clock() - began, passed=False)
             if isinstance(error, StokerError):
                 raise
@@ -290,7 +296,7 @@ class Repository:
 
     @asynccontextmanager
     async def _loading(self, num_bytes: int) -> AsyncIterator[None]:
-        """Within the block a version is loaded; entered once there is memory for it beside those under way."""
+        """Enter once there is memory to load a version of this size in addition to those being loaded."""
         most = LOADING_SHARE * self._shelf.memory_bytes if self._shelf.memory_bytes else math.inf
         async with self._room:
             await self._room.wait_for(lambda: not self._loading_bytes or self._loading_bytes + num_bytes <= most)
@@ -302,38 +308,26 @@ class Repository:
             async with self._room:
                 self._room.notify_all()
 
-    async def _warm(self, served: ServedVersion) -> None:
-        """Measure a version while no other one is measured; a turn that does not come is not waited for."""
-        is_alone = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WARMING_TURN_S):
-                is_alone = await self._warming.acquire()
-        try:
-            await served.warm()
-        finally:
-            if is_alone:
-                self._warming.release()
-
-    def _mend_soon(self, name: str) -> None:
-        """Load a model anew of which an engine broke, with longer and longer pauses between attempts."""
+    def _repair_soon(self, name: str) -> None:
+        """Reload a model with a broken engine, with growing pauses between attempts."""
         model = self.models.get(name)
         if model is not None and name not in self._repairing:
             self._repairing.add(name)
-            self._spawn(self._mend(model))
+            self._spawn(self._repair(model))
 
-    async def _mend(self, model: RepositoryModel) -> None:
+    async def _repair(self, model: RepositoryModel) -> None:
         backoff = self._repairs.setdefault(model.name, Backoff())
         try:
             while model.needs_repair:
                 await self._sleep(backoff.pause_s(self._clock()))
-                told = "; ".join(one.problem for one in model.served.values() if one.is_broken)
-                _log.warning("model %s is loaded anew, since an engine of it is broken: %s", model.name, told)
+                problems = "; ".join(version.problem for version in model.served.values() if version.is_broken)
+                _log.warning("model %s is loaded anew, since an engine of it is broken: %s", model.name, problems)
                 await self._refresh_unasked(model)
         finally:
             self._repairing.discard(model.name)
 
     async def _shielded(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The outcome of `work`, which goes on if whoever waits for it is cancelled."""
+        """The result of `work`, which continues if the waiting task is cancelled."""
         return await asyncio.shield(self._spawn(work))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -347,9 +341,9 @@ FIRST_S, LONGEST_S = 1.0, 60.0
 
 
 class Backoff:
-    """Pauses before attempts: none at first, then 1 s, twice as long after each, to a minute.
+    """Pauses before attempts: none at first, then 1 s, doubled after each, up to a minute.
 
-    What went well for longer than the longest pause starts from none again.
+    After longer than the longest pause without an attempt they start from none again.
     """
 
     def __init__(self) -> None:
@@ -357,7 +351,7 @@ class Backoff:
         self._due_at_s = float("-inf")
 
     def pause_s(self, now_s: float) -> float:
-        """Seconds to wait from now until the next attempt, which this call announces."""
+        """Pause before the next attempt [s]; counts as an attempt."""
         if now_s - self._due_at_s > LONGEST_S:
             self._pause_s = 0.0
         else:
@@ -367,9 +361,9 @@ class Backoff:
 
 
 WAY_SHARE = 0.1
-"""Share of the time until a deadline that is kept for what the batcher does not see: the way in, and the way back.
+"""Share of the time until a deadline that is reserved for the transport, outside of the batcher.
 
-A full queue is filled up to what can just be met; without this every answer from it would reach its caller too late.
+A full queue is filled up to what can just be met; without this reserve every answer from it would arrive too late.
 """
 
 
@@ -378,50 +372,50 @@ class RepositoryService:
 
     def __init__(self, repository: Repository, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.is_open = False
-        """Set once every model was tried: ready from then on, if they are."""
+        """Set once every model was tried; before, the server is not ready."""
         self.is_stopping = False
-        """Set before a shutdown: no longer ready, though what still comes in is answered."""
+        """Set before a shutdown: no longer ready, though requests are still answered."""
         self._repository = repository
         self._metrics = metrics
         self._clock = clock
-        metrics.watch(self._live)
+        metrics.watch(self._served_versions)
 
     def is_ready(self) -> bool:
-        """Whether every model that should be served, and ever was, is; one that never passed takes none down."""
-        wanted = [model for model in self._repository.models.values() if model.is_wanted and model.has_served]
-        return self.is_open and not self.is_stopping and all(model.is_ready for model in wanted)
+        """Whether every model that should be served, and ever was, is; one that never passed does not count."""
+        models = [model for model in self._repository.models.values() if model.is_wanted and model.has_served]
+        return self.is_open and not self.is_stopping and all(model.is_ready for model in models)
 
     def is_model_ready(self, model: str, version: str = "") -> bool:
-        """Whether it would answer now; raises NotFound where there is no such model."""
-        found = self._repository.model(model)
+        """Whether it would answer now; raises NotFound if there is no such model."""
+        entry = self._repository.model(model)
         if not version:
-            return found.is_ready and not self.is_stopping
+            return entry.is_ready and not self.is_stopping
         number = version_number(version)
-        served = None if number is None else found.served.get(number)
+        served = None if number is None else entry.served.get(number)
         return served is not None and not served.is_broken and not self.is_stopping
 
     def manifest(self, model: str, version: str = "") -> Manifest:
-        """What it takes and gives; raises Unavailable while it is not loaded."""
+        """Its manifest; raises Unavailable while it is not loaded."""
         return self._repository.model(model).find(version).manifest
 
     def versions(self, model: str) -> tuple[str, ...]:
-        """Those that are served, oldest first."""
+        """The served versions, oldest first."""
         return tuple(map(str, sorted(self._repository.model(model).served)))
 
     def config(self, model: str, version: str = "") -> JSON:
         """Its settings in the form of Triton's model configuration."""
-        found = self._repository.model(model)
-        served = found.find(version)
-        return triton_config(served.manifest, served.settings, tuple(sorted(found.served)))
+        entry = self._repository.model(model)
+        served = entry.find(version)
+        return triton_config(served.manifest, served.settings, tuple(sorted(entry.served)))
 
     def statistics(self, model: str = "", version: str = "") -> tuple[ModelStatistics, ...]:
         """Of one version, of all versions of a model, or of all models."""
         if not model:
-            return tuple(one.statistics() for one in self._all_served())
-        found = self._repository.model(model)
+            return tuple(served.statistics() for served in self._all_served())
+        entry = self._repository.model(model)
         if version:
-            return (found.find(version).statistics(),)
-        return tuple(one.statistics() for _, one in sorted(found.served.items()))
+            return (entry.find(version).statistics(),)
+        return tuple(served.statistics() for _, served in sorted(entry.served.items()))
 
     def index(self, *, ready_only: bool = False) -> tuple[RepositoryEntry, ...]:
         """Every version in the repository and its state."""
@@ -433,11 +427,11 @@ class RepositoryService:
         return tuple(entry for entry in entries if entry.state == "READY" or not ready_only)
 
     async def infer(self, request: InferenceRequest) -> InferenceResponse:
-        """Answer; cancelling the task takes the request out of the queue before it is computed."""
+        """Answer a request; cancelling the task removes it from the queue if it is not yet computed."""
         began_s = self._clock()
         try:
-            # From here to the batcher's queue nothing is awaited: a version that is swapped out meanwhile has either
-            # not been found, or has accepted the request and answers it before it goes.
+            # Nothing is awaited between here and the batcher's queue: a version that is being replaced has either not
+            # been found, or has accepted the request and answers it before it retires.
             served = self._repository.model(request.model).find(request.version)
         except Refusal as refusal:
             self._count_refusal(request.model if request.model in self._repository.models else "", refusal)
@@ -467,15 +461,15 @@ class RepositoryService:
             model=request.model,
             version=served.version,
             id=request.id,
-            outputs={one.name: answers[one.name] for one in request.outputs} if request.outputs else answers,
+            outputs={output.name: answers[output.name] for output in request.outputs} if request.outputs else answers,
         )
 
     async def load(self, model: str, parameters: Mapping[str, Parameter] | None = None) -> None:
-        """Load a model, or its newest version, and serve it once it has passed its checks; see `Service.load`."""
+        """Load a model, or its newest version, and serve it once it passed its checks; see `Service.load`."""
         await self._repository.load(model, parameters)
 
     async def unload(self, model: str) -> None:
-        """Stop serving a model; what it accepted is answered."""
+        """Stop serving a model; accepted requests are answered."""
         await self._repository.unload(model)
 
     def _all_served(self) -> Iterable[ServedVersion]:
@@ -488,12 +482,15 @@ class RepositoryService:
         if isinstance(refusal, DeadlinePassed | DeadlineUnreachable):
             self._metrics.deadline_misses.labels(model=model).inc()
 
-    def _live(self) -> Iterable[tuple[dict[str, str], int, bool]]:
-        """What the metrics read when somebody looks."""
+    def _served_versions(self) -> Iterable[tuple[dict[str, str], int, bool]]:
+        """Labels, rows in the queue, and readiness of each served version, for the metrics."""
         for served in self._all_served():
             manifest = served.manifest
             facts = {
-                "model": manifest.name, "version": served.version, "digest": served.artifact.digest,
-                "engine": manifest.engine, "precision": manifest.precision,
-            }  # fmt: skip
+                "model": manifest.name,
+                "version": served.version,
+                "digest": served.artifact.digest,
+                "engine": manifest.engine,
+                "precision": manifest.precision,
+            }
             yield facts, served.batcher.queue_rows, not served.is_broken

@@ -1,21 +1,18 @@
-"""From a version on disk to engines that have given the stored answers. Everything here blocks: run it on a thread.
-
-Whether an engine gives the answers that were stored with the model; what it is asked warms it up as well.
-"""
+"""Loads a version from disk: files verified, engines loaded, golden answers compared. Blocks: run it on a thread."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from stoker import artifacts, engines
 from stoker.artifacts import Arrays, Artifact, Golden, excess
-from stoker.artifacts.golden import num_rows, rows
+from stoker.artifacts.golden import num_rows
 from stoker.engines import Engine
 from stoker.errors import BadArtifact
 from stoker.records import Manifest, ServiceSettings
@@ -25,7 +22,7 @@ from stoker.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A version that passed its checks: its engines, one for each instance, and how long that took [s].
+    """A version that passed its checks: its engines, one for each instance, and the loading time [s].
 
     `settings` have both instances and threads.
     """
@@ -38,16 +35,16 @@ class Loaded:
 
 
 CHECKING_SHARE = 1 / 4
-"""Share of the memory that the inputs and answers of the largest batch may take when a version is checked."""
+"""Share of the memory that inputs and outputs of the largest batch may take in the check of a version."""
 
 
 def load_version(path: Path, settings: ServiceSettings, *, cores: int, memory_bytes: int = 0) -> Loaded:
-    """Read a version, compare every file with its digest, load its engines, and hold each to the golden answers.
+    """Read a version, compare every file with its digest, load its engines, and compare each with the golden answers.
 
-    With `memory_bytes`, those of the machine, a largest batch that would take too much of them is refused.
+    With `memory_bytes` of the machine, a version whose largest batch takes too much of them is refused.
 
     Raises:
-        BadArtifact: it is damaged, no engine here can load it, or its answers are not those stored.
+        BadArtifact: it is damaged, its engine cannot load it here, or its answers differ from those stored.
         ServiceError: an engine could not answer.
     """
     started = time.monotonic()
@@ -69,7 +66,7 @@ def load_version(path: Path, settings: ServiceSettings, *, cores: int, memory_by
 
 
 def _require_room(artifact: Artifact, golden: Golden, most_rows: int, memory_bytes: int) -> None:
-    """Refuse a batch that fills the memory: checking it would end the server, and the models beside it."""
+    """Refuse a batch that fills the memory: checking it would end the server with all models."""
     if not artifact.manifest.is_batched or not memory_bytes:
         return
     arrays = (*golden.inputs.values(), *golden.outputs.values())
@@ -83,40 +80,33 @@ def _require_room(artifact: Artifact, golden: Golden, most_rows: int, memory_byt
 
 
 def check_answers(engine: Engine, manifest: Manifest, golden: Golden, *, most_rows: int) -> None:
-    """Ask for the golden rows as they are, the first alone, and repeated up to `most_rows`; compare every answer.
+    """Run the golden rows, the first row alone, and rows repeated up to `most_rows`; compare every output.
 
-    Models that are not batched are asked once. Blocks; run it on a thread.
+    A model without a batch is run once. Blocks; run it on a thread. It also warms the engine up.
 
     Raises:
-        BadArtifact: an answer is not within the manifest's tolerance; it is said by how much.
-        ServiceError: the engine could not answer at all.
+        BadArtifact: an output exceeds the manifest's tolerance; with its difference.
+        ServiceError: the engine could not answer.
     """
-    for inputs, wanted in _questions(manifest, golden, most_rows):
-        found = engine.run(inputs)
-        for name in wanted:
-            _compare(found, {name: wanted[name]}, name, manifest)
+    cases = [(golden.inputs, golden.outputs)]
+    if manifest.is_batched:
+        available = num_rows(golden.inputs)
+        cases += golden.in_batches(sorted({1, most_rows} - {available}))
+    for inputs, expected in cases:
+        outputs = engine.run(inputs)
+        for name in expected:
+            _compare(outputs, expected[name], name, manifest)
 
 
-def _questions(manifest: Manifest, golden: Golden, most_rows: int) -> Iterator[tuple[Arrays, Arrays]]:
-    """Inputs to ask, with the answers wanted: the golden rows, one of them, and as many as a batch may have."""
-    yield golden.inputs, golden.outputs
-    if not manifest.is_batched:
-        return
-    there = num_rows(golden.inputs)
-    for wanted in sorted({1, most_rows} - {there}):
-        order = (np.arange(wanted) % there).tolist()
-        yield rows(golden.inputs, order), rows(golden.outputs, order)
-
-
-def _compare(found: Arrays, wanted: Arrays, name: str, manifest: Manifest) -> None:
-    """Raise unless the output `name` is the one wanted, as far as the tolerance goes."""
-    beyond, tolerance = excess(found, wanted, manifest.tolerance), manifest.tolerance
+def _compare(outputs: Arrays, expected: NDArray[Any], name: str, manifest: Manifest) -> None:
+    """Raise unless the output `name` is as expected, within the tolerance."""
+    beyond, tolerance = excess(outputs, {name: expected}, manifest.tolerance), manifest.tolerance
     if beyond <= 1:
         return
-    shape = list(wanted[name].shape)
+    shape = list(expected.shape)
     if math.isinf(beyond):
-        got = f"{found[name].dtype} {list(found[name].shape)}" if name in found else "nothing"
-        how = f"is {got} where {wanted[name].dtype} {shape} was stored, or has other texts, NaN or infinities"
+        got = f"{outputs[name].dtype} {list(outputs[name].shape)}" if name in outputs else "nothing"
+        how = f"is {got} where {expected.dtype} {shape} was stored, or has other texts, NaN or infinities"
     else:
         allowed = f"{tolerance.absolute:.3g} + {tolerance.relative:.3g} × the value"
         how = f"{shape} is off by {beyond:.3g} times what the manifest allows ({allowed})"
