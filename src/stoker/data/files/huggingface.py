@@ -115,7 +115,16 @@ class HuggingFace(IndexedSource):
         if value is None:
             raise self._lacking(name, index)
         if kind == "image":
-            return self._image(name, value, index)
+            import torch
+
+            try:
+                content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+                return torch.from_numpy(self.form.decoded(content))
+            except (OSError, ValueError) as error:
+                raise BadJob(
+                    f"the image {name!r} in row {index} of {self.name} cannot be read: {error}",
+                    remedy="Leave the row out with dataset.filter(…) or dataset.select(…).",
+                ) from error
         if kind == "numbers":
             return _numbers(value, self._dtypes[name], f"{name!r} in row {index} of {self.name}")
         return _numbers(float(value), self._dtypes[name], name) if kind == "number" else value
@@ -125,18 +134,6 @@ class HuggingFace(IndexedSource):
             f"row {index} of {self.name} has no {name!r}",
             remedy=f"dataset.filter(lambda row: row[{name!r}] is not None) leaves such rows out.",
         )
-
-    def _image(self, name: str, value: Mapping[str, Any], index: int) -> Any:
-        import torch
-
-        try:
-            content = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
-            return torch.from_numpy(self.form.decoded(content))
-        except (OSError, ValueError) as error:
-            raise BadJob(
-                f"the image {name!r} in row {index} of {self.name} cannot be read: {error}",
-                remedy="Leave the row out with dataset.filter(…) or dataset.select(…).",
-            ) from error
 
 
 def huggingface(

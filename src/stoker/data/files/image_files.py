@@ -271,24 +271,20 @@ def _listed(
             raise BadJob(f"{root / name} is of class {label!r}. {nearest(label, known)}",
                          remedy="Name it among classes=…, or take it away.")  # fmt: skip
     labels = np.array([numbers[label] for _, label in kept], np.int64)
-    _require_all_classes(root, known, labels)
-    versions = np.array([_version(root / name) for name, _ in kept], np.int64).reshape(-1, 2)
-    left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
-    notes = [left] if len(kept) < len(labelled) else []
-    told = "; ".join([*notes, *filter(None, [note])]) or None
-    return ImageListing(Names(name for name, _ in kept), versions, labels, known, told)
-
-
-def _require_all_classes(root: Path, classes: tuple[str, ...], labels: Labels) -> None:
-    if not classes:
+    if not known:
         raise BadJob(f"there are no images in {root}", remedy="Give a folder with one folder of images for each class.")
-    counts = np.bincount(labels, minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+    counts = np.bincount(labels, minlength=len(known))
+    empty = [name for name, count in zip(known, counts, strict=True) if not count]
     if empty:
         raise BadJob(
             f"{root} has no images of {', '.join(map(repr, empty))} ({len(labels):,} of the other classes)",
             remedy="Take the empty folder away, or name the classes that count: classes=[…].",
         )
+    versions = np.array([_version(root / name) for name, _ in kept], np.int64).reshape(-1, 2)
+    left = f"{len(labelled) - len(kept):,} of {len(labelled):,} images are left out by the clean list"
+    notes = [left] if len(kept) < len(labelled) else []
+    told = "; ".join([*notes, *filter(None, [note])]) or None
+    return ImageListing(Names(name for name, _ in kept), versions, labels, known, told)
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -63,7 +63,17 @@ def shard_paths(given: Paths) -> tuple[Path, ...]:
         raise BadJob("no shards are given", remedy="Give a path, or a list of them.")
     require_once(paths)
     for path in paths:
-        _require_seekable(path)
+        if not path.is_file():
+            raise BadJob(f"{path} is no file", remedy="Mend the name, or fetch the shard that is missing.")
+        with path.open("rb") as file:
+            start = file.read(6)
+        compressed = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
+        kind = next((kind for magic, kind in compressed.items() if start.startswith(magic)), None)
+        if kind is not None:
+            raise BadJob(
+                f"{path} is compressed ({kind}), so that nothing in it can be found without reading all before",
+                remedy="Unpack it once; images in it are compressed already.",
+            )
     return tuple(paths)
 
 
@@ -111,20 +121,6 @@ def _choices(inside: str) -> list[str]:
     width = len(found[1]) if found[1].startswith("0") else 0
     step = 1 if first <= last else -1
     return [str(number).zfill(width) for number in range(first, last + step, step)]
-
-
-def _require_seekable(path: Path) -> None:
-    if not path.is_file():
-        raise BadJob(f"{path} is no file", remedy="Mend the name, or fetch the shard that is missing.")
-    with path.open("rb") as file:
-        start = file.read(6)
-    compressed = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
-    kind = next((kind for magic, kind in compressed.items() if start.startswith(magic)), None)
-    if kind is not None:
-        raise BadJob(
-            f"{path} is compressed ({kind}), so that nothing in it can be found without reading all before",
-            remedy="Unpack it once; images in it are compressed already.",
-        )
 
 
 def indexed(path: Path, kind: str, look_through: Callable[[Path], Arrays]) -> Arrays:

@@ -302,7 +302,12 @@ def divide(
         BadJob: shares that are none, leave nothing for training, or make a part empty.
     """
     wanted = {name: share for name, share in shares.items() if share}
-    _require_shares(wanted)
+    if not wanted or not all(0 < share < 1 for share in wanted.values()) or sum(wanted.values()) >= 1:
+        given = ", ".join(f"{name}={share:g}" for name, share in wanted.items()) or "none"
+        raise BadJob(
+            f"split takes shares between 0 and 1 that leave something for training, got {given}",
+            remedy="As in split(valid=0.1, test=0.1).",
+        )
     groups = [np.arange(len(names))] if labels is None else [np.flatnonzero(labels == one) for one in np.unique(labels)]
     order = [_drawn(names, group, seed) for group in groups]
     taken = [0] * len(order)
@@ -320,15 +325,6 @@ def divide(
                 remedy="Give a larger share, or data of its own.",
             )
     return Division({"train": rest, **parts}, wanted, labels, seed)
-
-
-def _require_shares(shares: Mapping[str, float]) -> None:
-    if not shares or not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
-        given = ", ".join(f"{name}={share:g}" for name, share in shares.items()) or "none"
-        raise BadJob(
-            f"split takes shares between 0 and 1 that leave something for training, got {given}",
-            remedy="As in split(valid=0.1, test=0.1).",
-        )
 
 
 def _drawn(names: Sequence[str], group: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:

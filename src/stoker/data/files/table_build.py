@@ -78,7 +78,11 @@ def built(
     aside = aside_path(folder)
     with disk_errors(folder, "a table in the cache", error=BadJob):
         make_directories(folder.parent)
-        _remove_abandoned(folder.parent)
+        for path in folder.parent.glob(".writing-*"):
+            pid = path.name.split("-")[-2]
+            with suppress(OSError):
+                if pid.isdigit() and not is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
+                    remove_tree(path)
         aside.mkdir()
     try:
         header = header_of(paths[0], spec, dropped.get(names[0], frozenset()))
@@ -211,7 +215,13 @@ class _Building:
             return None, ()
         found = self.target.result()
         if found.kind == "class" and not self.spec.is_like:
-            _require_all(found.values, found.classes, self.target.column)
+            counts = np.bincount(found.values.astype(np.int64, copy=False), minlength=len(found.classes))
+            empty = [name for name, count in zip(found.classes, counts, strict=True) if not count]
+            if empty:
+                raise BadJob(
+                    f"no row has the target {self.target.column!r} of {', '.join(map(repr, empty))}",
+                    remedy="Leave the class out of classes=[…]; for a part with few rows, give like= the table that has all.",
+                )
         with disk_errors(self.folder, "a table in the cache", error=BadJob):
             write_file(self.folder / TARGET, found.values.tobytes())
         return found.kind, found.classes
@@ -231,29 +241,6 @@ def _put(aside: Path, folder: Path) -> None:
                     raise
         if aside.exists():
             remove_tree(aside)
-
-
-def _require_all(codes: npt.NDArray[np.int64] | npt.NDArray[np.float32], classes: Sequence[str], column: str) -> None:
-    """Refuse a class that no row has."""
-    counts = np.bincount(codes.astype(np.int64, copy=False), minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
-    if empty:
-        raise BadJob(
-            f"no row has the target {column!r} of {', '.join(map(repr, empty))}",
-            remedy="Leave the class out of classes=[…]; for a part with few rows, give like= the table that has all.",
-        )
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Take away what processes that are gone left half made.
-
-    A process of another machine or container that shares the cache is not seen here: what is written to stays.
-    """
-    for path in parent.glob(".writing-*"):
-        pid = path.name.split("-")[-2]
-        with suppress(OSError):
-            if pid.isdigit() and not is_alive(int(pid)) and time.time() - _last_change_s(path) > _ABANDONED_S:
-                remove_tree(path)
 
 
 def _last_change_s(folder: Path) -> float:
@@ -279,7 +266,9 @@ def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: S
     for column, choice in spec.missing:
         if column not in header and not spec.is_like:  # a file to validate on may lack some
             raise BadJob(f"missing={{{column!r}: …}}: the table has no such column. {nearest(column, header)}")
-        if column in features and not (choice in ("mean", "drop") or _is_number(choice)):
+        if column in features and not (
+            choice in ("mean", "drop") or (isinstance(choice, int | float) and not isinstance(choice, bool))
+        ):
             raise BadJob(
                 f"missing={{{column!r}: {choice!r}}}: {column!r} is a column of numbers",
                 remedy='Give "mean", "drop", or a number; for a category any word.',
@@ -289,10 +278,6 @@ def require_sensible_missing(spec: TableSpec, features: Sequence[str], header: S
                 f"missing={{{column!r}: {choice!r}}}: {column!r} is the target, which nothing can stand in for",
                 remedy='Give "drop", which leaves the row out.',
             )
-
-
-def _is_number(choice: object) -> bool:
-    return isinstance(choice, int | float) and not isinstance(choice, bool)
 
 
 class MissingCount:
@@ -416,7 +401,12 @@ class TargetReader:
             BadJob: words follow numbers, and a word for a missing number was taken for one.
         """
         if self._can_be_number and self._wanted == "auto" and not are_numbers(block, self.column):
-            self._require_no_word_taken(block)
+            if self._taken_as_missing is not None:
+                raise BadJob(
+                    f"the target {self.column!r} begins with numbers, among which {self._taken_as_missing}, a missing one; "
+                    f"from row {int(block.rows[0])} of {block.path} on it has words",
+                    remedy='If they are all classes, say so: target_kind="class". If not: target_kind="number".',
+                )
             self._can_be_number = self._can_be_integer = False
             self._numbers.clear()
         is_nothing: Mask = pc.is_null(block.columns[self.column], nan_is_null=True).to_numpy(zero_copy_only=False)
@@ -432,7 +422,13 @@ class TargetReader:
     def read(self, block: RowBlock) -> None:
         """Take a block's targets; missing ones, which are counted elsewhere, become anything."""
         if self._can_be_class:
-            self._read_classes(block)
+            try:
+                self._codes.append(self._words.codes_of(block, texts_of(block, self.column)).astype(np.int32))
+            except BadJob:
+                if not self._can_be_number:
+                    raise
+                self._can_be_class = False  # numbers of many values, as a regression has
+                self._codes.clear()
         if self._can_be_integer and not _are_whole(block, self.column):
             self._can_be_integer = False
             if self._wanted == "integer":
@@ -472,23 +468,6 @@ class TargetReader:
             row = int(overflows.argmax())
             raise too_large(block, row, self.column, numbers[row])
         return numbers
-
-    def _read_classes(self, block: RowBlock) -> None:
-        try:
-            self._codes.append(self._words.codes_of(block, texts_of(block, self.column)).astype(np.int32))
-        except BadJob:
-            if not self._can_be_number:
-                raise
-            self._can_be_class = False  # numbers of many values, as a regression has
-            self._codes.clear()
-
-    def _require_no_word_taken(self, block: RowBlock) -> None:
-        if self._taken_as_missing is not None:
-            raise BadJob(
-                f"the target {self.column!r} begins with numbers, among which {self._taken_as_missing}, a missing one; "
-                f"from row {int(block.rows[0])} of {block.path} on it has words",
-                remedy='If they are all classes, say so: target_kind="class". If not: target_kind="number".',
-            )
 
 
 def _are_whole(block: RowBlock, column: str) -> bool:

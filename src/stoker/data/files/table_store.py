@@ -251,17 +251,6 @@ def table_spec(  # noqa: PLR0913 - what can be said of a table
         missing_else=None if isinstance(missing, Mapping) else missing,
         delimiter=delimiter,
     )
-    _require_sense(spec)
-    return spec
-
-
-def _words(what: str, given: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(given, str):
-        raise BadJob(f"{what}={given!r} is one word", remedy=f"Give a list of columns: {what}=[{given!r}].")
-    return tuple(given)
-
-
-def _require_sense(spec: TableSpec) -> None:
     roles = [*(spec.features or ()), *(name for name, _ in spec.categories), *spec.text, *filter(None, [spec.target])]
     twice = sorted({name for name in roles if roles.count(name) > 1})
     if twice:
@@ -277,3 +266,10 @@ def _require_sense(spec: TableSpec) -> None:
                 f"missing={choice!r} of {column!r} is not known",
                 remedy='Give "mean", "drop", or a number; for a category any word.',
             )
+    return spec
+
+
+def _words(what: str, given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise BadJob(f"{what}={given!r} is one word", remedy=f"Give a list of columns: {what}=[{given!r}].")
+    return tuple(given)

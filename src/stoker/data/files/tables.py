@@ -64,7 +64,11 @@ class Table(IndexedSource):
     @cached_property
     def table(self) -> StoredTable:
         """The table in the cache; read on first use."""
-        root = _root_of(self.paths)
+        root = (
+            Path(os.path.commonpath([path.parent for path in self.paths]))
+            if len(self.paths) > 1
+            else self.paths[0].parent
+        )
         dropped = self._dropped(root)
         stats = [_stat(path) for path in self.paths]
         key = key_of(self.spec.text_of(), [[str(path.resolve()), *stat] for path, stat in zip(self.paths, stats,
@@ -252,18 +256,14 @@ def _table(path: Paths, spec: TableSpec, clean: Clean, like: Table | None) -> Ta
         raise BadJob(f"a {spec.format} source needs a file", remedy="Give a path, or a list of them.")
     paths = tuple(Path(one).expanduser().absolute() for one in given)
     for one in paths:
-        _require_no_folder(one, spec.format)
+        if one.is_dir():
+            found = sum(1 for _ in one.glob(f"*.{spec.format}"))
+            raise BadJob(
+                f"{one} is a folder, and stoker.data.{spec.format} reads files; {found:,} in it end in .{spec.format}",
+                remedy=f'Name them: stoker.data.{spec.format}(sorted(Path({one.name!r}).glob("*.{spec.format}"))).',
+            )
     require_once(paths)
     return Table(paths, spec, clean, like)
-
-
-def _require_no_folder(path: Path, ending: str) -> None:
-    if path.is_dir():
-        found = sum(1 for _ in path.glob(f"*.{ending}"))
-        raise BadJob(
-            f"{path} is a folder, and stoker.data.{ending} reads files; {found:,} in it end in .{ending}",
-            remedy=f'Name them: stoker.data.{ending}(sorted(Path({path.name!r}).glob("*.{ending}"))).',
-        )
 
 
 def _found_in(like: Table, given: TableSpec) -> TableSpec:
@@ -282,11 +282,6 @@ def _found_in(like: Table, given: TableSpec) -> TableSpec:
         categories=tuple(record.categories.items()), classes=record.classes or None, means=tuple(record.means.items()),
         target_kind=cast("TargetKind", record.target_kind or "auto"), is_like=True,
     )  # fmt: skip
-
-
-def _root_of(paths: Sequence[Path]) -> Path:
-    """The folder that samples' names are relative to."""
-    return Path(os.path.commonpath([path.parent for path in paths])) if len(paths) > 1 else paths[0].parent
 
 
 def _stat(path: Path) -> tuple[int, int]:

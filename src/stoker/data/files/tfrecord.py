@@ -88,7 +88,14 @@ class TFRecord(IndexedSource):
 
     def _read(self, index: int, features: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
         try:
-            found = _features_of(self._content(index))
+            with needs("protobuf"):
+                from stoker.data.files.tf_example import features_of
+            places = self._places
+            length = int(places["length"][index])
+            content = self._files.read(int(places["shard"][index]), int(places["offset"][index]), length)
+            if masked_crc(content) != int(places["checksum"][index]):
+                raise ValueError("its content does not have its checksum: it is damaged")
+            found = features_of(content)
             return {name: self._entry(found, name, *kind) for name, kind in features.items()}
         except (OSError, ValueError) as error:
             shard, number = int(self._places["shard"][index]), int(self._places["number"][index])
@@ -100,7 +107,9 @@ class TFRecord(IndexedSource):
 
     def sample_id(self, index: int) -> str:
         """The file, and the record in it, from 0."""
-        return self._named(int(self._places["shard"][index]), int(self._places["number"][index]))
+        shard = int(self._places["shard"][index])
+        number = int(self._places["number"][index])
+        return f"{self.paths[shard].name}:{number}"
 
     def labels(self) -> Labels | None:
         """The target of every record, if it is one whole number; all records are read for that, once."""
@@ -120,17 +129,6 @@ class TFRecord(IndexedSource):
             name: self.form.prepare(entry) if self.features[name][0] == "image" else entry
             for name, entry in batch.items()
         }
-
-    def _named(self, shard: int, number: int) -> str:
-        return f"{self.paths[shard].name}:{number}"
-
-    def _content(self, index: int) -> bytes:
-        places = self._places
-        length = int(places["length"][index])
-        content = self._files.read(int(places["shard"][index]), int(places["offset"][index]), length)
-        if masked_crc(content) != int(places["checksum"][index]):
-            raise ValueError("its content does not have its checksum: it is damaged")
-        return content
 
     def _entry(self, found: Mapping[str, Any], name: str, kind: str, shape: tuple[int, ...]) -> Any:
         import torch
@@ -241,13 +239,6 @@ def _length_in(header: bytes) -> int:
         return -1
     length, checksum = struct.unpack("<QI", header)
     return int(length) if masked_crc(header[:8]) == checksum else -1
-
-
-def _features_of(content: bytes) -> Mapping[str, Any]:
-    """The features of an encoded `tf.train.Example`; ValueError if it is none."""
-    with needs("protobuf"):
-        from stoker.data.files.tf_example import features_of
-    return features_of(content)
 
 
 def _kind(name: str, given: Kind) -> tuple[str, tuple[int, ...]]:

@@ -122,7 +122,10 @@ class WebDataset(IndexedSource):
     def prepare(self, batch: Any) -> Any:
         """Images as the form says, the rest as it is."""
         pairs = zip(self.fields, batch, strict=True)
-        return tuple(self.form.prepare(entry) if _is_image(field) else entry for field, entry in pairs)
+        return tuple(
+            self.form.prepare(entry) if (field.lower().split(";")[0].rpartition(".")[2] in _IMAGES) else entry
+            for field, entry in pairs
+        )
 
     def _entry(self, index: int, field: int) -> Any:
         members = self.members
@@ -236,7 +239,12 @@ def _chosen(paths: Sequence[Path], found: Sequence[Arrays], fields: Sequence[str
                 num_cleaned += 1
                 continue
             chosen = {wanted[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in wanted}
-            _require_fields(path, key, fields, chosen, parts)
+            for at, field in enumerate(fields):
+                if at not in chosen:
+                    raise BadJob(
+                        f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
+                        remedy="Name the members in fields=[…], or leave the sample out with clean=….",
+                    )
             shards.append(shard)
             keys.append(key)
             places.append([chosen[at] for at in range(len(fields))])
@@ -262,21 +270,6 @@ def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[i
             raise BadJob(f"{path} has {name} twice in a row", remedy="Give each sample a key of its own.")
         samples[-1][1][kind] = (offset, size)
     return samples
-
-
-def _require_fields(
-    path: Path, key: str, fields: Sequence[str], chosen: dict[int, tuple[int, int, int]], parts: dict[str, Any]
-) -> None:
-    for at, field in enumerate(fields):
-        if at not in chosen:
-            raise BadJob(
-                f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
-                remedy="Name the members in fields=[…], or leave the sample out with clean=….",
-            )
-
-
-def _is_image(field: str) -> bool:
-    return field.lower().split(";")[0].rpartition(".")[2] in _IMAGES
 
 
 def _array(content: bytes) -> Any:
