@@ -73,7 +73,7 @@ class PackedSource(IndexedSource):
         self.dataset = dataset
         self._given, self._version, self._shard_bytes = path, version, shard_bytes
         self._tell = tell or _on_standard_error
-        if isinstance(dataset, tuple | Mapping):
+        if is_arrays:
             lengths = {len(array) for array in (dataset.values() if isinstance(dataset, Mapping) else dataset)}
             if len(lengths) != 1:
                 raise BadJob(f"the arrays to pack have different numbers of samples: {sorted(lengths)}")
@@ -228,9 +228,9 @@ def packed(
     """`dataset` decoded once into files that are then read in its place.
 
     Packing begins when samples are first requested (by training, but also by `stoker plan`), reads every sample once,
-    and continues where it stopped if it is killed. Free disk space is checked first. A folder holds one dataset: another
-    one, or another version, replaces it. A dataset is identified by what it states (`fingerprint`) or holds in memory,
-    its class and that class's source code, its length, `version`, and 16 of its samples.
+    and continues where it stopped if it is killed. Free disk space is checked first. A folder holds one dataset:
+    another one, or another version, replaces it. A dataset is identified by what it states (`fingerprint`) or holds in
+    memory, its class and that class's source code, its length, `version`, and 16 of its samples.
 
     Args:
         dataset: a source of `stoker.data`, a map-style dataset, or a tuple or dict of arrays. Samples are numbers,

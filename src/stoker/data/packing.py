@@ -132,8 +132,8 @@ def _built(folder: Path, packing: PackingTask, recorded: Sequence[Shard]) -> Man
             _clear(folder)
             free = shutil.disk_usage(folder).free
             raise BadJob(
-                f"the disk is full: packing {packing.name} takes about {format_bytes(packing.num_bytes)}; what had been "
-                f"packed is removed again, and {format_bytes(free)} are free at {folder}",
+                f"the disk is full: packing {packing.name} takes about {format_bytes(packing.num_bytes)}; what had "
+                f"been packed is removed again, and {format_bytes(free)} are free at {folder}",
                 remedy="Free some space, or give a path on another disk: stoker.data.packed(dataset, path=…).",
             ) from problem
         raise
