@@ -1,6 +1,6 @@
-"""Hardware as data: what is attached here, what the catalogue knows, what an hour costs, and what `--on` means.
+"""Hardware as data: attached devices, the catalogue, prices, carbon, and the devices that `--on` means.
 
-Never imports torch: a machine is described, and a plan made for it, without loading anything heavy.
+Never imports torch: describing a machine and planning for it load nothing heavy.
 """
 
 from stoker.devices.carbon import PUE_DATA_CENTRE, PUE_HERE, Grid, grid_of, grids

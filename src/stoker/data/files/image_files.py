@@ -56,8 +56,8 @@ class ImageForm:
             BadJob: Pillow is missing.
         """
         with needs("pillow"):
-            from stoker.data.reading import image_decoding
-        return self.fitted(image_decoding.upright(image_decoding.loaded(content)))
+            from stoker.data.reading.image_decoding import loaded, upright
+        return self.fitted(upright(loaded(content)))
 
     def fitted(self, image: Any) -> npt.NDArray[np.uint8]:
         """The pixels [C, H, W] of a Pillow image, as a writable copy; raises BadImage as `decoded` does."""
