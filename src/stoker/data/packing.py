@@ -117,7 +117,14 @@ def _built(folder: Path, packing: PackingTask, recorded: Sequence[Shard]) -> Man
         for done, number in enumerate(missing):
             if done % max(1, len(missing) // _LINES) == 0:
                 packing.tell(f"packing {packing.name} in {folder}: {len(there)} of {packing.header.num_shards} files")
-            there[number] = _packed(folder, packing, number)
+            first = number * packing.header.rows_per_shard
+            last = min(first + packing.header.rows_per_shard, packing.header.length)
+            samples = [_read(packing, index) for index in range(first, last)]
+            shard, content = shard_of(number, samples)
+            what = f"file {number + 1} of the packed {packing.name}"
+            write_atomic(folder / shard.file_name, content, what=what, error=BadJob)
+            append_line(folder / JOURNAL, dumps(shard, indent=None), error=BadJob)
+            there[number] = shard
             if number in known and known[number] != there[number]:
                 raise BadJob(
                     f"{folder / there[number].file_name} was lost, and packed again it has other content than before: "
@@ -140,18 +147,6 @@ def _built(folder: Path, packing: PackingTask, recorded: Sequence[Shard]) -> Man
     with suppress(OSError):
         (folder / JOURNAL).unlink()
     return manifest
-
-
-def _packed(folder: Path, packing: PackingTask, number: int) -> Shard:
-    """Read the samples of shard `number`, write them and note it."""
-    first = number * packing.header.rows_per_shard
-    last = min(first + packing.header.rows_per_shard, packing.header.length)
-    samples = [_read(packing, index) for index in range(first, last)]
-    shard, content = shard_of(number, samples)
-    what = f"file {number + 1} of the packed {packing.name}"
-    write_atomic(folder / shard.file_name, content, what=what, error=BadJob)
-    append_line(folder / JOURNAL, dumps(shard, indent=None), error=BadJob)
-    return shard
 
 
 def _read(packing: PackingTask, index: int) -> list[Array]:

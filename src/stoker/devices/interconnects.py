@@ -32,10 +32,10 @@ _BRIDGED = 2
 
 @dataclass(frozen=True)
 class Wire:
-    """A link between neighbours: rate of one direction [bytes/s], time of a step [s], uncertainty `spread` (a factor).
+    """A link between neighbours: rate one way [bytes/s], time of a step [s], and uncertainty (a factor).
 
-    `pooled` counts the network cards that carry a ring from one node to the next: NCCL opens a ring over each. Data from
-    one device to another, or to all others, goes through its own card.
+    `pooled` counts the network cards that carry a ring from one node to the next: NCCL opens a ring over each. Data
+    from one device to another, or to all others, goes through its own card.
     """
 
     name: str

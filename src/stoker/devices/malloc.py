@@ -1,9 +1,9 @@
 """A plan's malloc setting applied to this process, and the memory that it uses now.
 
-The GNU C library maps requests above a threshold from the system, and returns them when freed; the threshold grows as
-large blocks are freed, to 32 MiB, after which most tensors stay in the heap, whose free end is returned from 64 MiB on.
-`mapped` fixes the threshold at 64 KiB: freed memory is returned at once. `retained` maps and returns nothing. Costs: the
-system zeroes each page of a new mapped tensor; the retained heap is fragmented. See docs/log.md for measurements.
+The GNU C library maps requests above a threshold from the system, and returns them when freed; the threshold grows to
+32 MiB as large blocks are freed. Then most tensors stay in the heap, whose free end is returned from 64 MiB on.
+`mapped` fixes the threshold at 64 KiB: freed memory is returned at once. `retained` maps and returns nothing. Costs:
+the system zeroes each page of a new mapped tensor; the retained heap is fragmented. See docs/log.md for measurements.
 
 Source: mallopt(3), `M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`, `M_MMAP_MAX`; glibc's malloc/malloc.c.
 """

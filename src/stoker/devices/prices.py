@@ -95,38 +95,30 @@ def _price(row: object, where: str, sources: Mapping[str, str], known: Catalogue
     words = {key: "" if row.get(key) is None else str(row[key]).strip() for key in COLUMNS if key != "usd_per_hour"}
     if not words["provider"]:
         raise ValueError(f"{where}: column 'provider' is empty")
-    return Price(
-        device=_device(words["device"], where, known),
-        provider=words["provider"],
-        usd_per_hour=_amount(row.get("usd_per_hour"), where),
-        market=_market(words["market"], where),
-        source=sources.get(words["source"], words["source"] or "the user's file"),
-        seen_on=_day(words["seen_on"], where),
-        region=words["region"],
-        note=words["note"],
-    )
-
-
-def _device(word: str, where: str, known: Catalogue) -> str:
-    """The name of the one device a word means."""
-    entries = known.find(word) if word else ()
-    if not entries:
-        raise ValueError(f"{where}, column 'device': no such device {word!r}; `stoker devices` lists all names.")
-    if len(entries) > 1:
-        names = ", ".join(entry.name for entry in entries)
-        raise ValueError(f"{where}, column 'device': {word!r} may be any of {names}; write one of them.")
-    return entries[0].name
-
-
-def _amount(value: object, where: str) -> float:
-    """US dollars an hour."""
+    value = row.get("usd_per_hour")
     try:
         usd = math.nan if isinstance(value, bool) else float(str(value).strip().lstrip("$"))
     except ValueError:
         usd = math.nan
     if not 0 <= usd <= 1000:
         raise ValueError(f"{where}, column 'usd_per_hour': wanted 0 to 1000 US dollars, found {value!r}")
-    return usd
+    word = words["device"]
+    entries = known.find(word) if word else ()
+    if not entries:
+        raise ValueError(f"{where}, column 'device': no such device {word!r}; `stoker devices` lists all names.")
+    if len(entries) > 1:
+        names = ", ".join(entry.name for entry in entries)
+        raise ValueError(f"{where}, column 'device': {word!r} may be any of {names}; write one of them.")
+    return Price(
+        device=entries[0].name,
+        provider=words["provider"],
+        usd_per_hour=usd,
+        market=_market(words["market"], where),
+        source=sources.get(words["source"], words["source"] or "the user's file"),
+        seen_on=_day(words["seen_on"], where),
+        region=words["region"],
+        note=words["note"],
+    )
 
 
 def _market(word: str, where: str) -> Market:

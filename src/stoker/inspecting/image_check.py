@@ -19,7 +19,6 @@ from stoker.inspecting.findings import (
     AGAINST,
     Checked,
     CheckOptions,
-    ImageLoader,
     Tell,
     class_findings,
     groups_of,
@@ -85,11 +84,6 @@ def check_pictures(
         findings += [finding for finding in accused if finding.id not in explained]
         notes.append(note)
     ours = in_order_of_use(split for split in facts if split.name != AGAINST)
-    return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=_seen(seen))
-
-
-def _seen(seen: ImageSurvey) -> ImageLoader:
-    """Pictures by the names of their samples."""
     rows: dict[str, int] = {}
 
     def picture(name: str) -> Image.Image | None:
@@ -100,7 +94,7 @@ def _seen(seen: ImageSurvey) -> ImageLoader:
         except Unreadable:
             return None
 
-    return picture
+    return Checked(kind=found.kind, splits=ours, findings=in_order(findings), notes=tuple(notes), picture=picture)
 
 
 _MOST_NAMED_COPIES = 5

@@ -106,8 +106,28 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
         if flat is None:
             return numbers(column.to_pylist(), one, allow_nan=allow_nan)
         return _from_flat(flat, len(column), one, allow_nan=allow_nan)
-    if one.count == 1 and one.datatype != "BYTES" and _is_text(column):
-        return _from_texts(column, one, allow_nan=allow_nan)
+    if one.count == 1 and one.datatype != "BYTES" and _is_text(column):  # converted all at once, else one by one
+        kind = dtype_of(one.datatype).kind
+        bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
+        texts = ["0" if row in bad else text for row, text in enumerate(column)]
+        try:
+            if any("_" in text for text in texts):  # Python's own 1_000, which training does not accept
+                raise ValueError
+            values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
+        except (ValueError, OverflowError):
+            values = np.zeros(len(texts), object if kind in "iu" else np.float64)
+            for row, text in enumerate(texts):
+                try:
+                    values[row] = _number(text, is_whole=kind in "iu")
+                except ValueError:
+                    bad[row] = f"is {text[:40]!r}, which is no number"
+        if values.dtype == object:
+            return collected([None if row in bad else value for row, value in enumerate(values)], one,
+                             lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
+        result, refused = cast(values, one.datatype, allow_nan=allow_nan)
+        for row in np.flatnonzero(refused):
+            bad.setdefault(int(row), why_refused(values[row], one.datatype))
+        return InputSamples(result.reshape(len(values), *one.shape), bad)
     return collected(column, one, lambda value: of_value(value, one, allow_nan=allow_nan))
 
 
@@ -212,25 +232,6 @@ def _refusal(value: Any, at: int, count: int, one: Input) -> str:
     return reason if count == 1 else f"element {at} {reason}"
 
 
-def _from_texts(column: Sequence[Any], one: Input, *, allow_nan: bool) -> InputSamples:
-    """Numbers as text, one per row: converted all at once, or one by one if one of them is not a number."""
-    kind = dtype_of(one.datatype).kind
-    bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
-    texts = ["0" if row in bad else text for row, text in enumerate(column)]
-    try:
-        if any("_" in text for text in texts):  # Python's own 1_000, which training does not accept
-            raise ValueError
-        values = np.array(texts).astype(np.int64 if kind in "iu" else np.float64)
-    except (ValueError, OverflowError):
-        values = np.zeros(len(texts), object if kind in "iu" else np.float64)
-        for row, text in enumerate(texts):
-            try:
-                values[row] = _number(text, is_whole=kind in "iu")
-            except ValueError:
-                bad[row] = f"is {text[:40]!r}, which is no number"
-    return _checked(values, bad, one, allow_nan=allow_nan)
-
-
 def _number(text: str, *, is_whole: bool) -> float | int:
     if "_" in text:
         raise ValueError(text)
@@ -238,16 +239,6 @@ def _number(text: str, *, is_whole: bool) -> float | int:
         return int(text) if is_whole else float(text)
     except ValueError:
         return float(text)
-
-
-def _checked(values: NDArray[Any], bad: dict[int, str], one: Input, *, allow_nan: bool) -> InputSamples:
-    if values.dtype == object:
-        return collected([None if row in bad else value for row, value in enumerate(values)], one,
-                         lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
-    result, refused = cast(values, one.datatype, allow_nan=allow_nan)
-    for row in np.flatnonzero(refused):
-        bad.setdefault(int(row), why_refused(values[row], one.datatype))
-    return InputSamples(result.reshape(len(values), *one.shape), bad)
 
 
 @dataclass(frozen=True)
@@ -332,7 +323,15 @@ def cast(values: NDArray[Any], datatype: Datatype, *, allow_nan: bool) -> tuple[
     elif dtype.kind in "iu":
         refused = _no_integer(values, np.iinfo(dtype))
     else:
-        return _as_float(values, dtype, allow_nan=allow_nan)
+        with np.errstate(over="ignore"):
+            result = values.astype(dtype)
+        is_finite = np.isfinite(values)
+        refused = is_finite & ~np.isfinite(result)
+        if not allow_nan:
+            refused |= ~is_finite
+        if refused.any():
+            result[refused] = 0
+        return result, refused
     return np.where(refused, 0, values).astype(dtype), refused
 
 
@@ -361,15 +360,3 @@ def _no_integer(values: NDArray[Any], limits: np.iinfo[Any]) -> NDArray[np.bool_
     if limits.max < high:
         refused |= values > limits.max
     return refused
-
-
-def _as_float(values: NDArray[Any], dtype: np.dtype[Any], *, allow_nan: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    with np.errstate(over="ignore"):
-        result = values.astype(dtype)
-    is_finite = np.isfinite(values)
-    refused = is_finite & ~np.isfinite(result)
-    if not allow_nan:
-        refused |= ~is_finite
-    if refused.any():
-        result[refused] = 0
-    return result, refused

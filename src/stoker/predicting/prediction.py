@@ -111,7 +111,29 @@ def _predicted(
             sink(PredictionEvent(kind="finished", at=time.time(), fields=asdict(summary) | {"computed_rows": 0}))
             return summary
         with _checked(artifact, verified, settings, threads) as engines:
-            return _compute(asked, _begun_job(directory, asked), directory, engines, threads, sink)
+            job = _begun_job(directory, asked)
+            artifact = asked.artifact
+            begun = job is not None
+            if job is None:
+                job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
+            check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)
+            if not begun:
+                directory.begin(job)
+            elif changed := elsewhere(job, artifact.manifest.engine):
+                message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
+                sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
+            running = PredictionRun(
+                job=job,
+                model=asked.model(job.batch_rows),
+                sources=asked.sources,
+                stamps=asked.stamps,
+                schema=asked.schema,
+                engines=engines,
+                out=directory,
+                most_bad=asked.most_bad,
+                sink=sink,
+            )
+            return running.run()
 
 
 @contextmanager
@@ -146,29 +168,3 @@ def _begun_job(directory: OutputDirectory, asked: PredictionRequest) -> Predicti
             remedy="Give what it was begun with to continue it, or start over beside it with --new.",
         )
     return job
-
-
-def _compute(
-    asked: PredictionRequest,
-    job: PredictionJob | None,
-    directory: OutputDirectory,
-    engines: Sequence[Engine],
-    threads: int,
-    sink: PredictionSink,
-) -> PredictionSummary:
-    """Begin the job, unless it was begun, and compute the missing parts."""
-    artifact = asked.artifact
-    begun = job is not None
-    if job is None:
-        job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
-    check_answers(engines[0], artifact.manifest, artifact.golden(), most_rows=job.batch_rows)
-    if not begun:
-        directory.begin(job)
-    elif changed := elsewhere(job, artifact.manifest.engine):
-        message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
-        sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
-    running = PredictionRun(
-        job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
-        schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
-    )  # fmt: skip
-    return running.run()

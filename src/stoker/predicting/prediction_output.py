@@ -30,7 +30,7 @@ from stoker.errors import BadJob, BadRun, StokerError
 from stoker.predicting.batched_inference import RowOutputs, Values
 from stoker.predicting.column_mapping import sample_shape
 from stoker.predicting.row_source import Column, SourceColumn, SourceRows
-from stoker.records import Datatype, Manifest, digest, dumps, loads
+from stoker.records import Manifest, digest, dumps, loads
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
 from stoker.store.disk_errors import RUN_DIRECTORY
@@ -195,7 +195,14 @@ def schema_of(manifest: Manifest, kept: Sequence[SourceColumn]) -> pa.Schema:
     fields = [pa.field(SOURCE, pa.string()), pa.field(ROW, pa.int64())]
     fields += [pa.field(field.name, field.type or pa.string()) for field in kept]
     for spec in manifest.outputs:
-        fields.append(pa.field(spec.name, _type_of(spec.datatype, sample_shape(spec, manifest))))
+        # Vectors are lists of fixed size, dimensions that vary are lists; BF16, which Parquet lacks, becomes FP32.
+        if spec.datatype == "BYTES":
+            kind = pa.binary()
+        else:
+            kind = pa.float32() if spec.datatype == "BF16" else pa.from_numpy_dtype(dtype_of(spec.datatype))
+        for size in reversed(sample_shape(spec, manifest)):
+            kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
+        fields.append(pa.field(spec.name, kind))
     fields += [pa.field(column, pa.string()) for column in label_columns(manifest, [one.name for one in kept]).values()]
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -227,7 +234,10 @@ def table_of(
     for name, outputs in answers.outputs.items():
         arrays[name] = _output(outputs, schema.field(name).type)
     for name, column in label_columns(manifest, keep).items():
-        arrays[column] = _labels(np.asarray(answers.outputs[name]), manifest.labels[name])
+        labels = manifest.labels[name]
+        by_row = _storable(np.asarray(answers.outputs[name])).reshape(-1, len(labels))
+        has_nan = np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.zeros(len(by_row), np.bool_)
+        arrays[column] = pa.array([labels[index] for index in by_row.argmax(axis=1)], pa.string(), mask=has_nan)
     return pa.Table.from_arrays([arrays[field.name] for field in schema], schema=schema)
 
 
@@ -236,17 +246,6 @@ def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def _type_of(datatype: Datatype, shape: Sequence[int | str]) -> pa.DataType:
-    """Vectors are lists of fixed size, dimensions that vary are lists; BF16, which Parquet has not, becomes FP32."""
-    if datatype == "BYTES":
-        kind = pa.binary()
-    else:
-        kind = pa.float32() if datatype == "BF16" else pa.from_numpy_dtype(dtype_of(datatype))
-    for size in reversed(shape):
-        kind = pa.list_(kind, size) if isinstance(size, int) else pa.list_(kind)
-    return kind
 
 
 def _origins(rows: SourceRows, chosen: Sequence[int]) -> tuple[pa.Array, pa.Array]:
@@ -269,13 +268,6 @@ def _output(values: Values, kind: pa.DataType) -> pa.Array:
     for size in reversed(levels):
         column = pa.FixedSizeListArray.from_arrays(column, size)
     return column
-
-
-def _labels(values: NDArray[Any], labels: Sequence[str]) -> pa.Array:
-    """The class with the largest output of each row; null if one of them is NaN."""
-    by_row = _storable(values).reshape(-1, len(labels))
-    has_nan = np.isnan(by_row).any(axis=1) if by_row.dtype.kind == "f" else np.zeros(len(by_row), np.bool_)
-    return pa.array([labels[index] for index in by_row.argmax(axis=1)], pa.string(), mask=has_nan)
 
 
 def _storable(values: NDArray[Any]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from stoker.artifacts import Artifact
 from stoker.devices import attached_cpu
 from stoker.engines import Engine
 from stoker.errors import BadJob
-from stoker.predicting.batch_size import BatchAndPartSize, Bounds, about_rows, choose_sizes, head_of
+from stoker.predicting.batch_size import Bounds, about_rows, choose_sizes, head_of
 from stoker.predicting.batched_inference import PredictionModel
 from stoker.predicting.column_mapping import Input, inputs_of, most_rows, parse_mapping, resolve
 from stoker.predicting.file_sources import NumpySource, find_sources
@@ -167,8 +167,20 @@ def new_job(
     Raises:
         BadJob: there are no rows, or the sources cannot be read.
     """
-    asked = request.asked
-    chosen = _chosen(request, engines, clock)
+    asked, source = request.asked, request.sources[0]
+    part = head_of(source)
+    reader = source.open([name for names in asked.columns.values() for name in names])
+    try:
+        rows = reader.read(part)
+    finally:
+        reader.close()
+    filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
+    bounds = Bounds(
+        most_rows=most_rows(request.artifact.manifest),
+        num_rows=sum(map(about_rows, request.sources)),
+        instances=len(engines),
+    )
+    chosen = choose_sizes(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
     sources, parts = cut(request.sources, chosen.part_rows)
     if not parts:
         raise BadJob("There are no rows", remedy="Look into the files: they have a header or a footer alone.")
@@ -199,24 +211,6 @@ def elsewhere(job: PredictionJob, engine: EngineName) -> str:
     changed = [f"{what} {before.get(what, 'none')} then, {now} now" for what, now in here.items()
                if before.get(what) != now]  # fmt: skip
     return "; ".join(changed)
-
-
-def _chosen(request: PredictionRequest, engines: Sequence[Engine], clock: Callable[[], float]) -> BatchAndPartSize:
-    """Sizes of a batch and of a part: as asked, or measured on the first rows of the first source."""
-    asked, source = request.asked, request.sources[0]
-    part = head_of(source)
-    reader = source.open([name for names in asked.columns.values() for name in names])
-    try:
-        rows = reader.read(part)
-    finally:
-        reader.close()
-    filled = fill(rows, request.inputs, asked.columns, asked.pixels, allow_nan=asked.allow_nan)
-    bounds = Bounds(
-        most_rows=most_rows(request.artifact.manifest),
-        num_rows=sum(map(about_rows, request.sources)),
-        instances=len(engines),
-    )
-    return choose_sizes(filled, part.num_rows, request.model(1), engines[0], clock, asked, bounds)
 
 
 def _libraries(engine: EngineName) -> dict[str, str]:

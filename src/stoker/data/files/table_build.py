@@ -85,7 +85,18 @@ def built(
         header = header_of(paths[0], spec, dropped.get(names[0], frozenset()))
         record = _Building(aside, spec, header).read(paths, names, dropped)
         write_record(aside, record)
-        _put(aside, folder)
+        with disk_errors(folder, "a table in the cache", error=BadJob):
+            if opened(folder) is None:
+                if folder.exists():  # not whole
+                    remove_tree(folder)
+                try:
+                    disk().rename(aside, folder)
+                    disk().sync_directory(folder.parent)
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # then another was faster after all
+                        raise
+            if aside.exists():
+                remove_tree(aside)
     except BaseException:
         with suppress(OSError):
             remove_tree(aside)
@@ -217,22 +228,6 @@ class _Building:
         with disk_errors(self.folder, "a table in the cache", error=BadJob):
             write_file(self.folder / TARGET, targets.values.tobytes())
         return targets.kind, targets.classes
-
-
-def _put(aside: Path, folder: Path) -> None:
-    """Rename a finished table to `folder`, unless another process was faster."""
-    with disk_errors(folder, "a table in the cache", error=BadJob):
-        if opened(folder) is None:
-            if folder.exists():  # not whole
-                remove_tree(folder)
-            try:
-                disk().rename(aside, folder)
-                disk().sync_directory(folder.parent)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # then another was faster after all
-                    raise
-        if aside.exists():
-            remove_tree(aside)
 
 
 _NAMED = 3

@@ -73,7 +73,36 @@ class WebDataset(IndexedSource):
     def members(self) -> Members:
         """The index of all samples; read on first use."""
         indices = [indexed(path, "shard", index_of) for path in self.paths]
-        return _chosen(self.paths, indices, self.fields, self._clean)
+        dropped = left_out_of_files(self._clean, self.paths)
+        field_of = {kind: index for index, field in enumerate(self.fields) for kind in field.lower().split(";")}
+        kinds = tuple(field_of)
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        shards: list[int] = []
+        keys: list[str] = []
+        places: list[list[tuple[int, int, int]]] = []
+        num_cleaned = 0
+        for shard, (path, arrays) in enumerate(zip(self.paths, indices, strict=True)):
+            for key, parts in _samples_of(path, arrays):
+                if key in dropped[shard]:
+                    num_cleaned += 1
+                    continue
+                chosen = {field_of[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in field_of}
+                for index, field in enumerate(self.fields):
+                    if index not in chosen:
+                        raise BadJob(
+                            f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
+                            remedy="Name the members in fields=[…], or leave the sample out with clean=….",
+                        )
+                shards.append(shard)
+                keys.append(key)
+                places.append([chosen[index] for index in range(len(self.fields))])
+        require_known(frozenset().union(*dropped), num_cleaned, self.paths[0].name)
+        if not keys:
+            raise BadJob(f"{self.paths[0]} has no samples", remedy="Members are called KEY.KIND, as in 000001.jpg.")
+        array = np.array(places, np.int64)
+        return Members(
+            np.array(shards, np.int64), array[:, :, 0], array[:, :, 1], array[:, :, 2], kinds, Names(keys), num_cleaned
+        )
 
     @property
     def note(self) -> str | None:
@@ -149,23 +178,21 @@ class WebDataset(IndexedSource):
 
             return torch.from_numpy(self.form.decoded(content))
         if last in {"cls", "cls2", "index", "inx", "id"}:
-            return self._number(content.decode().strip())
+            text = content.decode().strip()
+            if text in self.classes:
+                return self.classes.index(text)
+            try:
+                number = int(text)
+            except ValueError:
+                raise ValueError(f"{text!r} is no class. {nearest(text, self.classes)}") from None
+            if self.classes and not 0 <= number < len(self.classes):
+                raise ValueError(f"there are {len(self.classes)} classes, it is of number {number}")
+            if abs(number) >= 2**63:
+                raise ValueError(f"{text[:30]} is no number of a class")
+            return number
         decoders: dict[str, Callable[[bytes], Any]] = {"txt": bytes.decode, "text": bytes.decode, "json": parsed,
                                                        "npy": _array}  # fmt: skip
         return decoders.get(last, bytes)(content)
-
-    def _number(self, text: str) -> int:
-        if text in self.classes:
-            return self.classes.index(text)
-        try:
-            number = int(text)
-        except ValueError:
-            raise ValueError(f"{text!r} is no class. {nearest(text, self.classes)}") from None
-        if self.classes and not 0 <= number < len(self.classes):
-            raise ValueError(f"there are {len(self.classes)} classes, it is of number {number}")
-        if abs(number) >= 2**63:
-            raise ValueError(f"{text[:30]} is no number of a class")
-        return number
 
 
 def webdataset(  # noqa: PLR0913 - what can be said of shards of images
@@ -220,39 +247,6 @@ def index_of(path: Path) -> Arrays:
         "size": np.array([member.size for member in members], np.int64),
         "names": np.frombuffer(stored.blob, np.uint8), "ends": stored.ends,
     }  # fmt: skip
-
-
-def _chosen(paths: Sequence[Path], indices: Sequence[Arrays], fields: Sequence[str], clean: Clean) -> Members:
-    """The fields of every sample of the shards, without samples left out."""
-    dropped = left_out_of_files(clean, paths)
-    field_of = {kind: index for index, field in enumerate(fields) for kind in field.lower().split(";")}
-    kinds = tuple(field_of)
-    numbers = {kind: number for number, kind in enumerate(kinds)}
-    shards: list[int] = []
-    keys: list[str] = []
-    places: list[list[tuple[int, int, int]]] = []
-    num_cleaned = 0
-    for shard, (path, arrays) in enumerate(zip(paths, indices, strict=True)):
-        for key, parts in _samples_of(path, arrays):
-            if key in dropped[shard]:
-                num_cleaned += 1
-                continue
-            chosen = {field_of[kind]: (*parts[kind], numbers[kind]) for kind in parts if kind in field_of}
-            for index, field in enumerate(fields):
-                if index not in chosen:
-                    raise BadJob(
-                        f"sample {key} in {path} has no {field}; it has {', '.join(sorted(parts))}",
-                        remedy="Name the members in fields=[…], or leave the sample out with clean=….",
-                    )
-            shards.append(shard)
-            keys.append(key)
-            places.append([chosen[index] for index in range(len(fields))])
-    require_known(frozenset().union(*dropped), num_cleaned, paths[0].name)
-    if not keys:
-        raise BadJob(f"{paths[0]} has no samples", remedy="Members are called KEY.KIND, as in 000001.jpg.")
-    array = np.array(places, np.int64)
-    return Members(np.array(shards, np.int64), array[:, :, 0], array[:, :, 1], array[:, :, 2], kinds, Names(keys),
-                   num_cleaned)  # fmt: skip
 
 
 def _samples_of(path: Path, arrays: Arrays) -> list[tuple[str, dict[str, tuple[int, int]]]]:
