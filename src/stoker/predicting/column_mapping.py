@@ -116,8 +116,9 @@ def _found(
     if len(candidates) == 1:
         return candidates[0]
     which = "no column" if not candidates else f"{len(candidates)} columns or groups of columns"
+    shown = ", ".join(list(by_name)[:12]) + (f", … ({len(by_name)} in all)" if len(by_name) > 12 else "")
     raise BadJob(
-        f"{which} of {path} can be taken for the input {one} without guessing; it has: {_some(list(by_name))}",
+        f"{which} of {path} can be taken for the input {one} without guessing; it has: {shown}",
         remedy=f"Say which: --map {one.name}=COLUMN, or --map {one.name}=FIRST,SECOND,… with one for each element.",
     )
 
@@ -188,11 +189,6 @@ def _is_string(kind: pa.DataType) -> bool:
 
 def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown}, … ({len(names)} in all)"
 
 
 _CHANNELS = (1, 3)

@@ -490,7 +490,18 @@ def _expanded(name: str) -> list[RowSource]:
             raise BadJob(f"No file matches {name}")
         return [source for match in matches for source in _expanded(match)]
     if path.is_dir():
-        return _in_folder(path)
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in _MAKERS)
+        tables = [file for file in files if file.suffix.lower() not in SUFFIXES]
+        images = ImageSource(path)
+        suffixes = sorted({file.suffix.lower() for file in tables})
+        if len(suffixes) > 1 or (suffixes and len(files) > len(tables)):
+            kinds = ", ".join(sorted({file.suffix.lower() for file in files}))
+            raise BadJob(f"{path} holds files of several kinds: {kinds}", remedy=f"Name one kind: {path}/*{kinds[:4]}")
+        if tables:
+            return [_source_of(file) for file in tables]
+        if not images.files():
+            raise BadJob(f"{path} holds nothing that can be read", remedy=f"Give {_READABLE}.")
+        return [images]
     if not path.exists():
         raise BadJob(f"{name} is not there", remedy=f"Give {_READABLE}.")
     return [_source_of(path)]
@@ -501,18 +512,3 @@ def _source_of(path: Path) -> RowSource:
     if make is None:
         raise BadJob(f"{path} is of a kind that cannot be read ({path.suffix or 'no suffix'})", remedy=_READABLE)
     return make(path)
-
-
-def _in_folder(folder: Path) -> list[RowSource]:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in _MAKERS)
-    tables = [path for path in files if path.suffix.lower() not in SUFFIXES]
-    images = ImageSource(folder)
-    suffixes = sorted({path.suffix.lower() for path in tables})
-    if len(suffixes) > 1 or (suffixes and len(files) > len(tables)):
-        kinds = ", ".join(sorted({path.suffix.lower() for path in files}))
-        raise BadJob(f"{folder} holds files of several kinds: {kinds}", remedy=f"Name one kind: {folder}/*{kinds[:4]}")
-    if tables:
-        return [_source_of(path) for path in tables]
-    if not images.files():
-        raise BadJob(f"{folder} holds nothing that can be read", remedy=f"Give {_READABLE}.")
-    return [images]

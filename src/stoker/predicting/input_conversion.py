@@ -54,7 +54,11 @@ def fill(
         values = [rows.columns[name] for name in names]
         if len(names) > 1:
             samples = elements(values, names, one, allow_nan=allow_nan)
-        elif (shape := one.image) is not None and one.datatype != "BYTES" and _may_hold_images(values[0]):
+        elif (
+            (shape := one.image) is not None
+            and one.datatype != "BYTES"
+            and not (isinstance(values[0], pa.Array) and _is_list(values[0].type))
+        ):
             folder = Path() if rows.names is not None else Path(rows.source).parent
             image = partial(image_of, one=one, shape=shape, settings=pixels, folder=folder)
             plain = partial(of_value, one=one, allow_nan=allow_nan)
@@ -74,11 +78,6 @@ def fill(
                     if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
                         bad[row] = (one.name, f"has {size} {dim}, another input of the row has {sizes[dim]}")
     return Filled(filled, bad)
-
-
-def _may_hold_images(column: Column) -> bool:
-    """True if values may be images or their paths: by a column's type, if it has one."""
-    return not (isinstance(column, pa.Array) and _is_list(column.type))
 
 
 def _either(value: Any, image: Callable[[Any], NDArray[Any]], plain: Callable[[Any], NDArray[Any]]) -> NDArray[Any]:
@@ -106,7 +105,8 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
         if flat is None:
             return numbers(column.to_pylist(), one, allow_nan=allow_nan)
         return _from_flat(flat, len(column), one, allow_nan=allow_nan)
-    if one.count == 1 and one.datatype != "BYTES" and _is_text(column):  # converted all at once, else one by one
+    is_text = set(map(type, column)) - {type(None)} == {str}  # as in CSV; JSON may mix numbers and texts
+    if one.count == 1 and one.datatype != "BYTES" and is_text:  # converted all at once, else one by one
         kind = dtype_of(one.datatype).kind
         bad = {row: "is empty" for row, text in enumerate(column) if text is None or not text.strip()}
         texts = ["0" if row in bad else text for row, text in enumerate(column)]
@@ -125,15 +125,10 @@ def numbers(column: Column, one: Input, *, allow_nan: bool) -> InputSamples:
             return collected([None if row in bad else value for row, value in enumerate(values)], one,
                              lambda value: of_value(value, one, allow_nan=allow_nan))  # fmt: skip
         result, refused = cast(values, one.datatype, allow_nan=allow_nan)
-        for row in np.flatnonzero(refused):
-            bad.setdefault(int(row), why_refused(values[row], one.datatype))
+        for row in np.flatnonzero(refused).tolist():
+            bad.setdefault(row, why_refused(values[row], one.datatype))
         return InputSamples(result.reshape(len(values), *one.shape), bad)
     return collected(column, one, lambda value: of_value(value, one, allow_nan=allow_nan))
-
-
-def _is_text(column: Sequence[Any]) -> bool:
-    """True if all values are texts, as in CSV; lines of JSON may have numbers and texts in one column."""
-    return set(map(type, column)) - {type(None)} == {str}
 
 
 def elements(columns: Sequence[Column], names: Sequence[str], one: Input, *, allow_nan: bool) -> InputSamples:
@@ -197,7 +192,12 @@ def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
     if value is None:
         raise ValueError("is null")
     if one.datatype == "BYTES":
-        return shaped(_strings(value), one)
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str | bytes) for text in values):
+            raise ValueError("holds something that is no string")
+        strings = np.empty(len(values), object)
+        strings[:] = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in values]
+        return shaped(strings, one)
     if isinstance(value, str):
         try:  # a cell of CSV with several numbers: a JSON array
             value = json.loads(value)
@@ -216,15 +216,6 @@ def of_value(value: Any, one: Input, *, allow_nan: bool) -> NDArray[Any]:
         at = int(np.argmax(refused.reshape(-1)))
         raise ValueError(_refusal(found.reshape(-1)[at], at, found.size, one))
     return shaped(result, one)
-
-
-def _strings(value: Any) -> NDArray[Any]:
-    values = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, str | bytes) for one in values):
-        raise ValueError("holds something that is no string")
-    result = np.empty(len(values), object)
-    result[:] = [one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in values]
-    return result
 
 
 def _refusal(value: Any, at: int, count: int, one: Input) -> str:

@@ -109,11 +109,9 @@ def differences(job: PredictionJob, asked: RequestedSettings, sources: Sequence[
 
 
 def _shown(columns: Columns) -> str:
-    return "; ".join(f"{name}={_short(names)}" for name, names in sorted(columns.items()))
-
-
-def _short(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]}, … {names[-1]} ({len(names)})"
+    short = {name: names[0] if len(names) == 1 else f"{names[0]}, … {names[-1]} ({len(names)})"
+             for name, names in columns.items()}  # fmt: skip
+    return "; ".join(f"{name}={short[name]}" for name in sorted(short))
 
 
 def _change(before: PredictionSource, source: RowSource) -> str:

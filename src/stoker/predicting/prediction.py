@@ -16,10 +16,10 @@ from stoker.engines import Engine, load
 from stoker.errors import BadArtifact, BadRun, ServiceError, StokerError
 from stoker.predicting.job_identity import differences
 from stoker.predicting.prediction_output import OutputDirectory, next_free
-from stoker.predicting.prediction_request import PredictionRequest, PredictOptions, elsewhere, new_job, resolve_request
+from stoker.predicting.prediction_request import PredictOptions, elsewhere, new_job, resolve_request
 from stoker.predicting.prediction_run import PredictionRun
 from stoker.records import ServiceSettings
-from stoker.records.prediction import PredictionEvent, PredictionJob, PredictionSummary
+from stoker.records.prediction import PredictionEvent, PredictionSummary
 from stoker.serving.repository.discovery import versions_to_try
 from stoker.serving.repository.version_loader import check_answers
 from stoker.store import RunLock
@@ -104,15 +104,20 @@ def _predicted(
         directory = OutputDirectory(place)
         job = directory.read_job()
         threads = asked.asked.threads or (job.threads if job else 1)
-        is_same = job is not None and not differences(job, asked.asked, asked.sources)
-        summary = directory.read_summary() if is_same else None
+        changes = () if job is None else differences(job, asked.asked, asked.sources)
+        summary = None if job is None or changes else directory.read_summary()
         if summary is not None:
             directory.finish(summary)
             sink(PredictionEvent(kind="finished", at=time.time(), fields=asdict(summary) | {"computed_rows": 0}))
             return summary
         with _checked(artifact, verified, settings, threads) as engines:
-            job = _begun_job(directory, asked)
-            artifact = asked.artifact
+            if changes:
+                raise BadRun(
+                    f"{directory.path} was begun with something else: {'; '.join(changes)}",
+                    remedy="Give what it was begun with to continue it, or start over beside it with --new.",
+                )
+            if job is None and not directory.is_fresh():
+                raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")
             begun = job is not None
             if job is None:
                 job = new_job(asked, engines, threads, clock=time.perf_counter, now=datetime.now(UTC))
@@ -123,16 +128,9 @@ def _predicted(
                 message = f"continued elsewhere ({changed}): the rest agrees within tolerance, not bit for bit"
                 sink(PredictionEvent(kind="warned", at=time.time(), fields={"message": message}))
             running = PredictionRun(
-                job=job,
-                model=asked.model(job.batch_rows),
-                sources=asked.sources,
-                stamps=asked.stamps,
-                schema=asked.schema,
-                engines=engines,
-                out=directory,
-                most_bad=asked.most_bad,
-                sink=sink,
-            )
+                job=job, model=asked.model(job.batch_rows), sources=asked.sources, stamps=asked.stamps,
+                schema=asked.schema, engines=engines, out=directory, most_bad=asked.most_bad, sink=sink,
+            )  # fmt: skip
             return running.run()
 
 
@@ -153,18 +151,3 @@ def _checked(
     finally:
         for engine in engines:
             engine.close()
-
-
-def _begun_job(directory: OutputDirectory, asked: PredictionRequest) -> PredictionJob | None:
-    """The job to continue, or None; raises BadRun if another one was begun here."""
-    job = directory.read_job()
-    if job is None:
-        if not directory.is_fresh():
-            raise BadRun(f"{directory.path} holds other things", remedy="Choose a new -o DIR, or add --new.")
-        return None
-    if changed := differences(job, asked.asked, asked.sources):
-        raise BadRun(
-            f"{directory.path} was begun with something else: {'; '.join(changed)}",
-            remedy="Give what it was begun with to continue it, or start over beside it with --new.",
-        )
-    return job

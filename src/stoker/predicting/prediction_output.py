@@ -29,7 +29,7 @@ from stoker.artifacts.dtypes import dtype_of
 from stoker.errors import BadJob, BadRun, StokerError
 from stoker.predicting.batched_inference import RowOutputs, Values
 from stoker.predicting.column_mapping import sample_shape
-from stoker.predicting.row_source import Column, SourceColumn, SourceRows
+from stoker.predicting.row_source import SourceColumn, SourceRows
 from stoker.records import Manifest, digest, dumps, loads
 from stoker.records.prediction import BadRow, PredictionJob, PredictionSummary
 from stoker.store import disk_errors, read_lines, write_atomic
@@ -228,9 +228,21 @@ def table_of(
     rows: SourceRows, answers: RowOutputs, manifest: Manifest, schema: pa.Schema, keep: Sequence[str]
 ) -> pa.Table:
     """The table of a part, without its bad rows."""
-    arrays = dict(zip((SOURCE, ROW), _origins(rows, answers.rows), strict=True))
+    if rows.names is not None:  # a file for each row, see `SourceRows.origin`
+        sources = pa.array([rows.names[row] for row in answers.rows], pa.string())
+        numbers = pa.array([0] * len(answers.rows), pa.int64())
+    else:
+        sources = pa.repeat(pa.scalar(rows.source, pa.string()), len(answers.rows))
+        numbers = pa.array(rows.first_row + np.asarray(answers.rows, np.int64))
+    arrays = {SOURCE: sources, ROW: numbers}
     for name in keep:
-        arrays[name] = _kept(rows.columns[name], answers.rows, schema.field(name).type)
+        kept, kind = rows.columns[name], schema.field(name).type
+        if isinstance(kept, pa.Array):
+            arrays[name] = kept.take(pa.array(answers.rows, pa.int64())).cast(kind)
+        else:  # Python objects become text
+            values = (kept[row] for row in answers.rows)
+            arrays[name] = pa.array([value if value is None or isinstance(value, str)
+                                     else json.dumps(value, ensure_ascii=False) for value in values], kind)  # fmt: skip
     for name, outputs in answers.outputs.items():
         arrays[name] = _output(outputs, schema.field(name).type)
     for name, column in label_columns(manifest, keep).items():
@@ -246,14 +258,6 @@ def encode(table: pa.Table, metadata: Mapping[str, str]) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata(dict(metadata)), buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def _origins(rows: SourceRows, chosen: Sequence[int]) -> tuple[pa.Array, pa.Array]:
-    """The file of each of these rows, and its number there; see `SourceRows.origin`."""
-    if rows.names is not None:
-        return pa.array([rows.names[row] for row in chosen], pa.string()), pa.array([0] * len(chosen), pa.int64())
-    numbers = rows.first_row + np.asarray(chosen, np.int64)
-    return pa.repeat(pa.scalar(rows.source, pa.string()), len(chosen)), pa.array(numbers)
 
 
 def _output(values: Values, kind: pa.DataType) -> pa.Array:
@@ -272,12 +276,3 @@ def _output(values: Values, kind: pa.DataType) -> pa.Array:
 
 def _storable(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float32) if values.dtype == dtype_of("BF16") else values
-
-
-def _kept(column: Column, rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """A kept column at these rows; Python objects become text."""
-    if isinstance(column, pa.Array):
-        return column.take(pa.array(rows, pa.int64())).cast(kind)
-    values = (column[row] for row in rows)
-    return pa.array([value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                     for value in values], kind)  # fmt: skip

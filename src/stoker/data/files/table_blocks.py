@@ -257,7 +257,15 @@ def numbers_of(block: RowBlock, column: str) -> npt.NDArray[np.float64]:
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan)
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = _parsed(block, column, values)
+        texts = numerals_of(values)
+        try:
+            values = pc.cast(texts, pa.float64())
+        except pa.ArrowException as error:
+            index, value = next((i, text) for i, text in enumerate(texts.to_pylist()) if not _is_number(text))
+            raise BadJob(
+                f"{block.path}, row {int(block.rows[index])}: {column!r} is {value!r}, which is no number",
+                remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
+            ) from error
     elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
               or pa.types.is_boolean(values.type) or pa.types.is_decimal(values.type)):  # fmt: skip
         raise BadJob(
@@ -368,19 +376,6 @@ def numerals_of(texts: pa.Array) -> pa.Array:
     words = pa.array(["", *NOT_A_NUMBER], texts.type)
     is_word = pc.fill_null(pc.is_in(texts, value_set=words), fill_value=False)
     return pc.if_else(is_word, pa.scalar(None, texts.type), texts)
-
-
-def _parsed(block: RowBlock, column: str, texts: pa.Array) -> pa.Array:
-    """Text as numbers; raises BadJob with the first row without one."""
-    values = numerals_of(texts)
-    try:
-        return pc.cast(values, pa.float64())
-    except pa.ArrowException as error:
-        index, value = next((i, value) for i, value in enumerate(values.to_pylist()) if not _is_number(value))
-        raise BadJob(
-            f"{block.path}, row {int(block.rows[index])}: {column!r} is {value!r}, which is no number",
-            remedy=f"A column of words is named in categories=[{column!r}] or text=[{column!r}].",
-        ) from error
 
 
 def _is_number(value: str | None) -> bool:
