@@ -187,7 +187,7 @@ def dataset_folders(
     remedy: str,
     environ: Mapping[str, str] = os.environ,
 ) -> DatasetFolders:
-    """Where `dataset` may be: `root`, `$STOKER_DATA` (itself, or `below` it), Stoker's cache, `installed`.
+    """Folders that may hold `dataset`: `root`, `$STOKER_DATA` (itself, or `below` it), Stoker's cache, `installed`.
 
     Reads the environment but no disk.
     """

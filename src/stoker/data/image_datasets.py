@@ -48,7 +48,7 @@ FASHION_MNIST_FILES: dict[SplitName, tuple[IdxFile, IdxFile]] = {
 FASHION_MNIST_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-"""What labels 0 to 9 mean, as the project's README lists them."""
+"""Names of labels 0 to 9 in the project's README."""
 
 _FASHION_MEAN, _FASHION_STD = 72.9404, 90.0212
 """Of the training images' pixels, in units of 0 to 255 (0.2860 and 0.3530 of 255)."""

@@ -39,7 +39,7 @@ SHARDS = "shard-*.bin"
 _QUIET_BYTES = 2**30
 """Less than this is read in a second or so, without a word."""
 ALIGNMENT = 64
-"""Where blocks begin in a shard [bytes]: rows of any type can be read in place."""
+"""Alignment of blocks in a shard [bytes]: rows of any type can be read in place."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Header:
-    """What was packed: `source` is its fingerprint, `form` and `entries` (dtype, dimensions) its samples' layout."""
+    """The packed dataset: `source` is its fingerprint, `form` and `entries` (dtype, dimensions) its samples' layout."""
 
     schema: ClassVar[int] = 1
     source: str
@@ -382,7 +382,7 @@ class Shards:
         return found
 
     def _array(self, number: int, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-        """An array that lies in a file."""
+        """An array in a file."""
         out = np.empty(shape, np.dtype(dtype))
         self._files.read_into(number, offset, out.reshape(-1).view(np.uint8).data)
         return out

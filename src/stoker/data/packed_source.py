@@ -130,7 +130,7 @@ class PackedSource(IndexedSource):
         return layout.filled([torch.from_numpy(shards.one(entry, index)) for entry in range(len(layout.entries))])
 
     def sample_id(self, index: int) -> str:
-        """What the dataset calls it, or its number."""
+        """Its name in the dataset, or its number."""
         named = getattr(self.dataset, "sample_id", None)
         return f"{index:08d}" if named is None else str(named(index))
 
@@ -176,7 +176,7 @@ class PackedSource(IndexedSource):
 
     @cached_property
     def _shards(self) -> Shards:
-        """What is packed, whole."""
+        """The complete packed dataset."""
         probed = self._probed
         folder = self.folder
         size = self._shard_bytes or min(max(_LEAST_SHARD, probed.num_bytes // _SHARDS), _MOST_SHARD)
@@ -192,7 +192,7 @@ class PackedSource(IndexedSource):
 
 
 class _Probed:
-    """What a few samples show: the layout and the size of all, and the identity of the dataset.
+    """Layout, size and identity of the dataset, found from a few samples.
 
     Raises:
         BadJob: samples cannot be packed, or differ from one reading to the next.
@@ -281,7 +281,7 @@ def _on_standard_error(line: str) -> None:
 _WHOLE_BYTES = 2**30
 _ROWS = 4096
 _CONTENT = ("tensors", "data", "targets", "samples", "indices", "dataset")
-"""What PyTorch's and torchvision's datasets call what they hold in memory, or are made around."""
+"""Attributes of PyTorch's and torchvision's datasets that hold data in memory, or an inner dataset."""
 
 
 def identity_of(dataset: Any) -> str:

@@ -44,7 +44,7 @@ _LINES = 20
 
 @dataclass(frozen=True)
 class PackingTask:
-    """What is to be packed, and how.
+    """A dataset to pack.
 
     Attributes:
         name: of the dataset, for messages.
@@ -84,7 +84,7 @@ def opened(folder: Path, packing: PackingTask) -> Manifest:
             _clear(folder)
             found = None
         if found is not None and not any(not_whole(folder, found.shards, packing.tell)):
-            return found  # another process packed it meanwhile
+            return found  # another process packed it
         return _built(folder, packing, () if found is None else found.shards)
 
 

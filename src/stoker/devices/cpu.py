@@ -232,7 +232,7 @@ def parse_stat(stat: str, cpus: Collection[int], *, ticks_per_s: int, own_s: flo
 
 
 def load_between(before: CpuSample, after: CpuSample) -> CpuLoad:
-    """Load by others between two samples; ticks are coarse, so take them a tenth of a second or more apart."""
+    """Load by others between two samples; ticks are coarse, so take them at least 0.1 s from each other."""
     total = after.total_s - before.total_s
     if total <= 0:
         return CpuLoad(0.0, 0.0)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageForm:
-    """How image files become pixels, uint8 [C, H, W], and pixels the model's input.
+    """The conversion of image files to pixels, uint8 [C, H, W], and of pixels to the model's input.
 
     Attributes:
         size: (H, W); None leaves every image in its own size.
@@ -177,7 +177,7 @@ class ImageFolder(IndexedSource):
 
     @property
     def note(self) -> str | None:
-        """What was left out."""
+        """Counts of files left out."""
         return self._listing.note
 
     def __len__(self) -> int:

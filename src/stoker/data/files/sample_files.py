@@ -100,7 +100,7 @@ def expanded(pattern: str) -> Iterator[str]:
 
 
 def _num_choices(inside: str) -> float:
-    """How many names one pair of braces stands for."""
+    """Number of names that one pair of braces stands for; NaN if too large for a float."""
     found = _RANGE.fullmatch(inside)
     return inside.count(",") + 1 if found is None else abs(float(found[1]) - float(found[2])) + 1
 

@@ -151,7 +151,7 @@ class Subset(IndexedSource):
 
     @property
     def note(self) -> str | None:
-        """How the whole was divided, and the whole's own note."""
+        """The division of the whole, and the whole's own note."""
         notes = [note for note in (self._note, self.whole.note) if note is not None]
         return "; ".join(notes) or None
 
@@ -251,7 +251,7 @@ class Division:
     seed: int
 
     def rule(self, part: str) -> str:
-        """How the part is drawn from the whole, for its fingerprint."""
+        """The rule that draws the part from the whole, for its fingerprint."""
         shares = " ".join(f"{name}={share:g}" for name, share in self.shares.items())
         kind = "stratified" if self.labels is not None else "unstratified"
         return f"[{part} of {shares} {kind} seed={self.seed}]"
